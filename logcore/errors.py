@@ -1,0 +1,65 @@
+"""What can go wrong in a log. No class here knows a wire number (``coordinator/errors.py`` does)."""
+
+from __future__ import annotations
+
+from logcore.machine import DomainError
+
+
+class LogError(DomainError):
+    """Base of everything a log refuses."""
+
+
+class CorruptRecordError(LogError):
+    """A batch's CRC, length or magic is wrong (CORRUPT_MESSAGE)."""
+
+
+class InvalidRecordError(LogError):
+    """A batch is well formed but breaks a rule of the append path (INVALID_RECORD)."""
+
+
+class InvalidTimestampError(LogError):
+    """A record's timestamp lies outside the topic's bounds (INVALID_TIMESTAMP)."""
+
+
+class RecordTooLargeError(LogError):
+    """A batch is larger than ``max.message.bytes`` (MESSAGE_TOO_LARGE)."""
+
+
+class RecordListTooLargeError(LogError):
+    """A record set is larger than ``segment.bytes`` (RECORD_LIST_TOO_LARGE)."""
+
+
+class UnsupportedCompressionError(LogError):
+    """The codec is unknown, or not allowed at this request version."""
+
+
+class OffsetOutOfRangeError(LogError):
+    """The offset lies below the log start or above the log end (OFFSET_OUT_OF_RANGE)."""
+
+
+class OutOfOrderSequenceError(LogError):
+    """A producer's sequence does not continue its last one (OUT_OF_ORDER_SEQUENCE_NUMBER)."""
+
+
+class InvalidProducerEpochError(LogError):
+    """A producer epoch is older than the partition knows (INVALID_PRODUCER_EPOCH)."""
+
+
+class TransactionCoordinatorFencedError(LogError):
+    """A marker comes from a coordinator that was replaced (TRANSACTION_COORDINATOR_FENCED)."""
+
+
+class InvalidTxnStateError(LogError):
+    """A batch does not fit the producer's transaction on this partition (INVALID_TXN_STATE)."""
+
+
+class FencedLeaderEpochError(LogError):
+    """The request's leader epoch is older than ours (FENCED_LEADER_EPOCH)."""
+
+
+class UnknownLeaderEpochError(LogError):
+    """The request's leader epoch is newer than ours (UNKNOWN_LEADER_EPOCH)."""
+
+
+class StorageError(LogError):
+    """The file system failed under a partition, which is off line until restart."""

@@ -1,0 +1,140 @@
+"""The contract between a log and a state machine that lives on it.
+
+A *machine* (``groups.machine.GroupMachine``, ``txn.machine.TxnMachine``) decides; a *runtime*
+(``coordinator/runtime.py``) appends, replays and answers. The order never changes:
+
+1. ``decide(token, command, now_ms)`` looks at the state and returns a :class:`Decision`. It changes
+   nothing that a restart would have to know.
+2. The runtime appends ``Decision.records`` to the machine's partition as one batch.
+3. The runtime calls ``replay`` for every appended record: this alone changes durable state, both
+   live and at load, so what a restart rebuilds is what ran.
+4. The runtime arms ``Decision.timers``, runs ``Decision.effects`` and gives ``Decision.replies``.
+
+If step 2 fails, the shard is unloaded and loaded again from its log; there is no rollback code.
+
+A machine may keep *soft* state that a restart legitimately loses (parked requests, members of a
+join phase, session deadlines); it changes that in ``decide`` and ``fire``.
+
+Source: the shape is that of Kafka's ``CoordinatorShard``/``CoordinatorResult``/``CoordinatorTimer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Token = int
+"""Names one request that waits for an answer; the runtime hands tokens out and never reuses one."""
+
+
+class DomainError(Exception):
+    """A request cannot be served, for a reason its sender must hear.
+
+    Subclasses carry no wire number; ``coordinator/errors.py`` maps every one of them to Kafka's
+    code. The message is for people and may travel in ``ErrorMessage`` fields.
+    """
+
+
+class InvariantViolation(Exception):  # noqa: N818 - the name is the design's, and says more
+    """Our own bug: a state that must not exist. The shard stops, says so, and reloads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a coordinator's log. ``value`` None is a tombstone."""
+
+    key: bytes
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStamp:
+    """The producer identity under which records are appended transactionally."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to the request behind ``token``.
+
+    ``response`` is one of the package's result dataclasses, or a :class:`DomainError` instance,
+    which the runtime raises at the request's caller.
+    """
+
+    token: Token
+    response: object
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """Set (or with ``deadline_ms`` None cancel) the timer named ``key``.
+
+    Setting a key again replaces its deadline. A cancelled or replaced timer never fires. When the
+    deadline has passed the runtime calls ``machine.fire(key, now_ms)``.
+    """
+
+    key: Hashable
+    deadline_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A cause worth remembering: a rebalance, a fence, an expiry, an epoch bump."""
+
+    kind: str
+    subject: str
+    detail: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a machine wants done, in the order of the module's docstring.
+
+    ``stamp`` makes the records one *transactional* batch of that producer.
+    ``effects`` are requests to the world outside the shard (see ``txn.commands.WriteMarkers``);
+    their outcome comes back as another command.
+    """
+
+    records: tuple[Record, ...] = ()
+    replies: tuple[Reply, ...] = ()
+    timers: tuple[Timer, ...] = ()
+    effects: tuple[object, ...] = ()
+    events: tuple[Event, ...] = ()
+    stamp: ProducerStamp | None = None
+
+
+class Machine(Protocol):
+    """One shard's state machine. It knows no clock, no I/O, no event loop and no randomness."""
+
+    def decide(self, token: Token, command: object, now_ms: int) -> Decision:
+        """Decide on ``command``; the reply to ``token`` may come now or in a later decision.
+
+        May raise :class:`DomainError` as a short form of a decision that only answers ``token``
+        with it.
+        """
+
+    def fire(self, key: Hashable, now_ms: int) -> Decision:
+        """Decide what the expired timer ``key`` means. Must tolerate a key it no longer knows."""
+
+    def replay(
+        self, record: Record, offset: int, timestamp_ms: int, stamp: ProducerStamp | None
+    ) -> None:
+        """Apply one appended record. ``stamp`` is set for records of a transactional batch."""
+
+    def replay_marker(self, stamp: ProducerStamp, offset: int, *, commit: bool) -> None:
+        """Apply the end marker of ``stamp``'s transaction in this partition."""
+
+    def loaded(self, now_ms: int) -> Decision:
+        """Everything was replayed and the shard begins to serve: re-arm timers, resume work."""
+
+    def unload(self) -> Decision:
+        """The shard stops serving: answer every parked token. No records may be returned."""
+
+    def digest(self) -> str:
+        """A hash of the durable state; equal states have equal digests."""
+
+    def check(self) -> None:
+        """Verify every internal invariant; raise :class:`InvariantViolation` if one is broken."""

@@ -1,0 +1,95 @@
+"""Compare the output topics with the truth, which is computed straight from the input file."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgpack
+from aiokafka import AIOKafkaConsumer
+
+from examples.flights.data import Event, Reference, Totals, enrich, flights, no_totals
+
+Seen = list[tuple[bytes, bytes, str]]
+"""Records in the order of their partition: key, value, label of the transaction."""
+
+
+@dataclass
+class Verdict:
+    """What a reader saw, held against the truth. Only zeros are good."""
+
+    records: int = 0
+    missing: int = 0
+    duplicated: int = 0
+    wrong: int = 0
+    out_of_order: int = 0
+    wrong_totals: int = 0
+    torn: int = 0
+    transactions: set[str] = field(default_factory=set)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every flight is there once, right, in order, and all totals agree."""
+        faults = (self.missing, self.duplicated, self.wrong, self.out_of_order)
+        return not any((*faults, self.wrong_totals, self.torn))
+
+
+async def read(bootstrap: str, topic: str, isolation_level: str) -> Seen:
+    """Read a topic from its beginning to its end."""
+    seen: Seen = []
+    async with AIOKafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap,
+        isolation_level=isolation_level,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        max_partition_fetch_bytes=4 * 1024 * 1024,
+    ) as consumer:
+        sources = sorted(consumer.assignment())
+        ends = await consumer.end_offsets(sources)
+        waiting = set(sources)
+        while waiting:
+            for source, records in (await consumer.getmany(timeout_ms=200)).items():
+                seen.extend(
+                    (record.key, record.value, dict(record.headers)["txn"].decode())
+                    for record in records
+                    if record.offset < ends[source]
+                )
+            for source in tuple(waiting):
+                if await consumer.position(source) >= ends[source]:
+                    waiting.discard(source)
+    return seen
+
+
+class Truth:
+    """Every event and every total as one pass over the file gives them."""
+
+    def __init__(self, directory: Path) -> None:
+        reference = Reference.load(directory)
+        self.totals: dict[str, Totals] = defaultdict(no_totals)
+        self.events: list[Event] = [
+            enrich(flight_id, row, reference, self.totals[row["carrier"]])
+            for flight_id, row in enumerate(flights(directory))
+        ]
+
+    def judge(self, delays: Seen, totals: Seen) -> Verdict:
+        """Hold what a reader saw of both output topics against the truth."""
+        verdict = Verdict(records=len(delays))
+        counts = [0] * len(self.events)
+        last: dict[bytes, int] = {}
+        for key, value, label in delays:
+            event = msgpack.unpackb(value)
+            flight_id = event["id"]
+            counts[flight_id] += 1
+            verdict.wrong += event != self.events[flight_id]
+            verdict.out_of_order += flight_id <= last.get(key, -1)
+            last[key] = flight_id
+            verdict.transactions.add(label)
+        verdict.missing = counts.count(0)
+        verdict.duplicated = sum(count - 1 for count in counts if count > 1)
+        final = {key.decode(): msgpack.unpackb(value) for key, value, _ in totals}
+        verdict.wrong_totals = sum(final.get(name) != right for name, right in self.totals.items())
+        # A transaction writes to both topics: seen in one of them only, it was torn.
+        verdict.torn = len(verdict.transactions ^ {label for _, _, label in totals})
+        return verdict

@@ -1,0 +1,84 @@
+"""DescribeGroups, ListGroups and DeleteGroups.
+
+Source: the parts of Kafka's ``GroupMetadataManager`` and ``GroupCoordinatorShard`` behind them.
+"""
+
+from __future__ import annotations
+
+from groups.classic_group import ClassicGroup
+from groups.classic_state import ClassicState
+from groups.commands import (
+    DeleteGroup,
+    DeleteGroupResult,
+    DescribedMember,
+    DescribeGroup,
+    DescribeGroupResult,
+    ListGroups,
+    ListGroupsResult,
+)
+from groups.errors import GroupIdNotFoundError, NonEmptyGroupError
+from groups.offsets import delete_all_offsets, tombstone_group
+from groups.outcome import Outcome
+from groups.shard import Shard
+from logcore.machine import Token
+
+
+def describe_group(shard: Shard, command: DescribeGroup) -> DescribeGroupResult:
+    """Describe a classic group.
+
+    Metadata and protocol are told of a Stable group alone. Assignments are told in every state, as
+    in Kafka: during a rebalance they are those of the generation before.
+    """
+    group = shard.groups.get(command.group_id)
+    if not isinstance(group, ClassicGroup):
+        raise GroupIdNotFoundError(f"no group {command.group_id!r} of the classic protocol")
+    stable = group.state is ClassicState.STABLE
+    return DescribeGroupResult(
+        group_id=group.group_id,
+        state=group.state_name,
+        protocol_type=group.protocol_type or "",
+        protocol_name=(group.protocol_name or "") if stable else "",
+        members=tuple(
+            DescribedMember(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                metadata=member.metadata(group.protocol_name) if stable else b"",
+                assignment=member.assignment,
+            )
+            for member in group.members.values()
+        ),
+    )
+
+
+def list_groups(shard: Shard, command: ListGroups) -> ListGroupsResult:
+    """List groups of all types; filters ignore case, an empty one lets everything through."""
+    states = {state.lower() for state in command.states}
+    types = {name.lower() for name in command.types}
+    listed = (group.listed() for group in shard.groups.values())
+    return ListGroupsResult(
+        tuple(
+            sorted(
+                (
+                    item
+                    for item in listed
+                    if (not states or item.state.lower() in states)
+                    and (not types or item.group_type.lower() in types)
+                ),
+                key=lambda item: item.group_id,
+            )
+        )
+    )
+
+
+def delete_group(shard: Shard, outcome: Outcome, token: Token, command: DeleteGroup) -> None:
+    """Delete an empty group with all its offsets, also those of open transactions."""
+    group = shard.groups.get(command.group_id)
+    if group is None:
+        raise GroupIdNotFoundError(f"no group {command.group_id!r}")
+    if not group.is_empty:
+        raise NonEmptyGroupError(f"group {command.group_id!r} has members")
+    delete_all_offsets(shard, outcome, command.group_id)
+    tombstone_group(outcome, group, "DeleteGroups")
+    outcome.reply(token, DeleteGroupResult())

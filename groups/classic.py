@@ -1,0 +1,205 @@
+"""SyncGroup, Heartbeat and LeaveGroup of the classic protocol, and what loading a group means.
+
+The order of checks is Kafka's (``GroupMetadataManager.classicGroup{Sync,Heartbeat,Leave}…``).
+"""
+
+from __future__ import annotations
+
+from groups import records
+from groups.classic_group import ClassicGroup
+from groups.classic_members import ClassicMember, session_timer
+from groups.classic_rebalance import (
+    arm_session,
+    detach,
+    maybe_complete_join,
+    maybe_prepare_rebalance,
+    prepare_rebalance,
+    refuse_syncs,
+    sync_arrived,
+)
+from groups.classic_state import ClassicState
+from groups.commands import (
+    Heartbeat,
+    HeartbeatResult,
+    LeaveGroup,
+    LeaveGroupResult,
+    LeavingMember,
+    SyncGroup,
+    SyncGroupResult,
+)
+from groups.errors import (
+    GroupDeadError,
+    GroupError,
+    GroupLimitExceededError,
+    IllegalGenerationError,
+    InconsistentGroupProtocolError,
+    InvalidGroupIdError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from groups.outcome import EventKind, Outcome
+from groups.shard import Shard
+from logcore.machine import DomainError, Token
+
+
+def _group_of_member(shard: Shard, group_id: str) -> ClassicGroup:
+    if not group_id:
+        raise InvalidGroupIdError("a member needs a group id")
+    group = shard.groups.get(group_id)
+    if not isinstance(group, ClassicGroup):
+        raise UnknownMemberIdError(f"no group {group_id!r} of the classic protocol")
+    if group.state is ClassicState.DEAD:
+        raise GroupDeadError(f"group {group_id!r} is being removed")
+    return group
+
+
+def _require_generation(group: ClassicGroup, generation_id: int) -> None:
+    if generation_id != group.generation_id:
+        raise IllegalGenerationError(
+            f"generation {generation_id} is not {group.generation_id} of {group.group_id!r}"
+        )
+
+
+# --- SyncGroup -----------------------------------------------------------------------------------
+
+
+def sync_group(shard: Shard, outcome: Outcome, token: Token, command: SyncGroup) -> None:
+    """Decide on a SyncGroup. Raises a :class:`groups.errors.GroupError` before any change."""
+    group = _group_of_member(shard, command.group_id)
+    member = group.validate_member(command.member_id, command.group_instance_id)
+    _require_generation(group, command.generation_id)
+    for told, known in (
+        (command.protocol_type, group.protocol_type),
+        (command.protocol_name, group.protocol_name),
+    ):
+        if told is not None and known is not None and told != known:
+            raise InconsistentGroupProtocolError(f"{told!r} is not the group's {known!r}")
+    if group.state is ClassicState.PREPARING_REBALANCE:
+        raise RebalanceInProgressError("the group rebalances; rejoin")
+    sync_arrived(outcome, group, member)
+    if group.state is ClassicState.STABLE:
+        outcome.reply(token, _assignment(group, member.assignment))
+        return
+    superseded, member.sync_token = member.sync_token, token
+    if superseded is not None:
+        outcome.reply(superseded, RebalanceInProgressError("a newer SyncGroup took its place"))
+    if group.leader_id == member.member_id:
+        _assign(shard, outcome, group, member, dict(command.assignments))
+
+
+def _assign(
+    shard: Shard,
+    outcome: Outcome,
+    group: ClassicGroup,
+    leader: ClassicMember,
+    assignments: dict[str, bytes],
+) -> None:
+    """Persist the leader's assignment and hand it out; the replay makes the group Stable."""
+    value = group.metadata_value(group.members.values(), group.leader_id, assignments)
+    record = records.group_metadata(group.group_id, value)
+    limit = shard.limits.max_group_record_bytes
+    if len(record.value or b"") > limit:
+        why = f"the group would exceed max_group_record_bytes={limit}"
+        outcome.event(
+            EventKind.ASSIGNMENT_REFUSED, group.group_id, member=leader.member_id, reason=why
+        )
+        refuse_syncs(outcome, group, GroupLimitExceededError(why))
+        maybe_prepare_rebalance(shard, outcome, group, why, leader)
+        return
+    outcome.append(record)
+    for member in group.members.values():
+        token, member.sync_token = member.sync_token, None
+        if token is not None:
+            outcome.reply(token, _assignment(group, assignments.get(member.member_id, b"")))
+            # Its session may have expired unheeded while it waited.
+            arm_session(outcome, group, member)
+
+
+def _assignment(group: ClassicGroup, assignment: bytes) -> SyncGroupResult:
+    return SyncGroupResult(group.protocol_type, group.protocol_name, assignment)
+
+
+# --- Heartbeat -----------------------------------------------------------------------------------
+
+
+def heartbeat(shard: Shard, outcome: Outcome, token: Token, command: Heartbeat) -> None:
+    """Decide on a Heartbeat. In CompletingRebalance it is welcome, as in Kafka's code."""
+    group = _group_of_member(shard, command.group_id)
+    member = group.validate_member(command.member_id, command.group_instance_id)
+    _require_generation(group, command.generation_id)
+    arm_session(outcome, group, member)
+    if group.state is ClassicState.PREPARING_REBALANCE:
+        outcome.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))
+    else:
+        outcome.reply(token, HeartbeatResult())
+
+
+# --- LeaveGroup ----------------------------------------------------------------------------------
+
+
+def leave_group(shard: Shard, outcome: Outcome, token: Token, command: LeaveGroup) -> None:
+    """Remove several members at once; at most one rebalance comes of it."""
+    try:
+        group = _group_of_member(shard, command.group_id)
+    except UnknownMemberIdError as error:
+        everyone = tuple((m.member_id, m.group_instance_id, error) for m in command.members)
+        outcome.reply(token, LeaveGroupResult(everyone))
+        return
+    results: list[tuple[str, str | None, DomainError | None]] = []
+    left: list[ClassicMember] = []
+    somebody_left = False
+    for leaving in command.members:
+        error_of_member: GroupError | None = None
+        try:
+            member = _leave(shard, outcome, group, leaving)
+        except GroupError as error:
+            error_of_member = error
+        else:
+            somebody_left = True
+            if member is not None:
+                left.append(member)
+        results.append((leaving.member_id, leaving.group_instance_id, error_of_member))
+    outcome.reply(token, LeaveGroupResult(tuple(results)))
+    if not somebody_left:
+        return
+    if group.state is ClassicState.PREPARING_REBALANCE:
+        maybe_complete_join(outcome, group)
+    elif group.state is not ClassicState.EMPTY:
+        names = ", ".join(member.member_id for member in left) or "a pending member"
+        cause = left[0] if len(left) == 1 else None
+        prepare_rebalance(shard, outcome, group, f"{names} left", cause)
+
+
+def _leave(
+    shard: Shard, outcome: Outcome, group: ClassicGroup, leaving: LeavingMember
+) -> ClassicMember | None:
+    """Remove one member and return it, None for a pending one."""
+    member_id, instance_id = leaving.member_id, leaving.group_instance_id
+    if not member_id:
+        owner = group.static_members.get(instance_id) if instance_id is not None else None
+        if owner is None:
+            raise UnknownMemberIdError(f"no member has instance id {instance_id!r}")
+        member = group.members[owner]
+    elif member_id in group.pending_members:
+        group.forget_pending(member_id)
+        outcome.disarm(session_timer(group.group_id, member_id))
+        return None
+    else:
+        member = group.validate_member(member_id, instance_id)
+    reason = leaving.reason[: shard.limits.max_reason_chars] or "LeaveGroup"
+    detach(outcome, group, member, EventKind.MEMBER_LEFT, reason)
+    return member
+
+
+# --- loading -------------------------------------------------------------------------------------
+
+
+def group_loaded(shard: Shard, outcome: Outcome, group: ClassicGroup) -> None:
+    """Begin to serve a group read from the log: every session starts anew."""
+    for member in group.members.values():
+        arm_session(outcome, group, member)
+    limit = shard.limits.max_group_size
+    if len(group.members) > limit:
+        # A rebalance lets members commit before the last ones to come back are turned away.
+        reason = f"{len(group.members)} members loaded, max_group_size={limit}"
+        prepare_rebalance(shard, outcome, group, reason, None)

@@ -1,0 +1,505 @@
+"""A classic group's data and the steps that keep it consistent; no protocol decisions.
+
+Two layers. ``saved`` is the durable one: the group's newest GroupMetadata record, set by
+:meth:`ClassicGroup.install` alone. Everything else is the living group: members of a join phase,
+parked requests, the generation being formed. A restart rightly forgets what of it is not saved.
+
+Source: Kafka's ``ClassicGroup`` and ``ClassicGroupMember``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from groups.classic_members import ClassicMember, select_protocol, session_timer
+from groups.classic_state import ClassicState, require_transition
+from groups.commands import JoinMember, ListedGroup
+from groups.errors import (
+    FencedInstanceIdError,
+    GroupDeadError,
+    IllegalGenerationError,
+    NonEmptyGroupError,
+    NotGroupCoordinatorError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from groups.group import Group, ShardTotals
+from groups.outcome import Outcome
+from groups.records import NO_TIMESTAMP, GroupMetadataValue, MemberMetadata
+from groups.subscription import subscribed_topics
+from logcore.errors import CorruptRecordError
+from logcore.machine import DomainError, InvariantViolation, Token
+
+CONSUMER_PROTOCOL_TYPE: Final = "consumer"
+"""The protocol type whose metadata the coordinator can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitialDelay:
+    """The first rebalance of a group that was Empty, while it waits for more members."""
+
+    delay_ms: int
+    remaining_ms: int
+
+
+class ClassicGroup(Group):
+    """A group of the classic protocol, or a *simple* one: offsets without members or record."""
+
+    type_name: ClassVar[str] = "classic"
+
+    def __init__(self, group_id: str, totals: ShardTotals, now_ms: int = NO_TIMESTAMP) -> None:
+        super().__init__(group_id)
+        self._totals = totals
+        self.state = ClassicState.EMPTY
+        self.generation_id = 0
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.leader_id: str | None = None
+        self.state_timestamp_ms = now_ms
+        self.saved: GroupMetadataValue | None = None
+        self.members: dict[str, ClassicMember] = {}
+        self.static_members: dict[str, str] = {}
+        self.pending_members: dict[str, None] = {}
+        self.pending_sync: set[str] = set()
+        self.waiting_joins = 0
+        self.initial_delay: InitialDelay | None = None
+        self.new_member_added = False
+        self.incoming: ClassicMember | None = None
+        """A static member's successor, from the decision to the replay of its record."""
+        self._support: Counter[str] = Counter()
+        self._topics: frozenset[str] | None = None
+
+    @classmethod
+    def loaded(cls, group_id: str, totals: ShardTotals, saved: GroupMetadataValue) -> ClassicGroup:
+        """Return the group as its record describes it."""
+        group = cls(group_id, totals)
+        group.generation_id = saved.generation_id
+        group.protocol_type = saved.protocol_type or None
+        group.state_timestamp_ms = saved.state_timestamp_ms
+        if saved.members and saved.protocol_name is None:
+            raise CorruptRecordError(f"group {group_id!r} has members but no protocol")
+        for member in saved.members:
+            group.add(
+                ClassicMember(
+                    member_id=member.member_id,
+                    group_instance_id=member.group_instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    session_timeout_ms=member.session_timeout_ms,
+                    rebalance_timeout_ms=member.rebalance_timeout_ms,
+                    protocols=((saved.protocol_name or "", member.subscription),),
+                    assignment=member.assignment,
+                )
+            )
+        if group.members:
+            group.protocol_name = saved.protocol_name
+            # A record whose leader is unknown is usable: any member can lead the next generation.
+            group.leader_id = saved.leader if saved.leader in group.members else group.leader_id
+        group.state = ClassicState.STABLE if group.members else ClassicState.EMPTY
+        group.saved = saved
+        group.refresh_subscription()
+        return group
+
+    # --- questions -------------------------------------------------------------------------------
+
+    @property
+    def state_name(self) -> str:
+        """See :class:`Group`."""
+        return self.state.value
+
+    @property
+    def is_empty(self) -> bool:
+        """See :class:`Group`."""
+        return self.state is ClassicState.EMPTY
+
+    @property
+    def is_awaited(self) -> bool:
+        """See :class:`Group`."""
+        return bool(self.pending_members)
+
+    @property
+    def everyone_joined(self) -> bool:
+        """Whether the join phase waits for nobody any more."""
+        return self.waiting_joins == len(self.members) and not self.pending_members
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The longest rebalance timeout of any member."""
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    def supports(self, protocol_type: str, protocols: Iterable[tuple[str, bytes]]) -> bool:
+        """Whether a member with these protocols fits the group."""
+        names = [name for name, _ in protocols]
+        if self.state is ClassicState.EMPTY:
+            return bool(protocol_type) and bool(names)
+        everyone = len(self.members)
+        return protocol_type == self.protocol_type and any(
+            self._support[name] == everyone for name in names
+        )
+
+    def validate_member(self, member_id: str, group_instance_id: str | None) -> ClassicMember:
+        """Return the member, or raise UnknownMemberId or FencedInstanceId."""
+        if group_instance_id is not None:
+            owner = self.static_members.get(group_instance_id)
+            if owner is None:
+                raise UnknownMemberIdError(f"no member has instance id {group_instance_id!r}")
+            if owner != member_id:
+                raise FencedInstanceIdError(f"instance id {group_instance_id!r} has a new owner")
+        member = self.members.get(member_id)
+        if member is None:
+            raise UnknownMemberIdError(f"group {self.group_id!r} has no member {member_id!r}")
+        return member
+
+    def join_members(self, members: Iterable[ClassicMember]) -> tuple[JoinMember, ...]:
+        """Return ``members`` as their leader needs to see them."""
+        return tuple(
+            JoinMember(m.member_id, m.group_instance_id, m.metadata(self.protocol_name))
+            for m in members
+        )
+
+    def metadata_value(
+        self, members: Iterable[ClassicMember], leader: str | None, assignments: dict[str, bytes]
+    ) -> GroupMetadataValue:
+        """Return the record's content for the current generation with these members."""
+        return GroupMetadataValue(
+            protocol_type=self.protocol_type or "",
+            generation_id=self.generation_id,
+            protocol_name=self.protocol_name,
+            leader=leader,
+            state_timestamp_ms=self.state_timestamp_ms,
+            members=tuple(
+                MemberMetadata(
+                    member_id=m.member_id,
+                    group_instance_id=m.group_instance_id,
+                    client_id=m.client_id,
+                    client_host=m.client_host,
+                    rebalance_timeout_ms=m.rebalance_timeout_ms,
+                    session_timeout_ms=m.session_timeout_ms,
+                    subscription=m.metadata(self.protocol_name),
+                    assignment=assignments.get(m.member_id, b""),
+                )
+                for m in members
+            ),
+        )
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def transition_to(self, state: ClassicState, now_ms: int | None = None) -> None:
+        """Enter ``state``; without ``now_ms`` the state's timestamp comes from the record."""
+        require_transition(self.state, state, self.group_id)
+        self.state = state
+        if now_ms is not None:
+            self.state_timestamp_ms = now_ms
+
+    def add(self, member: ClassicMember) -> None:
+        """Add a member. The first one leads; its protocol type is the caller's to set."""
+        if member.member_id in self.members:
+            raise InvariantViolation(f"member {member.member_id!r} exists already")
+        if member.group_instance_id is not None:
+            if member.group_instance_id in self.static_members:
+                raise InvariantViolation(f"instance id {member.group_instance_id!r} is taken")
+            self.static_members[member.group_instance_id] = member.member_id
+        self.members[member.member_id] = member
+        if self.leader_id is None:
+            self.leader_id = member.member_id
+        if member.join_token is not None:
+            self.waiting_joins += 1
+        self._count(member, 1)
+        self.forget_pending(member.member_id)
+
+    def remove(self, member_id: str) -> ClassicMember:
+        """Remove a member, whose parked requests the caller answers; the next one leads."""
+        member = self.members.pop(member_id)
+        if member.group_instance_id is not None:
+            del self.static_members[member.group_instance_id]
+        if member.join_token is not None:
+            self.waiting_joins -= 1
+        if self.leader_id == member_id:
+            self.leader_id = next(iter(self.members), None)
+        self._count(member, -1)
+        self.pending_sync.discard(member_id)
+        return member
+
+    def replace_static(self, old_member_id: str, successor: ClassicMember) -> ClassicMember:
+        """Put ``successor`` in the place of a member with the same instance id; return the old."""
+        was_leader = self.leader_id == old_member_id
+        was_pending_sync = old_member_id in self.pending_sync
+        old = self.remove(old_member_id)
+        self.add(successor)
+        if was_leader:
+            self.leader_id = successor.member_id
+        if was_pending_sync:
+            self.pending_sync.add(successor.member_id)
+        return old
+
+    def update(
+        self,
+        member: ClassicMember,
+        protocols: tuple[tuple[str, bytes], ...],
+        session_timeout_ms: int,
+        rebalance_timeout_ms: int,
+    ) -> None:
+        """Take over what a rejoining member says of itself."""
+        self._count(member, -1)
+        member.protocols = protocols
+        member.session_timeout_ms = session_timeout_ms
+        member.rebalance_timeout_ms = rebalance_timeout_ms
+        self._count(member, 1)
+
+    def park_join(self, member: ClassicMember, token: Token) -> Token | None:
+        """Let ``token`` wait for the join phase's end; return the token it takes the place of."""
+        superseded, member.join_token = member.join_token, token
+        if superseded is None:
+            self.waiting_joins += 1
+        return superseded
+
+    def take_join(self, member: ClassicMember) -> Token | None:
+        """Return the member's parked JoinGroup, which the caller answers."""
+        token, member.join_token = member.join_token, None
+        if token is not None:
+            self.waiting_joins -= 1
+        return token
+
+    def discard(self) -> None:
+        """Take the group's members out of the shard's totals: it leaves the table."""
+        for member_id in list(self.members):
+            self.remove(member_id)
+
+    def add_pending(self, member_id: str) -> None:
+        """Remember an id that was given out."""
+        self.pending_members[member_id] = None
+        self._totals.pending[self.group_id, member_id] = None
+
+    def forget_pending(self, member_id: str) -> None:
+        """Forget an id that was given out; no harm if it was not."""
+        self.pending_members.pop(member_id, None)
+        self._totals.pending.pop((self.group_id, member_id), None)
+
+    def start_generation(self, now_ms: int) -> None:
+        """End the join phase with the members there are."""
+        self.generation_id += 1
+        self.protocol_name = select_protocol(list(self.members.values()))
+        self.refresh_subscription()
+        self.initial_delay = None
+        self.transition_to(ClassicState.COMPLETING_REBALANCE, now_ms)
+
+    def refresh_subscription(self) -> None:
+        """Compute which topics the members subscribe to; None means that nobody can know."""
+        self._topics = None
+        if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return
+        topics: set[str] = set()
+        for member in self.members.values():
+            of_member = subscribed_topics(member.metadata(self.protocol_name))
+            if of_member is None:
+                return
+            topics |= of_member
+        self._topics = frozenset(topics)
+
+    def _count(self, member: ClassicMember, sign: int) -> None:
+        for name in member.protocol_names:
+            self._support[name] += sign
+            if not self._support[name]:
+                del self._support[name]
+        self._totals.members += sign
+        self._totals.metadata_bytes += sign * member.metadata_bytes
+
+    # --- replay ----------------------------------------------------------------------------------
+
+    def install(self, saved: GroupMetadataValue) -> None:
+        """Replay the group's own record into the living group.
+
+        Four kinds of record exist, told apart by where the group stands: the creation of the
+        group, the assignment of its leader, a static member's new id, and the end of a rebalance
+        without members. Anything else is our own bug.
+        """
+        is_current = saved.generation_id == self.generation_id
+        if self.state is ClassicState.COMPLETING_REBALANCE and is_current:
+            self._install_assignments(saved)
+            self.transition_to(ClassicState.STABLE)
+        elif self.state is ClassicState.STABLE and is_current and self.incoming is not None:
+            self._install_successor(self.incoming)
+            self._install_assignments(saved)
+        elif (
+            self.state is ClassicState.PREPARING_REBALANCE
+            and saved.generation_id == self.generation_id + 1
+            and not self.members
+            and not saved.members
+        ):
+            self.generation_id = saved.generation_id
+            self.protocol_name = None
+            self.initial_delay = None
+            self.transition_to(ClassicState.EMPTY)
+            self.state_timestamp_ms = saved.state_timestamp_ms
+        elif self.saved is not None or saved.generation_id != 0 or saved.members:
+            raise InvariantViolation(
+                f"group {self.group_id!r} in {self.state} of generation {self.generation_id}"
+                f" can't replay generation {saved.generation_id}"
+            )
+        self.saved = saved
+        if self.state is not ClassicState.PREPARING_REBALANCE:
+            self.refresh_subscription()
+
+    def _install_assignments(self, saved: GroupMetadataValue) -> None:
+        if [member.member_id for member in saved.members] != list(self.members):
+            raise InvariantViolation(f"group {self.group_id!r} replays another one's members")
+        for member in saved.members:
+            self.members[member.member_id].assignment = member.assignment
+        self.state_timestamp_ms = saved.state_timestamp_ms
+
+    def _install_successor(self, successor: ClassicMember) -> None:
+        old_member_id = self.static_members.get(successor.group_instance_id or "")
+        if old_member_id is None:
+            raise InvariantViolation(f"nobody to replace by {successor.member_id!r}")
+        self.replace_static(old_member_id, successor)
+        self.incoming = None
+
+    # --- the common side -------------------------------------------------------------------------
+
+    def listed(self) -> ListedGroup:
+        """See :class:`Group`."""
+        return ListedGroup(self.group_id, self.protocol_type or "", self.state_name, self.type_name)
+
+    def validate_commit(
+        self, member_id: str, group_instance_id: str | None, generation_id: int, *, in_txn: bool
+    ) -> None:
+        """See :class:`Group`; the order of checks is Kafka's."""
+        if self.state is ClassicState.DEAD:
+            raise GroupDeadError(f"group {self.group_id!r} is being removed")
+        if generation_id < 0 and self.is_empty:
+            return
+        if generation_id >= 0 or member_id or group_instance_id is not None:
+            self.validate_member(member_id, group_instance_id)
+            if generation_id != self.generation_id:
+                raise IllegalGenerationError(f"generation {self.generation_id} is current")
+        elif not in_txn:
+            raise UnknownMemberIdError("only members commit while a group has members")
+        if not in_txn and self.state is ClassicState.COMPLETING_REBALANCE:
+            raise RebalanceInProgressError("commit again once the assignment is known")
+
+    def committed(self, outcome: Outcome, member_id: str) -> None:
+        """See :class:`Group`."""
+        member = self.members.get(member_id)
+        if member is not None:
+            outcome.arm(session_timer(self.group_id, member_id), member.session_timeout_ms)
+
+    def validate_offset_delete(self) -> None:
+        """See :class:`Group`."""
+        if not self.is_empty and self.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            raise NonEmptyGroupError(f"group {self.group_id!r} has members that are no consumers")
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        """See :class:`Group`. Consumers whose subscription can't be read may consume anything."""
+        if self._topics is None:
+            return self.protocol_type == CONSUMER_PROTOCOL_TYPE
+        return topic in self._topics
+
+    def expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
+        """See :class:`Group`."""
+        if self.protocol_type is None:
+            return commit_timestamp_ms
+        if self.is_empty:
+            known = self.state_timestamp_ms != NO_TIMESTAMP
+            return self.state_timestamp_ms if known else commit_timestamp_ms
+        if self.state is ClassicState.STABLE and self._topics is not None:
+            return commit_timestamp_ms
+        return None
+
+    def removed(self, outcome: Outcome) -> None:
+        """See :class:`Group`."""
+        for member_id in list(self.pending_members):
+            self.forget_pending(member_id)
+            outcome.disarm(session_timer(self.group_id, member_id))
+
+    def unloaded(self, outcome: Outcome) -> None:
+        """See :class:`Group`."""
+        error: DomainError = NotGroupCoordinatorError("the shard stops serving")
+        for member in self.members.values():
+            for token in (self.take_join(member), member.sync_token):
+                if token is not None:
+                    outcome.reply(token, error)
+            member.sync_token = None
+        self.pending_sync.clear()
+        self.initial_delay = None
+        self.transition_to(ClassicState.DEAD)
+
+    def durable_state(self) -> object:
+        """See :class:`Group`."""
+        return self.saved
+
+    # --- invariants ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """See :class:`Group`."""
+        self._check_counts()
+        empty, state = not self.members, self.state
+        self._require(
+            empty == (self.leader_id is None) and (empty or self.leader_id in self.members),
+            "the leader is not one of the members",
+        )
+        self._require(self.incoming is None, "a static member's successor was never replayed")
+        if state is ClassicState.EMPTY:
+            self._require(empty and self.protocol_name is None, "Empty with members or a protocol")
+        if state is not ClassicState.PREPARING_REBALANCE:
+            self._require(self.waiting_joins == 0, "a JoinGroup waits outside the join phase")
+            self._require(self.initial_delay is None, "an initial delay outside the join phase")
+        if state not in {ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE}:
+            self._require(not self.pending_sync, "SyncGroups are due outside a generation")
+        for member in self.members.values():
+            self._require(
+                member.sync_token is None
+                or (
+                    state is ClassicState.COMPLETING_REBALANCE
+                    and member.member_id not in self.pending_sync
+                ),
+                "a SyncGroup waits for nothing",
+            )
+        self._check_saved()
+
+    def _check_counts(self) -> None:
+        members = self.members.values()
+        waiting = sum(member.join_token is not None for member in members)
+        self._require(self.waiting_joins == waiting, "parked JoinGroups are miscounted")
+        static = {
+            member.group_instance_id: member.member_id for member in members if member.is_static
+        }
+        self._require(self.static_members == static, "instance ids and members differ")
+        support = Counter(name for member in members for name in member.protocol_names)
+        self._require(self._support == support, "protocol support is miscounted")
+        self._require(
+            not self.members or len(self.members) in support.values(),
+            "no protocol suits every member",
+        )
+        self._require(self.pending_sync <= self.members.keys(), "a stranger's SyncGroup is due")
+        self._require(
+            self.pending_members.keys().isdisjoint(self.members), "a member is pending as well"
+        )
+
+    def _check_saved(self) -> None:
+        saved = self.saved
+        if self.state is ClassicState.STABLE:
+            knows_leader = saved is None or saved.leader in self.members
+            leader = self.leader_id if saved is None or knows_leader else saved.leader
+            expected = self.metadata_value(
+                self.members.values(),
+                leader,
+                {member.member_id: member.assignment for member in self.members.values()},
+            )
+            self._require(saved == expected, "Stable differs from the log")
+        elif self.state is ClassicState.EMPTY:
+            generation_id = 0 if saved is None else saved.generation_id
+            self._require(
+                generation_id == self.generation_id and (saved is None or not saved.members),
+                "Empty differs from the log",
+            )
+        elif saved is not None:
+            self._require(
+                saved.generation_id <= self.generation_id, "the log is ahead of the group"
+            )
+
+    def _require(self, condition: bool, what: str) -> None:
+        if not condition:
+            raise InvariantViolation(f"group {self.group_id!r} in {self.state}: {what}")

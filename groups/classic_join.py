@@ -1,0 +1,378 @@
+"""JoinGroup: who may come in, under which id, and whether that starts a rebalance.
+
+The order of checks is Kafka's (``GroupMetadataManager.classicGroupJoin…``), with the limits of
+:class:`groups.limits.GroupLimits` in front.
+"""
+
+from __future__ import annotations
+
+from groups import records
+from groups.classic_group import ClassicGroup
+from groups.classic_members import ClassicMember, select_protocol, session_timer, successor_of
+from groups.classic_rebalance import (
+    arm_session,
+    current_generation,
+    drop_pending,
+    maybe_complete_join,
+    maybe_prepare_rebalance,
+    prepare_rebalance,
+)
+from groups.classic_state import ClassicState
+from groups.commands import JoinGroup, JoinGroupResult
+from groups.errors import (
+    FencedInstanceIdError,
+    GroupDeadError,
+    GroupLimitExceededError,
+    GroupMaxSizeReachedError,
+    InconsistentGroupProtocolError,
+    InvalidGroupIdError,
+    InvalidSessionTimeoutError,
+    MemberIdRequiredError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from groups.outcome import EventKind, Outcome
+from groups.records import GroupMetadataValue
+from groups.shard import Shard
+from logcore.machine import InvariantViolation, Token
+
+
+def join_group(shard: Shard, outcome: Outcome, token: Token, command: JoinGroup) -> None:
+    """Decide on a JoinGroup. Raises a :class:`groups.errors.GroupError` before any change."""
+    _validate(shard, command)
+    group = shard.groups.get(command.group_id)
+    if group is None:
+        if command.member_id:
+            raise UnknownMemberIdError(f"no group {command.group_id!r}, so no such member")
+        _create_group(shard, outcome, token, command)
+        return
+    if not isinstance(group, ClassicGroup):
+        raise InconsistentGroupProtocolError(f"group {command.group_id!r} is of another type")
+    if group.state is ClassicState.DEAD:
+        raise GroupDeadError(f"group {command.group_id!r} is being removed")
+    if not _accepts(shard, group, command.member_id):
+        _turn_away(outcome, group, command.member_id)
+        outcome.reply(token, GroupMaxSizeReachedError(f"group {command.group_id!r} is full"))
+        return
+    _require_support(group, command)
+    if command.member_id:
+        _join_known(shard, outcome, group, token, command)
+    else:
+        _join_new(shard, outcome, group, token, command)
+
+
+def _validate(shard: Shard, command: JoinGroup) -> None:
+    limits = shard.limits
+    if not command.group_id:
+        raise InvalidGroupIdError("a member needs a group id")
+    shortest, longest = limits.min_session_timeout_ms, limits.max_session_timeout_ms
+    if not shortest <= command.session_timeout_ms <= longest:
+        raise InvalidSessionTimeoutError(
+            f"session timeout of {command.session_timeout_ms} ms is not in {shortest}..{longest}"
+        )
+    if len(command.protocols) > limits.max_protocols:
+        raise GroupLimitExceededError(f"more than max_protocols={limits.max_protocols} offered")
+    if sum(len(metadata) for _, metadata in command.protocols) > limits.max_metadata_bytes:
+        raise GroupLimitExceededError(
+            f"metadata exceeds max_metadata_bytes={limits.max_metadata_bytes}"
+        )
+    for what, text in (
+        ("instance id", command.group_instance_id or ""),
+        ("client id", command.client_id),
+        ("protocol type", command.protocol_type),
+        *(("protocol name", name) for name, _ in command.protocols),
+    ):
+        shard.require_short(what, text)
+
+
+def _create_group(shard: Shard, outcome: Outcome, token: Token, command: JoinGroup) -> None:
+    """Create the group for its first member.
+
+    The record makes the group's existence durable, even if all that follows is an id for a member
+    that never comes back.
+    """
+    group = ClassicGroup(command.group_id, shard.totals, outcome.now_ms)
+    _require_support(group, command)
+    shard.require_room_for_group(command.group_id)
+    shard.require_room_for_members(1, _metadata_bytes(command))
+    shard.groups[command.group_id] = group
+    empty = GroupMetadataValue("", 0, None, None, outcome.now_ms, ())
+    outcome.append(records.group_metadata(command.group_id, empty))
+    outcome.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)
+    _join_new(shard, outcome, group, token, command)
+
+
+def _accepts(shard: Shard, group: ClassicGroup, member_id: str) -> bool:
+    """Whether the group's size allows this member.
+
+    In the join phase only those who came back count: a group that grew too large under an older
+    limit thus loses the last of them.
+    """
+    member = group.members.get(member_id)
+    match group.state:
+        case ClassicState.PREPARING_REBALANCE:
+            waits = member is not None and member.join_token is not None
+            return waits or group.waiting_joins < shard.limits.max_group_size
+        case ClassicState.COMPLETING_REBALANCE | ClassicState.STABLE:
+            return member is not None or len(group.members) < shard.limits.max_group_size
+        case _:
+            return True
+
+
+def _turn_away(outcome: Outcome, group: ClassicGroup, member_id: str) -> None:
+    if member_id in group.pending_members:
+        group.forget_pending(member_id)
+    elif member_id in group.members:
+        group.remove(member_id)
+    else:
+        return
+    outcome.disarm(session_timer(group.group_id, member_id))
+    outcome.event(
+        EventKind.MEMBER_EXPIRED, group.group_id, member=member_id, reason="the group is full"
+    )
+
+
+def _require_support(group: ClassicGroup, command: JoinGroup) -> None:
+    if not group.supports(command.protocol_type, command.protocols):
+        raise InconsistentGroupProtocolError(
+            f"no protocol of type {command.protocol_type!r} suits group {command.group_id!r}"
+        )
+
+
+# --- members without an id -----------------------------------------------------------------------
+
+
+def _join_new(
+    shard: Shard, outcome: Outcome, group: ClassicGroup, token: Token, command: JoinGroup
+) -> None:
+    member_id = command.new_member_id
+    if not member_id or member_id in group.members or member_id in group.pending_members:
+        raise InvariantViolation(f"{member_id!r} is no fresh member id")
+    if command.group_instance_id is not None:
+        old_member_id = group.static_members.get(command.group_instance_id)
+        if old_member_id is None:
+            _add_member(shard, outcome, group, token, command, member_id)
+        else:
+            _replace_static(shard, outcome, group, token, command, group.members[old_member_id])
+    elif command.require_known_member_id:
+        _hand_out_id(shard, outcome, group, token, command)
+    else:
+        _add_member(shard, outcome, group, token, command, member_id)
+
+
+def _hand_out_id(
+    shard: Shard, outcome: Outcome, group: ClassicGroup, token: Token, command: JoinGroup
+) -> None:
+    """Let a member prove that it hears us before it takes part (KIP-394)."""
+    member_id = command.new_member_id
+    group.add_pending(member_id)
+    outcome.arm(session_timer(group.group_id, member_id), command.session_timeout_ms)
+    outcome.reply(token, MemberIdRequiredError(member_id))
+    if len(group.pending_members) > shard.limits.max_pending_members:
+        _evict(outcome, group, next(iter(group.pending_members)))
+    elif len(shard.totals.pending) > shard.limits.max_shard_pending_members:
+        oldest_group_id, oldest_member_id = next(iter(shard.totals.pending))
+        oldest_group = shard.groups[oldest_group_id]
+        if isinstance(oldest_group, ClassicGroup):
+            _evict(outcome, oldest_group, oldest_member_id)
+
+
+def _evict(outcome: Outcome, group: ClassicGroup, member_id: str) -> None:
+    outcome.event(EventKind.PENDING_MEMBER_EVICTED, group.group_id, member=member_id)
+    drop_pending(outcome, group, member_id)
+
+
+def _add_member(
+    shard: Shard,
+    outcome: Outcome,
+    group: ClassicGroup,
+    token: Token,
+    command: JoinGroup,
+    member_id: str,
+) -> None:
+    shard.require_room_for_members(1, _metadata_bytes(command))
+    member = ClassicMember(
+        member_id=member_id,
+        group_instance_id=command.group_instance_id,
+        client_id=command.client_id,
+        client_host=command.client_host,
+        session_timeout_ms=command.session_timeout_ms,
+        rebalance_timeout_ms=_rebalance_timeout_ms(command),
+        protocols=command.protocols,
+        is_new=True,
+        join_token=token,
+    )
+    if not group.members:
+        group.protocol_type = command.protocol_type
+    if group.initial_delay is not None:
+        group.new_member_added = True
+    group.add(member)
+    # No session runs before the member knows its id, and a connection whose JoinGroup is parked
+    # can't show that its client is gone. So the request itself gets a time to live.
+    outcome.arm(session_timer(group.group_id, member_id), shard.limits.new_member_join_timeout_ms)
+    outcome.event(
+        EventKind.MEMBER_JOINED,
+        group.group_id,
+        member=member_id,
+        group_instance_id=command.group_instance_id,
+        client_id=command.client_id,
+        client_host=command.client_host,
+        reason=command.reason[: shard.limits.max_reason_chars],
+    )
+    reason = f"new member {member_id}{_client_reason(command)}"
+    maybe_prepare_rebalance(shard, outcome, group, reason, member)
+
+
+# --- static members that come back without an id (KIP-345) ---------------------------------------
+
+
+def _replace_static(
+    shard: Shard,
+    outcome: Outcome,
+    group: ClassicGroup,
+    token: Token,
+    command: JoinGroup,
+    old: ClassicMember,
+) -> None:
+    """Hand the place of ``old`` to its next incarnation and fence the previous one."""
+    shard.require_room_for_members(0, _metadata_bytes(command) - old.metadata_bytes)
+    successor = successor_of(
+        old,
+        command.new_member_id,
+        command.protocols,
+        command.session_timeout_ms,
+        _rebalance_timeout_ms(command),
+    )
+    if group.state is ClassicState.STABLE:
+        staying = [member for member in group.members.values() if member is not old]
+        if select_protocol([*staying, successor]) == group.protocol_name:
+            _persist_successor(shard, outcome, group, token, command, old, successor)
+            return
+    group.replace_static(old.member_id, successor)
+    group.park_join(successor, token)
+    _fence(outcome, group, old, successor)
+    arm_session(outcome, group, successor)
+    if group.state is ClassicState.PREPARING_REBALANCE:
+        maybe_complete_join(outcome, group)
+    else:
+        # In CompletingRebalance the leader may be assigning to the old id at this moment.
+        reason = f"static member {command.group_instance_id} came back{_client_reason(command)}"
+        prepare_rebalance(shard, outcome, group, reason, successor)
+
+
+def _persist_successor(
+    shard: Shard,
+    outcome: Outcome,
+    group: ClassicGroup,
+    token: Token,
+    command: JoinGroup,
+    old: ClassicMember,
+    successor: ClassicMember,
+) -> None:
+    """Replace ``old`` without a rebalance: the new id goes to the log, the assignment stays.
+
+    A leader must not assign now. From v9 it is told so (KIP-814); an older client is told that
+    the *old* id leads, so that it takes itself for a follower.
+    """
+    members = [*(member for member in group.members.values() if member is not old), successor]
+    is_leader = group.leader_id == old.member_id
+    leader = successor.member_id if is_leader else group.leader_id
+    value = group.metadata_value(
+        members, leader, {member.member_id: member.assignment for member in members}
+    )
+    record = records.group_metadata(group.group_id, value)
+    if len(record.value or b"") > shard.limits.max_group_record_bytes:
+        raise GroupLimitExceededError(
+            f"the group would exceed max_group_record_bytes={shard.limits.max_group_record_bytes}"
+        )
+    group.incoming = successor
+    outcome.append(record)
+    _fence(outcome, group, old, successor)
+    arm_session(outcome, group, successor)
+    skips = command.supports_skip_assignment
+    outcome.reply(
+        token,
+        JoinGroupResult(
+            member_id=successor.member_id,
+            generation_id=group.generation_id,
+            protocol_type=group.protocol_type,
+            protocol_name=group.protocol_name,
+            leader=(leader if skips else group.leader_id) or "",
+            skip_assignment=skips and is_leader,
+            members=group.join_members(members) if skips and is_leader else (),
+        ),
+    )
+
+
+def _fence(
+    outcome: Outcome, group: ClassicGroup, old: ClassicMember, successor: ClassicMember
+) -> None:
+    outcome.disarm(session_timer(group.group_id, old.member_id))
+    outcome.event(
+        EventKind.MEMBER_FENCED,
+        group.group_id,
+        member=old.member_id,
+        successor=successor.member_id,
+        group_instance_id=old.group_instance_id,
+        client_id=old.client_id,
+        client_host=old.client_host,
+        reason="another member joined with its instance id",
+        generation=group.generation_id,
+    )
+    for token in (old.join_token, old.sync_token):
+        if token is not None:
+            outcome.reply(
+                token, FencedInstanceIdError(f"{successor.member_id!r} took the instance id over")
+            )
+
+
+# --- members with an id --------------------------------------------------------------------------
+
+
+def _join_known(
+    shard: Shard, outcome: Outcome, group: ClassicGroup, token: Token, command: JoinGroup
+) -> None:
+    member_id = command.member_id
+    if member_id in group.pending_members:
+        if command.group_instance_id is not None:
+            # Only dynamic members are given an id in advance; Kafka breaks on this request.
+            raise UnknownMemberIdError(f"{member_id!r} is pending and can't become static")
+        _add_member(shard, outcome, group, token, command, member_id)
+        return
+    member = group.validate_member(member_id, command.group_instance_id)
+    matches = member.protocols == command.protocols
+    match group.state:
+        case ClassicState.PREPARING_REBALANCE:
+            reason = f"member {member_id} joins"
+        case ClassicState.COMPLETING_REBALANCE if not matches:
+            reason = f"member {member_id} changed its metadata before the assignment"
+        case ClassicState.STABLE if group.leader_id == member_id:
+            # The only way a leader can say that the topics' metadata changed.
+            reason = f"leader {member_id} rejoins"
+        case ClassicState.STABLE if not matches:
+            reason = f"member {member_id} changed its metadata"
+        case _:
+            outcome.reply(token, current_generation(group, member))
+            return
+    shard.require_room_for_members(0, _metadata_bytes(command) - member.metadata_bytes)
+    group.update(
+        member, command.protocols, command.session_timeout_ms, _rebalance_timeout_ms(command)
+    )
+    superseded = group.park_join(member, token)
+    if superseded is not None:
+        outcome.reply(superseded, RebalanceInProgressError("a newer JoinGroup took its place"))
+    maybe_prepare_rebalance(shard, outcome, group, f"{reason}{_client_reason(command)}", member)
+
+
+def _client_reason(command: JoinGroup) -> str:
+    return f"; client reason: {command.reason}" if command.reason else ""
+
+
+def _metadata_bytes(command: JoinGroup) -> int:
+    return sum(len(metadata) for _, metadata in command.protocols)
+
+
+def _rebalance_timeout_ms(command: JoinGroup) -> int:
+    # v0 has no such field: there the session timeout serves both purposes.
+    negative = command.rebalance_timeout_ms < 0
+    return command.session_timeout_ms if negative else command.rebalance_timeout_ms

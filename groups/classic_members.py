@@ -1,0 +1,113 @@
+"""The members of a classic group, the vote for a protocol, and the names of the timers.
+
+Source: Kafka's ``ClassicGroupMember`` and ``ClassicGroup.selectProtocol``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from logcore.machine import InvariantViolation, Token
+
+
+def session_timer(group_id: str, member_id: str) -> Hashable:
+    """Name the timer after which a silent (or pending) member is removed."""
+    return ("session", group_id, member_id)
+
+
+def join_timer(group_id: str) -> Hashable:
+    """Name the timer that ends the join phase, or prolongs the initial one."""
+    return ("join", group_id)
+
+
+def sync_timer(group_id: str) -> Hashable:
+    """Name the timer after which members that did not SyncGroup are removed."""
+    return ("sync", group_id)
+
+
+@dataclass(slots=True, kw_only=True)
+class ClassicMember:
+    """One member. ``protocols`` are (name, metadata) in its order of preference."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    assignment: bytes = b""
+    is_new: bool = False
+    """No JoinGroup of it was ever answered, so that nobody heartbeats for it."""
+    join_token: Token | None = None
+    sync_token: Token | None = None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it has an instance id (KIP-345)."""
+        return self.group_instance_id is not None
+
+    @property
+    def counts_as_alive(self) -> bool:
+        """Whether an expired session means nothing: it waits for us. A new member's does."""
+        waits = self.join_token is not None or self.sync_token is not None
+        return waits and not self.is_new
+
+    @property
+    def metadata_bytes(self) -> int:
+        """Bytes of all its protocol metadata."""
+        return sum(len(metadata) for _, metadata in self.protocols)
+
+    @property
+    def protocol_names(self) -> frozenset[str]:
+        """The names it offers."""
+        return frozenset(name for name, _ in self.protocols)
+
+    def metadata(self, protocol_name: str | None) -> bytes:
+        """Return its metadata for a protocol that it offers."""
+        for name, metadata in self.protocols:
+            if name == protocol_name:
+                return metadata
+        raise InvariantViolation(f"member {self.member_id!r} does not offer {protocol_name!r}")
+
+
+def select_protocol(members: Sequence[ClassicMember]) -> str:
+    """Return the protocol of the next generation.
+
+    Candidates are the names that all members offer; each member votes for the first candidate in
+    its own order. On a tie the candidate wins that got its first vote first (Kafka leaves it to
+    the order of a hash table).
+    """
+    candidates = frozenset.intersection(*(member.protocol_names for member in members))
+    votes: Counter[str] = Counter()
+    for member in members:
+        vote = next((name for name, _ in member.protocols if name in candidates), None)
+        if vote is None:
+            raise InvariantViolation(f"no protocol suits every member, {member.member_id!r} too")
+        votes[vote] += 1
+    return votes.most_common(1)[0][0]
+
+
+def successor_of(
+    old: ClassicMember,
+    member_id: str,
+    protocols: tuple[tuple[str, bytes], ...],
+    session_timeout_ms: int,
+    rebalance_timeout_ms: int,
+) -> ClassicMember:
+    """Return the member that takes over from ``old``, assignment included.
+
+    As in Kafka the client id and host stay those of the first incarnation.
+    """
+    return replace(
+        old,
+        member_id=member_id,
+        protocols=protocols,
+        session_timeout_ms=session_timeout_ms,
+        rebalance_timeout_ms=rebalance_timeout_ms,
+        is_new=False,
+        join_token=None,
+        sync_token=None,
+    )

@@ -1,0 +1,291 @@
+"""The life of a rebalance: it is prepared, its join phase ends, its sync phase may time out.
+
+Also what removes members, because every removal may start a rebalance or complete one. The order
+of steps is Kafka's (``GroupMetadataManager.prepareRebalance``, ``completeClassicGroupJoin``, …).
+"""
+
+from __future__ import annotations
+
+from groups import records
+from groups.classic_group import ClassicGroup, InitialDelay
+from groups.classic_members import ClassicMember, join_timer, session_timer, sync_timer
+from groups.classic_state import TRANSITIONS, ClassicState
+from groups.commands import JoinGroupResult
+from groups.errors import RebalanceInProgressError, UnknownMemberIdError
+from groups.outcome import EventKind, Outcome
+from groups.records import GroupMetadataValue
+from groups.shard import Shard
+from logcore.machine import DomainError
+
+
+def arm_session(outcome: Outcome, group: ClassicGroup, member: ClassicMember) -> None:
+    """Give the member its whole session timeout again."""
+    outcome.arm(session_timer(group.group_id, member.member_id), member.session_timeout_ms)
+
+
+# --- starting ------------------------------------------------------------------------------------
+
+
+def maybe_prepare_rebalance(
+    shard: Shard, outcome: Outcome, group: ClassicGroup, reason: str, member: ClassicMember | None
+) -> None:
+    """Start a rebalance, or see whether the one that runs can go on now.
+
+    ``member`` is the one to be named as its cause, None if there are several.
+    """
+    if (group.state, ClassicState.PREPARING_REBALANCE) in TRANSITIONS:
+        prepare_rebalance(shard, outcome, group, reason, member)
+    else:
+        maybe_complete_join(outcome, group)
+
+
+def prepare_rebalance(
+    shard: Shard, outcome: Outcome, group: ClassicGroup, reason: str, member: ClassicMember | None
+) -> None:
+    """Enter the join phase. Whoever waits for its assignment must rejoin."""
+    outcome.event(
+        EventKind.REBALANCE_STARTED,
+        group.group_id,
+        reason=reason[: shard.limits.max_reason_chars],
+        state=group.state_name,
+        old_generation=group.generation_id,
+        members=len(group.members),
+        **_identity(member),
+    )
+    if group.state is ClassicState.COMPLETING_REBALANCE:
+        refuse_syncs(outcome, group, RebalanceInProgressError("the group rebalances again"))
+    group.pending_sync.clear()
+    outcome.disarm(sync_timer(group.group_id))
+    is_initial = group.state is ClassicState.EMPTY
+    group.transition_to(ClassicState.PREPARING_REBALANCE, outcome.now_ms)
+    if is_initial:
+        delay_ms = shard.initial_rebalance_delay_ms
+        remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
+        group.initial_delay = InitialDelay(delay_ms, remaining_ms)
+        group.new_member_added = False
+        outcome.arm(join_timer(group.group_id), delay_ms)
+    elif group.everyone_joined:
+        complete_join(outcome, group)
+    else:
+        outcome.arm(join_timer(group.group_id), group.rebalance_timeout_ms)
+
+
+def refuse_syncs(outcome: Outcome, group: ClassicGroup, error: DomainError) -> None:
+    """Answer every waiting SyncGroup with ``error`` and forget assignments."""
+    for member in group.members.values():
+        member.assignment = b""
+        token, member.sync_token = member.sync_token, None
+        if token is not None:
+            outcome.reply(token, error)
+            # Its session may have expired unheeded while it waited.
+            arm_session(outcome, group, member)
+
+
+# --- the end of the join phase -------------------------------------------------------------------
+
+
+def maybe_complete_join(outcome: Outcome, group: ClassicGroup) -> None:
+    """End the join phase if nobody is missing; an initial one always waits for its timer."""
+    if (
+        group.state is ClassicState.PREPARING_REBALANCE
+        and group.initial_delay is None
+        and group.everyone_joined
+    ):
+        complete_join(outcome, group)
+
+
+def join_timer_fired(shard: Shard, outcome: Outcome, group: ClassicGroup) -> None:
+    """End the join phase, or prolong the initial one if somebody joined meanwhile."""
+    if group.state is not ClassicState.PREPARING_REBALANCE:
+        return
+    initial = group.initial_delay
+    if initial is not None and group.new_member_added and initial.remaining_ms > 0:
+        group.new_member_added = False
+        delay_ms = min(shard.initial_rebalance_delay_ms, initial.remaining_ms)
+        group.initial_delay = InitialDelay(
+            delay_ms, max(initial.remaining_ms - initial.delay_ms, 0)
+        )
+        outcome.arm(join_timer(group.group_id), delay_ms)
+        return
+    complete_join(outcome, group)
+
+
+def complete_join(outcome: Outcome, group: ClassicGroup) -> None:
+    """End the join phase with those who joined.
+
+    Dynamic members that did not rejoin go, static ones stay with their old subscription. If only
+    such static members are left, the phase begins anew.
+    """
+    outcome.disarm(join_timer(group.group_id))
+    for member in list(group.members.values()):
+        if member.join_token is None and not member.is_static:
+            _forget_member(outcome, group, member)
+            outcome.event(
+                EventKind.MEMBER_EXPIRED,
+                group.group_id,
+                reason="did not rejoin in time",
+                generation=group.generation_id,
+                **_identity(member),
+            )
+    if not group.members:
+        _become_empty(outcome, group)
+    elif not _elect_leader(group):
+        outcome.arm(join_timer(group.group_id), group.rebalance_timeout_ms)
+    else:
+        _start_generation(outcome, group)
+
+
+def _elect_leader(group: ClassicGroup) -> bool:
+    """Keep the leader if it joined, else let the first who joined lead; False if nobody did."""
+    leader = group.members.get(group.leader_id or "")
+    if leader is not None and leader.join_token is not None:
+        return True
+    for member in group.members.values():
+        if member.join_token is not None:
+            group.leader_id = member.member_id
+            return True
+    return False
+
+
+def _become_empty(outcome: Outcome, group: ClassicGroup) -> None:
+    value = GroupMetadataValue(
+        protocol_type=group.protocol_type or "",
+        generation_id=group.generation_id + 1,
+        protocol_name=None,
+        leader=None,
+        state_timestamp_ms=outcome.now_ms,
+        members=(),
+    )
+    outcome.append(records.group_metadata(group.group_id, value))
+    outcome.event(
+        EventKind.GENERATION_STARTED,
+        group.group_id,
+        old_generation=group.generation_id,
+        new_generation=value.generation_id,
+        members=0,
+    )
+
+
+def _start_generation(outcome: Outcome, group: ClassicGroup) -> None:
+    old_generation = group.generation_id
+    group.start_generation(outcome.now_ms)
+    outcome.event(
+        EventKind.GENERATION_STARTED,
+        group.group_id,
+        old_generation=old_generation,
+        new_generation=group.generation_id,
+        members=len(group.members),
+        protocol=group.protocol_name,
+        leader=group.leader_id,
+    )
+    for member in group.members.values():
+        token = group.take_join(member)
+        if token is not None:
+            outcome.reply(token, current_generation(group, member))
+        arm_session(outcome, group, member)
+        member.is_new = False
+        group.pending_sync.add(member.member_id)
+    outcome.arm(sync_timer(group.group_id), group.rebalance_timeout_ms)
+
+
+def current_generation(group: ClassicGroup, member: ClassicMember) -> JoinGroupResult:
+    """Return what a JoinGroup of ``member`` is answered; the leader sees the members."""
+    is_leader = member.member_id == group.leader_id
+    return JoinGroupResult(
+        member_id=member.member_id,
+        generation_id=group.generation_id,
+        protocol_type=group.protocol_type,
+        protocol_name=group.protocol_name,
+        leader=group.leader_id or "",
+        members=group.join_members(group.members.values()) if is_leader else (),
+    )
+
+
+# --- the sync phase ------------------------------------------------------------------------------
+
+
+def sync_arrived(outcome: Outcome, group: ClassicGroup, member: ClassicMember) -> None:
+    """Count the member's SyncGroup; once all came, nobody can be late any more."""
+    group.pending_sync.discard(member.member_id)
+    if not group.pending_sync:
+        outcome.disarm(sync_timer(group.group_id))
+
+
+def sync_timer_fired(shard: Shard, outcome: Outcome, group: ClassicGroup) -> None:
+    """Remove members that did not ask for their assignment, and rebalance without them."""
+    generation_runs = group.state in {ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE}
+    if not generation_runs or not group.pending_sync:
+        return
+    late = [member for member in group.members.values() if member.member_id in group.pending_sync]
+    for member in late:
+        _forget_member(outcome, group, member)
+        outcome.event(
+            EventKind.MEMBER_EXPIRED,
+            group.group_id,
+            reason="did not send SyncGroup in time",
+            generation=group.generation_id,
+            **_identity(member),
+        )
+    names = ", ".join(member.member_id for member in late)
+    prepare_rebalance(shard, outcome, group, f"no SyncGroup in time from {names}", None)
+
+
+# --- members that go -----------------------------------------------------------------------------
+
+
+def session_timer_fired(
+    shard: Shard, outcome: Outcome, group: ClassicGroup, member_id: str
+) -> None:
+    """Remove a silent member, or a pending one that did not come back with its id."""
+    if member_id in group.pending_members:
+        outcome.event(EventKind.PENDING_MEMBER_EXPIRED, group.group_id, member=member_id)
+        drop_pending(outcome, group, member_id)
+        return
+    member = group.members.get(member_id)
+    if member is None or member.counts_as_alive:
+        return
+    reason = "JoinGroup timed out" if member.is_new else "session timed out"
+    detach(outcome, group, member, EventKind.MEMBER_EXPIRED, reason)
+    if group.state is ClassicState.PREPARING_REBALANCE:
+        # Unlike a leave, an expiry ends even an initial join phase once nobody is missing.
+        if group.everyone_joined:
+            complete_join(outcome, group)
+    else:
+        maybe_prepare_rebalance(shard, outcome, group, f"{reason}: {member_id}", member)
+
+
+def drop_pending(outcome: Outcome, group: ClassicGroup, member_id: str) -> None:
+    """Forget an id that was given out; the join phase may have waited for it alone."""
+    group.forget_pending(member_id)
+    outcome.disarm(session_timer(group.group_id, member_id))
+    if group.state is ClassicState.PREPARING_REBALANCE and group.everyone_joined:
+        complete_join(outcome, group)
+
+
+def detach(
+    outcome: Outcome, group: ClassicGroup, member: ClassicMember, kind: EventKind, reason: str
+) -> None:
+    """Remove a member, telling its parked requests to start anew. The caller rebalances."""
+    outcome.event(
+        kind, group.group_id, reason=reason, generation=group.generation_id, **_identity(member)
+    )
+    _forget_member(outcome, group, member)
+
+
+def _forget_member(outcome: Outcome, group: ClassicGroup, member: ClassicMember) -> None:
+    group.remove(member.member_id)
+    outcome.disarm(session_timer(group.group_id, member.member_id))
+    for token in (member.join_token, member.sync_token):
+        if token is not None:
+            outcome.reply(token, UnknownMemberIdError(f"{member.member_id!r} was removed"))
+
+
+def _identity(member: ClassicMember | None) -> dict[str, object]:
+    if member is None:
+        return {}
+    return {
+        "member": member.member_id,
+        "group_instance_id": member.group_instance_id,
+        "client_id": member.client_id,
+        "client_host": member.client_host,
+    }

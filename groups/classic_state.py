@@ -1,0 +1,61 @@
+"""The states of a classic group and every legal transition between them.
+
+Rules of this file: whatever may change a group's state stands in :data:`TRANSITIONS`; a pair that
+is not listed raises. A group that is loaded from its record starts in ``Stable`` (with members) or
+``Empty`` (without), and a new one in ``Empty``; that is no transition.
+
+Source: Kafka's ``ClassicGroupState``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from logcore.machine import InvariantViolation
+
+
+class ClassicState(StrEnum):
+    """The value is the name that DescribeGroups and ListGroups tell."""
+
+    EMPTY = "Empty"
+    """No members; perhaps offsets."""
+    PREPARING_REBALANCE = "PreparingRebalance"
+    """The join phase: members are asked to rejoin, their JoinGroups are parked."""
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    """The new generation is known; its leader's SyncGroup is awaited."""
+    STABLE = "Stable"
+    """The leader's assignment is in the log."""
+    DEAD = "Dead"
+    """Removed, or the shard stops serving."""
+
+
+_E = ClassicState.EMPTY
+_P = ClassicState.PREPARING_REBALANCE
+_C = ClassicState.COMPLETING_REBALANCE
+_S = ClassicState.STABLE
+_D = ClassicState.DEAD
+
+TRANSITIONS: Final[Mapping[tuple[ClassicState, ClassicState], str]] = MappingProxyType(
+    {
+        (_E, _P): "first member joins",
+        (_P, _C): "join phase ends with members",
+        (_P, _E): "join phase ends without members",
+        (_C, _S): "leader's assignment replayed",
+        (_C, _P): "member joins, leaves, changes or does not sync",
+        (_S, _P): "member joins, leaves, changes or expires",
+        (_E, _D): "group deleted or expired, shard unloaded",
+        (_P, _D): "shard unloaded",
+        (_C, _D): "shard unloaded",
+        (_S, _D): "shard unloaded",
+    }
+)
+"""(from, to) → what causes it."""
+
+
+def require_transition(source: ClassicState, target: ClassicState, group_id: str) -> None:
+    """Raise :class:`InvariantViolation` unless the table lists ``source`` → ``target``."""
+    if (source, target) not in TRANSITIONS:
+        raise InvariantViolation(f"group {group_id!r} may not go from {source} to {target}")

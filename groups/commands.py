@@ -1,0 +1,367 @@
+"""What the group coordinator can be asked, and what it answers.
+
+A command goes into :meth:`groups.machine.GroupMachine.decide`; its result is the ``response`` of
+the reply to its token. Instead of the result a :class:`groups.errors.GroupError` may come back,
+listed per command. Text is ``str``, opaque blobs are ``bytes``, times are milliseconds, topic ids
+are their 16 bytes. Topic existence, authorisation and topic names behind ids are the caller's
+business; group ids, members, generations and limits are checked here.
+
+Source: the request and response schemas of Apache Kafka, without what only the wire needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from logcore.machine import DomainError, ProducerStamp
+
+NO_GENERATION = -1
+"""The generation of a request whose sender is no member (admin tools, ``assign()``)."""
+NO_RETENTION = -1
+"""``CommitOffsets.retention_time_ms`` when the request carries none."""
+NO_OFFSET = -1
+"""The offset reported for a partition without a committed one."""
+NO_LEADER_EPOCH = -1
+"""The leader epoch of an offset that was committed without one."""
+
+# --- membership ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup:
+    """Join or rejoin. Parked until the join phase ends; see :class:`JoinGroupResult`.
+
+    ``member_id`` is empty for a new member; ``new_member_id`` is the id the server made for it
+    (``<client or instance id>-<uuid>``), used only if a new id is needed. ``protocols`` are
+    (name, metadata) in the member's order of preference. ``require_known_member_id`` from v4,
+    ``supports_skip_assignment`` from v9.
+
+    Errors: InvalidGroupId, InvalidSessionTimeout, InconsistentGroupProtocol, UnknownMemberId,
+    MemberIdRequired, FencedInstanceId, GroupMaxSizeReached, GroupLimitExceeded, RebalanceInProgress
+    (a newer JoinGroup of the same member took the place of this one), NotGroupCoordinator.
+    """
+
+    group_id: str
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocol_type: str
+    protocols: tuple[tuple[str, bytes], ...]
+    require_known_member_id: bool
+    supports_skip_assignment: bool
+    new_member_id: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinMember:
+    """A member as the leader sees it; ``metadata`` is its metadata for the chosen protocol."""
+
+    member_id: str
+    group_instance_id: str | None
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroupResult:
+    """``members`` is filled for the leader only, and not always (static members, KIP-814)."""
+
+    member_id: str
+    generation_id: int
+    protocol_type: str | None
+    protocol_name: str | None
+    leader: str
+    skip_assignment: bool = False
+    members: tuple[JoinMember, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncGroup:
+    """Ask for one's assignment; the leader brings everybody's. ``protocol_*`` None below v5.
+
+    Errors: InvalidGroupId, UnknownMemberId, FencedInstanceId, IllegalGeneration,
+    InconsistentGroupProtocol, RebalanceInProgress, GroupLimitExceeded (the group's record would be
+    too large), NotGroupCoordinator.
+    """
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
+    protocol_type: str | None
+    protocol_name: str | None
+    assignments: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncGroupResult:
+    """The member's part of the leader's assignment."""
+
+    protocol_type: str | None
+    protocol_name: str | None
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Stay a member.
+
+    Errors: InvalidGroupId, UnknownMemberId, FencedInstanceId, IllegalGeneration,
+    RebalanceInProgress.
+    """
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatResult:
+    """The member lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeavingMember:
+    """By member id, or by instance id with an empty member id (admin removal, KIP-345)."""
+
+    member_id: str
+    group_instance_id: str | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGroup:
+    """Remove members. Errors: InvalidGroupId; everything else is told per member."""
+
+    group_id: str
+    members: tuple[LeavingMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGroupResult:
+    """(member id, instance id, error) as asked, in order; v<3 puts the only error at top level."""
+
+    members: tuple[tuple[str, str | None, DomainError | None], ...]
+
+
+# --- offsets -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetToCommit:
+    """One partition's offset. ``topic_id`` (16 bytes) where the topic's id is known."""
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = NO_LEADER_EPOCH
+    metadata: str = ""
+    topic_id: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffsets:
+    """Commit offsets. ``retention_time_ms`` ≥ 0 only in v2 to v4.
+
+    Errors of the whole request: GroupIdNotFound (v9 and later) or IllegalGeneration for a missing
+    group, UnknownMemberId, FencedInstanceId, IllegalGeneration, RebalanceInProgress,
+    GroupLimitExceeded. Per partition: OffsetMetadataTooLarge.
+    """
+
+    group_id: str
+    generation_id_or_member_epoch: int
+    member_id: str
+    group_instance_id: str | None
+    offsets: tuple[OffsetToCommit, ...]
+    retention_time_ms: int = NO_RETENTION
+    is_v9_or_later: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TxnCommitOffsets:
+    """Commit offsets inside ``producer``'s transaction; visible once its marker is replayed.
+
+    The partition must have been verified or added at the transaction coordinator before. Errors as
+    for :class:`CommitOffsets` (with ``is_v6_or_later`` deciding), and InvalidGroupId.
+    """
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
+    offsets: tuple[OffsetToCommit, ...]
+    producer: ProducerStamp
+    is_v6_or_later: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffsetsResult:
+    """(topic, partition, error) in the order asked."""
+
+    partitions: tuple[tuple[str, int, DomainError | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTopic:
+    """Partitions asked for. With ``topic_id``, an offset stored for another id counts as none."""
+
+    topic: str
+    partitions: tuple[int, ...]
+    topic_id: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOffsets:
+    """Read committed offsets; ``topics`` None asks for all of the group's.
+
+    A missing group is no error. ``member_id`` and ``member_epoch`` matter to consumer-protocol
+    groups only; classic groups ignore them.
+    """
+
+    group_id: str
+    topics: tuple[FetchTopic, ...] | None
+    require_stable: bool = False
+    member_id: str | None = None
+    member_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedOffset:
+    """One partition's answer; ``error`` is None or UnstableOffsetCommit (offset -1 then)."""
+
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str
+    error: DomainError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOffsetsResult:
+    """(topic, its partitions): as asked in order, or sorted by topic when all were asked for."""
+
+    topics: tuple[tuple[str, tuple[FetchedOffset, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOffsets:
+    """Forget offsets. Errors: InvalidGroupId, GroupIdNotFound, NonEmptyGroup."""
+
+    group_id: str
+    topics: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOffsetsResult:
+    """(topic, partition, error) in the order asked; the error is GroupSubscribedToTopic."""
+
+    partitions: tuple[tuple[str, int, DomainError | None], ...]
+
+
+# --- administration ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeGroup:
+    """Describe one classic group. Errors: GroupIdNotFound (v<6 answers state Dead instead)."""
+
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedMember:
+    """``metadata`` and ``assignment`` are empty unless the group is Stable."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeGroupResult:
+    """``state`` is Kafka's name (``PreparingRebalance``); ``protocol_name`` is "" unless Stable."""
+
+    group_id: str
+    state: str
+    protocol_type: str
+    protocol_name: str
+    members: tuple[DescribedMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListGroups:
+    """List the shard's groups; an empty filter lets everything through, case does not matter."""
+
+    states: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """``group_type`` is Kafka's lower-case name (``classic``), ``protocol_type`` "" if simple."""
+
+    group_id: str
+    protocol_type: str
+    state: str
+    group_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListGroupsResult:
+    """Sorted by group id."""
+
+    groups: tuple[ListedGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup:
+    """Remove a group with its offsets. Errors: GroupIdNotFound, NonEmptyGroup."""
+
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroupResult:
+    """The group is gone."""
+
+
+# --- upkeep: sent by the runtime itself ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsDeleted:
+    """Topics are gone: forget their offsets. ``topics`` are (name, topic id or None if unknown).
+
+    An offset stored under a different topic id stays: it belongs to a newer topic of that name.
+    """
+
+    topics: tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsDeletedResult:
+    """How many offsets were forgotten. ``more``: the batch was full, send the command again."""
+
+    offsets: int
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireOffsets:
+    """Forget expired offsets and empty groups (Kafka: every 10 minutes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireOffsetsResult:
+    """What was forgotten. ``more`` means: the batch was full, send the command again at once."""
+
+    offsets: int
+    groups: int
+    more: bool

@@ -1,0 +1,25 @@
+"""Draws the state diagrams of this package from their tables: ``python -m groups.diagram``.
+
+``groups/README.md`` carries the output; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from groups.classic_state import TRANSITIONS, ClassicState
+
+
+def classic_diagram() -> str:
+    """Return the states of a classic group as a Mermaid diagram."""
+    lines = ["stateDiagram-v2", f"    [*] --> {ClassicState.EMPTY}: created, or loaded empty"]
+    lines.append(f"    [*] --> {ClassicState.STABLE}: loaded with members")
+    lines += [
+        f"    {source} --> {target}: {cause}" for (source, target), cause in TRANSITIONS.items()
+    ]
+    lines.append(f"    {ClassicState.DEAD} --> [*]")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(classic_diagram() + "\n")

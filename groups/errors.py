@@ -1,0 +1,84 @@
+"""Why a group request is refused. No class here knows a wire number.
+
+``coordinator/errors.py`` does; the name in parentheses is Kafka's error, for who maps them.
+"""
+
+from __future__ import annotations
+
+from logcore.machine import DomainError
+
+
+class GroupError(DomainError):
+    """Base of everything the group coordinator refuses."""
+
+
+class InvalidGroupIdError(GroupError):
+    """The group id is empty where a real group is needed (INVALID_GROUP_ID)."""
+
+
+class InvalidSessionTimeoutError(GroupError):
+    """The session timeout lies outside the broker's bounds (INVALID_SESSION_TIMEOUT)."""
+
+
+class InconsistentGroupProtocolError(GroupError):
+    """The protocol type or the offered protocols do not fit (INCONSISTENT_GROUP_PROTOCOL)."""
+
+
+class UnknownMemberIdError(GroupError):
+    """The group has no such member; it must join anew (UNKNOWN_MEMBER_ID)."""
+
+
+class MemberIdRequiredError(GroupError):
+    """A new dynamic member must join again under ``member_id`` (MEMBER_ID_REQUIRED, KIP-394)."""
+
+    def __init__(self, member_id: str) -> None:
+        super().__init__("the member must rejoin with the member id given to it")
+        self.member_id = member_id
+
+
+class FencedInstanceIdError(GroupError):
+    """The instance id belongs to another member id now (FENCED_INSTANCE_ID, KIP-345)."""
+
+
+class IllegalGenerationError(GroupError):
+    """The generation is not the group's current one (ILLEGAL_GENERATION)."""
+
+
+class RebalanceInProgressError(GroupError):
+    """The group rebalances; the member must rejoin (REBALANCE_IN_PROGRESS)."""
+
+
+class GroupMaxSizeReachedError(GroupError):
+    """The group is full (GROUP_MAX_SIZE_REACHED, KIP-389)."""
+
+
+class GroupLimitExceededError(GroupError):
+    """A limit of ``GroupLimits`` was met; the message names it (POLICY_VIOLATION)."""
+
+
+class GroupDeadError(GroupError):
+    """The group is being removed at this moment (COORDINATOR_NOT_AVAILABLE)."""
+
+
+class NotGroupCoordinatorError(GroupError):
+    """The shard stops serving; ask for the coordinator again (NOT_COORDINATOR)."""
+
+
+class GroupIdNotFoundError(GroupError):
+    """No such group, or not one of the kind asked for (GROUP_ID_NOT_FOUND)."""
+
+
+class NonEmptyGroupError(GroupError):
+    """The group still has members (NON_EMPTY_GROUP)."""
+
+
+class GroupSubscribedToTopicError(GroupError):
+    """An offset of a topic that the group still consumes stays (GROUP_SUBSCRIBED_TO_TOPIC)."""
+
+
+class OffsetMetadataTooLargeError(GroupError):
+    """An offset's metadata string is too long (OFFSET_METADATA_TOO_LARGE)."""
+
+
+class UnstableOffsetCommitError(GroupError):
+    """A transaction that commits this offset is still open (UNSTABLE_OFFSET_COMMIT, KIP-447)."""

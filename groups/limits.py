@@ -1,0 +1,79 @@
+"""Every limit of the group coordinator: name, unit, default and its reason.
+
+The daemon's configuration overrides those that Kafka has a key for (named in the comments).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """Bounds of one shard. Each is tested at the limit and one past it."""
+
+    min_session_timeout_ms: int = 6_000
+    """``group.min.session.timeout.ms``: Kafka's. Shorter ones expire in a pause of the client."""
+
+    max_session_timeout_ms: int = 1_800_000
+    """``group.max.session.timeout.ms``: Kafka's. Longer ones leave partitions unread too long."""
+
+    new_member_join_timeout_ms: int = 300_000
+    """Life of a member whose first JoinGroup still waits; fixed in Kafka's code. Clients give up
+    within their request timeout, and a waiting member has no heartbeat that could reveal it."""
+
+    max_group_size: int = 1_000
+    """``group.max.size``, members. Kafka's default is unlimited; the group's record, rewritten at
+    each generation, must fit one batch, and a thousand members is past what its clients manage."""
+
+    max_metadata_bytes: int = 65_536
+    """Bytes of one member's protocol metadata, all protocols together. A subscription to 16,000
+    owned partitions fits; it is kept in memory and in every group record."""
+
+    max_identifier_bytes: int = 1_024
+    """UTF-8 bytes of a group, instance, client, protocol or member id. They are keys of tables and
+    part of every record; Kafka allows 32,767."""
+
+    max_protocols: int = 32
+    """Protocols one member may offer; clients offer at most a handful."""
+
+    max_pending_members: int = 1_000
+    """Members per group that were given an id and have not come back with it (KIP-394). The oldest
+    is forgotten first: an honest client returns within milliseconds, so a flood evicts itself."""
+
+    max_shard_pending_members: int = 10_000
+    """The same for all groups of a shard together."""
+
+    max_shard_members: int = 20_000
+    """Members of all groups of a shard: 50 shards times 20,000 is a million members on one node."""
+
+    max_shard_metadata_bytes: int = 268_435_456
+    """Protocol metadata of all members of a shard: 256 MiB, so that many full groups of members
+    with the largest metadata can't add up to the whole memory."""
+
+    max_groups: int = 20_000
+    """Groups per shard. A group costs about a kilobyte; unused ones go with the next expiry."""
+
+    max_group_record_bytes: int = 1_000_000
+    """Bytes of one GroupMetadata record, i.e. what the leader may assign: just under the
+    1,048,588 bytes that a batch of ``__consumer_offsets`` may have."""
+
+    max_offset_metadata_bytes: int = 4_096
+    """``offset.metadata.max.bytes``: Kafka's, which counts UTF-16 units of the string stored with
+    an offset whatever the key says. A string that fills more than 32,767 bytes is refused as well:
+    the record's length field ends there."""
+
+    max_commit_bytes: int = 1_000_000
+    """Bytes of the records of one commit, which are one batch (see ``max_group_record_bytes``)."""
+
+    max_group_offsets: int = 100_000
+    """Offsets, committed or pending, of one group; deleting the group tombstones them in one
+    batch."""
+
+    max_tombstones_per_pass: int = 5_000
+    """Records one ExpireOffsets or TopicsDeleted may write: about half a megabyte, so that a pass
+    over a large shard stays one modest batch. One group's own tombstones are not torn apart from
+    its deletion."""
+
+    max_reason_chars: int = 256
+    """Characters of a client's join or leave reason kept in events."""

@@ -1,0 +1,243 @@
+"""The group coordinator's state machine: dispatch of commands and replay of records.
+
+What is decided stands in ``classic*.py``, ``offsets.py`` and ``admin.py``; this file only leads
+there and back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Hashable
+
+from groups import admin, classic, classic_join, classic_rebalance, offsets, records
+from groups.classic_group import ClassicGroup
+from groups.classic_state import ClassicState
+from groups.commands import (
+    CommitOffsets,
+    DeleteGroup,
+    DeleteOffsets,
+    DescribeGroup,
+    ExpireOffsets,
+    FetchOffsets,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    ListGroups,
+    SyncGroup,
+    TopicsDeleted,
+    TxnCommitOffsets,
+)
+from groups.limits import GroupLimits
+from groups.offset_store import StoredOffset
+from groups.outcome import EventKind, Outcome
+from groups.records import GroupMetadataKey, GroupMetadataValue, OffsetCommitKey, OffsetCommitValue
+from groups.shard import Shard
+from logcore.machine import Decision, InvariantViolation, ProducerStamp, Record, Token
+
+
+class GroupMachine:
+    """All groups of one partition of ``__consumer_offsets``; see :class:`logcore.machine.Machine`.
+
+    ``initial_rebalance_delay_ms`` is ``group.initial.rebalance.delay.ms``; ``offsets_retention_ms``
+    is ``offsets.retention.minutes`` in milliseconds. Commands and results: ``groups.commands``.
+    """
+
+    def __init__(
+        self,
+        limits: GroupLimits | None = None,
+        *,
+        initial_rebalance_delay_ms: int = 3_000,
+        offsets_retention_ms: int = 604_800_000,
+    ) -> None:
+        self._shard = Shard(
+            limits or GroupLimits(), initial_rebalance_delay_ms, offsets_retention_ms
+        )
+        self._active = False
+        self._skipped: Counter[int] = Counter()
+
+    # --- deciding --------------------------------------------------------------------------------
+
+    def decide(self, token: Token, command: object, now_ms: int) -> Decision:
+        """Decide on a command of ``groups.commands``; raises its errors (see there)."""
+        shard, outcome = self._shard, Outcome(now_ms)
+        match command:
+            case Heartbeat():
+                classic.heartbeat(shard, outcome, token, command)
+            case CommitOffsets():
+                offsets.commit_offsets(shard, outcome, token, command)
+            case TxnCommitOffsets():
+                offsets.txn_commit_offsets(shard, outcome, token, command)
+                return outcome.decision(command.producer)
+            case FetchOffsets():
+                outcome.reply(token, offsets.fetch_offsets(shard, command))
+            case JoinGroup():
+                classic_join.join_group(shard, outcome, token, command)
+            case SyncGroup():
+                classic.sync_group(shard, outcome, token, command)
+            case LeaveGroup():
+                classic.leave_group(shard, outcome, token, command)
+            case DeleteOffsets():
+                offsets.delete_offsets(shard, outcome, token, command)
+            case DescribeGroup():
+                outcome.reply(token, admin.describe_group(shard, command))
+            case ListGroups():
+                outcome.reply(token, admin.list_groups(shard, command))
+            case DeleteGroup():
+                admin.delete_group(shard, outcome, token, command)
+            case TopicsDeleted():
+                offsets.topics_deleted(shard, outcome, token, command)
+            case ExpireOffsets():
+                offsets.expire_offsets(shard, outcome, token)
+            case _:
+                raise InvariantViolation(f"not a command: {type(command).__name__}")
+        return outcome.decision()
+
+    def fire(self, key: Hashable, now_ms: int) -> Decision:
+        """Decide what an expired timer means; one of a group that is gone means nothing."""
+        shard, outcome = self._shard, Outcome(now_ms)
+        match key:
+            case (str(kind), str(group_id), *rest):
+                group = shard.groups.get(group_id)
+            case _:
+                raise InvariantViolation(f"not a timer: {key!r}")
+        if isinstance(group, ClassicGroup):
+            match kind, rest:
+                case "session", [str(member_id)]:
+                    classic_rebalance.session_timer_fired(shard, outcome, group, member_id)
+                case "join", []:
+                    classic_rebalance.join_timer_fired(shard, outcome, group)
+                case "sync", []:
+                    classic_rebalance.sync_timer_fired(shard, outcome, group)
+                case _:
+                    raise InvariantViolation(f"not a timer: {key!r}")
+        return outcome.decision()
+
+    # --- replaying -------------------------------------------------------------------------------
+
+    def replay(
+        self,
+        record: Record,
+        offset: int,
+        timestamp_ms: int,  # noqa: ARG002 - every time that matters is in the records
+        stamp: ProducerStamp | None,
+    ) -> None:
+        """Apply one record. Unknown record types are skipped and counted.
+
+        Raises :class:`logcore.errors.CorruptRecordError`: to go on would be to lose state.
+        """
+        decoded = records.decode(record)
+        match decoded:
+            case None:
+                self._skipped[records.record_type(record.key)] += 1
+            case (OffsetCommitKey() as key, None):
+                self._shard.offsets.remove(key.group_id, (key.topic, key.partition))
+            case (OffsetCommitKey() as key, OffsetCommitValue() as value):
+                self._replay_offset(key, StoredOffset(value, offset), stamp)
+            case (GroupMetadataKey(group_id), None):
+                self._remove_group(group_id)
+            case (GroupMetadataKey(group_id), GroupMetadataValue() as value):
+                self._replay_group(group_id, value)
+            case _:
+                raise InvariantViolation(f"no way to replay {decoded!r}")
+
+    def replay_marker(
+        self,
+        stamp: ProducerStamp,
+        offset: int,  # noqa: ARG002 - a transaction's offsets keep those of their own records
+        *,
+        commit: bool,
+    ) -> None:
+        """Apply the end of a transaction: its pending offsets become visible, or vanish."""
+        self._shard.offsets.end_transaction(stamp.producer_id, commit=commit)
+
+    def _replay_offset(
+        self, key: OffsetCommitKey, stored: StoredOffset, stamp: ProducerStamp | None
+    ) -> None:
+        self._ensure_group(key.group_id)
+        partition = (key.topic, key.partition)
+        if stamp is None:
+            self._shard.offsets.put(key.group_id, partition, stored)
+        else:
+            self._shard.offsets.put_pending(key.group_id, partition, stamp.producer_id, stored)
+
+    def _ensure_group(self, group_id: str) -> None:
+        """Offsets without a group make a simple one: an Empty classic group without a type."""
+        groups = self._shard.groups
+        if group_id not in groups:
+            groups[group_id] = ClassicGroup(group_id, self._shard.totals)
+
+    def _replay_group(self, group_id: str, value: GroupMetadataValue) -> None:
+        shard = self._shard
+        group = shard.groups.get(group_id)
+        if self._active:
+            if not isinstance(group, ClassicGroup):
+                raise InvariantViolation(f"a record of {group_id!r}, which is no classic group")
+            group.install(value)
+            return
+        if isinstance(group, ClassicGroup):
+            group.discard()
+        shard.groups[group_id] = ClassicGroup.loaded(group_id, shard.totals, value)
+
+    def _remove_group(self, group_id: str) -> None:
+        group = self._shard.groups.pop(group_id, None)
+        if isinstance(group, ClassicGroup):
+            if self._active:
+                group.transition_to(ClassicState.DEAD)
+            group.discard()
+        if self._shard.offsets.of_group(group_id) is not None:
+            self._ensure_group(group_id)
+
+    # --- serving ---------------------------------------------------------------------------------
+
+    def loaded(self, now_ms: int) -> Decision:
+        """Begin to serve: sessions start anew, groups that are too large rebalance."""
+        self._active = True
+        outcome = Outcome(now_ms)
+        for group in self._shard.groups.values():
+            if isinstance(group, ClassicGroup):
+                classic.group_loaded(self._shard, outcome, group)
+        for kind, count in sorted(self._skipped.items()):
+            outcome.event(EventKind.RECORDS_SKIPPED, "", record_type=kind, count=count)
+        return outcome.decision()
+
+    def unload(self) -> Decision:
+        """Stop serving: every parked request is told to look for the coordinator again."""
+        outcome = Outcome(0)
+        for group in self._shard.groups.values():
+            group.unloaded(outcome)
+        self._active = False
+        return outcome.decision()
+
+    def digest(self) -> str:
+        """Return a hash of what the log says: groups' records, offsets, open transactions."""
+        groups = [
+            (group_id, group.durable_state())
+            for group_id, group in sorted(self._shard.groups.items(), key=lambda item: item[0])
+            if group.durable_state() is not None
+        ]
+        state = repr((groups, self._shard.offsets.durable_state()))
+        return hashlib.sha256(state.encode(errors="surrogatepass")).hexdigest()
+
+    def check(self) -> None:
+        """Verify every group, the offsets, and the totals that limits are measured by."""
+        shard = self._shard
+        members = metadata_bytes = 0
+        pending: set[tuple[str, str]] = set()
+        for group_id, group in shard.groups.items():
+            if group.group_id != group_id:
+                raise InvariantViolation(f"group {group.group_id!r} stands under {group_id!r}")
+            group.check()
+            if isinstance(group, ClassicGroup):
+                members += len(group.members)
+                metadata_bytes += sum(m.metadata_bytes for m in group.members.values())
+                pending |= {(group_id, member_id) for member_id in group.pending_members}
+        totals = shard.totals
+        if (totals.members, totals.metadata_bytes) != (members, metadata_bytes):
+            raise InvariantViolation("the shard's members are miscounted")
+        if totals.pending.keys() != pending:
+            raise InvariantViolation("the shard's pending members are miscounted")
+        shard.offsets.check()
+        for group_id in shard.offsets.group_ids():
+            if group_id not in shard.groups:
+                raise InvariantViolation(f"offsets of {group_id!r}, which does not exist")

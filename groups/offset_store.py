@@ -1,0 +1,147 @@
+"""Committed and pending offsets of a shard. Changed by replay alone.
+
+A *pending* offset belongs to an open transaction: it shows only as instability until the
+transaction's marker is replayed.
+
+Source: Kafka's ``OffsetMetadataManager`` (the replay half) and ``OffsetAndMetadata``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from groups.records import OffsetCommitValue
+from logcore.machine import InvariantViolation
+
+TopicPartition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOffset:
+    """A commit and where it stands in the log, which decides between commits that compete."""
+
+    value: OffsetCommitValue
+    log_offset: int
+
+
+@dataclass(slots=True)
+class GroupOffsets:
+    """One group's offsets."""
+
+    committed: dict[TopicPartition, StoredOffset] = field(default_factory=dict)
+    pending: dict[TopicPartition, dict[int, StoredOffset]] = field(default_factory=dict)
+    """By partition and producer id of the open transaction."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is stored."""
+        return not self.committed and not self.pending
+
+    @property
+    def count(self) -> int:
+        """How many partitions have a committed or a pending offset."""
+        return len(self.committed) + sum(tp not in self.committed for tp in self.pending)
+
+    def partitions(self) -> list[TopicPartition]:
+        """Return every partition with a committed or a pending offset, committed ones first."""
+        return [*self.committed, *(tp for tp in self.pending if tp not in self.committed)]
+
+
+class OffsetStore:
+    """The offsets of all groups of a shard."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, GroupOffsets] = {}
+        self._open: dict[int, dict[str, set[TopicPartition]]] = {}
+
+    def of_group(self, group_id: str) -> GroupOffsets | None:
+        """Return the group's offsets, None if it has none at all."""
+        return self._groups.get(group_id)
+
+    def group_ids(self) -> list[str]:
+        """Return the groups that have offsets."""
+        return list(self._groups)
+
+    # --- replay ----------------------------------------------------------------------------------
+
+    def put(self, group_id: str, partition: TopicPartition, stored: StoredOffset) -> None:
+        """Replay a plain commit."""
+        self._groups.setdefault(group_id, GroupOffsets()).committed[partition] = stored
+
+    def put_pending(
+        self, group_id: str, partition: TopicPartition, producer_id: int, stored: StoredOffset
+    ) -> None:
+        """Replay a commit inside the transaction of ``producer_id``."""
+        offsets = self._groups.setdefault(group_id, GroupOffsets())
+        offsets.pending.setdefault(partition, {})[producer_id] = stored
+        by_group = self._open.setdefault(producer_id, {})
+        by_group.setdefault(group_id, set()).add(partition)
+
+    def remove(self, group_id: str, partition: TopicPartition) -> None:
+        """Replay a tombstone: it clears what open transactions hold as well."""
+        offsets = self._groups.get(group_id)
+        if offsets is None:
+            return
+        offsets.committed.pop(partition, None)
+        for producer_id in list(offsets.pending.get(partition, ())):
+            self._forget_open(producer_id, group_id, partition)
+        offsets.pending.pop(partition, None)
+        self._drop_if_empty(group_id)
+
+    def end_transaction(self, producer_id: int, *, commit: bool) -> None:
+        """Replay a marker. A plain commit that came later in the log wins over the transaction."""
+        for group_id, partitions in self._open.pop(producer_id, {}).items():
+            offsets = self._groups[group_id]
+            for partition in partitions:
+                by_producer = offsets.pending[partition]
+                stored = by_producer.pop(producer_id)
+                if not by_producer:
+                    del offsets.pending[partition]
+                present = offsets.committed.get(partition)
+                is_newer = present is None or stored.log_offset > present.log_offset
+                if commit and is_newer:
+                    offsets.committed[partition] = stored
+            self._drop_if_empty(group_id)
+
+    def _forget_open(self, producer_id: int, group_id: str, partition: TopicPartition) -> None:
+        by_group = self._open[producer_id]
+        by_group[group_id].discard(partition)
+        if not by_group[group_id]:
+            del by_group[group_id]
+        if not by_group:
+            del self._open[producer_id]
+
+    def _drop_if_empty(self, group_id: str) -> None:
+        if self._groups[group_id].is_empty:
+            del self._groups[group_id]
+
+    # --- inspection ------------------------------------------------------------------------------
+
+    def durable_state(self) -> object:
+        """Return everything stored, sorted, in a form with a stable repr."""
+        return [
+            (
+                group_id,
+                sorted(offsets.committed.items(), key=lambda item: item[0]),
+                sorted(
+                    (partition, sorted(by_producer.items(), key=lambda item: item[0]))
+                    for partition, by_producer in offsets.pending.items()
+                ),
+            )
+            for group_id, offsets in sorted(self._groups.items(), key=lambda item: item[0])
+        ]
+
+    def check(self) -> None:
+        """Raise :class:`InvariantViolation` if the index of open transactions is wrong."""
+        expected: dict[int, dict[str, set[TopicPartition]]] = {}
+        for group_id, offsets in self._groups.items():
+            if offsets.is_empty:
+                raise InvariantViolation(f"group {group_id!r} keeps an empty table of offsets")
+            for partition, by_producer in offsets.pending.items():
+                if not by_producer:
+                    raise InvariantViolation(f"{partition} of {group_id!r} is pending for nobody")
+                for producer_id in by_producer:
+                    by_group = expected.setdefault(producer_id, {})
+                    by_group.setdefault(group_id, set()).add(partition)
+        if expected != self._open:
+            raise InvariantViolation("pending offsets and open transactions differ")

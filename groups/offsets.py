@@ -1,0 +1,334 @@
+"""OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete, expiry, and offsets of deleted topics.
+
+Source: Kafka's ``OffsetMetadataManager`` (the deciding half) and ``OffsetExpirationCondition``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from groups import records
+from groups.commands import (
+    NO_LEADER_EPOCH,
+    NO_OFFSET,
+    CommitOffsets,
+    CommitOffsetsResult,
+    DeleteOffsets,
+    DeleteOffsetsResult,
+    ExpireOffsetsResult,
+    FetchedOffset,
+    FetchOffsets,
+    FetchOffsetsResult,
+    OffsetToCommit,
+    TopicsDeleted,
+    TopicsDeletedResult,
+    TxnCommitOffsets,
+)
+from groups.errors import (
+    GroupIdNotFoundError,
+    GroupLimitExceededError,
+    GroupSubscribedToTopicError,
+    IllegalGenerationError,
+    InvalidGroupIdError,
+    OffsetMetadataTooLargeError,
+    UnstableOffsetCommitError,
+)
+from groups.group import Group
+from groups.offset_store import GroupOffsets, StoredOffset, TopicPartition
+from groups.outcome import EventKind, Outcome
+from groups.records import NO_TIMESTAMP, OffsetCommitValue
+from groups.shard import Shard
+from groups.wire_format import MAX_STRING_BYTES
+from logcore.machine import DomainError, Token
+
+_INT64_MAX: Final = 2**63 - 1
+_NO_OFFSETS: Final = GroupOffsets()
+
+
+# --- committing ----------------------------------------------------------------------------------
+
+
+def commit_offsets(shard: Shard, outcome: Outcome, token: Token, command: CommitOffsets) -> None:
+    """Decide on an OffsetCommit. A missing group is created when no member commits to it.
+
+    The empty group id is legal here: very old clients store offsets under it.
+    """
+    generation_id = command.generation_id_or_member_epoch
+    group = _group_of_commit(
+        shard, command.group_id, generation_id, tells_not_found=command.is_v9_or_later
+    )
+    if group is not None:
+        group.validate_commit(
+            command.member_id, command.group_instance_id, generation_id, in_txn=False
+        )
+    expire_timestamp_ms = NO_TIMESTAMP
+    if command.retention_time_ms >= 0:
+        expire_timestamp_ms = min(outcome.now_ms + command.retention_time_ms, _INT64_MAX)
+    _append_commits(shard, outcome, command.group_id, command.offsets, expire_timestamp_ms, token)
+    if group is not None:
+        group.committed(outcome, command.member_id)
+
+
+def txn_commit_offsets(
+    shard: Shard, outcome: Outcome, token: Token, command: TxnCommitOffsets
+) -> None:
+    """Decide on a TxnOffsetCommit; the caller stamps the records with the producer."""
+    if not command.group_id:
+        raise InvalidGroupIdError("a transaction commits to a group with a name")
+    group = _group_of_commit(
+        shard, command.group_id, command.generation_id, tells_not_found=command.is_v6_or_later
+    )
+    if group is not None:
+        group.validate_commit(
+            command.member_id, command.group_instance_id, command.generation_id, in_txn=True
+        )
+    _append_commits(shard, outcome, command.group_id, command.offsets, NO_TIMESTAMP, token)
+
+
+def _group_of_commit(
+    shard: Shard, group_id: str, generation_id: int, *, tells_not_found: bool
+) -> Group | None:
+    """Return the group, or None for one that the commit creates (a *simple* group)."""
+    group = shard.groups.get(group_id)
+    if group is not None:
+        return group
+    if generation_id < 0:
+        shard.require_room_for_group(group_id)
+        return None
+    if tells_not_found:
+        raise GroupIdNotFoundError(f"no group {group_id!r}")
+    raise IllegalGenerationError(f"no group {group_id!r}, so no generation {generation_id}")
+
+
+def _append_commits(
+    shard: Shard,
+    outcome: Outcome,
+    group_id: str,
+    offsets: tuple[OffsetToCommit, ...],
+    expire_timestamp_ms: int,
+    token: Token,
+) -> None:
+    """Write what can be written and answer per partition."""
+    answers: list[tuple[str, int, DomainError | None]] = []
+    new_bytes = 0
+    stored = shard.offsets.of_group(group_id) or _NO_OFFSETS
+    added: set[TopicPartition] = set()
+    for item in offsets:
+        error = _metadata_error(shard, item)
+        answers.append((item.topic, item.partition, error))
+        if error is not None:
+            continue
+        value = OffsetCommitValue(
+            item.offset,
+            item.leader_epoch,
+            item.metadata,
+            outcome.now_ms,
+            expire_timestamp_ms,
+            item.topic_id,
+        )
+        record = records.offset_commit(group_id, item.topic, item.partition, value)
+        outcome.append(record)
+        new_bytes += len(record.key) + len(record.value or b"")
+        partition = (item.topic, item.partition)
+        if partition not in stored.committed and partition not in stored.pending:
+            added.add(partition)
+    limits = shard.limits
+    if new_bytes > limits.max_commit_bytes:
+        raise GroupLimitExceededError(f"one commit exceeds {limits.max_commit_bytes=}")
+    if added and stored.count + len(added) > limits.max_group_offsets:
+        raise GroupLimitExceededError(f"the group would exceed {limits.max_group_offsets=}")
+    outcome.reply(token, CommitOffsetsResult(tuple(answers)))
+
+
+def _metadata_error(shard: Shard, item: OffsetToCommit) -> DomainError | None:
+    text = item.metadata
+    limit = shard.limits.max_offset_metadata_bytes
+    # Kafka counts UTF-16 units; only characters beyond the basic plane take two.
+    units = len(text) + sum(char > "\uffff" for char in text) if len(text) * 2 > limit else 0
+    if units > limit:
+        return OffsetMetadataTooLargeError(f"metadata of {units} characters, at most {limit}")
+    if len(text) * 4 > MAX_STRING_BYTES and len(text.encode()) > MAX_STRING_BYTES:
+        return OffsetMetadataTooLargeError(f"metadata exceeds {MAX_STRING_BYTES} bytes")
+    return None
+
+
+# --- fetching ------------------------------------------------------------------------------------
+
+
+def fetch_offsets(shard: Shard, command: FetchOffsets) -> FetchOffsetsResult:
+    """Return committed offsets. A missing group has none, and that is no error."""
+    offsets = shard.offsets.of_group(command.group_id) or _NO_OFFSETS
+    if command.topics is not None:
+        return FetchOffsetsResult(
+            tuple(
+                (
+                    asked.topic,
+                    tuple(
+                        _fetched(
+                            offsets, (asked.topic, index), asked.topic_id, command.require_stable
+                        )
+                        for index in asked.partitions
+                    ),
+                )
+                for asked in command.topics
+            )
+        )
+    by_topic: dict[str, list[FetchedOffset]] = {}
+    for partition in sorted(offsets.committed):
+        fetched = _fetched(offsets, partition, None, command.require_stable)
+        by_topic.setdefault(partition[0], []).append(fetched)
+    return FetchOffsetsResult(tuple((topic, tuple(found)) for topic, found in by_topic.items()))
+
+
+def _fetched(
+    offsets: GroupOffsets,
+    partition: TopicPartition,
+    topic_id: bytes | None,
+    require_stable: bool,
+) -> FetchedOffset:
+    if require_stable and partition in offsets.pending:
+        error = UnstableOffsetCommitError(f"a transaction on {partition} is open")
+        return FetchedOffset(partition[1], NO_OFFSET, NO_LEADER_EPOCH, "", error)
+    stored = offsets.committed.get(partition)
+    if stored is None or not _is_of_topic(stored, topic_id):
+        return FetchedOffset(partition[1], NO_OFFSET, NO_LEADER_EPOCH, "")
+    value = stored.value
+    return FetchedOffset(partition[1], value.offset, value.leader_epoch, value.metadata)
+
+
+def _is_of_topic(stored: StoredOffset, topic_id: bytes | None) -> bool:
+    """Whether an offset belongs to the topic with this id, as far as both ids are known."""
+    known = stored.value.topic_id
+    return topic_id is None or known is None or known == topic_id
+
+
+# --- deleting ------------------------------------------------------------------------------------
+
+
+def delete_offsets(shard: Shard, outcome: Outcome, token: Token, command: DeleteOffsets) -> None:
+    """Decide on an OffsetDelete: topics that members still consume are refused."""
+    if not command.group_id:
+        raise InvalidGroupIdError("offsets are deleted from a group with a name")
+    group = shard.groups.get(command.group_id)
+    if group is None:
+        raise GroupIdNotFoundError(f"no group {command.group_id!r}")
+    group.validate_offset_delete()
+    offsets = shard.offsets.of_group(command.group_id) or _NO_OFFSETS
+    answers: list[tuple[str, int, DomainError | None]] = []
+    doomed: dict[TopicPartition, None] = {}
+    for topic, partitions in command.topics:
+        error = None
+        if group.is_subscribed_to(topic):
+            error = GroupSubscribedToTopicError(f"{command.group_id!r} consumes {topic!r}")
+        for index in partitions:
+            answers.append((topic, index, error))
+            exists = (topic, index) in offsets.committed or (topic, index) in offsets.pending
+            if error is None and exists:
+                doomed[topic, index] = None
+    for topic, index in doomed:
+        outcome.append(records.offset_tombstone(command.group_id, topic, index))
+    outcome.reply(token, DeleteOffsetsResult(tuple(answers)))
+
+
+def delete_all_offsets(shard: Shard, outcome: Outcome, group_id: str) -> None:
+    """Write tombstones for everything a group has, pending offsets too."""
+    for topic, index in (shard.offsets.of_group(group_id) or _NO_OFFSETS).partitions():
+        outcome.append(records.offset_tombstone(group_id, topic, index))
+
+
+def topics_deleted(shard: Shard, outcome: Outcome, token: Token, command: TopicsDeleted) -> None:
+    """Forget the offsets of topics that are gone, in every group of the shard."""
+    ids = dict(command.topics)
+    budget = shard.limits.max_tombstones_per_pass
+    for group_id in shard.offsets.group_ids():
+        offsets = shard.offsets.of_group(group_id) or _NO_OFFSETS
+        doomed = [
+            partition
+            for partition in offsets.partitions()
+            if partition[0] in ids
+            and all(
+                _is_of_topic(stored, ids[partition[0]]) for stored in _entries(offsets, partition)
+            )
+        ]
+        fitting = doomed[: budget - len(outcome.records)]
+        for topic, index in fitting:
+            outcome.append(records.offset_tombstone(group_id, topic, index))
+        if fitting:
+            outcome.event(
+                EventKind.OFFSETS_OF_DELETED_TOPIC,
+                group_id,
+                topics=sorted({topic for topic, _ in fitting}),
+                offsets=len(fitting),
+            )
+        if len(fitting) < len(doomed):
+            outcome.reply(token, TopicsDeletedResult(len(outcome.records), more=True))
+            return
+    outcome.reply(token, TopicsDeletedResult(len(outcome.records)))
+
+
+def _entries(offsets: GroupOffsets, partition: TopicPartition) -> list[StoredOffset]:
+    committed = offsets.committed.get(partition)
+    pending = offsets.pending.get(partition, {}).values()
+    return [*pending] if committed is None else [committed, *pending]
+
+
+# --- expiry --------------------------------------------------------------------------------------
+
+
+def expire_offsets(shard: Shard, outcome: Outcome, token: Token) -> None:
+    """Forget expired offsets, and empty groups that have no offsets left."""
+    budget = shard.limits.max_tombstones_per_pass
+    expired_offsets = expired_groups = 0
+    more = False
+    for group_id, group in list(shard.groups.items()):
+        room = budget - len(outcome.records)
+        offsets = shard.offsets.of_group(group_id) or _NO_OFFSETS
+        expired = [
+            partition
+            for partition, stored in offsets.committed.items()
+            if _is_expired(shard, outcome, group, offsets, partition, stored)
+        ]
+        nothing_left = len(expired) == len(offsets.committed) and not offsets.pending
+        goes = nothing_left and group.is_empty and not group.is_awaited
+        if len(expired) + goes > room:
+            more = True
+            # A group that alone exceeds a whole pass loses a part now; else it waits its turn.
+            if outcome.records:
+                break
+            expired, goes = expired[:room], False
+        for topic, index in expired:
+            outcome.append(records.offset_tombstone(group_id, topic, index))
+        if expired:
+            outcome.event(EventKind.OFFSETS_EXPIRED, group_id, offsets=len(expired))
+        if goes:
+            tombstone_group(outcome, group, "empty and without offsets")
+        expired_offsets += len(expired)
+        expired_groups += goes
+        if more:
+            break
+    outcome.reply(token, ExpireOffsetsResult(expired_offsets, expired_groups, more))
+
+
+def _is_expired(
+    shard: Shard,
+    outcome: Outcome,
+    group: Group,
+    offsets: GroupOffsets,
+    partition: TopicPartition,
+    stored: StoredOffset,
+) -> bool:
+    if partition in offsets.pending or group.is_subscribed_to(partition[0]):
+        return False
+    base_ms = group.expiry_base_ms(stored.value.commit_timestamp_ms)
+    if base_ms is None:
+        return False
+    if stored.value.expire_timestamp_ms != NO_TIMESTAMP:
+        return outcome.now_ms >= stored.value.expire_timestamp_ms
+    return outcome.now_ms - base_ms >= shard.offsets_retention_ms
+
+
+def tombstone_group(outcome: Outcome, group: Group, reason: str) -> None:
+    """Write the group's tombstone; its offsets' tombstones are decided already."""
+    outcome.append(records.group_tombstone(group.group_id))
+    outcome.event(EventKind.GROUP_DELETED, group.group_id, reason=reason)
+    group.removed(outcome)

@@ -1,0 +1,299 @@
+"""The records of ``__consumer_offsets``, byte for byte Kafka's.
+
+A key is its type (two bytes) and a body; a value is its version (two bytes) and a body; no value
+is a tombstone. :data:`_CODECS` holds one entry per record type: another group type adds its own.
+
+Written: GroupMetadata v3; OffsetCommit v4, or v1 when the commit carried a retention time. Read:
+every version of both since Kafka 0.9, so that a real Kafka's log loads.
+
+Source: the ``*Key.json``/``*Value.json`` schemas of Kafka's group-coordinator module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
+
+from groups.wire_format import FieldReader, FieldWriter
+from logcore.errors import CorruptRecordError
+from logcore.machine import Record
+
+NO_TIMESTAMP: Final = -1
+"""The value of an absent timestamp or timeout field."""
+
+_TOPIC_ID_TAG: Final = 0
+_ZERO_ID: Final = bytes(16)
+_NEWEST_VERSION: Final = 4
+_FIRST_FLEXIBLE_VERSION: Final = 4
+
+
+class RecordType(IntEnum):
+    """The type that leads a key."""
+
+    LEGACY_OFFSET_COMMIT = 0
+    OFFSET_COMMIT = 1
+    GROUP_METADATA = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommitKey:
+    """Types 0 (only read) and 1."""
+
+    group_id: str
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadataKey:
+    """Type 2."""
+
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommitValue:
+    """A committed offset; ``expire_timestamp_ms`` is -1 unless the client chose a retention.
+
+    ``topic_id`` is None where unknown (zero on the wire).
+    """
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp_ms: int
+    expire_timestamp_ms: int = NO_TIMESTAMP
+    topic_id: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberMetadata:
+    """One member of a generation; ``subscription`` is its metadata for the chosen protocol."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    subscription: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadataValue:
+    """A classic group's generation."""
+
+    protocol_type: str
+    generation_id: int
+    protocol_name: str | None
+    leader: str | None
+    state_timestamp_ms: int
+    members: tuple[MemberMetadata, ...]
+
+
+Key = OffsetCommitKey | GroupMetadataKey
+Value = OffsetCommitValue | GroupMetadataValue
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def offset_commit_key(group_id: str, topic: str, partition: int) -> bytes:
+    """Return the key of a committed offset (type 1)."""
+    writer = FieldWriter(RecordType.OFFSET_COMMIT)
+    writer.string(group_id)
+    writer.string(topic)
+    writer.int32(partition)
+    return writer.done()
+
+
+def group_metadata_key(group_id: str) -> bytes:
+    """Return the key of a classic group (type 2)."""
+    writer = FieldWriter(RecordType.GROUP_METADATA)
+    writer.string(group_id)
+    return writer.done()
+
+
+def offset_commit_value(value: OffsetCommitValue) -> bytes:
+    """Return the bytes of a committed offset: v1 with an expiry, else v4.
+
+    v1 is the only version with an expiry field; it has no leader epoch and no topic id.
+    """
+    if value.expire_timestamp_ms != NO_TIMESTAMP:
+        writer = FieldWriter(1)
+        writer.int64(value.offset)
+        writer.string(value.metadata)
+        writer.int64(value.commit_timestamp_ms)
+        writer.int64(value.expire_timestamp_ms)
+        return writer.done()
+    writer = FieldWriter(4, flexible=True)
+    writer.int64(value.offset)
+    writer.int32(value.leader_epoch)
+    writer.string(value.metadata)
+    writer.int64(value.commit_timestamp_ms)
+    known_id = value.topic_id if value.topic_id != _ZERO_ID else None
+    writer.tags({} if known_id is None else {_TOPIC_ID_TAG: known_id})
+    return writer.done()
+
+
+def group_metadata_value(value: GroupMetadataValue) -> bytes:
+    """Return the bytes of a group's generation (v3)."""
+    writer = FieldWriter(3)
+    writer.string(value.protocol_type)
+    writer.int32(value.generation_id)
+    writer.string(value.protocol_name)
+    writer.string(value.leader)
+    writer.int64(value.state_timestamp_ms)
+    writer.count(len(value.members))
+    for member in value.members:
+        writer.string(member.member_id)
+        writer.string(member.group_instance_id)
+        writer.string(member.client_id)
+        writer.string(member.client_host)
+        writer.int32(member.rebalance_timeout_ms)
+        writer.int32(member.session_timeout_ms)
+        writer.bytes_(member.subscription)
+        writer.bytes_(member.assignment)
+    return writer.done()
+
+
+def offset_commit(group_id: str, topic: str, partition: int, value: OffsetCommitValue) -> Record:
+    """Return the record that commits one offset."""
+    return Record(offset_commit_key(group_id, topic, partition), offset_commit_value(value))
+
+
+def offset_tombstone(group_id: str, topic: str, partition: int) -> Record:
+    """Return the record that forgets one offset, committed and pending."""
+    return Record(offset_commit_key(group_id, topic, partition), None)
+
+
+def group_metadata(group_id: str, value: GroupMetadataValue) -> Record:
+    """Return the record of a group's generation."""
+    return Record(group_metadata_key(group_id), group_metadata_value(value))
+
+
+def group_tombstone(group_id: str) -> Record:
+    """Return the record that removes a classic group."""
+    return Record(group_metadata_key(group_id), None)
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def _read_offset_commit_key(reader: FieldReader) -> OffsetCommitKey:
+    return OffsetCommitKey(reader.string(), reader.string(), reader.int32())
+
+
+def _read_group_metadata_key(reader: FieldReader) -> GroupMetadataKey:
+    return GroupMetadataKey(reader.string())
+
+
+def _read_offset_commit_value(reader: FieldReader, version: int) -> OffsetCommitValue:
+    offset = reader.int64()
+    leader_epoch = reader.int32() if version >= 3 else -1
+    metadata = reader.string()
+    commit_timestamp_ms = reader.int64()
+    expire_timestamp_ms = reader.int64() if version == 1 else NO_TIMESTAMP
+    topic_id = reader.tags().get(_TOPIC_ID_TAG)
+    if topic_id is not None and len(topic_id) != len(_ZERO_ID):
+        raise CorruptRecordError(f"a topic id has {len(topic_id)} bytes")
+    if topic_id == _ZERO_ID:
+        topic_id = None
+    return OffsetCommitValue(
+        offset, leader_epoch, metadata, commit_timestamp_ms, expire_timestamp_ms, topic_id
+    )
+
+
+def _read_member(reader: FieldReader, version: int) -> MemberMetadata:
+    member_id = reader.string()
+    group_instance_id = reader.nullable_string() if version >= 3 else None
+    client_id = reader.string()
+    client_host = reader.string()
+    rebalance_timeout_ms = reader.int32() if version >= 1 else NO_TIMESTAMP
+    session_timeout_ms = reader.int32()
+    subscription = reader.bytes_()
+    assignment = reader.bytes_()
+    reader.tags()
+    return MemberMetadata(
+        member_id,
+        group_instance_id,
+        client_id,
+        client_host,
+        # Before v1 there was one timeout for both purposes.
+        session_timeout_ms if rebalance_timeout_ms == NO_TIMESTAMP else rebalance_timeout_ms,
+        session_timeout_ms,
+        subscription,
+        assignment,
+    )
+
+
+def _read_group_metadata_value(reader: FieldReader, version: int) -> GroupMetadataValue:
+    protocol_type = reader.string()
+    generation_id = reader.int32()
+    protocol_name = reader.nullable_string()
+    leader = reader.nullable_string()
+    state_timestamp_ms = reader.int64() if version >= 2 else NO_TIMESTAMP
+    members = tuple(_read_member(reader, version) for _ in range(reader.count()))
+    reader.tags()
+    return GroupMetadataValue(
+        protocol_type, generation_id, protocol_name, leader, state_timestamp_ms, members
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    """How a record type is read. All value versions from 0 to ``newest_version`` are."""
+
+    read_key: Callable[[FieldReader], Key]
+    read_value: Callable[[FieldReader, int], Value]
+    newest_version: int
+    first_flexible_version: int
+
+
+_OFFSET_COMMIT_CODEC: Final = _Codec(
+    _read_offset_commit_key, _read_offset_commit_value, _NEWEST_VERSION, _FIRST_FLEXIBLE_VERSION
+)
+_CODECS: Final[Mapping[int, _Codec]] = MappingProxyType(
+    {
+        RecordType.LEGACY_OFFSET_COMMIT: _OFFSET_COMMIT_CODEC,
+        RecordType.OFFSET_COMMIT: _OFFSET_COMMIT_CODEC,
+        RecordType.GROUP_METADATA: _Codec(
+            _read_group_metadata_key,
+            _read_group_metadata_value,
+            _NEWEST_VERSION,
+            _FIRST_FLEXIBLE_VERSION,
+        ),
+    }
+)
+
+
+def record_type(key: bytes) -> int:
+    """Return the type that leads ``key``, known or not. Raises :class:`CorruptRecordError`."""
+    return FieldReader(key).int16()
+
+
+def decode(record: Record) -> tuple[Key, Value | None] | None:
+    """Return a record's key and value (None for a tombstone), or None for an unknown type.
+
+    Raises :class:`CorruptRecordError` on malformed bytes and on a value version from the future:
+    to skip that one would be to lose state.
+    """
+    kind = record_type(record.key)
+    codec = _CODECS.get(kind)
+    if codec is None:
+        return None
+    key_reader = FieldReader(record.key)
+    key_reader.int16()
+    key = codec.read_key(key_reader)
+    if record.value is None:
+        return key, None
+    reader = FieldReader(record.value)
+    version = reader.int16()
+    if not 0 <= version <= codec.newest_version:
+        raise CorruptRecordError(f"record type {kind} has a value of unknown version {version}")
+    reader.flexible = version >= codec.first_flexible_version
+    return key, codec.read_value(reader, version)

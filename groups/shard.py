@@ -1,0 +1,47 @@
+"""What all parts of one shard share: the group table, the offsets, limits and settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from groups.errors import GroupLimitExceededError
+from groups.group import Group, ShardTotals
+from groups.limits import GroupLimits
+from groups.offset_store import OffsetStore
+
+
+@dataclass(slots=True)
+class Shard:
+    """One partition of ``__consumer_offsets`` as it stands in memory."""
+
+    limits: GroupLimits
+    initial_rebalance_delay_ms: int
+    offsets_retention_ms: int
+    groups: dict[str, Group] = field(default_factory=dict)
+    offsets: OffsetStore = field(default_factory=OffsetStore)
+    totals: ShardTotals = field(default_factory=ShardTotals)
+
+    def require_room_for_group(self, group_id: str) -> None:
+        """Raise :class:`GroupLimitExceededError` unless a group may be created."""
+        self.require_short("group id", group_id)
+        if len(self.groups) >= self.limits.max_groups:
+            raise GroupLimitExceededError(f"the shard has max_groups={self.limits.max_groups}")
+
+    def require_room_for_members(self, members: int, metadata_bytes: int) -> None:
+        """Raise :class:`GroupLimitExceededError` unless so much more fits into the shard."""
+        limits, totals = self.limits, self.totals
+        if totals.members + members > limits.max_shard_members:
+            raise GroupLimitExceededError(
+                f"the shard has max_shard_members={limits.max_shard_members}"
+            )
+        if totals.metadata_bytes + metadata_bytes > limits.max_shard_metadata_bytes:
+            raise GroupLimitExceededError(
+                f"the shard has max_shard_metadata_bytes={limits.max_shard_metadata_bytes}"
+            )
+
+    def require_short(self, what: str, text: str) -> None:
+        """Raise :class:`GroupLimitExceededError` if an identifier is too long."""
+        limit = self.limits.max_identifier_bytes
+        # A character takes at most four bytes, so most texts need not be encoded to know.
+        if len(text) * 4 > limit and len(text.encode()) > limit:
+            raise GroupLimitExceededError(f"{what} exceeds max_identifier_bytes={limit}")

@@ -1,0 +1,161 @@
+"""Kafka's primitive types as they stand in the records of ``__consumer_offsets``.
+
+Both encodings: the plain one (two-byte string lengths, four-byte counts) and the flexible one of
+KIP-482 (unsigned varints of length + 1, tagged fields). A reader never looks past its bytes; what
+does not fit raises :class:`logcore.errors.CorruptRecordError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from logcore.errors import CorruptRecordError
+
+MAX_STRING_BYTES: Final = 32_767
+"""The longest UTF-8 text a plain string can carry: its length is a signed int16."""
+
+
+class FieldReader:
+    """Reads one key or value from its start; ``flexible`` may be switched after the version."""
+
+    def __init__(self, data: bytes, *, flexible: bool = False) -> None:
+        self._data = data
+        self._pos = 0
+        self.flexible = flexible
+
+    @property
+    def remaining(self) -> int:
+        """Bytes not read yet."""
+        return len(self._data) - self._pos
+
+    def _take(self, count: int) -> bytes:
+        if count < 0 or count > self.remaining:
+            raise CorruptRecordError(f"field of {count} bytes where {self.remaining} are left")
+        start = self._pos
+        self._pos = start + count
+        return self._data[start : self._pos]
+
+    def int16(self) -> int:
+        """Read a signed 16-bit integer."""
+        return int(struct.unpack(">h", self._take(2))[0])
+
+    def int32(self) -> int:
+        """Read a signed 32-bit integer."""
+        return int(struct.unpack(">i", self._take(4))[0])
+
+    def int64(self) -> int:
+        """Read a signed 64-bit integer."""
+        return int(struct.unpack(">q", self._take(8))[0])
+
+    def uvarint(self) -> int:
+        """Read an unsigned varint of at most 32 bits."""
+        value = 0
+        for shift in range(0, 35, 7):
+            byte = self._take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if not byte & 0x80:
+                if value >> 32:
+                    break
+                return value
+        raise CorruptRecordError("a varint is longer than 32 bits")
+
+    def nullable_string(self) -> str | None:
+        """Read a string; a length of -1 is None."""
+        length = self.uvarint() - 1 if self.flexible else self.int16()
+        if length == -1:
+            return None
+        try:
+            return self._take(length).decode()
+        except UnicodeDecodeError as error:
+            raise CorruptRecordError("a string is not UTF-8") from error
+
+    def string(self) -> str:
+        """Read a string that may not be None."""
+        value = self.nullable_string()
+        if value is None:
+            raise CorruptRecordError("a string is null that may not be")
+        return value
+
+    def bytes_(self) -> bytes:
+        """Read a blob that may not be None."""
+        return self._take(self.uvarint() - 1 if self.flexible else self.int32())
+
+    def count(self) -> int:
+        """Read an array's length. It can't exceed the bytes left: no element is empty."""
+        count = self.uvarint() - 1 if self.flexible else self.int32()
+        if not 0 <= count <= self.remaining:
+            raise CorruptRecordError(f"array of {count} elements in {self.remaining} bytes")
+        return count
+
+    def tags(self) -> dict[int, bytes]:
+        """Read the tagged fields that end a flexible structure; none in a plain one."""
+        if not self.flexible:
+            return {}
+        fields: dict[int, bytes] = {}
+        count = self.uvarint()
+        if count > self.remaining:
+            raise CorruptRecordError(f"{count} tagged fields in {self.remaining} bytes")
+        for _ in range(count):
+            tag = self.uvarint()
+            fields[tag] = self._take(self.uvarint())
+        return fields
+
+
+class FieldWriter:
+    """Builds one key or value."""
+
+    def __init__(self, version: int, *, flexible: bool = False) -> None:
+        self._out = bytearray(struct.pack(">h", version))
+        self._flexible = flexible
+
+    def int32(self, value: int) -> None:
+        """Write a signed 32-bit integer."""
+        self._out += struct.pack(">i", value)
+
+    def int64(self, value: int) -> None:
+        """Write a signed 64-bit integer."""
+        self._out += struct.pack(">q", value)
+
+    def uvarint(self, value: int) -> None:
+        """Write an unsigned varint."""
+        while value > 0x7F:
+            self._out.append(value & 0x7F | 0x80)
+            value >>= 7
+        self._out.append(value)
+
+    def string(self, value: str | None) -> None:
+        """Write a string or None. Limits were checked before: a too long one is our own bug."""
+        encoded = None if value is None else value.encode()
+        if self._flexible:
+            self.uvarint(0 if encoded is None else len(encoded) + 1)
+        else:
+            self._out += struct.pack(">h", -1 if encoded is None else len(encoded))
+        self._out += encoded or b""
+
+    def bytes_(self, value: bytes) -> None:
+        """Write a blob."""
+        if self._flexible:
+            self.uvarint(len(value) + 1)
+        else:
+            self.int32(len(value))
+        self._out += value
+
+    def count(self, length: int) -> None:
+        """Write an array's length."""
+        if self._flexible:
+            self.uvarint(length + 1)
+        else:
+            self.int32(length)
+
+    def tags(self, fields: dict[int, bytes]) -> None:
+        """Write the tagged fields that end a flexible structure, in ascending order."""
+        self.uvarint(len(fields))
+        for tag in sorted(fields):
+            self.uvarint(tag)
+            self.uvarint(len(fields[tag]))
+            self._out += fields[tag]
+
+    def done(self) -> bytes:
+        """Return what was written."""
+        return bytes(self._out)

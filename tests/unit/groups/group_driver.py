@@ -1,0 +1,441 @@
+"""Drives a GroupMachine as the runtime does, and looks over its shoulder at every step.
+
+Each step: decide, see that nothing durable moved, append and replay, arm timers, ``check()``. A
+token must be answered exactly once. Time stands still until ``advance``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from groups import records
+from groups.classic_group import ClassicGroup
+from groups.classic_members import join_timer, session_timer, sync_timer
+from groups.classic_state import ClassicState
+from groups.commands import (
+    CommitOffsets,
+    CommitOffsetsResult,
+    DescribeGroup,
+    FetchOffsets,
+    FetchTopic,
+    Heartbeat,
+    JoinGroup,
+    JoinGroupResult,
+    LeaveGroup,
+    LeavingMember,
+    OffsetToCommit,
+    SyncGroup,
+    TxnCommitOffsets,
+)
+from groups.errors import GroupIdNotFoundError, MemberIdRequiredError
+from groups.limits import GroupLimits
+from groups.machine import GroupMachine
+from logcore.machine import Decision, DomainError, Event, ProducerStamp, Record
+
+G = "g"
+NOW = 1_000_000
+SESSION = 10_000
+REBALANCE = 60_000
+DELAY = 3_000
+RETENTION = 604_800_000
+
+
+def subscription(*topics: str) -> bytes:
+    """A consumer's JoinGroup metadata, version 0."""
+    out = struct.pack(">hi", 0, len(topics))
+    for topic in topics:
+        out += struct.pack(">h", len(topic)) + topic.encode()
+    return out + struct.pack(">i", -1)
+
+
+RANGE = (("range", subscription("t")),)
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """An end-of-transaction marker in the log."""
+
+    producer_id: int
+    commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record or marker of the log, at its offset."""
+
+    offset: int
+    record: Record | None
+    stamp: ProducerStamp | None
+    marker: Marker | None = None
+
+
+class Parked:
+    """Stands for an answer that has not come yet."""
+
+    def __repr__(self) -> str:
+        return "PARKED"
+
+
+PARKED = Parked()
+
+
+def load(log: Iterable[Entry], **settings: Any) -> GroupMachine:
+    """A fresh machine that has replayed ``log``; it does not serve yet."""
+    machine = GroupMachine(**settings)
+    for entry in log:
+        replay(machine, entry)
+    return machine
+
+
+def replay(machine: GroupMachine, entry: Entry) -> None:
+    if entry.marker is not None:
+        stamp = ProducerStamp(entry.marker.producer_id, 0)
+        machine.replay_marker(stamp, entry.offset, commit=entry.marker.commit)
+    elif entry.record is not None:
+        machine.replay(entry.record, entry.offset, NOW, entry.stamp)
+
+
+class Driver:
+    """One shard with a log, timers and a clock."""
+
+    def __init__(
+        self,
+        limits: GroupLimits | None = None,
+        log: Iterable[Entry] = (),
+        now: int = NOW,
+        **settings: Any,
+    ) -> None:
+        self.settings = {
+            "limits": limits or GroupLimits(),
+            "initial_rebalance_delay_ms": DELAY,
+            "offsets_retention_ms": RETENTION,
+            **settings,
+        }
+        self.log: list[Entry] = list(log)
+        self.now = now
+        self.machine = load(self.log, **self.settings)
+        self.timers: dict[Hashable, int] = {}
+        self.answers: dict[int, object] = {}
+        self.events: list[Event] = []
+        self.decisions = 0
+        self._token = 0
+        self._ids = 0
+        self._apply(self.machine.loaded(self.now))
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def send(self, command: object) -> int:
+        """Decide on a command and return its token; ``answers`` holds the answer or PARKED."""
+        self._token += 1
+        token = self._token
+        self.answers[token] = PARKED
+        before = self.machine.digest()
+        try:
+            decision = self.machine.decide(token, command, self.now)
+        except DomainError as error:
+            self.answers[token] = error
+            assert self.machine.digest() == before
+            self.check()
+            return token
+        assert self.machine.digest() == before, "decide changed durable state"
+        self._apply(decision)
+        return token
+
+    def ask(self, command: object) -> Any:
+        """Send and return the result; raises the error, and if there is no answer."""
+        return self.answer(self.send(command))
+
+    def answer(self, token: int) -> Any:
+        answer = self.answers[token]
+        assert answer is not PARKED, "no answer yet"
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def parked(self, token: int) -> bool:
+        return self.answers[token] is PARKED
+
+    def advance(self, by_ms: int) -> None:
+        """Let time pass; timers fire in order, at their time."""
+        end = self.now + by_ms
+        while self.timers:
+            key, deadline = min(self.timers.items(), key=lambda item: (item[1], repr(item[0])))
+            if deadline > end:
+                break
+            self.now = max(self.now, deadline)
+            del self.timers[key]
+            before = self.machine.digest()
+            decision = self.machine.fire(key, self.now)
+            assert self.machine.digest() == before, "fire changed durable state"
+            self._apply(decision)
+        self.now = end
+
+    def marker(self, producer_id: int, *, commit: bool) -> None:
+        """The transaction of ``producer_id`` ends."""
+        self._append(Entry(len(self.log), None, None, Marker(producer_id, commit)))
+        self.check()
+
+    def reload(self) -> None:
+        """Crash and load again: what the log says must be what there was."""
+        digest = self.machine.digest()
+        unloaded = self.machine.unload()
+        assert not unloaded.records
+        self._collect(unloaded)
+        self.machine = load(self.log, **self.settings)
+        self.timers.clear()
+        assert self.machine.digest() == digest, "a reload changed durable state"
+        self._apply(self.machine.loaded(self.now))
+
+    def _apply(self, decision: Decision) -> None:
+        self.decisions += 1
+        for record in decision.records:
+            self._append(Entry(len(self.log), record, decision.stamp))
+        self._collect(decision)
+        self.check()
+
+    def _append(self, entry: Entry) -> None:
+        self.log.append(entry)
+        replay(self.machine, entry)
+
+    def _collect(self, decision: Decision) -> None:
+        for timer in decision.timers:
+            if timer.deadline_ms is None:
+                self.timers.pop(timer.key, None)
+            else:
+                assert timer.deadline_ms >= self.now
+                self.timers[timer.key] = timer.deadline_ms
+        for reply in decision.replies:
+            assert self.answers[reply.token] is PARKED, "a token was answered twice"
+            self.answers[reply.token] = reply.response
+        self.events.extend(decision.events)
+
+    def check(self) -> None:
+        """The machine's own invariants, and that the armed timers are those its state needs."""
+        self.machine.check()
+        needed: set[Hashable] = set()
+        allowed: set[Hashable] = set()
+        for group in self.groups.values():
+            assert isinstance(group, ClassicGroup)
+            for member_id in group.pending_members:
+                needed.add(session_timer(group.group_id, member_id))
+            for member in group.members.values():
+                target = allowed if member.counts_as_alive else needed
+                target.add(session_timer(group.group_id, member.member_id))
+            if group.state is ClassicState.PREPARING_REBALANCE:
+                needed.add(join_timer(group.group_id))
+            if group.pending_sync:
+                needed.add(sync_timer(group.group_id))
+        armed = set(self.timers)
+        assert needed <= armed, f"not armed: {needed - armed}"
+        assert armed <= needed | allowed, f"armed for nothing: {armed - needed - allowed}"
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> dict[str, Any]:
+        return self.machine._shard.groups
+
+    def group(self, group_id: str = G) -> ClassicGroup:
+        group = self.groups[group_id]
+        assert isinstance(group, ClassicGroup)
+        return group
+
+    def state(self, group_id: str = G) -> str:
+        try:
+            return str(self.ask(DescribeGroup(group_id)).state)
+        except GroupIdNotFoundError:
+            return "Dead"
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    def event(self, kind: str) -> dict[str, Any]:
+        """The detail of the newest event of this kind."""
+        return dict(next(event for event in reversed(self.events) if event.kind == kind).detail)
+
+    def last_group_record(self) -> records.GroupMetadataValue | None:
+        for entry in reversed(self.log):
+            if entry.record is None:
+                continue
+            decoded = records.decode(entry.record)
+            if decoded is not None and isinstance(decoded[0], records.GroupMetadataKey):
+                value = decoded[1]
+                assert value is None or isinstance(value, records.GroupMetadataValue)
+                return value
+        raise AssertionError("no group record")
+
+    # --- commands --------------------------------------------------------------------------------
+
+    def join(
+        self, member_id: str = "", *, instance: str | None = None, version: int = 9, **other: Any
+    ) -> int:
+        """Send a JoinGroup as a client of the given version would; returns the token."""
+        self._ids += 1
+        command = JoinGroup(
+            group_id=G,
+            member_id=member_id,
+            group_instance_id=instance,
+            client_id="c",
+            client_host="/127.0.0.1",
+            session_timeout_ms=SESSION,
+            rebalance_timeout_ms=REBALANCE,
+            protocol_type="consumer",
+            protocols=RANGE,
+            require_known_member_id=version >= 4,
+            supports_skip_assignment=version >= 9,
+            new_member_id=f"{instance or 'c'}-{self._ids}",
+        )
+        return self.send(replace(command, **other))
+
+    def join_dynamic(self, **other: Any) -> tuple[int, str]:
+        """A new dynamic member does the dance of KIP-394; (token, member id)."""
+        first = self.answers[self.join(**other)]
+        assert isinstance(first, MemberIdRequiredError)
+        return self.join(first.member_id, **other), first.member_id
+
+    def sync(
+        self,
+        member_id: str,
+        generation: int | None = None,
+        assignments: Sequence[tuple[str, bytes]] = (),
+        *,
+        group_id: str = G,
+        instance: str | None = None,
+        protocol: tuple[str | None, str | None] = (None, None),
+    ) -> int:
+        current = self.group(group_id).generation_id if group_id in self.groups else 0
+        return self.send(
+            SyncGroup(
+                group_id,
+                current if generation is None else generation,
+                member_id,
+                instance,
+                protocol[0],
+                protocol[1],
+                tuple(assignments),
+            )
+        )
+
+    def heartbeat(
+        self, member_id: str, generation: int | None = None, instance: str | None = None
+    ) -> Any:
+        current = self.group().generation_id if G in self.groups else 0
+        return self.ask(
+            Heartbeat(G, current if generation is None else generation, member_id, instance)
+        )
+
+    def leave(self, *members: str | LeavingMember, group_id: str = G) -> Any:
+        leaving = tuple(
+            LeavingMember(member) if isinstance(member, str) else member for member in members
+        )
+        return self.ask(LeaveGroup(group_id, leaving)).members
+
+    def commit(
+        self,
+        *offsets: tuple[str, int, int],
+        generation: int = -1,
+        member_id: str = "",
+        instance: str | None = None,
+        group_id: str = G,
+        producer: int | None = None,
+        **other: Any,
+    ) -> CommitOffsetsResult:
+        items = tuple(OffsetToCommit(*offset) for offset in offsets or (("t", 0, 5),))
+        fields = (group_id, generation, member_id, instance, items)
+        if producer is not None:
+            command = TxnCommitOffsets(*fields, ProducerStamp(producer, 0), **other)
+            return self.ask(command)  # type: ignore[no-any-return]
+        return self.ask(CommitOffsets(*fields, **other))  # type: ignore[no-any-return]
+
+    def fetch(
+        self, topic: str = "t", partition: int = 0, *, stable: bool = False, group_id: str = G
+    ) -> Any:
+        """One partition's committed offset as FetchedOffset."""
+        topics = (FetchTopic(topic, (partition,)),)
+        return self.ask(FetchOffsets(group_id, topics, require_stable=stable)).topics[0][1][0]
+
+    # --- ready-made groups -----------------------------------------------------------------------
+
+    def finish_initial_delay(self) -> None:
+        """Let time pass until the first join phase ends."""
+        while self.group().initial_delay is not None:
+            self.advance(DELAY)
+
+    def rejoin_all(self, *, skip: Iterable[str] = ()) -> dict[str, int]:
+        """Let every member that does not wait rejoin as it was; member id → token."""
+        tokens = {}
+        for member in list(self.group().members.values()):
+            if member.join_token is None and member.member_id not in skip:
+                tokens[member.member_id] = self.join(
+                    member.member_id,
+                    instance=member.group_instance_id,
+                    protocols=member.protocols,
+                    session_timeout_ms=member.session_timeout_ms,
+                    rebalance_timeout_ms=member.rebalance_timeout_ms,
+                )
+        return tokens
+
+    def sync_all(self) -> dict[str, Any]:
+        """Every member syncs, the leader last; member id → result."""
+        group = self.group()
+        ids = sorted(group.members, key=lambda member_id: member_id == group.leader_id)
+        plan = [(member_id, f"to {member_id}".encode()) for member_id in ids]
+        tokens = {
+            member_id: self.sync(
+                member_id,
+                assignments=plan if member_id == group.leader_id else (),
+                instance=group.members[member_id].group_instance_id,
+            )
+            for member_id in ids
+        }
+        return {member_id: self.answer(token) for member_id, token in tokens.items()}
+
+
+def completing(
+    count: int = 2, *, static: Iterable[str] = (), **settings: Any
+) -> tuple[Driver, list[str]]:
+    """A group in CompletingRebalance of generation 1; the first member leads."""
+    driver = Driver(**settings)
+    tokens = [driver.join_dynamic()[0] for _ in range(count)]
+    tokens += [driver.join(instance=name) for name in static]
+    driver.finish_initial_delay()
+    results: list[JoinGroupResult] = [driver.answer(token) for token in tokens]
+    assert {result.generation_id for result in results} == {1}
+    return driver, [result.member_id for result in results]
+
+
+def stable(
+    count: int = 2, *, static: Iterable[str] = (), **settings: Any
+) -> tuple[Driver, list[str]]:
+    """A Stable group of generation 1; the first member leads."""
+    driver, ids = completing(count, static=static, **settings)
+    driver.sync_all()
+    assert driver.state() == "Stable"
+    return driver, ids
+
+
+def preparing(count: int = 2, **settings: Any) -> tuple[Driver, list[str], int]:
+    """A Stable group whose leader just rejoined, and the leader's token."""
+    driver, ids = stable(count, **settings)
+    token = driver.join(ids[0])
+    assert driver.state() == "PreparingRebalance"
+    return driver, ids, token
+
+
+def initial() -> tuple[Driver, list[str], list[int]]:
+    """A group in its first join phase, with one member."""
+    driver = Driver()
+    token, member_id = driver.join_dynamic()
+    assert driver.state() == "PreparingRebalance"
+    return driver, [member_id], [token]
+
+
+def empty() -> Driver:
+    """A group whose last member left."""
+    driver, ids = stable(1)
+    driver.leave(ids[0])
+    assert driver.state() == "Empty"
+    return driver

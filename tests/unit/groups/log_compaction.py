@@ -1,0 +1,102 @@
+"""What a log cleaner may leave of a log: a model of Kafka's, over the drivers' entries.
+
+A record may go when a later one of the same key is decided (plain, or of a committed transaction);
+so may a record of an aborted transaction, a marker whose transaction has no record left, and a
+tombstone after its time when nothing older of its key is left. At and above the first offset of an
+open transaction nothing is cleaned.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from group_driver import Entry
+
+
+def _fates(log: Sequence[Entry]) -> dict[int, bool | None]:
+    """Offset → committed (True), aborted (False), open (None), for records of transactions."""
+    open_offsets: dict[int, list[int]] = {}
+    fates: dict[int, bool | None] = {}
+    for entry in log:
+        if entry.marker is not None:
+            for offset in open_offsets.pop(entry.marker.producer_id, []):
+                fates[offset] = entry.marker.commit
+        elif entry.stamp is not None:
+            open_offsets.setdefault(entry.stamp.producer_id, []).append(entry.offset)
+            fates[entry.offset] = None
+    return fates
+
+
+def cleanable_end(log: Sequence[Entry]) -> int:
+    """The first offset of an open transaction, or the log's end."""
+    pending = [offset for offset, fate in _fates(log).items() if fate is None]
+    return min(pending, default=len(log))
+
+
+def removable(log: Sequence[Entry], end: int) -> set[int]:
+    """Offsets below ``end`` whose records (not markers) say nothing any more."""
+    fates = _fates(log)
+    newest: dict[bytes, int] = {}
+    gone: set[int] = set()
+    for entry in log[:end]:
+        if entry.record is None:
+            continue
+        if fates.get(entry.offset, True) is False:
+            gone.add(entry.offset)
+            continue
+        if entry.record.key in newest:
+            gone.add(newest[entry.record.key])
+        newest[entry.record.key] = entry.offset
+    return gone
+
+
+def _empty_markers(log: Sequence[Entry], gone: set[int], end: int) -> set[int]:
+    """Offsets of markers below ``end`` whose transactions lost all their records."""
+    left: dict[int, int] = {}
+    markers: set[int] = set()
+    for entry in log[:end]:
+        if entry.marker is not None:
+            if not left.pop(entry.marker.producer_id, 0):
+                markers.add(entry.offset)
+        elif entry.stamp is not None and entry.offset not in gone:
+            left[entry.stamp.producer_id] = left.get(entry.stamp.producer_id, 0) + 1
+    return markers
+
+
+def _old_tombstones(log: Sequence[Entry], gone: set[int], end: int) -> set[int]:
+    """Offsets of tombstones below ``end`` that have nothing older of their key left to hide."""
+    present: set[bytes] = set()
+    found: set[int] = set()
+    for entry in log[:end]:
+        if entry.record is None or entry.offset in gone:
+            continue
+        if entry.record.value is None and entry.record.key not in present:
+            found.add(entry.offset)
+        else:
+            present.add(entry.record.key)
+    return found
+
+
+def compacted(log: Sequence[Entry], end: int) -> Iterator[list[Entry]]:
+    """The log cleaned up to ``end``: with and without its tombstones and empty markers."""
+    end = min(end, cleanable_end(log))
+    gone = removable(log, end)
+    markers = _empty_markers(log, gone, end)
+    tombstones = _old_tombstones(log, gone, end)
+    for extra in (set(), markers, tombstones, markers | tombstones):
+        dropped = gone | extra
+        yield [entry for entry in log if entry.offset not in dropped]
+
+
+def every_variant(log: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Cleaned up to each offset."""
+    for end in range(len(log) + 1):
+        yield from compacted(log, end)
+
+
+def partly_compacted(log: Sequence[Entry], rng: random.Random) -> list[Entry]:
+    """Any subset of what may go is gone: cleaned in pieces, segment by segment."""
+    gone = removable(log, cleanable_end(log))
+    dropped = {offset for offset in gone if rng.random() < 0.5}
+    return [entry for entry in log if entry.offset not in dropped]

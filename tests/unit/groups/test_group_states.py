@@ -1,0 +1,106 @@
+"""The table of transitions: every listed pair happens, every other one raises."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from group_driver import SESSION, Driver, G, completing, empty, initial, preparing, stable
+
+from groups import classic_group
+from groups.classic_state import TRANSITIONS, ClassicState, require_transition
+from groups.commands import DeleteGroup, ExpireOffsets
+from groups.diagram import classic_diagram
+from logcore.machine import InvariantViolation
+
+E = ClassicState.EMPTY
+P = ClassicState.PREPARING_REBALANCE
+C = ClassicState.COMPLETING_REBALANCE
+S = ClassicState.STABLE
+D = ClassicState.DEAD
+
+
+def leave_all(driver: Driver) -> None:
+    driver.leave(*driver.group().members)
+
+
+def unload(driver: Driver) -> None:
+    driver.machine.unload()
+
+
+SCENARIOS = {
+    "a first member joins": (E, P, Driver, lambda d: d.join(version=3)),
+    "a group that was used is joined again": (E, P, empty, lambda d: d.join(instance="i")),
+    "the initial delay ends": (P, C, initial, lambda d: d.finish_initial_delay()),
+    "all rejoined": (P, C, preparing, lambda d: d.rejoin_all()),
+    "the missing one expires": (P, C, preparing, lambda d: d.advance(SESSION)),
+    "the missing one leaves": (P, C, preparing, lambda d: d.leave("c-3")),
+    "all leave": (P, E, stable, leave_all),
+    "all expire": (P, E, stable, lambda d: d.advance(2 * SESSION)),
+    "the leader assigns": (C, S, completing, lambda d: d.sync_all()),
+    "a newcomer before the assignment": (C, P, completing, lambda d: d.join(version=3)),
+    "a leave before the assignment": (C, P, completing, lambda d: d.leave("c-3")),
+    "an expiry before the assignment": (C, P, completing, lambda d: d.advance(SESSION)),
+    "a newcomer": (S, P, stable, lambda d: d.join(version=3)),
+    "the leader rejoins": (S, P, stable, lambda d: d.join("c-1")),
+    "new metadata": (S, P, stable, lambda d: d.join("c-3", protocols=(("range", b"n"),))),
+    "a leave": (S, P, stable, lambda d: d.leave("c-3")),
+    "an expiry": (S, P, stable, lambda d: d.advance(SESSION)),
+    "deleted": (E, D, empty, lambda d: d.ask(DeleteGroup(G))),
+    "expired": (E, D, empty, lambda d: d.ask(ExpireOffsets())),
+    "unloaded when empty": (E, D, empty, unload),
+    "unloaded in the join phase": (P, D, preparing, unload),
+    "unloaded before the assignment": (C, D, completing, unload),
+    "unloaded when stable": (S, D, stable, unload),
+}
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Every transition that happens during the test."""
+    pairs: list[tuple[ClassicState, ClassicState]] = []
+
+    def record(source, target, group_id):
+        pairs.append((source, target))
+        require_transition(source, target, group_id)
+
+    monkeypatch.setattr(classic_group, "require_transition", record)
+    return pairs
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_listed_transition_happens(name, seen):
+    source, target, build, act = SCENARIOS[name]
+    built = build()
+    driver = built if isinstance(built, Driver) else built[0]
+    seen.clear()
+    act(driver)
+    assert (source, target) in seen
+
+
+def test_every_listed_transition_has_a_scenario():
+    assert {(source, target) for source, target, *_ in SCENARIOS.values()} == set(TRANSITIONS)
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(ClassicState, repeat=2)))
+def test_what_is_not_listed_raises(source, target):
+    if (source, target) in TRANSITIONS:
+        require_transition(source, target, G)
+    else:
+        with pytest.raises(InvariantViolation, match="may not go"):
+            require_transition(source, target, G)
+
+
+def test_the_table_is_kafkas():
+    # ClassicGroupState: the valid previous states, without Dead's self-loop.
+    previous = {
+        target: {source for source, other in TRANSITIONS if other is target}
+        for target in ClassicState
+    }
+    assert previous == {E: {P}, P: {S, C, E}, C: {P}, S: {C}, D: {E, P, C, S}}
+
+
+def test_the_readme_shows_the_table():
+    readme = Path(classic_group.__file__).with_name("README.md").read_text()
+    assert f"```mermaid\n{classic_diagram()}\n```" in readme

@@ -1,0 +1,1 @@
+"""Bytes and files of a log: record batches, segments, indexes, recovery, producer state."""

@@ -1,0 +1,380 @@
+"""Drives a TxnMachine the way a runtime does, checking its contract at every step.
+
+A decision must leave the durable state alone; only replaying its records may change that. The log
+is kept, so that a test (and the ``txn`` fixture, after every test) can reload any prefix of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from logcore.machine import Decision, DomainError, Event, Record, Token
+from txn import records, state
+from txn.commands import (
+    AbortTimedOut,
+    AddPartitions,
+    AddPartitionsResult,
+    DescribeTransaction,
+    EndTxn,
+    EndTxnResult,
+    ExpireTransactionalIds,
+    InitProducerId,
+    InitProducerIdResult,
+    MarkersWritten,
+    WriteMarkers,
+)
+from txn.epochs import Identity
+from txn.errors import ProducerIdsUnavailableError
+from txn.limits import TxnLimits
+from txn.machine import TIMEOUT_TIMER, TxnMachine
+from txn.state import TransactionMetadata, TransactionState
+
+S = TransactionState
+START_MS = 1_000_000
+TIMEOUT_MS = 60_000
+T = "orders-1"
+A, B, C = ("a", 0), ("b", 0), ("b", 1)
+
+
+class CountingIds:
+    """Producer ids 1000, 1001, …; ``available`` False makes the source run dry."""
+
+    def __init__(self, first: int = 1000) -> None:
+        self.next = first
+        self.available = True
+
+    def take(self) -> int:
+        if not self.available:
+            raise ProducerIdsUnavailableError("no block")
+        self.next += 1
+        return self.next - 1
+
+
+class AppendFailedError(Exception):
+    """The log refused a batch; the shard has been unloaded and loaded again."""
+
+
+class Driver:
+    """One shard with its log, timers, clock and (held or immediate) marker writes."""
+
+    def __init__(
+        self,
+        *,
+        transaction_version: int = 2,
+        limits: TxnLimits | None = None,
+        coordinator_epoch: int = 7,
+        log: Sequence[Record] = (),
+        ids: CountingIds | None = None,
+        now_ms: int = START_MS,
+        hold: bool = False,
+    ) -> None:
+        self.transaction_version = transaction_version
+        self.limits = limits or TxnLimits()
+        self.coordinator_epoch = coordinator_epoch
+        self.ids = ids or CountingIds()
+        self.now_ms = now_ms
+        self.hold = hold
+        self.fail_append = False
+        self.log: list[Record] = list(log)
+        self.held: list[WriteMarkers] = []
+        self.orders: list[WriteMarkers] = []
+        self.replies: dict[Token, object] = {}
+        self.timers: dict[Hashable, int] = {}
+        self.events: list[Event] = []
+        self._token = 0
+        self.load()
+
+    # -- a shard's life
+
+    def load(self) -> str:
+        """Start over from the log, as after a crash; returns the digest of what was replayed."""
+        self.machine = TxnMachine(
+            self.limits, self.ids, self.coordinator_epoch, lambda: self.transaction_version
+        )
+        self.timers = {}
+        self.held = []
+        for offset, record in enumerate(self.log):
+            self.machine.replay(record, offset, self.now_ms, None)
+        digest = self.machine.digest()
+        self.apply(self.machine.loaded(self.now_ms))
+        return digest
+
+    def reload(self) -> None:
+        """Stop serving in good order, then load: nothing durable may be lost."""
+        before = self.machine.digest()
+        decision = self.machine.unload()
+        assert not decision.records
+        assert not decision.effects
+        self.take_replies(decision)
+        assert self.load() == before
+
+    def apply(self, decision: Decision) -> None:
+        """Append, replay, arm timers, run effects, deliver replies."""
+        assert decision.stamp is None
+        if decision.records and self.fail_append:
+            self.take_replies(self.machine.unload())
+            self.load()
+            raise AppendFailedError
+        for record in decision.records:
+            self.log.append(record)
+            self.machine.replay(record, len(self.log) - 1, self.now_ms, None)
+        for timer in decision.timers:
+            if timer.deadline_ms is None:
+                self.timers.pop(timer.key, None)
+            else:
+                self.timers[timer.key] = timer.deadline_ms
+        self.events.extend(decision.events)
+        orders = [effect for effect in decision.effects if isinstance(effect, WriteMarkers)]
+        assert len(orders) == len(decision.effects)
+        self.orders.extend(orders)
+        self.held.extend(orders)
+        self.machine.check()
+        if not self.hold:
+            self.write_markers()
+        self.take_replies(decision)
+
+    def take_replies(self, decision: Decision) -> None:
+        for reply in decision.replies:
+            assert reply.token not in self.replies, "a request was answered twice"
+            self.replies[reply.token] = reply.response
+
+    # -- requests
+
+    def submit(self, command: object) -> Token:
+        """Hand a command in; its reply, if there is one yet, is in ``replies``."""
+        self._token += 1
+        token = self._token
+        before = self.machine.digest()
+        try:
+            decision = self.machine.decide(token, command, self.now_ms)
+        except DomainError as error:
+            assert self.machine.digest() == before
+            self.machine.check()
+            self.replies[token] = error
+            return token
+        assert self.machine.digest() == before, "a decision changed durable state"
+        self.apply(decision)
+        return token
+
+    def ask(self, command: object) -> Any:
+        """Hand a command in and return its answer, which must be there at the end of the turn."""
+        token = self.submit(command)
+        assert token in self.replies, "no answer at the end of the turn"
+        return self.replies[token]
+
+    def write_markers(self, orders: Iterable[WriteMarkers] | None = None) -> None:
+        """Write held markers (all, or ``orders``) and report them."""
+        for order in list(self.held if orders is None else orders):
+            if order in self.held:
+                self.held.remove(order)
+            self.submit(order.written())
+
+    def advance(self, ms: int) -> None:
+        """Let time pass, firing every timer that comes due on the way."""
+        end_ms = self.now_ms + ms
+        while due := [(at, key) for key, at in self.timers.items() if at <= end_ms]:
+            at, key = min(due, key=lambda pair: pair[0])
+            self.now_ms = max(self.now_ms, at)
+            del self.timers[key]
+            before = self.machine.digest()
+            decision = self.machine.fire(key, self.now_ms)
+            assert self.machine.digest() == before
+            self.apply(decision)
+        self.now_ms = end_ms
+
+    # -- shorthands
+
+    def init(self, identity: Identity | None = None, **fields: Any) -> Any:
+        given = identity or Identity(-1, -1)
+        command = InitProducerId(
+            fields.pop("transactional_id", T),
+            fields.pop("timeout_ms", TIMEOUT_MS),
+            *given,
+            **fields,
+        )
+        return self.ask(command)
+
+    def started(self, **fields: Any) -> Identity:
+        """Claim the id and return the identity."""
+        result = self.init(**fields)
+        assert isinstance(result, InitProducerIdResult), result
+        return Identity(result.producer_id, result.producer_epoch)
+
+    def add(
+        self, identity: Identity, *partitions: tuple[str, int], tv: int = 2, **fields: Any
+    ) -> Any:
+        transactional_id = fields.pop("transactional_id", T)
+        return self.ask(
+            AddPartitions(
+                transactional_id,
+                *identity,
+                partitions or (A,),
+                client_transaction_version=tv,
+                **fields,
+            )
+        )
+
+    def begin(self, identity: Identity, *partitions: tuple[str, int], tv: int = 2) -> None:
+        assert self.add(identity, *partitions, tv=tv) == AddPartitionsResult()
+
+    def end(
+        self, identity: Identity, *, commit: bool, tv: int = 2, transactional_id: str = T
+    ) -> Any:
+        return self.ask(EndTxn(transactional_id, *identity, commit, tv))
+
+    def ended(self, identity: Identity, *, commit: bool, tv: int = 2) -> Identity:
+        """End the transaction and return the identity for the next one."""
+        result = self.end(identity, commit=commit, tv=tv)
+        assert isinstance(result, EndTxnResult), result
+        return Identity(result.producer_id, result.producer_epoch)
+
+    def transact(self, identity: Identity, *, commit: bool = True, tv: int = 2) -> Identity:
+        self.begin(identity, tv=tv)
+        return self.ended(identity, commit=commit, tv=tv)
+
+    def txn(self, transactional_id: str = T) -> TransactionMetadata:
+        found = self.machine.transaction(transactional_id)
+        assert found is not None
+        return found
+
+    @property
+    def state(self) -> TransactionState:
+        return self.txn().state
+
+    @property
+    def stored(self) -> Identity:
+        return self.txn().identity
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    def place(self, txn: TransactionMetadata, transactional_id: str = T) -> None:
+        """Put a state into the log as if it had been there before, and load."""
+        self.log.append(records.encode(transactional_id, txn, self.transaction_version))
+        self.load()
+
+
+def metadata(
+    where: TransactionState,
+    *,
+    identity: Identity = Identity(500, 5),  # noqa: B008 - a tuple
+    previous: int = 500,
+    next_id: int = -1,
+    partitions: Iterable[tuple[str, int]] = (A,),
+    tv: int = 2,
+    start_ms: int = START_MS,
+    timeout_ms: int = TIMEOUT_MS,
+) -> TransactionMetadata:
+    begun = where in {S.ONGOING, S.PREPARE_COMMIT, S.PREPARE_ABORT}
+    return TransactionMetadata(
+        producer_id=identity.producer_id,
+        previous_producer_id=previous,
+        next_producer_id=next_id,
+        producer_epoch=identity.epoch,
+        timeout_ms=timeout_ms,
+        state=where,
+        partitions=frozenset(partitions) if begun else frozenset(),
+        start_ms=-1 if where is S.EMPTY else start_ms,
+        last_update_ms=START_MS,
+        client_transaction_version=tv,
+    )
+
+
+def states_in(log: Iterable[Record]) -> dict[str, TransactionMetadata]:
+    """The last state of every id in a log, tombstones taken out."""
+    found: dict[str, TransactionMetadata] = {}
+    for record in log:
+        decoded = records.decode(record)
+        assert decoded is not None
+        if decoded.txn is None:
+            found.pop(decoded.transactional_id, None)
+        else:
+            found[decoded.transactional_id] = decoded.txn
+    return found
+
+
+def sweep_crashes(driver: Driver) -> None:
+    """Cut the log at every prefix, reload, and finish: the outcome must be the recorded one."""
+    for length in range(len(driver.log) + 1):
+        log = driver.log[:length]
+        expected = states_in(log)
+        held = Driver(
+            transaction_version=driver.transaction_version,
+            limits=driver.limits,
+            log=log,
+            ids=CountingIds(50_000_000),
+            now_ms=driver.now_ms,
+            hold=True,
+        )
+        loaded = {one: held.txn(one) for one in expected}
+        assert loaded == expected
+        assert len(held.machine) == len(expected)
+        held.machine.check()
+        orders = list(held.held)
+        assert {order.transactional_id for order in orders} == {
+            one for one, txn in expected.items() if txn.state in state.PREPARED
+        }
+        # A second crash before any marker is reported changes nothing.
+        digest = held.machine.digest()
+        held.reload()
+        assert held.machine.digest() == digest
+        # Nor do answers to the markers of transactions that ended before.
+        current = {(order.transactional_id, order.transaction_number) for order in held.held}
+        for order in driver.orders:
+            if (order.transactional_id, order.transaction_number) not in current:
+                held.submit(order.written())
+        assert held.machine.digest() == digest
+        held.write_markers()
+        for one, txn in expected.items():
+            after = held.txn(one)
+            if txn.state is S.PREPARE_COMMIT:
+                assert after.state is S.COMPLETE_COMMIT
+            elif txn.state is S.PREPARE_ABORT:
+                assert after.state is S.COMPLETE_ABORT
+            else:
+                assert after == txn
+                if txn.state is S.ONGOING and txn.timeout_ms < 2**31 - 1:
+                    assert (TIMEOUT_TIMER, one) in held.timers
+            assert after.identity == txn.next_identity
+        # Reporting the same markers again changes nothing.
+        digest, written = held.machine.digest(), len(held.log)
+        for order in orders:
+            held.submit(order.written())
+        assert (held.machine.digest(), len(held.log)) == (digest, written)
+
+
+def assert_same_after_compaction(driver: Driver) -> None:
+    """Drop superseded records, all of them and every other one: the digest must not change."""
+    last = {record.key: number for number, record in enumerate(driver.log)}
+    keep_last = [record for number, record in enumerate(driver.log) if last[record.key] == number]
+    halfway = [
+        record
+        for number, record in enumerate(driver.log)
+        if last[record.key] == number or number % 2
+    ]
+    reference = Driver(log=driver.log, hold=True, now_ms=driver.now_ms).machine.digest()
+    assert driver.machine.digest() == reference
+    for log in (keep_last, halfway, [one for one in keep_last if one.value is not None]):
+        assert Driver(log=log, hold=True, now_ms=driver.now_ms).machine.digest() == reference
+
+
+__all__ = [
+    "START_MS",
+    "TIMEOUT_MS",
+    "A",
+    "AbortTimedOut",
+    "AppendFailedError",
+    "B",
+    "C",
+    "CountingIds",
+    "DescribeTransaction",
+    "Driver",
+    "ExpireTransactionalIds",
+    "MarkersWritten",
+    "S",
+    "T",
+    "assert_same_after_compaction",
+    "metadata",
+    "sweep_crashes",
+]

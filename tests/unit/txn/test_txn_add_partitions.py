@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.txn.driver import START_MS, TIMEOUT_MS, A, B, C, Driver, S, metadata
+from txn.commands import AddPartitionsResult
+from txn.epochs import Identity
+from txn.errors import (
+    ConcurrentTransactionsError,
+    InvalidProducerIdMappingError,
+    InvalidTxnRequestError,
+    ProducerFencedError,
+    TooManyPartitionsError,
+    TransactionAbortableError,
+)
+from txn.limits import TxnLimits
+from txn.machine import TIMEOUT_TIMER
+from txn.state import TransactionState
+
+REST = [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT]
+STORED = Identity(500, 5)
+BOTH = pytest.mark.parametrize("verify", [False, True])
+
+
+@BOTH
+def test_refusals_in_order(shard: Callable[..., Driver], verify: bool) -> None:
+    driver = shard(hold=True)
+    driver.place(metadata(S.ONGOING))
+
+    def ask(identity: Identity, transactional_id: str = "orders-1") -> type:
+        return type(driver.add(identity, B, transactional_id=transactional_id, verify_only=verify))
+
+    before = driver.machine.digest()
+    assert ask(STORED, "") is InvalidTxnRequestError
+    assert ask(STORED, "unknown") is InvalidProducerIdMappingError
+    assert ask(Identity(501, 5)) is InvalidProducerIdMappingError
+    assert ask(Identity(500, 4)) is ProducerFencedError
+    assert ask(Identity(500, 6)) is ProducerFencedError
+    assert ask(Identity(500, -1)) is ProducerFencedError
+    assert driver.machine.digest() == before
+
+
+@BOTH
+@pytest.mark.parametrize("identity", [STORED, Identity(500, 4), Identity(501, 0)])
+@pytest.mark.parametrize("where", [S.PREPARE_COMMIT, S.PREPARE_ABORT])
+def test_completion_has_to_end_first(
+    shard: Callable[..., Driver], where: TransactionState, identity: Identity, verify: bool
+) -> None:
+    driver = shard(hold=True)
+    driver.place(metadata(where))
+    answer = driver.add(identity, verify_only=verify)
+    assert type(answer) is ConcurrentTransactionsError
+
+
+@BOTH
+def test_a_prepared_transaction_that_nobody_completes_still_refuses(
+    shard: Callable[..., Driver], verify: bool
+) -> None:
+    driver = shard(hold=True)
+    driver.place(metadata(S.PREPARE_COMMIT))
+    driver.machine._shard.markers.clear()
+    driver.machine.check = lambda: None  # type: ignore[method-assign]
+    answer = driver.add(STORED, verify_only=verify)
+    assert type(answer) is ConcurrentTransactionsError
+    assert type(driver.init()) is ConcurrentTransactionsError
+
+
+@pytest.mark.parametrize("tv", [0, 2])
+@pytest.mark.parametrize("where", REST)
+def test_the_first_partition_begins_the_transaction(
+    shard: Callable[..., Driver], where: TransactionState, tv: int
+) -> None:
+    driver = shard()
+    driver.place(metadata(where, start_ms=3))
+    driver.now_ms += 5
+    assert driver.add(STORED, A, C, tv=tv) == AddPartitionsResult()
+    assert driver.txn() == replace(
+        metadata(S.ONGOING, partitions=(A, C), tv=tv, start_ms=START_MS + 5),
+        last_update_ms=START_MS + 5,
+    )
+    assert driver.timers == {(TIMEOUT_TIMER, "orders-1"): START_MS + 5 + TIMEOUT_MS + 1}
+
+
+def test_later_partitions_join_and_leave_the_start_alone(shard: Callable[..., Driver]) -> None:
+    driver = shard()
+    driver.place(metadata(S.EMPTY))
+    driver.begin(STORED, A)
+    timers = dict(driver.timers)
+    driver.now_ms += 1_000
+    driver.begin(STORED, B, C)
+    assert driver.txn().partitions == {A, B, C}
+    assert driver.txn().start_ms == START_MS
+    assert driver.txn().last_update_ms == START_MS + 1_000
+    assert driver.timers == timers
+
+
+def test_known_partitions_are_not_written_again(shard: Callable[..., Driver]) -> None:
+    driver = shard()
+    driver.place(metadata(S.ONGOING, partitions=(A, B)))
+    length = len(driver.log)
+    driver.begin(STORED, B)
+    driver.begin(STORED, B, A)
+    assert len(driver.log) == length
+    driver.begin(STORED, B, C)
+    assert len(driver.log) == length + 1
+
+
+@pytest.mark.parametrize("where", [*REST, S.ONGOING])
+def test_verification_names_what_is_missing_and_writes_nothing(
+    shard: Callable[..., Driver], where: TransactionState
+) -> None:
+    driver = shard()
+    driver.place(metadata(where))
+    before, length = driver.machine.digest(), len(driver.log)
+    answer = driver.add(STORED, A, B, verify_only=True)
+    missing = {B} if where is S.ONGOING else {A, B}
+    assert set(answer.errors) == missing
+    assert all(type(error) is TransactionAbortableError for error in answer.errors.values())
+    assert (driver.machine.digest(), len(driver.log)) == (before, length)
+    if where is S.ONGOING:
+        assert driver.add(STORED, A, verify_only=True) == AddPartitionsResult()
+
+
+def test_the_first_addition_is_durable_before_its_answer(shard: Callable[..., Driver]) -> None:
+    """Redpanda #6019: an open transaction known only to memory is lost by half."""
+    driver = shard()
+    driver.begin(driver.started(), A, B)
+    driver.reload()
+    assert driver.state is S.ONGOING
+    assert driver.txn().partitions == {A, B}
+
+
+def test_partitions_per_transaction_have_a_limit(shard: Callable[..., Driver]) -> None:
+    driver = shard(limits=TxnLimits(max_partitions_per_transaction=3))
+    identity = driver.started()
+    driver.begin(identity, ("a", 0), ("a", 1), ("a", 2))
+    assert type(driver.add(identity, ("a", 3))) is TooManyPartitionsError
+    assert len(driver.txn().partitions) == 3
+    assert driver.end(identity, commit=True).producer_epoch == 1
+
+
+def test_nobody_produces_at_the_coordinators_epoch(shard: Callable[..., Driver]) -> None:
+    driver = shard()
+    driver.place(metadata(S.COMPLETE_ABORT, identity=Identity(500, 32_767)))
+    assert type(driver.add(Identity(500, 32_767))) is ProducerFencedError

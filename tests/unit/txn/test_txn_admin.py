@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from tests.unit.txn.driver import (
+    START_MS,
+    TIMEOUT_MS,
+    A,
+    B,
+    DescribeTransaction,
+    Driver,
+    ExpireTransactionalIds,
+    S,
+    T,
+    metadata,
+)
+from txn.commands import (
+    DescribeTransactionResult,
+    ExpireTransactionalIdsResult,
+    ListedTransaction,
+    ListTransactions,
+)
+from txn.epochs import Identity
+from txn.errors import (
+    InvalidIdPatternError,
+    InvalidProducerIdMappingError,
+    InvalidTxnRequestError,
+    TransactionalIdNotFoundError,
+)
+from txn.id_pattern import compile_pattern
+from txn.limits import TxnLimits
+from txn.state import TransactionState
+
+
+@pytest.fixture
+def three(shard: Callable[..., Driver]) -> Driver:
+    driver = shard(hold=True)
+    driver.place(metadata(S.EMPTY, identity=Identity(1, 0)), "orders-a")
+    driver.place(metadata(S.ONGOING, identity=Identity(2, 0)), "orders-b")
+    driver.place(metadata(S.PREPARE_COMMIT, identity=Identity(3, 0)), "payments")
+    return driver
+
+
+def _names(driver: Driver, command: ListTransactions) -> list[str]:
+    answer = driver.ask(command)
+    return [one.transactional_id for one in answer.transactions]
+
+
+def test_listing_shows_id_producer_and_state(three: Driver) -> None:
+    answer = three.ask(ListTransactions())
+    assert answer.transactions == (
+        ListedTransaction("orders-a", 1, "Empty"),
+        ListedTransaction("orders-b", 2, "Ongoing"),
+        ListedTransaction("payments", 3, "PrepareCommit"),
+    )
+    assert answer.unknown_states == ()
+
+
+def test_listing_filters(three: Driver) -> None:
+    assert _names(three, ListTransactions(states=("Ongoing", "Empty"))) == ["orders-a", "orders-b"]
+    assert _names(three, ListTransactions(producer_ids=(2, 3, 9))) == ["orders-b", "payments"]
+    assert _names(three, ListTransactions(id_pattern="orders-.*")) == ["orders-a", "orders-b"]
+    assert _names(three, ListTransactions(id_pattern="orders")) == []
+    assert len(_names(three, ListTransactions(id_pattern=""))) == 3
+    assert _names(three, ListTransactions(states=("Ongoing",), producer_ids=(3,))) == []
+
+
+def test_unknown_states_are_reported_and_match_nothing(three: Driver) -> None:
+    answer = three.ask(ListTransactions(states=("Nonsense", "Ongoing")))
+    assert answer.unknown_states == ("Nonsense",)
+    assert len(answer.transactions) == 1
+    assert three.ask(ListTransactions(states=("Nonsense",))).transactions == ()
+
+
+def test_duration_is_more_than_the_filter(three: Driver) -> None:
+    three.now_ms = START_MS + 100
+    # As in Kafka, an id that never began a transaction passes every duration.
+    assert _names(three, ListTransactions(min_duration_ms=99)) == [
+        "orders-a",
+        "orders-b",
+        "payments",
+    ]
+    assert _names(three, ListTransactions(min_duration_ms=100)) == ["orders-a"]
+    assert len(_names(three, ListTransactions(min_duration_ms=-1))) == 3
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(", "[a", "a**", "x" * 257, "(a+)+$", "(a|b)*c", "(?=a)", r"(a)\1"]
+)
+def test_bad_patterns_are_refused(three: Driver, pattern: str) -> None:
+    assert type(three.ask(ListTransactions(id_pattern=pattern))) is InvalidIdPatternError
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "expected"),
+    [
+        ("x" * 256, "x" * 256, True),
+        (r"orders-\d+", "orders-12", True),
+        (r"[a-z+*]+-\(x\)", "a+b-(x)", True),
+        (r"[]a]+", "]a", True),
+        ("(?:ab){2,3}", "abab", True),
+        ("(?P<name>ab)c?", "abc", True),
+        ("a|b|c", "c", True),
+        ("a+?b*+", "aab", True),
+        ("{", "{", True),
+        ("", "", True),
+        (".*-.*-.*", "a-b-c", True),
+    ],
+)
+def test_plain_patterns_match(pattern: str, text: str, expected: bool) -> None:
+    assert compile_pattern(pattern, 256)(text) is expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("a?" * 40 + "a" * 40, "a" * 40),
+        ("a*" * 20 + "b", "a" * 200),
+        ("(a{1,9}){1,9}" * 5, "a" * 99),
+        ("(.*)(.*)(.*)(.*)(.*)(.*)b", "a" * 500),
+        ("|".join("ab" * 40), "a"),
+    ],
+)
+def test_no_pattern_runs_away(pattern: str, text: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(InvalidIdPatternError):
+        compile_pattern(pattern, 256)(text)
+    assert time.monotonic() - started < 1
+
+
+def test_what_is_let_through_ends_soon() -> None:
+    started = time.monotonic()
+    assert not compile_pattern(".*a.*a.*ab", 256)("a" * 200)
+    assert time.monotonic() - started < 5
+
+
+def test_description(shard: Callable[..., Driver]) -> None:
+    driver = shard()
+    driver.place(metadata(S.ONGOING, partitions=(B, A)))
+    assert driver.ask(DescribeTransaction(T)) == DescribeTransactionResult(
+        T, "Ongoing", 500, 5, TIMEOUT_MS, START_MS, (A, B)
+    )
+    assert type(driver.ask(DescribeTransaction("unknown"))) is TransactionalIdNotFoundError
+    assert type(driver.ask(DescribeTransaction(""))) is InvalidTxnRequestError
+
+
+def test_description_of_an_empty_id_has_no_start(shard: Callable[..., Driver]) -> None:
+    driver = shard()
+    driver.started()
+    answer = driver.ask(DescribeTransaction(T))
+    assert (answer.state, answer.start_time_ms, answer.partitions) == ("Empty", -1, ())
+
+
+@pytest.mark.parametrize("where", [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT])
+def test_ids_at_rest_expire(shard: Callable[..., Driver], where: TransactionState) -> None:
+    driver = shard(limits=TxnLimits(transactional_id_expiration_ms=1_000))
+    driver.place(metadata(where))
+    driver.now_ms += 999
+    assert driver.ask(ExpireTransactionalIds()) == ExpireTransactionalIdsResult((), more=False)
+    driver.now_ms += 1
+    assert driver.ask(ExpireTransactionalIds()) == ExpireTransactionalIdsResult((T,), more=False)
+    assert driver.log[-1].value is None
+    assert driver.kinds()[-1] == "transactional-id-expired"
+    assert len(driver.machine) == 0
+    for tv in (0, 2):
+        assert (
+            type(driver.end(Identity(500, 5), commit=False, tv=tv)) is InvalidProducerIdMappingError
+        )
+        assert type(driver.add(Identity(500, 5), tv=tv)) is InvalidProducerIdMappingError
+    driver.reload()
+    assert driver.started() == (1000, 0)
+
+
+@pytest.mark.parametrize("where", [S.ONGOING, S.PREPARE_COMMIT, S.PREPARE_ABORT])
+def test_busy_ids_do_not_expire(shard: Callable[..., Driver], where: TransactionState) -> None:
+    driver = shard(hold=True)
+    driver.place(metadata(where))
+    driver.now_ms += 10 * driver.limits.transactional_id_expiration_ms
+    assert driver.ask(ExpireTransactionalIds()).expired == ()
+
+
+def test_expiry_sweeps_up_to_its_limit(shard: Callable[..., Driver]) -> None:
+    driver = shard(limits=TxnLimits(max_sweep=2))
+    for name in ("one", "two", "three"):
+        driver.started(transactional_id=name)
+    driver.now_ms += driver.limits.transactional_id_expiration_ms
+    answers = [driver.ask(ExpireTransactionalIds()) for _ in range(3)]
+    assert [(len(one.expired), one.more) for one in answers] == [(2, True), (1, False), (0, False)]
+
+
+def test_every_use_puts_expiry_off(shard: Callable[..., Driver]) -> None:
+    driver = shard(limits=TxnLimits(transactional_id_expiration_ms=1_000))
+    identity = driver.started()
+    updates = [driver.txn().last_update_ms]
+    for _ in range(3):
+        driver.now_ms += 999
+        identity = driver.transact(identity)
+        updates.append(driver.txn().last_update_ms)
+        assert driver.ask(ExpireTransactionalIds()).expired == ()
+    assert all(later - earlier == 999 for earlier, later in pairwise(updates))

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from tests.unit.txn.driver import A, Driver, S, metadata
+from txn.commands import EndTxn, EndTxnResult
+from txn.end_txn import TV1_TABLE, TV2_TABLE, Verdict
+from txn.epochs import Identity, Relation
+from txn.errors import (
+    ConcurrentTransactionsError,
+    InvalidProducerIdMappingError,
+    InvalidTransactionStateError,
+    InvalidTxnRequestError,
+    ProducerFencedError,
+    ProducerIdsUnavailableError,
+)
+from txn.machine import TxnMachine
+from txn.records import encode
+from txn.state import TransactionState
+
+STORED = Identity(500, 5)
+DURABLE = [one for one in S if one <= S.COMPLETE_ABORT]
+FENCED, WAIT, ILLEGAL = (
+    ProducerFencedError,
+    ConcurrentTransactionsError,
+    InvalidTransactionStateError,
+)
+
+# Rows and columns as in Kafka's documentation: commit current, commit retry, abort current,
+# abort retry. True: the end is recorded; EndTxnResult: it has happened already.
+TV2_ROWS = {
+    S.ONGOING: (True, FENCED, True, FENCED),
+    S.PREPARE_COMMIT: (FENCED, WAIT, FENCED, ILLEGAL),
+    S.PREPARE_ABORT: (FENCED, ILLEGAL, FENCED, WAIT),
+    S.COMPLETE_COMMIT: (ILLEGAL, EndTxnResult, True, ILLEGAL),
+    S.COMPLETE_ABORT: (ILLEGAL, ILLEGAL, True, EndTxnResult),
+    S.EMPTY: (ILLEGAL, FENCED, True, FENCED),
+}
+TV1_ROWS = {
+    S.ONGOING: (True, True),
+    S.PREPARE_COMMIT: (WAIT, ILLEGAL),
+    S.PREPARE_ABORT: (ILLEGAL, WAIT),
+    S.COMPLETE_COMMIT: (EndTxnResult, ILLEGAL),
+    S.COMPLETE_ABORT: (ILLEGAL, EndTxnResult),
+    S.EMPTY: (ILLEGAL, ILLEGAL),
+}
+COLUMNS = list(product((True, False), (0, -1)))
+TV2_CELLS = [
+    (where, commit, behind, TV2_ROWS[where][column])
+    for where in TV2_ROWS
+    for column, (commit, behind) in enumerate(COLUMNS)
+]
+
+
+def _placed(shard: Callable[..., Driver], where: TransactionState, tv: int) -> Driver:
+    """A shard with the state at hand and nobody completing it, so that the table shows."""
+    driver = shard(hold=True)
+    driver.place(metadata(where, identity=STORED, tv=tv))
+    driver.machine._shard.markers.clear()
+    return driver
+
+
+def test_tables_are_complete() -> None:
+    assert set(TV1_TABLE) == set(product(DURABLE, (True, False)))
+    relations = (Relation.CURRENT, Relation.RETRY)
+    assert set(TV2_TABLE) == set(product(DURABLE, (True, False), relations))
+    assert set(TV1_TABLE.values()) | set(TV2_TABLE.values()) == set(Verdict)
+
+
+@pytest.mark.parametrize(("where", "commit", "behind", "expected"), TV2_CELLS)
+def test_tv2_cell(
+    shard: Callable[..., Driver],
+    where: TransactionState,
+    commit: bool,
+    behind: int,
+    expected: object,
+) -> None:
+    driver = _placed(shard, where, 2)
+    request = EndTxn("orders-1", 500, 5 + behind, commit, 2)
+    _check_cell(driver, request, expected, bumped=Identity(500, 6))
+
+
+@pytest.mark.parametrize(
+    ("where", "commit", "expected"),
+    [
+        (where, commit, TV1_ROWS[where][not commit])
+        for where in TV1_ROWS
+        for commit in (True, False)
+    ],
+)
+def test_tv1_cell(
+    shard: Callable[..., Driver], where: TransactionState, commit: bool, expected: object
+) -> None:
+    driver = _placed(shard, where, 0)
+    _check_cell(driver, EndTxn("orders-1", *STORED, commit, 0), expected, bumped=STORED)
+
+
+def _check_cell(driver: Driver, request: EndTxn, expected: object, bumped: Identity) -> None:
+    before, log = driver.machine.digest(), len(driver.log)
+    if expected is not True:
+        # Placed prepared states have nobody to complete them, which only this test may do.
+        driver.machine.check = lambda: None  # type: ignore[method-assign]
+    answer = driver.ask(request)
+    if expected is True:
+        assert answer == EndTxnResult(*bumped)
+        assert driver.state is (S.PREPARE_COMMIT if request.commit else S.PREPARE_ABORT)
+        assert driver.stored == bumped
+        assert driver.txn().client_transaction_version == request.client_transaction_version
+        driver.write_markers()
+        assert driver.state is (S.COMPLETE_COMMIT if request.commit else S.COMPLETE_ABORT)
+        assert driver.stored == bumped
+        return
+    assert (driver.machine.digest(), len(driver.log)) == (before, log)
+    if expected is EndTxnResult:
+        assert answer == EndTxnResult(*STORED)
+    else:
+        assert type(answer) is expected
+
+
+@pytest.mark.parametrize("tv", [0, 2])
+@pytest.mark.parametrize("where", DURABLE)
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("epoch", [3, 6, 32_767, -1])
+def test_other_epochs_are_fenced(
+    shard: Callable[..., Driver], where: TransactionState, tv: int, commit: bool, epoch: int
+) -> None:
+    driver = _placed(shard, where, tv)
+    driver.machine.check = lambda: None  # type: ignore[method-assign]
+    before = driver.machine.digest()
+    assert type(driver.end(Identity(500, epoch), commit=commit, tv=tv)) is ProducerFencedError
+    assert driver.machine.digest() == before
+    assert driver.kinds()[-1] == "producer-refused"
+
+
+@pytest.mark.parametrize("tv", [0, 2])
+@pytest.mark.parametrize("where", DURABLE)
+def test_other_producer_ids_are_unknown(
+    shard: Callable[..., Driver], where: TransactionState, tv: int
+) -> None:
+    driver = _placed(shard, where, tv)
+    driver.machine.check = lambda: None  # type: ignore[method-assign]
+    answer = driver.end(Identity(501, 5), commit=True, tv=tv)
+    assert type(answer) is InvalidProducerIdMappingError
+    answer = driver.end(STORED, commit=True, tv=tv, transactional_id="unknown")
+    assert type(answer) is InvalidProducerIdMappingError
+
+
+@pytest.mark.parametrize("tv", [0, 2])
+def test_empty_id_is_invalid(shard: Callable[..., Driver], tv: int) -> None:
+    answer = shard().end(STORED, commit=True, tv=tv, transactional_id="")
+    assert type(answer) is InvalidTxnRequestError
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("given", [Identity(1000, 0), Identity(1000, 1), Identity(77, 3)])
+def test_tv2_waits_for_the_completion_before_it_looks_at_the_identity(
+    shard: Callable[..., Driver], commit: bool, given: Identity
+) -> None:
+    driver = shard(hold=True)
+    identity = driver.started()
+    driver.begin(identity)
+    driver.ended(identity, commit=True)
+    assert type(driver.end(given, commit=commit)) is ConcurrentTransactionsError
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_tv1_looks_at_the_identity_before_it_waits(
+    shard: Callable[..., Driver], commit: bool
+) -> None:
+    driver = shard(hold=True)
+    identity = driver.started()
+    driver.begin(identity, tv=0)
+    driver.ended(identity, commit=True, tv=0)
+    assert type(driver.end(identity, commit=commit, tv=0)) is ConcurrentTransactionsError
+    assert type(driver.end(Identity(1000, 7), commit=commit, tv=0)) is ProducerFencedError
+    assert type(driver.end(Identity(7, 0), commit=commit, tv=0)) is InvalidProducerIdMappingError
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("tv", [0, 2])
+def test_a_repeated_end_gets_the_same_answer(
+    shard: Callable[..., Driver], tv: int, commit: bool
+) -> None:
+    driver = shard(transaction_version=tv)
+    identity = driver.started()
+    driver.begin(identity, tv=tv)
+    first = driver.end(identity, commit=commit, tv=tv)
+    before = driver.machine.digest()
+    for _ in range(3):
+        assert driver.end(identity, commit=commit, tv=tv) == first
+        driver.reload()
+    assert driver.machine.digest() == before
+    assert type(driver.end(identity, commit=not commit, tv=tv)) is InvalidTransactionStateError
+
+
+def test_the_request_decides_between_tv1_and_tv2(shard: Callable[..., Driver]) -> None:
+    driver = shard(transaction_version=2)
+    identity = driver.started()
+    driver.begin(identity, tv=0)
+    assert driver.ended(identity, commit=True, tv=0) == identity
+    assert driver.orders[-1].transaction_version == 0
+    driver.begin(identity, tv=2)
+    assert driver.ended(identity, commit=True, tv=2) == (1000, 1)
+    assert driver.orders[-1].transaction_version == 2
+
+
+def test_a_tv2_request_on_a_tv1_cluster_is_still_tv2(shard: Callable[..., Driver]) -> None:
+    driver = shard(transaction_version=0)
+    identity = driver.started()
+    driver.begin(identity, tv=2)
+    assert driver.ended(identity, commit=True, tv=2) == (1000, 1)
+
+
+@pytest.mark.parametrize("where", [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT])
+def test_tv2_abort_of_nothing_orders_no_partition_but_completes(
+    shard: Callable[..., Driver], where: TransactionState
+) -> None:
+    driver = shard(hold=True)
+    driver.place(metadata(where, identity=STORED))
+    driver.now_ms += 11
+    assert driver.ended(STORED, commit=False) == (500, 6)
+    assert driver.orders[-1].partitions == ()
+    assert driver.txn().start_ms == driver.now_ms
+    driver.write_markers()
+    assert driver.state is S.COMPLETE_ABORT
+    assert driver.ended(Identity(500, 6), commit=False) == (500, 7)
+    driver.write_markers()
+
+
+def test_a_tv1_commit_is_not_confirmed_to_the_producer_it_fenced(
+    shard: Callable[..., Driver],
+) -> None:
+    """Kafka takes the epoch below a TV1 commit for a TV2 retry of it."""
+    driver = shard()
+    zombie = driver.started()
+    driver.begin(zombie, tv=0)
+    driver.transaction_version = 0
+    successor = driver.started()
+    driver.begin(successor, tv=0)
+    driver.ended(successor, commit=True, tv=0)
+    behind = Identity(successor.producer_id, successor.epoch - 1)
+    assert type(driver.end(behind, commit=True, tv=2)) is ProducerFencedError
+    assert type(driver.end(zombie, commit=True, tv=2)) is ProducerFencedError
+
+
+def test_without_a_producer_id_the_last_epoch_can_not_be_left(shard: Callable[..., Driver]) -> None:
+    driver = shard()
+    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_766)))
+    before = driver.machine.digest()
+    driver.ids.available = False
+    answer = driver.end(Identity(500, 32_766), commit=True)
+    assert type(answer) is ProducerIdsUnavailableError
+    assert driver.machine.digest() == before
+    driver.ids.available = True
+    assert driver.ended(Identity(500, 32_766), commit=True) == (1000, 0)
+
+
+def test_prepare_is_recorded_before_markers_are_ordered() -> None:
+    driver = Driver(hold=True)
+    identity = driver.started()
+    driver.begin(identity, A)
+    decision = driver.machine.decide(99, EndTxn("orders-1", *identity, True, 2), driver.now_ms)
+    assert len(decision.records) == len(decision.effects) == len(decision.replies) == 1
+    assert driver.state is S.ONGOING
+
+
+def test_a_decision_that_is_not_replayed_yet_already_holds_others_off() -> None:
+    driver = Driver(hold=True)
+    identity = driver.started()
+    driver.begin(identity, A)
+    driver.machine.decide(99, EndTxn("orders-1", *identity, True, 2), driver.now_ms)
+    with pytest.raises(ConcurrentTransactionsError):
+        driver.machine.decide(100, EndTxn("orders-1", *identity, False, 2), driver.now_ms)
+
+
+def test_commands_are_refused_before_loading_and_after_unloading() -> None:
+    driver = Driver()
+    machine = TxnMachine(driver.limits, driver.ids, 7, 2)
+    machine.replay(encode("orders-1", metadata(S.ONGOING), 2), 0, 0, None)
+    for each in (machine, driver.machine):
+        each.unload()
+        with pytest.raises(Exception, match="does not serve"):
+            each.decide(1, EndTxn("orders-1", 500, 5, True, 2), 0)

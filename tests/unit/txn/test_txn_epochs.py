@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logcore.machine import InvariantViolation
+from tests.unit.txn.driver import TIMEOUT_MS, A, Driver, S, metadata
+from txn import epochs
+from txn.commands import EndTxnResult, InitProducerIdResult
+from txn.epochs import Claim, Identity, Relation
+from txn.errors import (
+    ConcurrentTransactionsError,
+    InvalidProducerIdMappingError,
+    InvalidTransactionStateError,
+    ProducerFencedError,
+)
+
+OLD = Identity(500, 32_766)
+
+
+def test_bump_ends_at_int16() -> None:
+    assert epochs.bump(-1) == 0
+    assert epochs.bump(32_766) == 32_767
+    for epoch in (-2, 32_767):
+        with pytest.raises(InvariantViolation):
+            epochs.bump(epoch)
+    assert epochs.bump_to_fence(32_766) == epochs.bump_to_fence(32_767) == 32_767
+
+
+@pytest.mark.parametrize(("epoch", "used_up"), [(32_765, False), (32_766, True), (32_767, True)])
+def test_exhaustion(epoch: int, used_up: bool) -> None:
+    assert epochs.is_exhausted(epoch) is used_up
+
+
+@pytest.mark.parametrize(
+    ("request_", "stored", "previous", "tv1", "tv2"),
+    [
+        ((5, 3), (5, 3), 5, Relation.CURRENT, Relation.CURRENT),
+        ((5, 2), (5, 3), 5, Relation.FENCED, Relation.RETRY),
+        ((5, 1), (5, 3), 5, Relation.FENCED, Relation.FENCED),
+        ((5, 4), (5, 3), 5, Relation.FENCED, Relation.FENCED),
+        ((5, 32_766), (5, 32_767), 5, Relation.FENCED, Relation.RETRY),
+        ((4, 32_766), (5, 0), 4, Relation.OTHER_ID, Relation.RETRY),
+        ((4, 32_766), (5, 1), 4, Relation.OTHER_ID, Relation.OTHER_ID),
+        ((4, 32_765), (5, 0), 4, Relation.OTHER_ID, Relation.OTHER_ID),
+        ((3, 32_766), (5, 0), 4, Relation.OTHER_ID, Relation.OTHER_ID),
+        ((4, 3), (5, 3), 4, Relation.OTHER_ID, Relation.OTHER_ID),
+        ((4, 2), (5, 3), 4, Relation.OTHER_ID, Relation.OTHER_ID),
+        ((5, 32_766), (5, 0), 5, Relation.FENCED, Relation.FENCED),
+    ],
+)
+def test_relations(
+    request_: tuple[int, int],
+    stored: tuple[int, int],
+    previous: int,
+    tv1: Relation,
+    tv2: Relation,
+) -> None:
+    assert epochs.relate_tv1(Identity(*request_), Identity(*stored)) is tv1
+    assert epochs.relate_tv2(Identity(*request_), Identity(*stored), previous) is tv2
+
+
+@pytest.mark.parametrize(
+    ("given_", "stored", "last", "verdict"),
+    [
+        (None, (5, -1), None, Claim.BUMP),
+        ((9, 9), (5, -1), None, Claim.BUMP),
+        (None, (5, 3), None, Claim.BUMP),
+        (None, (5, 3), (5, 2), Claim.BUMP),
+        (None, (5, 32_766), None, Claim.ROTATE),
+        (None, (5, 32_767), None, Claim.ROTATE),
+        ((5, 32_766), (5, 32_766), None, Claim.ROTATE),
+        ((5, 3), (5, 3), None, Claim.BUMP),
+        ((5, 2), (5, 3), (5, 2), Claim.REPEAT),
+        ((5, 2), (5, 3), None, Claim.FENCED),
+        ((5, 2), (5, 3), (5, 1), Claim.FENCED),
+        ((4, 32_766), (5, 0), (4, 32_766), Claim.REPEAT),
+        ((4, 32_766), (5, 0), None, Claim.FENCED),
+        ((5, 32_765), (5, 32_766), (5, 32_765), Claim.REPEAT),
+        ((5, 32_765), (5, 32_766), None, Claim.FENCED),
+        # The former producer id at the very epoch the present one has: not its owner.
+        ((4, 32_766), (5, 32_766), (5, 32_765), Claim.FENCED),
+    ],
+)
+def test_claims(
+    given_: tuple[int, int] | None,
+    stored: tuple[int, int],
+    last: tuple[int, int] | None,
+    verdict: Claim,
+) -> None:
+    found = epochs.claim(
+        Identity(*given_) if given_ else None,
+        Identity(*stored),
+        Identity(*last) if last else None,
+    )
+    assert found is verdict
+
+
+@given(st.integers(-1, 32_767), st.integers(-1, 32_767))
+def test_only_one_epoch_is_current_and_at_most_one_a_retry(asked: int, stored: int) -> None:
+    relation = epochs.relate_tv2(Identity(1, asked), Identity(1, stored), 1)
+    assert (relation is Relation.CURRENT) == (asked == stored)
+    assert (relation is Relation.RETRY) == (asked == stored - 1)
+
+
+# -- the end of the epochs, through the machine
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("hold", [True, False])
+def test_tv2_end_at_the_last_epoch_moves_to_a_new_producer_id(
+    shard: Callable[..., Driver], commit: bool, hold: bool
+) -> None:
+    driver = shard(hold=hold)
+    driver.place(metadata(S.ONGOING, identity=OLD, partitions=[A]))
+    answer = driver.end(OLD, commit=commit)
+    assert answer == EndTxnResult(1000, 0)
+    order = driver.orders[-1]
+    assert (order.stamp.producer_id, order.stamp.producer_epoch) == (500, 32_767)
+    if hold:
+        txn = driver.txn()
+        assert (txn.identity, txn.next_producer_id) == ((500, 32_767), 1000)
+        for identity in (OLD, Identity(1000, 0), Identity(500, 32_767)):
+            assert type(driver.end(identity, commit=commit)) is ConcurrentTransactionsError
+            assert type(driver.add(identity)) is ConcurrentTransactionsError
+        driver.reload()
+        driver.write_markers()
+    txn = driver.txn()
+    assert (txn.identity, txn.previous_producer_id, txn.next_producer_id) == ((1000, 0), 500, -1)
+    # The answer may have been lost: it is given again, and the other outcome is not.
+    assert driver.end(OLD, commit=commit) == answer
+    assert type(driver.end(OLD, commit=not commit)) is InvalidTransactionStateError
+    driver.begin(Identity(1000, 0))
+    driver.ended(Identity(1000, 0), commit=True)
+    driver.write_markers()
+
+
+@pytest.mark.parametrize("start", range(32_763, 32_768))
+@pytest.mark.parametrize("tv", [0, 2])
+def test_kafka_18660_ten_transactions_over_the_end_of_the_epochs(
+    shard: Callable[..., Driver], tv: int, start: int
+) -> None:
+    driver = shard(transaction_version=tv)
+    driver.place(metadata(S.COMPLETE_COMMIT, identity=Identity(500, start), tv=tv))
+    identity = driver.started()
+    seen = [identity]
+    for number in range(10):
+        driver.begin(identity, tv=tv)
+        following = driver.ended(identity, commit=number % 3 != 0, tv=tv)
+        if tv == 0:
+            assert following == identity
+        else:
+            expected = (
+                Identity(1000, 0)
+                if identity.epoch == 32_766
+                else Identity(identity[0], identity[1] + 1)
+            )
+            assert following == expected
+        assert driver.stored == following
+        assert 0 <= following.epoch <= 32_766
+        identity = following
+        seen.append(identity)
+        if number % 4 == 3:
+            driver.reload()
+    assert len(set(seen)) == (11 if tv == 2 else 1)
+
+
+@pytest.mark.parametrize("epoch", range(32_763, 32_768))
+@pytest.mark.parametrize("tv", [0, 2])
+@pytest.mark.parametrize("cause", ["init", "timeout"])
+def test_kafka_19367_a_fence_near_the_end_never_overflows(
+    shard: Callable[..., Driver], tv: int, epoch: int, cause: str
+) -> None:
+    driver = shard(transaction_version=tv)
+    driver.place(metadata(S.ONGOING, identity=Identity(500, epoch), tv=tv))
+    if cause == "timeout":
+        driver.advance(TIMEOUT_MS + 1)
+        assert driver.state is S.COMPLETE_ABORT
+        assert driver.orders[-1].stamp.producer_epoch == min(epoch + 1, 32_767)
+    identity = driver.started()
+    assert 0 <= identity.epoch <= 32_766
+    if epoch + 2 <= 32_766:
+        assert identity == (500, epoch + 2)
+    elif tv == 0 or epoch + 1 <= 32_766:
+        assert identity == (1000, 0)
+    else:
+        assert identity == (1000, 1)
+    for number in range(10):
+        identity = driver.transact(identity, commit=number % 2 == 0, tv=tv)
+
+
+def test_a_tv2_producer_timed_out_at_the_last_epoch_may_go_on(shard: Callable[..., Driver]) -> None:
+    driver = shard()
+    driver.place(metadata(S.ONGOING, identity=OLD))
+    driver.advance(TIMEOUT_MS + 1)
+    assert driver.stored == (1000, 0)
+    assert driver.end(OLD, commit=False) == EndTxnResult(1000, 0)
+    for _ in range(3):
+        assert driver.init(OLD) == InitProducerIdResult(1000, 0)
+    driver.transact(Identity(1000, 0))
+
+
+def test_a_producer_left_at_the_highest_epoch_recovers(shard: Callable[..., Driver]) -> None:
+    """The log of a broker with KAFKA-19367 may hold what ours never writes."""
+    driver = shard()
+    driver.place(metadata(S.PREPARE_ABORT, identity=Identity(500, 32_767)))
+    assert driver.stored == (500, 32_767)
+    assert driver.init() == InitProducerIdResult(1000, 0)
+
+
+def test_the_previous_owner_of_the_last_epoch_is_not_the_new_one(
+    shard: Callable[..., Driver],
+) -> None:
+    driver = shard()
+    driver.place(metadata(S.ONGOING, identity=OLD))
+    driver.ended(OLD, commit=True)
+    driver.begin(Identity(1000, 0))
+    assert type(driver.end(OLD, commit=True)) is InvalidProducerIdMappingError
+    assert type(driver.init(OLD)) is ProducerFencedError
+    assert driver.state is S.ONGOING
+
+
+@pytest.mark.parametrize(
+    ("given_", "stored", "expected"),
+    [
+        ((9, 9), (5, -1), True),
+        ((5, 1), (5, 3), True),
+        ((4, 32_766), (5, 3), True),
+        ((4, 32_767), (5, 3), True),
+        ((4, 32_765), (5, 3), False),
+        ((9, 32_766), (5, 3), False),
+    ],
+)
+def test_whose_id_it_can_be(
+    given_: tuple[int, int], stored: tuple[int, int], expected: bool
+) -> None:
+    assert epochs.may_continue(Identity(*given_), Identity(*stored), 4) is expected
+
+
+@pytest.mark.parametrize("tv", [0, 2])
+@pytest.mark.parametrize("commit", [True, False])
+def test_nobody_ends_at_the_coordinators_epoch(
+    shard: Callable[..., Driver], tv: int, commit: bool
+) -> None:
+    driver = shard()
+    driver.place(metadata(S.COMPLETE_ABORT, identity=Identity(500, 32_767), tv=tv))
+    answer = driver.end(Identity(500, 32_767), commit=commit, tv=tv)
+    assert type(answer) is ProducerFencedError

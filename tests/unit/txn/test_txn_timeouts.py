@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.txn.driver import START_MS, TIMEOUT_MS, AbortTimedOut, Driver, S, T, metadata
+from txn.commands import AbortTimedOutResult, InitProducerIdResult
+from txn.epochs import Identity
+from txn.errors import (
+    ConcurrentTransactionsError,
+    InvalidTransactionStateError,
+    ProducerFencedError,
+)
+from txn.limits import TxnLimits
+from txn.machine import TIMEOUT_TIMER
+
+KEY = (TIMEOUT_TIMER, T)
+
+
+@pytest.mark.parametrize("tv", [0, 1, 2])
+def test_an_open_transaction_is_aborted_just_after_its_timeout(
+    shard: Callable[..., Driver], tv: int
+) -> None:
+    driver = shard(transaction_version=tv)
+    identity = driver.started()
+    driver.begin(identity, tv=2 if tv == 2 else 0)
+    driver.advance(TIMEOUT_MS)
+    assert driver.state is S.ONGOING
+    driver.advance(1)
+    assert driver.state is S.COMPLETE_ABORT
+    assert driver.stored == (1000, 1)
+    assert driver.orders[-1].stamp.producer_epoch == 1
+    assert driver.orders[-1].transaction_version == (2 if tv == 2 else 0)
+    assert not driver.timers
+    by_kind = {event.kind: event for event in driver.events}
+    assert by_kind["transaction-timed-out"].detail["open_ms"] == TIMEOUT_MS + 1
+    assert by_kind["producer-fenced"].detail["cause"] == "timeout"
+    assert by_kind["transaction-aborted"].detail["cause"] == "timeout"
+    assert by_kind["transaction-aborted"].detail["state"] == "Ongoing"
+    assert type(driver.add(identity)) is ProducerFencedError
+
+
+def test_kafka_17754_a_tv1_producer_is_fenced_by_the_timeout(shard: Callable[..., Driver]) -> None:
+    driver = shard(transaction_version=1)
+    identity = driver.started()
+    driver.begin(identity, tv=0)
+    driver.advance(TIMEOUT_MS + 1)
+    for commit in (True, False):
+        assert type(driver.end(identity, commit=commit, tv=0)) is ProducerFencedError
+    assert type(driver.init(identity)) is ProducerFencedError
+
+
+def test_a_tv2_producer_hears_the_outcome_and_may_go_on(shard: Callable[..., Driver]) -> None:
+    driver = shard()
+    identity = driver.started()
+    driver.begin(identity)
+    driver.advance(TIMEOUT_MS + 1)
+    assert type(driver.end(identity, commit=True)) is InvalidTransactionStateError
+    assert driver.ended(identity, commit=False) == (1000, 1)
+    assert driver.init(identity) == InitProducerIdResult(1000, 1)
+    driver.transact(Identity(1000, 1))
+
+
+def test_the_timer_is_per_transaction(shard: Callable[..., Driver]) -> None:
+    driver = shard()
+    identity = driver.started()
+    driver.begin(identity)
+    driver.advance(TIMEOUT_MS - 1)
+    identity = driver.ended(identity, commit=True)
+    driver.begin(identity)
+    driver.advance(TIMEOUT_MS)
+    assert driver.state is S.ONGOING
+    driver.advance(1)
+    assert driver.state is S.COMPLETE_ABORT
+
+
+def test_the_timeout_survives_a_reload_and_does_not_start_over(
+    shard: Callable[..., Driver],
+) -> None:
+    driver = shard()
+    driver.begin(driver.started())
+    driver.advance(TIMEOUT_MS - 10)
+    driver.reload()
+    assert driver.timers == {KEY: START_MS + TIMEOUT_MS + 1}
+    driver.advance(11)
+    assert driver.state is S.COMPLETE_ABORT
+
+
+def test_what_timed_out_while_nobody_served_is_aborted(shard: Callable[..., Driver]) -> None:
+    driver = shard()
+    driver.begin(driver.started())
+    driver.now_ms += 10 * TIMEOUT_MS
+    driver.reload()
+    driver.advance(0)
+    assert driver.state is S.COMPLETE_ABORT
+
+
+@pytest.mark.parametrize(
+    "where", [one for one in S if one <= S.COMPLETE_ABORT and one != S.ONGOING]
+)
+def test_a_timer_that_is_out_of_date_does_nothing(shard: Callable[..., Driver], where: S) -> None:
+    driver = shard(hold=True)
+    driver.place(metadata(where))
+    decision = driver.machine.fire(KEY, START_MS + 10 * TIMEOUT_MS)
+    assert decision == type(decision)()
+
+
+@pytest.mark.parametrize("key", [(TIMEOUT_TIMER, "unknown"), ("other", T), "x", (TIMEOUT_TIMER,)])
+def test_an_unknown_timer_does_nothing(shard: Callable[..., Driver], key: object) -> None:
+    driver = shard()
+    driver.begin(driver.started())
+    decision = driver.machine.fire(key, START_MS + 10 * TIMEOUT_MS)
+    assert decision == type(decision)()
+
+
+def test_a_timer_that_fires_early_is_set_again(shard: Callable[..., Driver]) -> None:
+    driver = shard()
+    driver.begin(driver.started())
+    decision = driver.machine.fire(KEY, START_MS)
+    assert not decision.records
+    assert decision.timers[0].deadline_ms == START_MS + TIMEOUT_MS + 1
+
+
+def test_a_timeout_does_not_touch_a_decided_outcome(shard: Callable[..., Driver]) -> None:
+    driver = shard(hold=True)
+    identity = driver.started()
+    driver.begin(identity)
+    driver.ended(identity, commit=True)
+    driver.advance(10 * TIMEOUT_MS)
+    driver.ask(AbortTimedOut())
+    assert driver.state is S.PREPARE_COMMIT
+    assert type(driver.init()) is ConcurrentTransactionsError
+    driver.write_markers()
+    assert driver.state is S.COMPLETE_COMMIT
+
+
+def test_without_a_producer_id_the_abort_is_tried_again(shard: Callable[..., Driver]) -> None:
+    driver = shard()
+    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_766)))
+    driver.ids.available = False
+    driver.advance(TIMEOUT_MS + 1)
+    assert driver.state is S.ONGOING
+    assert driver.kinds()[-1] == "timeout-postponed"
+    driver.ids.available = True
+    driver.advance(driver.limits.retry_backoff_ms)
+    assert driver.state is S.COMPLETE_ABORT
+    assert driver.stored == (1000, 0)
+
+
+def test_the_sweep_takes_what_is_due_up_to_its_limit(shard: Callable[..., Driver]) -> None:
+    driver = shard(limits=TxnLimits(max_sweep=2))
+    for name in ("one", "two", "three"):
+        identity = driver.started(transactional_id=name)
+        driver.add(identity, transactional_id=name)
+    late = driver.started(transactional_id="late")
+    driver.now_ms += 10
+    driver.add(late, transactional_id="late")
+    driver.now_ms += TIMEOUT_MS - 9
+    assert driver.ask(AbortTimedOut()) == AbortTimedOutResult(("one", "two"), more=True)
+    assert driver.ask(AbortTimedOut()) == AbortTimedOutResult(("three",), more=False)
+    assert driver.ask(AbortTimedOut()) == AbortTimedOutResult((), more=False)
+    assert driver.txn("late").state is S.ONGOING

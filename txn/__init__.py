@@ -1,0 +1,1 @@
+"""The transaction coordinator's state machine: producer ids, epochs, states, markers. Pure."""

@@ -1,0 +1,73 @@
+"""AddPartitionsToTxn, AddOffsetsToTxn and what a partition leader asks in a client's stead.
+
+Sources: ``TransactionCoordinator.handleAddPartitionsToTransaction`` and
+``handleVerifyPartitionsInTransaction``; KIP-890.
+"""
+
+from __future__ import annotations
+
+from logcore.machine import Decision, DomainError, Reply, Token
+from txn import epochs, state
+from txn.commands import AddPartitions, AddPartitionsResult, TopicPartition
+from txn.epochs import Identity
+from txn.errors import (
+    ConcurrentTransactionsError,
+    InvalidProducerIdMappingError,
+    TooManyPartitionsError,
+    TransactionAbortableError,
+)
+from txn.shard import Draft, Shard, refuse_fenced, require_id
+from txn.state import TransactionState
+
+
+def decide(shard: Shard, token: Token, command: AddPartitions, now_ms: int) -> Decision:
+    """Add or verify partitions."""
+    transactional_id = command.transactional_id
+    require_id(transactional_id)
+    # Before the identity: a TV2 client may use a producer id that the running completion brings.
+    if shard.is_pending(transactional_id):
+        raise ConcurrentTransactionsError("the last transaction is being completed")
+    txn = shard.transactions.get(transactional_id)
+    if txn is None or txn.producer_id != command.producer_id:
+        raise InvalidProducerIdMappingError(
+            f"{transactional_id} is not the id of producer {command.producer_id}"
+        )
+    request = Identity(command.producer_id, command.producer_epoch)
+    if request != txn.identity or request.epoch > epochs.LAST_CLIENT_EPOCH:
+        return refuse_fenced(token, transactional_id, request, txn.identity, "AddPartitions")
+    if txn.state in state.PREPARED:
+        raise ConcurrentTransactionsError("the last transaction is being completed")
+    if command.verify_only:
+        return _verify(token, command.partitions, txn.partitions)
+    wanted = frozenset(command.partitions)
+    begun = txn.state is TransactionState.ONGOING
+    if begun and wanted <= txn.partitions:
+        return Decision(replies=(Reply(token, AddPartitionsResult()),))
+    extended = state.extended(
+        txn,
+        wanted,
+        client_transaction_version=command.client_transaction_version,
+        now_ms=now_ms,
+    )
+    most = shard.limits.max_partitions_per_transaction
+    if len(extended.partitions) > most:
+        raise TooManyPartitionsError(f"a transaction may span {most} partitions")
+    draft = Draft(shard)
+    draft.write(transactional_id, extended)
+    if not begun:
+        draft.arm_timeout(transactional_id, extended)
+    draft.reply(token, AddPartitionsResult())
+    return draft.decision()
+
+
+def _verify(
+    token: Token, asked: tuple[TopicPartition, ...], present: frozenset[TopicPartition]
+) -> Decision:
+    errors: dict[TopicPartition, DomainError] = {
+        partition: TransactionAbortableError(
+            f"{partition[0]}-{partition[1]} is not in the transaction"
+        )
+        for partition in asked
+        if partition not in present
+    }
+    return Decision(replies=(Reply(token, AddPartitionsResult(errors)),))

@@ -1,0 +1,46 @@
+"""Draws the README's pictures from the tables: ``python -m txn.diagram``."""
+
+from __future__ import annotations
+
+import sys
+
+from txn.end_txn import ABORT, COMMIT, CURRENT, RETRY, TV1_TABLE, TV2_TABLE, Verdict
+from txn.state import CAUSES, LEGAL_PREDECESSORS, TransactionState
+
+_WORDS = {
+    Verdict.END: "**recorded**",
+    Verdict.DONE: "NONE again",
+    Verdict.WAIT: "CONCURRENT_TRANSACTIONS",
+    Verdict.ILLEGAL: "INVALID_TXN_STATE",
+    Verdict.FENCED: "PRODUCER_FENCED",
+}
+
+
+def states() -> str:
+    """Return the states of a transaction as a Mermaid diagram."""
+    lines = ["stateDiagram-v2", "    [*] --> Empty: InitProducerId of a new id"]
+    for new in TransactionState:
+        lines += [
+            f"    {old.kafka_name} --> {new.kafka_name}: {CAUSES[old, new]}"
+            for old in sorted(LEGAL_PREDECESSORS[new])
+        ]
+    return "\n".join([*lines, "    Dead --> [*]: tombstone"])
+
+
+def ends() -> str:
+    """Return what EndTxn leads to, as a Markdown table."""
+    columns = [(COMMIT, CURRENT), (COMMIT, RETRY), (ABORT, CURRENT), (ABORT, RETRY)]
+    lines = [
+        "| state | TV1 commit | TV1 abort | TV2 commit | its retry | TV2 abort | its retry |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for where in sorted({state for state, _ in TV1_TABLE}):
+        verdicts = [TV1_TABLE[where, COMMIT], TV1_TABLE[where, ABORT]]
+        verdicts += [TV2_TABLE[where, commit, relation] for commit, relation in columns]
+        cells = " | ".join(_WORDS[verdict] for verdict in verdicts)
+        lines.append(f"| {where.kafka_name} | {cells} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{states()}\n\n{ends()}\n")

@@ -1,0 +1,242 @@
+"""The end of a transaction: asked for by its producer, or forced by the coordinator.
+
+The two tables below are Kafka's; the version of the *request* picks one. Aborts that the
+coordinator makes by itself (timeout, takeover) follow the cluster's transaction.version.
+
+Sources: ``TransactionCoordinator.endTransaction`` and ``endTransactionWithTV1``; KIP-890.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from types import MappingProxyType
+
+from logcore.machine import Decision, Token
+from txn import epochs, state
+from txn.commands import NO_PRODUCER_ID, EndTxn, EndTxnResult
+from txn.epochs import Identity, Relation
+from txn.errors import (
+    ConcurrentTransactionsError,
+    InvalidProducerIdMappingError,
+    InvalidTransactionStateError,
+)
+from txn.shard import Draft, Shard, refuse_fenced, require_id
+from txn.state import TV2, TransactionMetadata, TransactionState
+
+
+class Verdict(Enum):
+    """What an EndTxn request leads to."""
+
+    END = auto()
+    """The outcome is recorded and markers are ordered."""
+    DONE = auto()
+    """It has happened already: the answer is given again."""
+    WAIT = auto()
+    """It is happening: CONCURRENT_TRANSACTIONS."""
+    ILLEGAL = auto()
+    """It does not fit: INVALID_TXN_STATE."""
+    FENCED = auto()
+    """The sender is behind: PRODUCER_FENCED."""
+
+
+_S, _V = TransactionState, Verdict
+
+COMMIT, ABORT = True, False
+
+TV1_TABLE: Mapping[tuple[TransactionState, bool], Verdict] = MappingProxyType(
+    {
+        (_S.EMPTY, COMMIT): _V.ILLEGAL,
+        (_S.EMPTY, ABORT): _V.ILLEGAL,
+        (_S.ONGOING, COMMIT): _V.END,
+        (_S.ONGOING, ABORT): _V.END,
+        (_S.PREPARE_COMMIT, COMMIT): _V.WAIT,
+        (_S.PREPARE_COMMIT, ABORT): _V.ILLEGAL,
+        (_S.PREPARE_ABORT, COMMIT): _V.ILLEGAL,
+        (_S.PREPARE_ABORT, ABORT): _V.WAIT,
+        (_S.COMPLETE_COMMIT, COMMIT): _V.DONE,
+        (_S.COMPLETE_COMMIT, ABORT): _V.ILLEGAL,
+        (_S.COMPLETE_ABORT, COMMIT): _V.ILLEGAL,
+        (_S.COMPLETE_ABORT, ABORT): _V.DONE,
+    }
+)
+"""By state and wanted outcome. The identity must be the stored one."""
+
+CURRENT, RETRY = Relation.CURRENT, Relation.RETRY
+
+TV2_TABLE: Mapping[tuple[TransactionState, bool, Relation], Verdict] = MappingProxyType(
+    {
+        (_S.EMPTY, COMMIT, CURRENT): _V.ILLEGAL,
+        (_S.EMPTY, COMMIT, RETRY): _V.FENCED,
+        (_S.EMPTY, ABORT, CURRENT): _V.END,
+        (_S.EMPTY, ABORT, RETRY): _V.FENCED,
+        (_S.ONGOING, COMMIT, CURRENT): _V.END,
+        (_S.ONGOING, COMMIT, RETRY): _V.FENCED,
+        (_S.ONGOING, ABORT, CURRENT): _V.END,
+        (_S.ONGOING, ABORT, RETRY): _V.FENCED,
+        (_S.PREPARE_COMMIT, COMMIT, CURRENT): _V.FENCED,
+        (_S.PREPARE_COMMIT, COMMIT, RETRY): _V.WAIT,
+        (_S.PREPARE_COMMIT, ABORT, CURRENT): _V.FENCED,
+        (_S.PREPARE_COMMIT, ABORT, RETRY): _V.ILLEGAL,
+        (_S.PREPARE_ABORT, COMMIT, CURRENT): _V.FENCED,
+        (_S.PREPARE_ABORT, COMMIT, RETRY): _V.ILLEGAL,
+        (_S.PREPARE_ABORT, ABORT, CURRENT): _V.FENCED,
+        (_S.PREPARE_ABORT, ABORT, RETRY): _V.WAIT,
+        (_S.COMPLETE_COMMIT, COMMIT, CURRENT): _V.ILLEGAL,
+        (_S.COMPLETE_COMMIT, COMMIT, RETRY): _V.DONE,
+        (_S.COMPLETE_COMMIT, ABORT, CURRENT): _V.END,
+        (_S.COMPLETE_COMMIT, ABORT, RETRY): _V.ILLEGAL,
+        (_S.COMPLETE_ABORT, COMMIT, CURRENT): _V.ILLEGAL,
+        (_S.COMPLETE_ABORT, COMMIT, RETRY): _V.ILLEGAL,
+        (_S.COMPLETE_ABORT, ABORT, CURRENT): _V.END,
+        (_S.COMPLETE_ABORT, ABORT, RETRY): _V.DONE,
+    }
+)
+"""By state, wanted outcome, and whether the identity is the stored one or the one before it."""
+
+
+def decide(shard: Shard, token: Token, command: EndTxn, now_ms: int) -> Decision:
+    """Commit or abort."""
+    transactional_id = command.transactional_id
+    require_id(transactional_id)
+    version = _rules(command.client_transaction_version)
+    pending = shard.is_pending(transactional_id)
+    # TV2 looks at this before the identity: its client has the identity of the next transaction
+    # from the answer to this one, and may use it before the completion has brought it about.
+    if version >= TV2 and pending:
+        raise ConcurrentTransactionsError("the last transaction is being completed")
+    txn = shard.transactions.get(transactional_id)
+    request = Identity(command.producer_id, command.producer_epoch)
+    relation = Relation.OTHER_ID if txn is None else _relate(request, txn, version)
+    if txn is None or relation is Relation.OTHER_ID:
+        raise InvalidProducerIdMappingError(
+            f"{transactional_id} is not the id of producer {command.producer_id}"
+        )
+    if relation is Relation.FENCED:
+        return refuse_fenced(token, transactional_id, request, txn.identity, "EndTxn")
+    if pending:
+        raise ConcurrentTransactionsError("the last transaction is being completed")
+    if version >= TV2:
+        verdict = TV2_TABLE[txn.state, command.commit, relation]
+    else:
+        verdict = TV1_TABLE[txn.state, command.commit]
+    if verdict is Verdict.FENCED:
+        return refuse_fenced(token, transactional_id, request, txn.identity, "EndTxn")
+    if verdict is Verdict.WAIT:
+        raise ConcurrentTransactionsError("this transaction is being completed")
+    if verdict is Verdict.ILLEGAL:
+        wanted = "commit" if command.commit else "abort"
+        raise InvalidTransactionStateError(f"no {wanted} in state {txn.state.kafka_name}")
+    draft = Draft(shard)
+    after = txn.identity
+    if verdict is Verdict.END:
+        prepared = _end(shard, draft, transactional_id, txn, version, now_ms, commit=command.commit)
+        _note_end(draft, transactional_id, txn, prepared, "EndTxn")
+        after = prepared.next_identity
+    draft.reply(token, EndTxnResult(after.producer_id, after.epoch))
+    return draft.decision()
+
+
+def abort_fenced(
+    shard: Shard, draft: Draft, transactional_id: str, now_ms: int, *, cause: str
+) -> None:
+    """Abort an open transaction so that its producer can not go on.
+
+    Raises ProducerIdsUnavailableError; nothing is drafted then.
+    """
+    owned = shard.transactions[transactional_id]
+    version = _rules(shard.transaction_version())
+    fenced = state.fenced(owned, version)
+    prepared = _end(shard, draft, transactional_id, fenced, version, now_ms, commit=False)
+    _note_end(draft, transactional_id, owned, prepared, cause)
+    draft.note(
+        "producer-fenced",
+        transactional_id,
+        cause=cause,
+        producer_id=owned.producer_id,
+        fenced_epoch=owned.producer_epoch,
+        producer_epoch=prepared.producer_epoch,
+    )
+
+
+def _rules(transaction_version: int) -> int:
+    """The rules of a version: 2, or 0 for all before, which is also what their records say."""
+    return TV2 if transaction_version >= TV2 else 0
+
+
+def _relate(request: Identity, txn: TransactionMetadata, version: int) -> Relation:
+    if version < TV2:
+        relation = epochs.relate_tv1(request, txn.identity)
+    else:
+        relation = epochs.relate_tv2(request, txn.identity, txn.previous_producer_id)
+    # No client was ever given the last epoch, so whoever sends it has made it up.
+    if relation is not Relation.OTHER_ID and request.epoch > epochs.LAST_CLIENT_EPOCH:
+        return Relation.FENCED
+    # Only a TV2 end bumps. After a TV1 one, the epoch below is that of a producer which was fenced
+    # before; Kafka takes it for a retry, and confirms to it a commit that was not its own.
+    if relation is Relation.RETRY and txn.client_transaction_version < TV2:
+        return Relation.FENCED
+    return relation
+
+
+def _end(
+    shard: Shard,
+    draft: Draft,
+    transactional_id: str,
+    txn: TransactionMetadata,
+    version: int,
+    now_ms: int,
+    *,
+    commit: bool,
+) -> TransactionMetadata:
+    """Draft the Prepare record and its markers."""
+    next_producer_id = NO_PRODUCER_ID
+    if version >= TV2 and epochs.is_exhausted(txn.producer_epoch):
+        next_producer_id = shard.ids.take()
+    prepared = state.prepared(
+        txn,
+        commit=commit,
+        client_transaction_version=version,
+        next_producer_id=next_producer_id,
+        now_ms=now_ms,
+    )
+    draft.prepare(transactional_id, prepared)
+    if version >= TV2:
+        shard.successors[transactional_id] = (prepared.next_identity, txn.identity)
+    return prepared
+
+
+def _note_end(
+    draft: Draft,
+    transactional_id: str,
+    owned: TransactionMetadata,
+    prepared: TransactionMetadata,
+    cause: str,
+) -> None:
+    if prepared.state is TransactionState.PREPARE_ABORT:
+        draft.note(
+            "transaction-aborted",
+            transactional_id,
+            cause=cause,
+            producer_id=owned.producer_id,
+            producer_epoch=owned.producer_epoch,
+            state=owned.state.kafka_name,
+            partitions=len(owned.partitions),
+        )
+    after = prepared.next_identity
+    if after.producer_id != owned.producer_id:
+        draft.note(
+            "producer-id-rotated",
+            transactional_id,
+            cause=cause,
+            producer_id=after.producer_id,
+            former_producer_id=owned.producer_id,
+        )
+    elif after.epoch != owned.producer_epoch:
+        draft.note(
+            "epoch-bumped",
+            transactional_id,
+            cause=cause,
+            producer_id=after.producer_id,
+            producer_epoch=after.epoch,
+        )

@@ -1,0 +1,184 @@
+"""InitProducerId: who owns a transactional id from now on.
+
+Sources: ``TransactionCoordinator.handleInitProducerId``; KIP-98, KIP-360, KIP-939 (its switches).
+"""
+
+from __future__ import annotations
+
+from logcore.machine import Decision, DomainError, Token
+from txn import end_txn, epochs, state
+from txn.commands import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    InitProducerId,
+    InitProducerIdResult,
+)
+from txn.epochs import Claim, Identity
+from txn.errors import (
+    ConcurrentTransactionsError,
+    InvalidTransactionTimeoutError,
+    InvalidTxnRequestError,
+    KeepPreparedUnsupportedError,
+    ProducerFencedError,
+    TooManyTransactionalIdsError,
+    TwoPhaseCommitDisabledError,
+)
+from txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS
+from txn.shard import PARK_TIMER, Draft, Parked, Shard, refuse_fenced, require_id
+from txn.state import TransactionMetadata, TransactionState
+
+
+def decide(shard: Shard, token: Token, command: InitProducerId, now_ms: int) -> Decision:
+    """Give the id to the sender, at once or when the transaction left open has been aborted."""
+    _validate(shard, command)
+    transactional_id = command.transactional_id
+    if shard.is_pending(transactional_id):
+        raise ConcurrentTransactionsError("the last transaction is being completed")
+    txn = shard.transactions.get(transactional_id)
+    if txn is None:
+        if len(shard.transactions) >= shard.limits.max_transactional_ids:
+            raise TooManyTransactionalIdsError(
+                f"the shard holds {shard.limits.max_transactional_ids} transactional ids"
+            )
+        txn = state.created(shard.ids.take(), command.transaction_timeout_ms, now_ms)
+    given = _given(command)
+    if given is not None and not epochs.may_continue(given, txn.identity, txn.previous_producer_id):
+        return refuse_fenced(token, transactional_id, given, txn.identity, "InitProducerId")
+    if txn.state in state.PREPARED:
+        raise ConcurrentTransactionsError("the last transaction is being completed")
+    if txn.state is TransactionState.ONGOING:
+        return _take_over(shard, token, command, txn, now_ms)
+    draft = Draft(shard)
+    try:
+        draft.reply(token, grant(shard, draft, command, txn, now_ms))
+    except ProducerFencedError:
+        return refuse_fenced(token, transactional_id, given, txn.identity, "InitProducerId")
+    return draft.decision()
+
+
+def grant(
+    shard: Shard,
+    draft: Draft,
+    command: InitProducerId,
+    txn: TransactionMetadata,
+    now_ms: int,
+) -> InitProducerIdResult:
+    """Record the claim of ``command`` on an id at rest and return its answer.
+
+    Raises ProducerFencedError, ProducerIdsUnavailableError; ``draft`` is untouched then.
+    """
+    transactional_id = command.transactional_id
+    stored, given = txn.identity, _given(command)
+    verdict = epochs.claim(given, stored, shard.last_identity(transactional_id, stored))
+    if verdict is Claim.FENCED:
+        raise ProducerFencedError(
+            f"{transactional_id} belongs to producer {stored.producer_id} at epoch {stored.epoch}"
+        )
+    if verdict is Claim.ROTATE:
+        identity = Identity(shard.ids.take(), 0)
+        draft.note(
+            "producer-id-rotated",
+            transactional_id,
+            cause="InitProducerId",
+            producer_id=identity.producer_id,
+            former_producer_id=stored.producer_id,
+        )
+    elif verdict is Claim.BUMP:
+        identity = Identity(stored.producer_id, epochs.bump(stored.epoch))
+        draft.note(
+            "epoch-bumped",
+            transactional_id,
+            cause="InitProducerId",
+            producer_id=identity.producer_id,
+            producer_epoch=identity.epoch,
+        )
+    else:
+        identity = stored
+    if verdict is not Claim.REPEAT:
+        shard.successors.pop(transactional_id, None)
+        if given is not None and stored.epoch != epochs.NO_EPOCH:
+            shard.successors[transactional_id] = (identity, given)
+    timeout_ms = command.transaction_timeout_ms
+    if command.enable_2pc:
+        timeout_ms = TWO_PHASE_COMMIT_TIMEOUT_MS
+    draft.write(
+        transactional_id,
+        state.initialised(txn, identity, timeout_ms=timeout_ms, now_ms=now_ms),
+    )
+    return InitProducerIdResult(identity.producer_id, identity.epoch)
+
+
+def grant_parked(
+    shard: Shard,
+    draft: Draft,
+    transactional_id: str,
+    txn: TransactionMetadata,
+    now_ms: int,
+) -> None:
+    """Answer the request that waited for ``txn`` to come to rest, if there is one.
+
+    It gets what a repetition sent now would get, so a client that waits and one that was told
+    CONCURRENT_TRANSACTIONS can not tell the difference.
+    """
+    parked = shard.parked.pop(transactional_id, None)
+    if parked is None:
+        return
+    draft.set_timer((PARK_TIMER, transactional_id), None)
+    try:
+        response: object = grant(shard, draft, parked.command, txn, now_ms)
+    except DomainError as error:
+        response = error
+    draft.reply(parked.token, response)
+
+
+def turn_away_parked(shard: Shard, draft: Draft, transactional_id: str) -> None:
+    """Tell the request that waits to come back later: its markers take too long."""
+    parked = shard.parked.pop(transactional_id, None)
+    if parked is not None:
+        error = ConcurrentTransactionsError("the open transaction is still being aborted")
+        draft.reply(parked.token, error)
+
+
+def _take_over(
+    shard: Shard, token: Token, command: InitProducerId, txn: TransactionMetadata, now_ms: int
+) -> Decision:
+    """Abort the open transaction with a fence, and let the sender wait for the markers.
+
+    A continuing producer must hold the current epoch to do so. Kafka looks at the epoch only after
+    the abort, and so lets a producer that is fenced already end its successor's transaction before
+    it hears that it is fenced; here the same answer comes first.
+    """
+    transactional_id = command.transactional_id
+    given = _given(command)
+    if given is not None and given != txn.identity:
+        return refuse_fenced(token, transactional_id, given, txn.identity, "InitProducerId")
+    draft = Draft(shard)
+    end_txn.abort_fenced(shard, draft, transactional_id, now_ms, cause="InitProducerId")
+    if len(shard.parked) < shard.limits.max_parked_requests:
+        shard.parked[transactional_id] = Parked(token, command)
+        draft.set_timer((PARK_TIMER, transactional_id), now_ms + shard.limits.max_park_ms)
+    else:
+        draft.reply(token, ConcurrentTransactionsError("the open transaction is being aborted"))
+    return draft.decision()
+
+
+def _given(command: InitProducerId) -> Identity | None:
+    if command.producer_id == NO_PRODUCER_ID:
+        return None
+    return Identity(command.producer_id, command.producer_epoch)
+
+
+def _validate(shard: Shard, command: InitProducerId) -> None:
+    require_id(command.transactional_id)
+    id_given = command.producer_id != NO_PRODUCER_ID
+    if id_given != (command.producer_epoch != NO_PRODUCER_EPOCH):
+        raise InvalidTxnRequestError("producer id and epoch have to be given together")
+    if command.enable_2pc and not shard.limits.two_phase_commit_enable:
+        raise TwoPhaseCommitDisabledError("two-phase commit is off on this broker")
+    if command.keep_prepared:
+        raise KeepPreparedUnsupportedError("prepared transactions can not be kept")
+    longest_ms = shard.limits.max_transaction_timeout_ms
+    if not command.enable_2pc and not 0 < command.transaction_timeout_ms <= longest_ms:
+        raise InvalidTransactionTimeoutError(
+            f"the transaction timeout must be 1 to {longest_ms} ms"
+        )

@@ -1,0 +1,253 @@
+"""The transaction coordinator of one partition of ``__transaction_state``.
+
+Here is only what ties the parts together: which handler takes which command, how a record becomes
+state, and what happens when a shard starts and stops to serve. The rules are in the handlers'
+modules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable
+
+from logcore.machine import (
+    Decision,
+    DomainError,
+    InvariantViolation,
+    ProducerStamp,
+    Record,
+    Reply,
+    Token,
+)
+from txn import add_partitions, admin, completion, end_txn, init_producer, records, state
+from txn.commands import (
+    AbortTimedOut,
+    AddPartitions,
+    DescribeTransaction,
+    EndTxn,
+    ExpireTransactionalIds,
+    InitProducerId,
+    ListTransactions,
+    MarkersWritten,
+)
+from txn.errors import CoordinatorUnloadedError
+from txn.ids import ProducerIds
+from txn.limits import TxnLimits
+from txn.shard import PARK_TIMER, TIMEOUT_TIMER, Draft, Shard, timeout_deadline_ms
+from txn.state import TransactionMetadata, TransactionState
+
+__all__ = ["PARK_TIMER", "TIMEOUT_TIMER", "TxnMachine"]
+
+
+class TxnMachine:
+    """One shard's transactions (see ``logcore.machine.Machine``).
+
+    ``coordinator_epoch`` is the leader epoch of the shard's partition and goes into every marker.
+    ``transaction_version`` is the cluster's finalized transaction.version: it rules over aborts
+    that the coordinator makes by itself, and over the form of records.
+
+    The runtime has to hand every effect (:class:`txn.commands.WriteMarkers`) back as its
+    ``written()`` command. Replies to such commands, and to sweeps, may be ignored.
+    """
+
+    def __init__(
+        self,
+        limits: TxnLimits,
+        ids: ProducerIds,
+        coordinator_epoch: int,
+        transaction_version: Callable[[], int] | int = state.TV2,
+    ) -> None:
+        fixed = transaction_version
+        version = (lambda: fixed) if isinstance(fixed, int) else fixed
+        self._shard = Shard(limits, ids, coordinator_epoch, version)
+
+    def __len__(self) -> int:
+        return len(self._shard.transactions)
+
+    def transaction(self, transactional_id: str) -> TransactionMetadata | None:
+        """Return the durable state of an id, None where there is none."""
+        return self._shard.transactions.get(transactional_id)
+
+    def is_pending(self, transactional_id: str) -> bool:
+        """Whether the id's last transaction is being completed."""
+        return self._shard.is_pending(transactional_id)
+
+    def decide(self, token: Token, command: object, now_ms: int) -> Decision:
+        """Decide on one of :data:`txn.commands.Command`.
+
+        Raises any :class:`txn.errors.TxnError` as the short form of a decision that answers with
+        it, and InvariantViolation for a command of another kind.
+        """
+        shard = self._shard
+        if not shard.serving:
+            raise CoordinatorUnloadedError("the shard does not serve")
+        match command:
+            case AddPartitions():
+                return add_partitions.decide(shard, token, command, now_ms)
+            case EndTxn():
+                return end_txn.decide(shard, token, command, now_ms)
+            case MarkersWritten():
+                return completion.decide(shard, token, command, now_ms)
+            case InitProducerId():
+                return init_producer.decide(shard, token, command, now_ms)
+            case ListTransactions():
+                return admin.list_transactions(shard, token, command, now_ms)
+            case DescribeTransaction():
+                return admin.describe_transaction(shard, token, command)
+            case AbortTimedOut():
+                return admin.abort_timed_out(shard, token, now_ms)
+            case ExpireTransactionalIds():
+                return admin.expire_transactional_ids(shard, token, now_ms)
+            case _:
+                raise InvariantViolation(f"not a transaction command: {command!r}")
+
+    def fire(self, key: Hashable, now_ms: int) -> Decision:
+        """Act on a timer that has run out; one that is out of date does nothing.
+
+        ``(TIMEOUT_TIMER, transactional_id)`` aborts the transaction whose timeout has passed,
+        ``(PARK_TIMER, transactional_id)`` answers an InitProducerId that waited for too long.
+        """
+        draft = Draft(self._shard)
+        match key:
+            case (kind, str(transactional_id)) if kind == TIMEOUT_TIMER:
+                self._time_out(draft, transactional_id, now_ms)
+            case (kind, str(transactional_id)) if kind == PARK_TIMER:
+                init_producer.turn_away_parked(self._shard, draft, transactional_id)
+            case _:
+                pass
+        return draft.decision()
+
+    def replay(
+        self,
+        record: Record,
+        offset: int,
+        timestamp_ms: int,  # noqa: ARG002 - the protocol's; our records carry their own times
+        stamp: ProducerStamp | None,  # noqa: ARG002 - the protocol's; no batch here has one
+    ) -> None:
+        """Apply one record; the only place where durable state changes.
+
+        While the shard loads, the last record of an id wins, whatever came before it: compaction
+        may have removed that. From then on each step is checked against the table of transitions.
+
+        Raises MalformedTransactionRecordError, InvariantViolation.
+        """
+        shard = self._shard
+        shard.last_offset = offset
+        decoded = records.decode(record)
+        if decoded is None:
+            shard.passed_over += 1
+            return
+        transactional_id, txn = decoded
+        old = shard.transactions.get(transactional_id)
+        if txn is None:
+            if shard.serving and old is not None:
+                state.require_legal(old.state, TransactionState.DEAD)
+            shard.transactions.pop(transactional_id, None)
+            shard.offsets.pop(transactional_id, None)
+            shard.successors.pop(transactional_id, None)
+            return
+        if shard.serving:
+            state.check_step(old, txn)
+        shard.transactions[transactional_id] = txn
+        shard.offsets[transactional_id] = offset
+
+    def replay_marker(
+        self,
+        stamp: ProducerStamp,  # noqa: ARG002 - the protocol's
+        offset: int,
+        *,
+        commit: bool,  # noqa: ARG002 - the protocol's
+    ) -> None:
+        """Pass over a marker: no batch of this log is transactional, so it ends nothing."""
+        self._shard.last_offset = offset
+
+    def loaded(self, now_ms: int) -> Decision:
+        """Begin to serve: complete what is prepared, and arm the timeout of what is open."""
+        shard = self._shard
+        shard.serving = True
+        draft = Draft(shard)
+        for transactional_id, txn in shard.transactions.items():
+            if txn.state in state.PREPARED:
+                number = shard.offsets[transactional_id]
+                draft.order_markers(transactional_id, txn, number)
+                draft.note(
+                    "transaction-resumed",
+                    transactional_id,
+                    state=txn.state.kafka_name,
+                    prepared_ms_ago=now_ms - txn.last_update_ms,
+                    partitions=len(txn.partitions),
+                )
+            elif txn.state is TransactionState.ONGOING:
+                draft.arm_timeout(transactional_id, txn)
+        if shard.passed_over:
+            draft.note("records-passed-over", "", count=shard.passed_over)
+        return draft.decision()
+
+    def unload(self) -> Decision:
+        """Stop to serve: whoever waits has to find the coordinator again."""
+        shard = self._shard
+        error: DomainError = CoordinatorUnloadedError("the shard stopped serving")
+        replies = tuple(Reply(parked.token, error) for parked in shard.parked.values())
+        shard.parked.clear()
+        shard.markers.clear()
+        shard.serving = False
+        return Decision(replies=replies)
+
+    def digest(self) -> str:
+        """Return a hash of every id's durable state, independent of the form of its record."""
+        total = hashlib.sha256()
+        for transactional_id, txn in sorted(self._shard.transactions.items()):
+            for part in (
+                records.encode_key(transactional_id),
+                records.encode_value(txn, records.FLEXIBLE_VERSION),
+            ):
+                total.update(len(part).to_bytes(4, "big"))
+                total.update(part)
+        return total.hexdigest()
+
+    def check(self) -> None:
+        """Verify each id's state, and that soft state agrees with it.
+
+        Raises InvariantViolation.
+        """
+        shard = self._shard
+        owners: dict[int, str] = {}
+        for transactional_id, txn in shard.transactions.items():
+            state.check_shape(transactional_id, txn)
+            for producer_id in {txn.producer_id, txn.next_identity.producer_id}:
+                if owners.setdefault(producer_id, transactional_id) != transactional_id:
+                    raise InvariantViolation(
+                        f"{transactional_id} and {owners[producer_id]} share producer {producer_id}"
+                    )
+            if shard.serving and (txn.state in state.PREPARED) != shard.is_pending(
+                transactional_id
+            ):
+                raise InvariantViolation(f"{transactional_id}: {txn.state.name} and its markers")
+        if shard.offsets.keys() != shard.transactions.keys():
+            raise InvariantViolation("offsets and transactions name different ids")
+        for transactional_id in (*shard.markers.ids(), *shard.parked):
+            found = shard.transactions.get(transactional_id)
+            if found is None or found.state not in state.PREPARED:
+                raise InvariantViolation(f"{transactional_id}: nothing to complete in {found}")
+        for transactional_id in shard.markers.ids():
+            order = shard.markers.order(transactional_id)
+            found = shard.transactions[transactional_id]
+            if order is None or order.stamp != ProducerStamp(*found.identity):
+                raise InvariantViolation(f"{transactional_id}: {order} does not end {found}")
+        if not shard.parked.keys() <= set(shard.markers.ids()):
+            raise InvariantViolation("a request waits for markers that nobody writes")
+        if len(shard.parked) > shard.limits.max_parked_requests:
+            raise InvariantViolation(f"{len(shard.parked)} requests wait")
+
+    def _time_out(self, draft: Draft, transactional_id: str, now_ms: int) -> None:
+        shard = self._shard
+        txn = shard.transactions.get(transactional_id)
+        if txn is None or not shard.serving or shard.is_pending(transactional_id):
+            return
+        deadline_ms = timeout_deadline_ms(txn)
+        if deadline_ms is None:
+            return
+        if now_ms < deadline_ms:
+            draft.arm_timeout(transactional_id, txn)
+            return
+        admin.abort_overdue(shard, draft, transactional_id, now_ms)

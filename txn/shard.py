@@ -1,0 +1,184 @@
+"""What the handlers of one shard share: its state, and the draft of a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from logcore.machine import (
+    Decision,
+    DomainError,
+    Event,
+    InvariantViolation,
+    ProducerStamp,
+    Record,
+    Reply,
+    Timer,
+    Token,
+)
+from txn import records, state
+from txn.commands import InitProducerId, WriteMarkers
+from txn.epochs import Identity
+from txn.errors import InvalidTxnRequestError, ProducerFencedError
+from txn.ids import ProducerIds
+from txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS, TxnLimits
+from txn.markers import MarkerTable
+from txn.state import TransactionMetadata, TransactionState
+
+TIMEOUT_TIMER = "txn-timeout"
+"""First element of the timer keys ``(TIMEOUT_TIMER, transactional_id)``."""
+
+
+PARK_TIMER = "txn-park"
+"""First element of the timer keys ``(PARK_TIMER, transactional_id)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """An InitProducerId that waits for the markers of the transaction it had to abort."""
+
+    token: Token
+    command: InitProducerId
+
+
+@dataclass(slots=True)
+class Shard:
+    """One shard's state. ``transactions`` and ``offsets`` are durable, all else is soft.
+
+    ``offsets`` holds the offset of the last record of each id; ``successors`` which identity was
+    handed out last, and to the holder of which (Kafka's *last producer epoch*, likewise lost by a
+    restart: a repeated InitProducerId is fenced then).
+    """
+
+    limits: TxnLimits
+    ids: ProducerIds
+    coordinator_epoch: int
+    transaction_version: Callable[[], int]
+    transactions: dict[str, TransactionMetadata] = field(default_factory=dict)
+    offsets: dict[str, int] = field(default_factory=dict)
+    last_offset: int = -1
+    markers: MarkerTable = field(default_factory=MarkerTable)
+    parked: dict[str, Parked] = field(default_factory=dict)
+    successors: dict[str, tuple[Identity, Identity]] = field(default_factory=dict)
+    passed_over: int = 0
+    serving: bool = False
+
+    def is_pending(self, transactional_id: str) -> bool:
+        """Whether the id's last transaction is being completed."""
+        return transactional_id in self.markers
+
+    def last_identity(self, transactional_id: str, stored: Identity) -> Identity | None:
+        """The identity to whose holder ``stored`` was given, if that is still known."""
+        successor, last = self.successors.get(transactional_id, (None, None))
+        return last if successor == stored else None
+
+    def record(self, transactional_id: str, txn: TransactionMetadata) -> Record:
+        """Build the record of ``txn`` in the form the cluster's transaction.version asks for."""
+        return records.encode(transactional_id, txn, self.transaction_version())
+
+
+class Draft:
+    """A decision being put together."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self.records: list[Record] = []
+        self.replies: list[Reply] = []
+        self.timers: list[Timer] = []
+        self.effects: list[object] = []
+        self.events: list[Event] = []
+
+    def write(self, transactional_id: str, txn: TransactionMetadata) -> None:
+        """Append the record of ``txn``."""
+        self.records.append(self._shard.record(transactional_id, txn))
+
+    def prepare(self, transactional_id: str, txn: TransactionMetadata) -> None:
+        """Record the outcome of a transaction, end its timeout and order its markers.
+
+        The number of the order is the lowest offset its record can get. It never repeats for an id,
+        because each outcome is a record of its own.
+        """
+        self.write(transactional_id, txn)
+        self.timers.append(Timer((TIMEOUT_TIMER, transactional_id), None))
+        self.order_markers(transactional_id, txn, self._shard.last_offset + 1)
+
+    def order_markers(
+        self, transactional_id: str, txn: TransactionMetadata, transaction_number: int
+    ) -> None:
+        """Order the markers of a transaction whose outcome is or will be recorded."""
+        if txn.state not in state.PREPARED:
+            raise InvariantViolation(f"{transactional_id}: no markers in {txn.state.name}")
+        order = WriteMarkers(
+            transactional_id=transactional_id,
+            stamp=ProducerStamp(txn.producer_id, txn.producer_epoch),
+            commit=txn.state is TransactionState.PREPARE_COMMIT,
+            coordinator_epoch=self._shard.coordinator_epoch,
+            transaction_version=txn.client_transaction_version,
+            partitions=tuple(sorted(txn.partitions)),
+            transaction_number=transaction_number,
+        )
+        self._shard.markers.expect(order)
+        self.effects.append(order)
+
+    def arm_timeout(self, transactional_id: str, txn: TransactionMetadata) -> None:
+        """Set the timer of an open transaction, unless it has no timeout."""
+        deadline_ms = timeout_deadline_ms(txn)
+        if deadline_ms is not None:
+            self.timers.append(Timer((TIMEOUT_TIMER, transactional_id), deadline_ms))
+
+    def set_timer(self, key: Hashable, deadline_ms: int | None) -> None:
+        """Set any timer, or cancel it."""
+        self.timers.append(Timer(key, deadline_ms))
+
+    def reply(self, token: Token, response: object) -> None:
+        """Answer a request."""
+        self.replies.append(Reply(token, response))
+
+    def note(self, kind: str, transactional_id: str, **detail: object) -> None:
+        """Remember a cause."""
+        self.events.append(Event(kind, transactional_id, detail))
+
+    def decision(self) -> Decision:
+        """Return the finished decision."""
+        return Decision(
+            records=tuple(self.records),
+            replies=tuple(self.replies),
+            timers=tuple(self.timers),
+            effects=tuple(self.effects),
+            events=tuple(self.events),
+        )
+
+
+def timeout_deadline_ms(txn: TransactionMetadata) -> int | None:
+    """Return when an open transaction has lasted longer than its timeout; None if it never does."""
+    if txn.state is not TransactionState.ONGOING or txn.timeout_ms == TWO_PHASE_COMMIT_TIMEOUT_MS:
+        return None
+    return txn.start_ms + txn.timeout_ms + 1
+
+
+def require_id(transactional_id: str) -> None:
+    """Refuse an id that can not be a key of the log. Raises InvalidTxnRequestError."""
+    if not transactional_id:
+        raise InvalidTxnRequestError("the transactional id is empty")
+    if len(transactional_id.encode()) > records.MAX_STRING_BYTES:
+        raise InvalidTxnRequestError("the transactional id is too long")
+
+
+def refuse_fenced(
+    token: Token, transactional_id: str, request: Identity | None, stored: Identity, during: str
+) -> Decision:
+    """Answer a producer that lost its id, and remember that it tried."""
+    detail = {
+        "during": during,
+        "given_producer_id": None if request is None else request.producer_id,
+        "given_producer_epoch": None if request is None else request.epoch,
+        "producer_id": stored.producer_id,
+        "producer_epoch": stored.epoch,
+    }
+    error: DomainError = ProducerFencedError(
+        f"{transactional_id} belongs to producer {stored.producer_id} at epoch {stored.epoch}"
+    )
+    return Decision(
+        replies=(Reply(token, error),),
+        events=(Event("producer-refused", transactional_id, detail),),
+    )

@@ -1,0 +1,314 @@
+"""The states of a transaction, which may follow which, and the step from each to the next.
+
+The table :data:`LEGAL_PREDECESSORS` is the whole truth about transitions: a pair that is not in it
+raises InvariantViolation, and the diagram of the README is drawn from it.
+
+Sources: ``TransactionState``, ``TransactionMetadata`` (its ``prepare…`` methods and the checks of
+``completeTransitionTo``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from types import MappingProxyType
+
+from logcore.machine import InvariantViolation
+from txn import epochs
+from txn.commands import NO_PRODUCER_ID, TopicPartition
+from txn.epochs import Identity
+
+NO_TIMESTAMP_MS = -1
+"""The start of a transaction that has not begun."""
+
+TV2 = 2
+"""The transaction version from which each transaction has an epoch of its own (KIP-890)."""
+
+
+class TransactionState(IntEnum):
+    """Kafka's states; the numbers are those of the log."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+    DEAD = 6
+    """Only in memory: the way to the tombstone."""
+    PREPARE_EPOCH_FENCE = 7
+    """Only in memory: the way to PREPARE_ABORT for a transaction whose owner is fenced."""
+
+    @property
+    def kafka_name(self) -> str:
+        """The name of the admin APIs: ``CompleteCommit``."""
+        return "".join(word.capitalize() for word in self.name.split("_"))
+
+
+_S = TransactionState
+
+AT_REST = frozenset({_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT})
+"""No transaction is open and none is being completed."""
+
+PREPARED = frozenset({_S.PREPARE_COMMIT, _S.PREPARE_ABORT})
+"""The outcome is decided and can no longer change; markers are being written."""
+
+LEGAL_PREDECESSORS: Mapping[TransactionState, frozenset[TransactionState]] = MappingProxyType(
+    {
+        _S.EMPTY: AT_REST,
+        _S.ONGOING: AT_REST | {_S.ONGOING},
+        _S.PREPARE_COMMIT: frozenset({_S.ONGOING}),
+        _S.PREPARE_ABORT: AT_REST | {_S.ONGOING, _S.PREPARE_EPOCH_FENCE},
+        _S.COMPLETE_COMMIT: frozenset({_S.PREPARE_COMMIT}),
+        _S.COMPLETE_ABORT: frozenset({_S.PREPARE_ABORT}),
+        _S.DEAD: AT_REST,
+        _S.PREPARE_EPOCH_FENCE: frozenset({_S.ONGOING}),
+    }
+)
+"""For each state those it may be entered from."""
+
+CAUSES: Mapping[tuple[TransactionState, TransactionState], str] = MappingProxyType(
+    {(old, _S.EMPTY): "InitProducerId" for old in AT_REST}
+    | {(old, _S.ONGOING): "AddPartitions" for old in LEGAL_PREDECESSORS[_S.ONGOING]}
+    | {(old, _S.PREPARE_ABORT): "EndTxn abort, TV2" for old in AT_REST}
+    | {(old, _S.DEAD): "expiry" for old in AT_REST}
+    | {
+        (_S.ONGOING, _S.PREPARE_COMMIT): "EndTxn commit",
+        (_S.ONGOING, _S.PREPARE_ABORT): "EndTxn abort",
+        (_S.ONGOING, _S.PREPARE_EPOCH_FENCE): "timeout, InitProducerId",
+        (_S.PREPARE_EPOCH_FENCE, _S.PREPARE_ABORT): "fenced",
+        (_S.PREPARE_COMMIT, _S.COMPLETE_COMMIT): "markers written",
+        (_S.PREPARE_ABORT, _S.COMPLETE_ABORT): "markers written",
+    }
+)
+"""What brings each transition about."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionMetadata:
+    """All that is durable about one transactional id; never changed, only replaced.
+
+    ``previous_producer_id`` is the producer id before the last transition, ``next_producer_id``
+    the one to switch to when the running completion ends (-1: stay). The last producer epoch,
+    which recognises a repeated InitProducerId, is not here: Kafka does not store it either.
+    """
+
+    producer_id: int
+    previous_producer_id: int
+    next_producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    state: TransactionState
+    partitions: frozenset[TopicPartition]
+    start_ms: int
+    last_update_ms: int
+    client_transaction_version: int
+
+    @property
+    def identity(self) -> Identity:
+        """The stored producer id and epoch."""
+        return Identity(self.producer_id, self.producer_epoch)
+
+    @property
+    def next_identity(self) -> Identity:
+        """The identity after the running completion."""
+        if self.next_producer_id != NO_PRODUCER_ID:
+            return Identity(self.next_producer_id, 0)
+        return self.identity
+
+
+def require_legal(old: TransactionState, new: TransactionState) -> None:
+    """Raise InvariantViolation unless the table lists the transition."""
+    if old not in LEGAL_PREDECESSORS[new]:
+        raise InvariantViolation(f"a transaction can not go from {old.name} to {new.name}")
+
+
+def created(producer_id: int, timeout_ms: int, now_ms: int) -> TransactionMetadata:
+    """Return what a new id starts from. It is not stored: InitProducerId moves on at once."""
+    return TransactionMetadata(
+        producer_id=producer_id,
+        previous_producer_id=NO_PRODUCER_ID,
+        next_producer_id=NO_PRODUCER_ID,
+        producer_epoch=epochs.NO_EPOCH,
+        timeout_ms=timeout_ms,
+        state=_S.EMPTY,
+        partitions=frozenset(),
+        start_ms=NO_TIMESTAMP_MS,
+        last_update_ms=now_ms,
+        client_transaction_version=0,
+    )
+
+
+def initialised(
+    old: TransactionMetadata,
+    identity: Identity,
+    *,
+    timeout_ms: int,
+    now_ms: int,
+) -> TransactionMetadata:
+    """Give the id to ``identity``.
+
+    Repeating the stored identity keeps the previous producer id, so that a request that crossed a
+    rotation is recognised however often its answer is lost.
+    """
+    require_legal(old.state, _S.EMPTY)
+    repeated = identity == old.identity
+    return replace(
+        old,
+        producer_id=identity.producer_id,
+        previous_producer_id=old.previous_producer_id if repeated else old.producer_id,
+        next_producer_id=NO_PRODUCER_ID,
+        producer_epoch=identity.epoch,
+        timeout_ms=timeout_ms,
+        state=_S.EMPTY,
+        partitions=frozenset(),
+        start_ms=NO_TIMESTAMP_MS,
+        last_update_ms=now_ms,
+    )
+
+
+def extended(
+    old: TransactionMetadata,
+    partitions: frozenset[TopicPartition],
+    *,
+    client_transaction_version: int,
+    now_ms: int,
+) -> TransactionMetadata:
+    """Add ``partitions``; the first addition begins the transaction."""
+    require_legal(old.state, _S.ONGOING)
+    begun = old.state is _S.ONGOING
+    return replace(
+        old,
+        previous_producer_id=old.producer_id,
+        state=_S.ONGOING,
+        partitions=old.partitions | partitions,
+        start_ms=old.start_ms if begun else now_ms,
+        last_update_ms=now_ms,
+        client_transaction_version=client_transaction_version,
+    )
+
+
+def fenced(old: TransactionMetadata, transaction_version: int) -> TransactionMetadata:
+    """Turn the owner of an open transaction away; ``prepared`` has to follow at once.
+
+    Under TV2 the bump of the Prepare record does the fencing. A bump here as well would skip an
+    epoch, and run over the last one (KAFKA-19367).
+    """
+    require_legal(old.state, _S.PREPARE_EPOCH_FENCE)
+    epoch = old.producer_epoch
+    if transaction_version < TV2:
+        epoch = epochs.bump_to_fence(epoch)
+    return replace(old, producer_epoch=epoch, state=_S.PREPARE_EPOCH_FENCE)
+
+
+def prepared(
+    old: TransactionMetadata,
+    *,
+    commit: bool,
+    client_transaction_version: int,
+    next_producer_id: int,
+    now_ms: int,
+) -> TransactionMetadata:
+    """Decide the outcome. Under TV2 this bumps the epoch, so that no request of it comes late."""
+    new_state = _S.PREPARE_COMMIT if commit else _S.PREPARE_ABORT
+    require_legal(old.state, new_state)
+    if old.state in AT_REST and client_transaction_version < TV2:
+        raise InvariantViolation(f"only TV2 may abort what has not begun ({old.state.name})")
+    epoch = old.producer_epoch
+    if client_transaction_version >= TV2:
+        epoch = epochs.bump(epoch) if commit else epochs.bump_to_fence(epoch)
+    return replace(
+        old,
+        previous_producer_id=old.producer_id,
+        next_producer_id=next_producer_id,
+        producer_epoch=epoch,
+        state=new_state,
+        start_ms=now_ms if old.state in AT_REST else old.start_ms,
+        last_update_ms=now_ms,
+        client_transaction_version=client_transaction_version,
+    )
+
+
+def completed(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
+    """Every marker is written: rest, and switch to the next producer id if there is one."""
+    new_state = _S.COMPLETE_COMMIT if old.state is _S.PREPARE_COMMIT else _S.COMPLETE_ABORT
+    require_legal(old.state, new_state)
+    producer_id, epoch = old.next_identity
+    return replace(
+        old,
+        producer_id=producer_id,
+        previous_producer_id=old.producer_id,
+        next_producer_id=NO_PRODUCER_ID,
+        producer_epoch=epoch,
+        state=new_state,
+        partitions=frozenset(),
+        last_update_ms=now_ms,
+    )
+
+
+def dead(old: TransactionMetadata) -> TransactionMetadata:
+    """The id is about to be forgotten."""
+    require_legal(old.state, _S.DEAD)
+    return replace(old, state=_S.DEAD, partitions=frozenset())
+
+
+def check_step(old: TransactionMetadata | None, new: TransactionMetadata) -> None:
+    """Check a live transition from ``old`` (None: the id is new) to ``new``.
+
+    Not for loading: compaction may have removed what lay between two records.
+    """
+    if old is None:
+        if new.state is not _S.EMPTY or new.producer_epoch != 0:
+            raise InvariantViolation(f"an id can not begin as {new}")
+        return
+    # The fence itself leaves no record: the step to PREPARE_ABORT is all that replay can see.
+    require_legal(old.state, new.state)
+    if new.state is _S.EMPTY:
+        sound = _is_sound_claim(old, new)
+    elif new.state is _S.ONGOING:
+        sound = new.identity == old.identity and new.partitions >= old.partitions
+    elif new.state in PREPARED:
+        sound = _is_sound_prepare(old, new)
+    else:
+        sound = new.identity == old.next_identity and new.start_ms != NO_TIMESTAMP_MS
+    if not sound or (new.state is not _S.EMPTY and new.timeout_ms != old.timeout_ms):
+        raise InvariantViolation(f"unsound transition from {old} to {new}")
+
+
+def _is_sound_claim(old: TransactionMetadata, new: TransactionMetadata) -> bool:
+    if new.producer_id == old.producer_id:
+        return new.producer_epoch - old.producer_epoch in {0, 1}
+    return new.producer_epoch == 0 and epochs.is_exhausted(old.producer_epoch)
+
+
+def _is_sound_prepare(old: TransactionMetadata, new: TransactionMetadata) -> bool:
+    tv2 = new.client_transaction_version >= TV2
+    legal_epochs = {epochs.bump_to_fence(old.producer_epoch)} if tv2 else {old.producer_epoch}
+    if new.state is _S.PREPARE_ABORT:
+        legal_epochs.add(epochs.bump_to_fence(old.producer_epoch))
+    rotates = new.next_producer_id != NO_PRODUCER_ID
+    return (
+        new.producer_id == old.producer_id
+        and new.producer_epoch in legal_epochs
+        and new.partitions == old.partitions
+        and (new.start_ms == old.start_ms or old.state in AT_REST)
+        and rotates == (tv2 and epochs.is_exhausted(old.producer_epoch))
+    )
+
+
+def check_shape(transactional_id: str, txn: TransactionMetadata) -> None:
+    """Check what must hold of a single durable state, wherever it came from."""
+    begun = txn.state is _S.ONGOING or txn.state in PREPARED
+    sound = (
+        txn.state not in {_S.DEAD, _S.PREPARE_EPOCH_FENCE}
+        and txn.producer_id >= 0
+        and 0 <= txn.producer_epoch <= epochs.FENCE_EPOCH
+        and (begun or not txn.partitions)
+        and (not begun or txn.start_ms != NO_TIMESTAMP_MS)
+        and (txn.state is not _S.EMPTY or txn.start_ms == NO_TIMESTAMP_MS)
+        and (txn.state in PREPARED or txn.next_producer_id == NO_PRODUCER_ID)
+        and txn.next_producer_id != txn.producer_id
+    )
+    if not sound:
+        raise InvariantViolation(f"{transactional_id}: impossible state {txn}")

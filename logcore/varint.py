@@ -33,6 +33,10 @@ SMALL: Final = tuple(_encode(value) for value in range(_TABLE_SIZE))
 MINUS_ONE: Final = _encode(-1)
 
 
+ONE_BYTE: Final = tuple((byte >> 1) ^ -(byte & 1) if byte < 0x80 else None for byte in range(256))
+"""The numbers that one byte encodes, None for a byte that another follows; for the same loops."""
+
+
 def encode(value: int) -> bytes:
     """Encode a signed number of up to 64 bits; both widths share their encoding."""
     if 0 <= value < _TABLE_SIZE:
@@ -44,33 +48,28 @@ def encode(value: int) -> bytes:
 
 def read_varint(data: bytes, pos: int) -> tuple[int, int]:
     """Decode a 32-bit number at ``pos``; return it and the position behind it."""
-    byte = data[pos]
-    pos += 1
+    value = data[pos]
+    if value < 0x80:
+        return (value >> 1) ^ -(value & 1), pos + 1
+    byte = data[pos + 1]
     if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), pos
-    value = byte & 0x7F
-    for shift in (7, 14, 21, 28):
-        byte = data[pos]
-        pos += 1
-        if byte < 0x80:
-            value = (value | byte << shift) & 0xFFFFFFFF
-            return (value >> 1) ^ -(value & 1), pos
-        value |= (byte & 0x7F) << shift
-    raise InvalidRecordError("a varint is longer than 5 bytes")
+        value = value & 0x7F | byte << 7
+        return (value >> 1) ^ -(value & 1), pos + 2
+    return _read_long(data, pos, 5, 0xFFFFFFFF)
 
 
 def read_varlong(data: bytes, pos: int) -> tuple[int, int]:
     """Decode a 64-bit number at ``pos``; return it and the position behind it."""
-    byte = data[pos]
-    pos += 1
-    if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), pos
-    value = byte & 0x7F
-    for shift in (7, 14, 21, 28, 35, 42, 49, 56, 63):
-        byte = data[pos]
-        pos += 1
+    return _read_long(data, pos, 10, 0xFFFFFFFFFFFFFFFF)
+
+
+def _read_long(data: bytes, pos: int, max_bytes: int, mask: int) -> tuple[int, int]:
+    value = shift = 0
+    for at in range(pos, pos + max_bytes):
+        byte = data[at]
         if byte < 0x80:
-            value = (value | byte << shift) & 0xFFFFFFFFFFFFFFFF
-            return (value >> 1) ^ -(value & 1), pos
+            value = (value | byte << shift) & mask
+            return (value >> 1) ^ -(value & 1), at + 1
         value |= (byte & 0x7F) << shift
-    raise InvalidRecordError("a varlong is longer than 10 bytes")
+        shift += 7
+    raise InvalidRecordError(f"a varint is longer than {max_bytes} bytes")

@@ -1,0 +1,286 @@
+"""What compaction keeps: the decisions of Kafka's cleaner over batches, without files or threads.
+
+A round has two passes. The first (:func:`map_offsets`) reads the dirty part of a log and notes the
+last offset of every key. The second (:class:`Filter`) goes over everything up to the mapped end and
+writes what must stay. Both see batches in offset order and follow the transactions in them.
+
+Never touched here: the active segment, and anything at or behind the last stable offset, which the
+caller leaves out; so no transaction that is still open is ever crossed.
+
+Memory: :class:`OffsetMap` holds a 16-byte digest and an offset per distinct key, and stops at its
+budget; then only the part that was mapped is cleaned in this round. Kafka's ``SkimpyOffsetMap``
+packs the same into 24 bytes a slot of a fixed table; a Python dict needs about
+:data:`BYTES_PER_KEY` for it, so that the same budget maps fewer keys a round and a large log takes
+more rounds. The outcome is the same. As in Kafka, equal digests count as equal keys.
+
+Source: ``Cleaner``, ``CleanedTransactionMetadata``, ``SkimpyOffsetMap``,
+``MemoryRecords.filterTo``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from heapq import heapify, heappop
+from typing import Final, NamedTuple
+
+from logcore.batch import (
+    BatchHeader,
+    Buffer,
+    ControlType,
+    LogRecord,
+    decode_records,
+    encode_batch,
+    parse_control,
+)
+
+BYTES_PER_KEY: Final = 184
+"""Heap of one entry: dict slot and its share of growth (85), digest (49), offset (32), slack."""
+
+DIGEST_BYTES: Final = 16
+
+Batch = tuple[BatchHeader, Buffer]
+"""A batch's header and its bytes, from the first byte of the header on."""
+
+
+class AbortedTransaction(NamedTuple):
+    """An aborted transaction of the transaction index; offsets of its first record and marker."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+class LastRecord(NamedTuple):
+    """Where a producer that is still known stands: its last data, −1 if a marker came after it."""
+
+    last_data_offset: int
+    producer_epoch: int
+
+
+class OffsetMap:
+    """The last offset of each key of the dirty part, within a memory budget in bytes."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        if budget_bytes < BYTES_PER_KEY:
+            raise ValueError(f"a budget of {budget_bytes} bytes holds no key")
+        self._capacity = budget_bytes // BYTES_PER_KEY
+        self._offsets: dict[bytes, int] = {}
+        self.latest_offset = -1
+        """Everything up to here has been looked at; what lies behind is kept as it is."""
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def put(self, key: bytes, offset: int) -> bool:
+        """Note ``key`` at ``offset``; False if the map is full and the key is new."""
+        digest = blake2b(key, digest_size=DIGEST_BYTES).digest()
+        if len(self._offsets) >= self._capacity and digest not in self._offsets:
+            return False
+        self._offsets[digest] = offset
+        return True
+
+    def get(self, key: bytes) -> int:
+        """The last offset of ``key``, −1 if it was not mapped."""
+        return self._offsets.get(blake2b(key, digest_size=DIGEST_BYTES).digest(), -1)
+
+
+class Transactions:
+    """Follows the transactions of a log from its aborted list, batch by batch in offset order."""
+
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self._waiting = [(entry.first_offset, entry) for entry in set(aborted)]
+        heapify(self._waiting)
+        self._open_aborted: dict[int, AbortedTransaction] = {}
+        self._open_committed: set[int] = set()
+        self.retained_aborts: list[AbortedTransaction] = []
+        """Aborted transactions whose data or marker was still seen: they stay in the index."""
+
+    def _begin_up_to(self, offset: int) -> None:
+        while self._waiting and self._waiting[0][0] <= offset:
+            entry = heappop(self._waiting)[1]
+            self._open_aborted[entry.producer_id] = entry
+
+    def data(self, header: BatchHeader) -> bool:
+        """Pass a data batch; True if it belongs to an aborted transaction."""
+        self._begin_up_to(header.last_offset)
+        if not header.is_transactional:
+            return False
+        entry = self._open_aborted.get(header.producer_id)
+        if entry is None:
+            self._open_committed.add(header.producer_id)
+            return False
+        if entry not in self.retained_aborts[-1:]:
+            self.retained_aborts.append(entry)
+        return True
+
+    def marker(self, header: BatchHeader, buf: Buffer) -> bool:
+        """Pass a control batch; True if no data of its transaction was seen before it.
+
+        Such a marker has done its work. Control batches that end no transaction always stay.
+        """
+        self._begin_up_to(header.last_offset)
+        records = decode_records(buf, 0, header)
+        if not records:
+            return True
+        kind = parse_control(records[0]).type
+        if kind is ControlType.ABORT:
+            entry = self._open_aborted.pop(header.producer_id, None)
+            # Its data, if any was left, was noted when it was read.
+            return entry is None or entry not in self.retained_aborts
+        if kind is ControlType.COMMIT:
+            if header.producer_id in self._open_committed:
+                self._open_committed.discard(header.producer_id)
+                return False
+            return True
+        return False
+
+
+def map_offsets(
+    batches: Iterable[Batch],
+    transactions: Transactions,
+    offsets: OffsetMap,
+    *,
+    start: int,
+    max_output_bytes: int,
+) -> None:
+    """Fill ``offsets`` from the dirty ``batches``, up to where the map is full.
+
+    ``offsets.latest_offset`` afterwards says how far that was. Data of aborted transactions and
+    records without key are passed over.
+    """
+    for header, buf in batches:
+        if header.is_control:
+            transactions.marker(header, buf)
+        elif not transactions.data(header):
+            for record in decode_records(buf, 0, header, max_output_bytes=max_output_bytes):
+                if record.key is None or record.offset < start:
+                    continue
+                if not offsets.put(record.key, record.offset):
+                    return
+                offsets.latest_offset = record.offset
+        offsets.latest_offset = max(offsets.latest_offset, header.last_offset)
+
+
+@dataclass
+class Figures:
+    """What a round read and kept."""
+
+    bytes_read: int = 0
+    bytes_kept: int = 0
+    records_read: int = 0
+    records_kept: int = 0
+    batches_dropped: int = 0
+
+
+@dataclass
+class Filter:
+    """The second pass. ``now_ms`` and ``delete_retention_ms`` decide on tombstones and markers.
+
+    ``last_records`` maps the id of every known producer to its last record, so that the batch with
+    its last sequence outlives its records. ``last_offset`` is the last offset of the round; the
+    batch that ends there is kept as well, so that the end of the cleaned part stays known.
+    """
+
+    offsets: OffsetMap
+    transactions: Transactions
+    last_records: Mapping[int, LastRecord]
+    last_offset: int
+    now_ms: int
+    delete_retention_ms: int
+    max_output_bytes: int
+    figures: Figures = field(default_factory=Figures)
+
+    def run(self, batches: Iterable[Batch]) -> Iterator[Buffer]:
+        """Yield every batch that stays, unchanged where nothing in it had to go."""
+        for header, buf in batches:
+            self.figures.bytes_read += header.size
+            self.figures.records_read += header.record_count
+            kept = self._filter(header, buf)
+            if kept is None:
+                self.figures.batches_dropped += 1
+                continue
+            self.figures.bytes_kept += len(kept)
+            yield kept
+
+    def _filter(self, header: BatchHeader, buf: Buffer) -> Buffer | None:
+        """What stays of one batch: itself, a smaller one, or nothing."""
+        done_marker = aborted = False
+        if header.is_control:
+            done_marker = self.transactions.marker(header, buf)
+        else:
+            aborted = self.transactions.data(header)
+        horizon = header.delete_horizon_ms
+        expired = horizon is not None and horizon <= self.now_ms
+        records = decode_records(buf, 0, header, max_output_bytes=self.max_output_bytes)
+        if aborted or (done_marker and expired):
+            kept: list[LogRecord] = []
+        elif header.is_control:
+            kept = records
+        else:
+            kept = [record for record in records if self._stays(record, expired=expired)]
+        self.figures.records_kept += len(kept)
+        if not kept:
+            return _empty(header) if self._must_stay(header) else None
+        tombstones = not header.is_control and any(record.value is None for record in kept)
+        if horizon is None and (tombstones or done_marker):
+            return _rebuilt(header, kept, self.now_ms + self.delete_retention_ms)
+        if len(kept) == len(records):
+            return buf
+        return _rebuilt(header, kept, horizon)
+
+    def _stays(self, record: LogRecord, *, expired: bool) -> bool:
+        """Whether a record is the last of its key, and not a tombstone that has done its work."""
+        if record.offset > self.offsets.latest_offset:
+            return True
+        if record.key is None or record.offset < self.offsets.get(record.key):
+            return False
+        return record.value is not None or not expired
+
+    def _must_stay(self, header: BatchHeader) -> bool:
+        """Whether the batch is kept without records, for what its header says."""
+        if header.last_offset == self.last_offset:
+            return True
+        last = self.last_records.get(header.producer_id) if header.has_producer else None
+        if last is None:
+            return False
+        if last.last_data_offset >= 0:
+            return last.last_data_offset == header.last_offset
+        return header.is_control and last.producer_epoch == header.producer_epoch
+
+
+def _empty(header: BatchHeader) -> bytes:
+    """The header of a batch whose records are all gone."""
+    return encode_batch(
+        (),
+        base_offset=header.base_offset,
+        last_offset_delta=header.last_offset_delta,
+        max_timestamp_ms=header.max_timestamp,
+        leader_epoch=header.leader_epoch,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        transactional=header.is_transactional,
+        control=header.is_control,
+        log_append_time=header.is_log_append_time,
+    )
+
+
+def _rebuilt(header: BatchHeader, records: list[LogRecord], horizon_ms: int | None) -> bytes:
+    """The batch with only ``records``; offsets, producer, codec and time type stay as they were."""
+    return encode_batch(
+        records,
+        base_offset=header.base_offset,
+        last_offset_delta=header.last_offset_delta,
+        max_timestamp_ms=header.max_timestamp if header.is_log_append_time else None,
+        leader_epoch=header.leader_epoch,
+        codec=header.codec,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        transactional=header.is_transactional,
+        control=header.is_control,
+        log_append_time=header.is_log_append_time,
+        delete_horizon_ms=horizon_ms,
+    )

@@ -1,0 +1,132 @@
+"""The leader-epoch cache of a partition: which epoch began at which offset.
+
+It is the only input for truncation between replicas and for a consumer's truncation check, so all
+writers of a log (append, recovery, truncation, retention) keep it right.
+
+Source: ``LeaderEpochFileCache``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import Final
+
+from logcore.checkpoints import CheckpointError, read_epochs, write_epochs
+from logcore.fs import FileSystem
+
+UNDEFINED_EPOCH: Final = -1
+UNDEFINED_EPOCH_OFFSET: Final = -1
+
+
+class LeaderEpochs:
+    """Epochs and their start offsets, both strictly increasing, mirrored in a file.
+
+    Every change is written through, without fsync: a kill of the process leaves the file whole, and
+    what power loss takes, recovery finds again in the batch headers beyond the recovery point.
+    """
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._epochs: list[int] = []
+        self._starts: list[int] = []
+        self._synced = True
+        self.latest: int = UNDEFINED_EPOCH
+        """The newest epoch, −1 while there is none."""
+
+    def load(self) -> bool:
+        """Take over the file's entries; False when there is no usable file."""
+        try:
+            entries = read_epochs(self._fs, self._directory)
+        except CheckpointError:
+            return False
+        if entries is None:
+            return False
+        for epoch, start in entries:
+            self._insert(epoch, start)
+        return True
+
+    @property
+    def entries(self) -> list[tuple[int, int]]:
+        """(epoch, start offset) pairs, oldest first."""
+        return list(zip(self._epochs, self._starts, strict=True))
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """Note that ``epoch`` begins at ``start_offset``, and write the file if that is news."""
+        if self._insert(epoch, start_offset):
+            self._write()
+
+    def assign_all(self, entries: list[tuple[int, int]]) -> None:
+        """Like :meth:`assign` for many, with one write."""
+        changed = False
+        for epoch, start in entries:
+            changed |= self._insert(epoch, start)
+        if changed:
+            self._write()
+
+    def _insert(self, epoch: int, start_offset: int) -> bool:
+        """Add an entry unless its epoch is the latest already; later entries that contradict go."""
+        if epoch < 0 or epoch == self.latest:
+            return False
+        keep = min(bisect_left(self._epochs, epoch), bisect_left(self._starts, start_offset))
+        del self._epochs[keep:], self._starts[keep:]
+        self._epochs.append(epoch)
+        self._starts.append(start_offset)
+        self.latest = epoch
+        return True
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """Return (epoch, end offset) that answers an OffsetForLeaderEpoch request.
+
+        (−1, −1) when nothing is known; see ``LeaderEpochFileCache.endOffsetFor``.
+        """
+        if epoch == UNDEFINED_EPOCH or not self._epochs or epoch > self.latest:
+            return UNDEFINED_EPOCH, UNDEFINED_EPOCH_OFFSET
+        if epoch == self.latest:
+            return epoch, log_end_offset
+        above = bisect_right(self._epochs, epoch)
+        if above == 0:
+            return epoch, self._starts[0]
+        return self._epochs[above - 1], self._starts[above]
+
+    def epoch_at(self, offset: int) -> int:
+        """Return the epoch under which ``offset`` was written, −1 if that is not known."""
+        above = bisect_right(self._starts, offset)
+        return self._epochs[above - 1] if above else UNDEFINED_EPOCH
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """Forget epochs that begin at ``end_offset`` or later."""
+        keep = bisect_left(self._starts, end_offset)
+        if keep < len(self._starts):
+            del self._epochs[keep:], self._starts[keep:]
+            self.latest = self._epochs[-1] if self._epochs else UNDEFINED_EPOCH
+            self._write()
+
+    def truncate_from_start(self, start_offset: int) -> None:
+        """Forget epochs that end before ``start_offset``; the one it lies in now begins there."""
+        above = bisect_right(self._starts, start_offset)
+        if above == 0 or (above == 1 and self._starts[0] == start_offset):
+            return
+        del self._epochs[: above - 1], self._starts[: above - 1]
+        self._starts[0] = start_offset
+        self._write()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        if self._epochs:
+            self._epochs.clear()
+            self._starts.clear()
+            self.latest = UNDEFINED_EPOCH
+            self._write()
+
+    def flush(self) -> bool:
+        """Make the file survive power loss; whether the directory was synced for that."""
+        if self._synced:
+            return False
+        write_epochs(self._fs, self._directory, self.entries, sync=True)
+        self._synced = True
+        return True
+
+    def _write(self) -> None:
+        write_epochs(self._fs, self._directory, self.entries, sync=False)
+        self._synced = False

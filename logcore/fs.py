@@ -1,0 +1,248 @@
+"""The one door of the log to the file system, so that a test or a simulator can stand in it.
+
+Files are named by ``str`` paths while closed and by plain ``int`` handles while open. Every step
+that must survive a crash (``write``, ``truncate``, ``sync``, ``rename``, ``remove``,
+``make_directory``, ``sync_directory``) is one method call here: a wrapper that stops at the n-th
+call sees every state that a kill can leave behind.
+
+Fault model: after ``kill -9`` everything written is still there (the page cache outlives the
+process); after power loss only what was synced is, and a file's name only once its directory was.
+All methods raise OSError; whoever owns a log turns that into ``StorageError``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import shutil
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+ReadableBuffer = bytes | bytearray | memoryview
+
+TEMPORARY_SUFFIX: Final = ".tmp"
+
+
+class FileMap(Protocol):
+    """A file's bytes in memory; what is stored here reaches the file without a system call."""
+
+    def __getitem__(self, key: slice, /) -> bytes:
+        """Copy out a range."""
+
+    def __setitem__(self, key: slice, value: bytes, /) -> None:
+        """Store a range of the same length."""
+
+    def flush(self) -> None:
+        """Make what was stored survive power loss."""
+
+    def close(self) -> None:
+        """End the mapping; the file keeps what was stored."""
+
+
+class FileSystem(Protocol):
+    """What a log asks of the operating system."""
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        """Open for reading and writing; FileNotFoundError unless ``create``."""
+
+    def close(self, handle: int) -> None:
+        """Give the handle back."""
+
+    def size(self, handle: int) -> int:
+        """Length of the file in bytes."""
+
+    def read(self, handle: int, count: int, position: int) -> bytes:
+        """Read up to ``count`` bytes at ``position``; fewer only at the end of the file."""
+
+    def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
+        """Write ``buffers`` at ``position`` in one system call; return the bytes written."""
+
+    def truncate(self, handle: int, size: int) -> None:
+        """Make the file ``size`` bytes long; a longer file reads as zeros at its end."""
+
+    def allocate(self, handle: int, position: int, count: int) -> None:
+        """Reserve disk blocks, so that a later store through a map can't fail for lack of space."""
+
+    def sync(self, handle: int) -> None:
+        """Return once the file's bytes survive power loss."""
+
+    def map(self, handle: int, size: int) -> FileMap:
+        """Map the first ``size`` bytes; the mapping outlives the handle."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename atomically, over ``target`` if it exists."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file; one that is not there is fine."""
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory and all in it; one that is not there is fine."""
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory and its parents; one that is there is fine."""
+
+    def sync_directory(self, path: str) -> None:
+        """Return once the names in the directory survive power loss."""
+
+    def list_directory(self, path: str) -> list[str] | None:
+        """Names in a directory, in no order; None if it does not exist."""
+
+    def is_directory(self, path: str) -> bool:
+        """Whether ``path`` names a directory."""
+
+    def read_file(self, path: str) -> bytes | None:
+        """Read a whole file; None if it does not exist."""
+
+    def modified_ms(self, path: str) -> int:
+        """When the file was last written, milliseconds since the epoch."""
+
+    def lock(self, path: str) -> int:
+        """Take the advisory lock on a file, created if need be; BlockingIOError if it is held.
+
+        The lock ends with ``close`` of the returned handle, or with the process.
+        """
+
+
+class OsFileSystem:
+    """The operating system's own."""
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        """See :class:`FileSystem`."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+
+    def close(self, handle: int) -> None:
+        """See :class:`FileSystem`."""
+        os.close(handle)
+
+    def size(self, handle: int) -> int:
+        """See :class:`FileSystem`."""
+        return os.fstat(handle).st_size
+
+    def read(self, handle: int, count: int, position: int) -> bytes:
+        """See :class:`FileSystem`."""
+        data = os.pread(handle, count, position)
+        if len(data) == count or not data:
+            return data
+        # The kernel caps one read at 2 GiB and may be interrupted; the end of the file reads empty.
+        parts = [data]
+        done = len(data)
+        while done < count and (data := os.pread(handle, count - done, position + done)):
+            parts.append(data)
+            done += len(data)
+        return b"".join(parts)
+
+    def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
+        """See :class:`FileSystem`."""
+        return os.pwritev(handle, buffers, position)
+
+    def truncate(self, handle: int, size: int) -> None:
+        """See :class:`FileSystem`."""
+        os.ftruncate(handle, size)
+
+    def allocate(self, handle: int, position: int, count: int) -> None:
+        """See :class:`FileSystem`."""
+        os.posix_fallocate(handle, position, count)
+
+    def sync(self, handle: int) -> None:
+        """See :class:`FileSystem`."""
+        os.fdatasync(handle)
+
+    def map(self, handle: int, size: int) -> FileMap:
+        """See :class:`FileSystem`."""
+        return mmap.mmap(handle, size)
+
+    def rename(self, source: str, target: str) -> None:
+        """See :class:`FileSystem`."""
+        os.replace(source, target)  # noqa: PTH105 - pathlib costs more than the call
+
+    def remove(self, path: str) -> None:
+        """See :class:`FileSystem`."""
+        try:
+            os.unlink(path)  # noqa: PTH108 - the same
+        except FileNotFoundError:
+            return
+
+    def remove_tree(self, path: str) -> None:
+        """See :class:`FileSystem`."""
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            return
+
+    def make_directory(self, path: str) -> None:
+        """See :class:`FileSystem`."""
+        os.makedirs(path, exist_ok=True)  # noqa: PTH103 - the same
+
+    def sync_directory(self, path: str) -> None:
+        """See :class:`FileSystem`."""
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def list_directory(self, path: str) -> list[str] | None:
+        """See :class:`FileSystem`."""
+        try:
+            return os.listdir(path)  # noqa: PTH208 - the same
+        except FileNotFoundError:
+            return None
+
+    def is_directory(self, path: str) -> bool:
+        """See :class:`FileSystem`."""
+        return os.path.isdir(path)  # noqa: PTH112 - the same
+
+    def read_file(self, path: str) -> bytes | None:
+        """See :class:`FileSystem`."""
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            return self.read(handle, os.fstat(handle).st_size, 0)
+        finally:
+            os.close(handle)
+
+    def modified_ms(self, path: str) -> int:
+        """See :class:`FileSystem`."""
+        return os.stat(path).st_mtime_ns // 1_000_000  # noqa: PTH116 - the same
+
+    def lock(self, path: str) -> int:
+        """See :class:`FileSystem`."""
+        handle = self.open(path, create=True)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise
+        return handle
+
+
+def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
+    """Write ``data`` as the whole of the file at ``path``, in place and not atomically.
+
+    For files that carry a checksum of their own.
+    """
+    handle = fs.open(path, create=True)
+    try:
+        fs.truncate(handle, 0)
+        if fs.write(handle, (data,), 0) != len(data):
+            raise OSError(f"short write to {path}")
+        if sync:
+            fs.sync(handle)
+    finally:
+        fs.close(handle)
+
+
+def replace_file(fs: FileSystem, directory: str, name: str, data: bytes, *, sync: bool) -> None:
+    """Put ``data`` in the file ``name``: a kill leaves the old content or the new, never a mixture.
+
+    Without ``sync`` that holds for a kill of the process but not for power loss.
+    """
+    path = f"{directory}/{name}"
+    temporary = path + TEMPORARY_SUFFIX
+    write_file(fs, temporary, data, sync=sync)
+    fs.rename(temporary, path)
+    if sync:
+        fs.sync_directory(directory)

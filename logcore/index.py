@@ -1,0 +1,391 @@
+"""The three indexes of a segment, in Kafka's file formats.
+
+Offset and time index are sparse and sorted; they live in memory maps. The index of the active
+segment is stretched to its full size when its first entry comes (a sparse file) and trimmed to its
+entries on roll and close, so after a kill its tail reads as zeros. No index carries a checksum:
+these two are caches. Whoever uses one checks what it finds against the log (``segment.py``),
+entries that power loss has turned to zeros only make a search begin earlier, and recovery rebuilds
+the indexes of every segment it scans. So they are never synced.
+
+The transaction index is no cache for a segment that recovery will not scan; it is synced with it.
+
+Source: ``AbstractIndex``, ``OffsetIndex``, ``TimeIndex``, ``TransactionIndex``, ``AbortedTxn``.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from logcore.fs import FileMap, FileSystem
+
+WARM_BYTES: Final = 8192
+"""Readers that keep up look into the last entries; a search tries these pages first."""
+
+ALLOCATION_BYTES: Final = 4096
+"""Disk blocks are reserved a page ahead: a store into a map without room on disk kills us."""
+
+MAX_RELATIVE_OFFSET: Final = 0x7FFFFFFF
+
+_OFFSET_ENTRY: Final = struct.Struct(">ii")
+_TIME_ENTRY: Final = struct.Struct(">qi")
+_ABORTED_TXN: Final = struct.Struct(">hqqqq")
+_ABORTED_TXN_VERSION: Final = 0
+
+
+class CorruptIndexError(Exception):
+    """An index file contradicts its format; the segment has to be recovered."""
+
+
+class MappedIndex:
+    """What offset and time index share: entries of one size in a map, opened at first use."""
+
+    ENTRY_SIZE: int
+
+    def __init__(self, fs: FileSystem, path: str, base_offset: int, max_bytes: int) -> None:
+        self._fs = fs
+        self.path = path
+        self.base_offset = base_offset
+        self.max_entries = max(max_bytes // self.ENTRY_SIZE, 2)
+        self._map: FileMap | None = None
+        self._entries: int | None = None
+        self._stretched = False
+        self._allocated = 0
+
+    @property
+    def entries(self) -> int:
+        """How many entries there are; the first call opens the file."""
+        if self._entries is None:
+            self._load()
+        return self._entries or 0
+
+    def _load(self) -> None:
+        handle = self._fs.open(self.path, create=True)
+        try:
+            count = self._fs.size(handle) // self.ENTRY_SIZE
+            if count:
+                self._map = self._fs.map(handle, count * self.ENTRY_SIZE)
+        finally:
+            self._fs.close(handle)
+        self._entries = bisect_left(range(count), True, key=self._is_blank)
+        self._read_last()
+
+    def _stretch(self) -> None:
+        """Map the file at its full size, so that entries can be stored."""
+        entries = self.entries
+        self._unmap()
+        handle = self._fs.open(self.path, create=True)
+        try:
+            size = self.max_entries * self.ENTRY_SIZE
+            self._fs.truncate(handle, size)
+            self._map = self._fs.map(handle, size)
+        finally:
+            self._fs.close(handle)
+        self._entries = entries
+        self._stretched = True
+        self._allocated = 0
+
+    def _store(self, entry: bytes) -> None:
+        if not self._stretched:
+            self._stretch()
+        start = self.entries * self.ENTRY_SIZE
+        end = start + self.ENTRY_SIZE
+        if end > self._allocated:
+            self._allocate(start, end)
+        if self._map is None:
+            raise CorruptIndexError(f"{self.path} is not mapped")
+        self._map[start:end] = entry
+        self._entries = self.entries + 1
+
+    def _allocate(self, start: int, end: int) -> None:
+        limit = self.max_entries * self.ENTRY_SIZE
+        upto = min(limit, (end + ALLOCATION_BYTES - 1) // ALLOCATION_BYTES * ALLOCATION_BYTES)
+        handle = self._fs.open(self.path)
+        try:
+            self._fs.allocate(handle, start, upto - start)
+        finally:
+            self._fs.close(handle)
+        self._allocated = upto
+
+    def _raw(self, slot: int) -> bytes:
+        if self._map is None:
+            raise CorruptIndexError(f"{self.path} has no entry {slot}")
+        start = slot * self.ENTRY_SIZE
+        return self._map[start : start + self.ENTRY_SIZE]
+
+    def _slots_not_above(self, target: int, key: Callable[[int], int]) -> int:
+        """Return the number of leading entries whose key is at most ``target``."""
+        high = self.entries
+        low = 0
+        warm = high - WARM_BYTES // self.ENTRY_SIZE
+        if warm > 0:
+            if key(warm) <= target:
+                low = warm
+            else:
+                high = warm
+        return bisect_right(range(high), target, low, high, key=key)
+
+    def _is_blank(self, slot: int) -> bool:
+        raise NotImplementedError
+
+    def _read_last(self) -> None:
+        raise NotImplementedError
+
+    def _keep(self, entries: int) -> None:
+        """Forget all but the first ``entries``."""
+        if entries < self.entries:
+            self._entries = entries
+            self.trim()
+        self._read_last()
+
+    def trim(self) -> None:
+        """Cut the file to its entries: on roll, on close, and when entries were removed."""
+        entries = self.entries
+        self._unmap()
+        handle = self._fs.open(self.path, create=True)
+        try:
+            self._fs.truncate(handle, entries * self.ENTRY_SIZE)
+            if entries:
+                self._map = self._fs.map(handle, entries * self.ENTRY_SIZE)
+        finally:
+            self._fs.close(handle)
+
+    def reset(self) -> None:
+        """Drop every entry and see that the file is there; what recovery begins with."""
+        self._entries = 0
+        self.trim()
+        self._read_last()
+
+    def close(self) -> None:
+        """Trim the file if it was stretched, and end the mapping."""
+        if self._stretched:
+            self.trim()
+        self._unmap()
+        self._entries = None
+
+    def abandon(self) -> None:
+        """End the mapping and leave the file as it is."""
+        self._unmap()
+        self._entries = None
+
+    def _unmap(self) -> None:
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+        self._stretched = False
+
+
+class OffsetIndex(MappedIndex):
+    """Last offset of a batch → position in the file where that batch begins."""
+
+    ENTRY_SIZE = _OFFSET_ENTRY.size
+
+    def __init__(self, fs: FileSystem, path: str, base_offset: int, max_bytes: int) -> None:
+        super().__init__(fs, path, base_offset, max_bytes)
+        self.last_offset = base_offset
+        self.last_position = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no entry fits any more."""
+        return self._entries is not None and self._entries >= self.max_entries
+
+    def append(self, offset: int, position: int) -> None:
+        """Add an entry; offsets must grow strictly. Does nothing when the index is full."""
+        if self.entries >= self.max_entries:
+            return
+        relative = offset - self.base_offset
+        if not 0 <= relative <= MAX_RELATIVE_OFFSET or (
+            self.entries and offset <= self.last_offset
+        ):
+            raise CorruptIndexError(f"offset {offset} does not follow in {self.path}")
+        self._store(_OFFSET_ENTRY.pack(relative, position))
+        self.last_offset = offset
+        self.last_position = position
+
+    def lookup(self, offset: int) -> tuple[int, int]:
+        """Return the largest entry (offset, position) not above ``offset``; (base, 0) if none."""
+        return self._entry(self._slots_not_above(offset - self.base_offset, self._relative))
+
+    def lookup_position(self, position: int) -> tuple[int, int]:
+        """Return the entry with the largest position not above ``position``; (base, 0) if none."""
+        return self._entry(self._slots_not_above(position, self._position))
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove the entries at ``offset`` and above."""
+        self._keep(self._slots_not_above(offset - self.base_offset - 1, self._relative))
+
+    def _entry(self, slots: int) -> tuple[int, int]:
+        if slots == 0:
+            return self.base_offset, 0
+        relative, position = _OFFSET_ENTRY.unpack(self._raw(slots - 1))
+        return self.base_offset + relative, position
+
+    def _relative(self, slot: int) -> int:
+        return int.from_bytes(self._raw(slot)[:4], "big", signed=True)
+
+    def _position(self, slot: int) -> int:
+        return int.from_bytes(self._raw(slot)[4:], "big", signed=True)
+
+    def _is_blank(self, slot: int) -> bool:
+        # No entry is ever made for the first batch of a file.
+        return self._position(slot) == 0
+
+    def _read_last(self) -> None:
+        self.last_offset, self.last_position = self._entry(self.entries)
+
+
+class TimeIndex(MappedIndex):
+    """Largest timestamp so far → last offset of the batch that holds it."""
+
+    ENTRY_SIZE = _TIME_ENTRY.size
+
+    def __init__(self, fs: FileSystem, path: str, base_offset: int, max_bytes: int) -> None:
+        super().__init__(fs, path, base_offset, max_bytes)
+        self.last_timestamp = -1
+        self.last_offset = base_offset
+
+    @property
+    def is_full(self) -> bool:
+        """Whether only the slot is left that is kept for the final entry."""
+        return self._entries is not None and self._entries >= self.max_entries - 1
+
+    def maybe_append(self, timestamp_ms: int, offset: int) -> None:
+        """Add an entry if the timestamp is above the last one's (``TimeIndex.maybeAppend``)."""
+        entries = self.entries
+        if timestamp_ms <= self.last_timestamp or entries >= self.max_entries:
+            return
+        relative = offset - self.base_offset
+        if not 0 <= relative <= MAX_RELATIVE_OFFSET or (entries and offset < self.last_offset):
+            raise CorruptIndexError(f"offset {offset} does not follow in {self.path}")
+        self._store(_TIME_ENTRY.pack(timestamp_ms, relative))
+        self.last_timestamp = timestamp_ms
+        self.last_offset = offset
+
+    def lookup(self, timestamp_ms: int) -> tuple[int, int]:
+        """Return the largest entry (timestamp, offset) not above the target; (−1, base) if none."""
+        return self._entry(self._slots_not_above(timestamp_ms, self._timestamp))
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove the entries that point to ``offset`` and above."""
+        self._keep(self._slots_not_above(offset - self.base_offset - 1, self._relative))
+
+    def _entry(self, slots: int) -> tuple[int, int]:
+        if slots == 0:
+            return -1, self.base_offset
+        timestamp, relative = _TIME_ENTRY.unpack(self._raw(slots - 1))
+        return timestamp, self.base_offset + relative
+
+    def _timestamp(self, slot: int) -> int:
+        return int.from_bytes(self._raw(slot)[:8], "big", signed=True)
+
+    def _relative(self, slot: int) -> int:
+        return int.from_bytes(self._raw(slot)[8:], "big", signed=True)
+
+    def _is_blank(self, slot: int) -> bool:
+        return not any(self._raw(slot))
+
+    def _read_last(self) -> None:
+        self.last_timestamp, self.last_offset = self._entry(self.entries)
+
+
+class AbortedTxn(NamedTuple):
+    """An aborted transaction: offsets of its first batch, its marker, and the LSO after it."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class TransactionIndex:
+    """The aborted transactions whose markers lie in a segment; no file while there are none."""
+
+    def __init__(self, fs: FileSystem, path: str, *, exists: bool) -> None:
+        self._fs = fs
+        self.path = path
+        self._entries: list[AbortedTxn] | None = None if exists else []
+        self._unsynced = False
+
+    @property
+    def entries(self) -> list[AbortedTxn]:
+        """All entries, marker offsets ascending; CorruptIndexError if the file is malformed."""
+        if self._entries is None:
+            raw = self._fs.read_file(self.path) or b""
+            if len(raw) % _ABORTED_TXN.size:
+                raise CorruptIndexError(f"{self.path} ends inside an entry")
+            entries = []
+            for version, *fields in _ABORTED_TXN.iter_unpack(raw):
+                if version != _ABORTED_TXN_VERSION:
+                    raise CorruptIndexError(f"{self.path} holds an entry of version {version}")
+                entries.append(AbortedTxn(*fields))
+            self._entries = entries
+        return self._entries
+
+    def check(self, base_offset: int) -> None:
+        """Raise CorruptIndexError if an entry lies below the segment."""
+        if any(entry.last_offset < base_offset for entry in self.entries):
+            raise CorruptIndexError(f"{self.path} holds an entry below its segment")
+
+    def append(self, aborted: AbortedTxn) -> None:
+        """Add a transaction; markers must come in the order of their offsets."""
+        entries = self.entries
+        if entries and aborted.last_offset <= entries[-1].last_offset:
+            raise CorruptIndexError(f"marker {aborted.last_offset} does not follow in {self.path}")
+        entry = _ABORTED_TXN.pack(_ABORTED_TXN_VERSION, *aborted)
+        handle = self._fs.open(self.path, create=True)
+        try:
+            written = self._fs.write(handle, (entry,), len(entries) * len(entry))
+        finally:
+            self._fs.close(handle)
+        if written != len(entry):
+            raise OSError(f"short write to {self.path}")
+        entries.append(aborted)
+        self._unsynced = True
+
+    def collect(self, fetch_offset: int, upper_bound: int, into: list[tuple[int, int]]) -> bool:
+        """Add (producer id, first offset) of what matters to a reader of [fetch, upper bound).
+
+        Returns True when later segments can't add to the list.
+        """
+        entries = self.entries
+        start = bisect_left(entries, fetch_offset, key=_last_offset)
+        for entry in entries[start:]:
+            if entry.first_offset < upper_bound:
+                into.append((entry.producer_id, entry.first_offset))
+            if entry.last_stable_offset >= upper_bound:
+                return True
+        return False
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove the transactions whose marker lies at ``offset`` or above."""
+        keep = bisect_left(self.entries, offset, key=_last_offset)
+        if keep < len(self.entries):
+            handle = self._fs.open(self.path, create=True)
+            try:
+                self._fs.truncate(handle, keep * _ABORTED_TXN.size)
+            finally:
+                self._fs.close(handle)
+            del self.entries[keep:]
+
+    def reset(self) -> None:
+        """Drop every entry and the file."""
+        if self._entries is None or self._entries:
+            self._fs.remove(self.path)
+        self._entries = []
+
+    def sync(self) -> None:
+        """Make what was added survive power loss."""
+        if self._unsynced:
+            handle = self._fs.open(self.path, create=True)
+            try:
+                self._fs.sync(handle)
+            finally:
+                self._fs.close(handle)
+            self._unsynced = False
+
+
+def _last_offset(entry: AbortedTxn) -> int:
+    return entry.last_offset

@@ -1,0 +1,393 @@
+"""Message formats v0 and v1: what Kafka wrote before 0.11 and still serves from old disks.
+
+A message set is a row of *messages*, each with its own header and CRC-32. A compressed message is a
+*wrapper*: its value is another message set, and its offset is that of its last inner message. Inner
+offsets are absolute in v0 and relative to the wrapper's first in v1. Nothing in the broker writes
+these formats; writing them is for tests and for moving data back.
+
+Source: Kafka's ``AbstractLegacyRecordBatch``, ``LegacyRecord``, ``Lz4BlockOutputStream``; KIP-31,
+KIP-32, KIP-57.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from logcore.batch import (
+    DEFAULT_MAX_OUTPUT_BYTES,
+    LOG_OVERHEAD,
+    MAGIC,
+    NO_LEADER_EPOCH,
+    NO_TIMESTAMP,
+    Buffer,
+    LogRecord,
+    encode_batch,
+    parse_header,
+)
+from logcore.compression import Codec, codec_for_id, compress, decompress
+from logcore.errors import CorruptRecordError, InvalidRecordError
+
+MAGIC_POS: Final = 16
+"""Where the magic stands in every format, v2 included."""
+
+RUN_BYTES: Final = 64 * 1024
+"""Up to so many bytes of uncompressed messages become one batch when they are converted: enough to
+make the batch header's 61 bytes cheap, little enough for a small fetch."""
+
+_INT32_MAX: Final = 0x7FFFFFFF
+_LOG_APPEND_TIME: Final = 0x08
+_CODEC_MASK: Final = 0x07
+_HEADER_V0: Final = struct.Struct(">qiIbb")
+_HEADER_V1: Final = struct.Struct(">qiIbbq")
+_CRC_START: Final = 16
+_OVERHEAD_V0: Final = LOG_OVERHEAD + 14
+_OVERHEAD_V1: Final = LOG_OVERHEAD + 22
+_INT32: Final = struct.Struct(">i")
+
+_LZ4_DESCRIPTOR: Final = 4
+"""Where the frame descriptor begins, behind the frame's magic."""
+
+
+class MessageHeader(NamedTuple):
+    """The fixed fields of one outer message. ``size`` is the whole message, log overhead included.
+
+    ``timestamp_ms`` is −1 in v0. In a v1 wrapper it is the largest of the inner messages', or the
+    time the broker appended it.
+    """
+
+    offset: int
+    size: int
+    crc: int
+    magic: int
+    attributes: int
+    timestamp_ms: int
+
+    @property
+    def codec(self) -> Codec:
+        """How the message is compressed; InvalidRecordError for a codec the format can't have."""
+        codec = codec_for_id(self.attributes & _CODEC_MASK)
+        if codec is Codec.ZSTD:
+            raise InvalidRecordError(f"zstd in a message of format {self.magic}")
+        return codec
+
+    @property
+    def is_log_append_time(self) -> bool:
+        """Whether the timestamp is the broker's and holds for every inner message."""
+        return self.magic > 0 and bool(self.attributes & _LOG_APPEND_TIME)
+
+    @property
+    def last_offset(self) -> int:
+        """The message's offset, or that of the last inner message."""
+        return self.offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind the message."""
+        return self.offset + 1
+
+
+def magic_at(buf: Buffer, pos: int) -> int:
+    """Return the magic of the message or batch at ``pos``; CorruptRecordError if ``buf`` ends."""
+    if pos + MAGIC_POS >= len(buf):
+        raise CorruptRecordError(f"a message header is cut short at position {pos}")
+    return buf[pos + MAGIC_POS]
+
+
+def parse_message(buf: Buffer, pos: int = 0) -> MessageHeader:
+    """Read the header of the v0 or v1 message at ``pos``; its body need not be in ``buf``.
+
+    Raises CorruptRecordError when it is cut short, of another magic or of an impossible length.
+    """
+    magic = magic_at(buf, pos)
+    if magic > 1:
+        raise CorruptRecordError(f"magic {magic} where a message of format 0 or 1 is expected")
+    timestamp = NO_TIMESTAMP
+    try:
+        if magic:
+            offset, length, crc, _, attributes, timestamp = _HEADER_V1.unpack_from(buf, pos)
+        else:
+            offset, length, crc, _, attributes = _HEADER_V0.unpack_from(buf, pos)
+    except struct.error:
+        raise CorruptRecordError(f"a message header is cut short at position {pos}") from None
+    size = length + LOG_OVERHEAD
+    if size < (_OVERHEAD_V1 if magic else _OVERHEAD_V0):
+        raise CorruptRecordError(f"a message of {size} bytes is smaller than its header")
+    return MessageHeader(offset, size, crc, magic, attributes, timestamp)
+
+
+def iter_messages(buf: Buffer) -> Iterator[tuple[int, MessageHeader]]:
+    """Yield position and header of each outer message; CorruptRecordError on a torn one."""
+    pos, end = 0, len(buf)
+    while pos < end:
+        header = parse_message(buf, pos)
+        _check_whole(buf, pos, header)
+        yield pos, header
+        pos += header.size
+
+
+def verify_message_crc(buf: Buffer, pos: int, header: MessageHeader) -> None:
+    """Raise CorruptRecordError unless the message is whole and its CRC-32 is right.
+
+    A wrapper's CRC covers its inner messages.
+    """
+    _check_whole(buf, pos, header)
+    if zlib.crc32(memoryview(buf)[pos + _CRC_START : pos + header.size]) != header.crc:
+        raise CorruptRecordError(f"the CRC of the message at offset {header.offset} is wrong")
+
+
+def decode_message(
+    buf: Buffer,
+    pos: int = 0,
+    header: MessageHeader | None = None,
+    *,
+    max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
+) -> list[LogRecord]:
+    """Decode the message at ``pos``: one record, or those inside it, offsets ascending.
+
+    The CRC is the caller's to check. Raises CorruptRecordError and InvalidRecordError as
+    :func:`logcore.batch.decode_records` does.
+    """
+    if header is None:
+        header = parse_message(buf, pos)
+    _check_whole(buf, pos, header)
+    key, value = _key_and_value(buf, pos, header)
+    if header.codec is Codec.NONE:
+        return [LogRecord(header.offset, header.timestamp_ms, key, value)]
+    if value is None:
+        raise InvalidRecordError("a compressed message without a value")
+    if header.codec is Codec.LZ4 and header.magic == 0:
+        value = _with_correct_checksum(value)
+    return _inner_records(header, decompress(header.codec, value, max_output_bytes))
+
+
+def _check_whole(buf: Buffer, pos: int, header: MessageHeader) -> None:
+    if header.size > len(buf) - pos:
+        raise CorruptRecordError(
+            f"a message of {header.size} bytes where {len(buf) - pos} are left"
+        )
+
+
+def _inner_records(wrapper: MessageHeader, data: bytes) -> list[LogRecord]:
+    records: list[LogRecord] = []
+    previous = -1
+    for pos, header in iter_messages(data):
+        if header.magic != wrapper.magic:
+            raise InvalidRecordError(f"format {header.magic} inside format {wrapper.magic}")
+        if header.codec is not Codec.NONE:
+            raise InvalidRecordError("a compressed message inside a compressed message")
+        if header.offset <= previous:
+            raise InvalidRecordError(f"inner offset {header.offset} follows {previous}")
+        previous = header.offset
+        key, value = _key_and_value(data, pos, header)
+        timestamp = wrapper if wrapper.is_log_append_time else header
+        records.append(LogRecord(header.offset, timestamp.timestamp_ms, key, value))
+    if not records:
+        raise InvalidRecordError("a compressed message with nothing inside")
+    if wrapper.magic == 0:
+        return records
+    base = wrapper.offset - records[-1].offset
+    if base < 0:
+        raise InvalidRecordError(f"inner offsets reach below 0 in the wrapper at {wrapper.offset}")
+    return [record._replace(offset=base + record.offset) for record in records]
+
+
+def _key_and_value(
+    buf: Buffer, pos: int, header: MessageHeader
+) -> tuple[bytes | None, bytes | None]:
+    end = pos + header.size
+    at = pos + (_HEADER_V1.size if header.magic else _HEADER_V0.size)
+    key, at = _read_bytes(buf, at, end)
+    value, at = _read_bytes(buf, at, end)
+    if at != end:
+        raise InvalidRecordError(f"{end - at} bytes follow a message's value")
+    return key, value
+
+
+def _read_bytes(buf: Buffer, pos: int, end: int) -> tuple[bytes | None, int]:
+    if end - pos < _INT32.size:
+        raise InvalidRecordError("a message ends inside a length")
+    length = _INT32.unpack_from(buf, pos)[0]
+    pos += _INT32.size
+    if length == -1:
+        return None, pos
+    if not 0 <= length <= end - pos:
+        raise InvalidRecordError(f"a field of {length} bytes where {end - pos} are left")
+    return bytes(buf[pos : pos + length]), pos + length
+
+
+def encode_message_set(
+    records: Sequence[LogRecord],
+    magic: int,
+    *,
+    codec: Codec = Codec.NONE,
+    level: int | None = None,
+    log_append_time_ms: int | None = None,
+) -> bytes:
+    """Encode ``records``, ascending in offset, in format ``magic`` (0 or 1).
+
+    With a codec they become one wrapper, otherwise a message each. Headers are lost, and so are
+    timestamps in v0. Raises ValueError for zstd and for another magic.
+    """
+    if magic not in {0, 1} or codec is Codec.ZSTD:
+        raise ValueError(f"format {magic} with {codec.name} can't be written")
+    if codec is Codec.NONE:
+        return b"".join(
+            _encode_message(record, magic, Codec.NONE, log_append_time_ms) for record in records
+        )
+    base = records[0].offset if magic else 0
+    inner = b"".join(
+        _encode_message(record._replace(offset=record.offset - base), magic, Codec.NONE, None)
+        for record in records
+    )
+    value = compress(codec, inner, level)
+    if codec is Codec.LZ4 and magic == 0:
+        value = _with_old_checksum(value)
+    newest = max(record.timestamp_ms for record in records)
+    wrapper = LogRecord(records[-1].offset, newest, None, value)
+    return _encode_message(wrapper, magic, codec, log_append_time_ms)
+
+
+def _encode_message(
+    record: LogRecord, magic: int, codec: Codec, log_append_time_ms: int | None
+) -> bytes:
+    body = bytearray((magic, codec))
+    if magic:
+        timestamp = record.timestamp_ms
+        if log_append_time_ms is not None:
+            body[1] |= _LOG_APPEND_TIME
+            timestamp = log_append_time_ms
+        body += struct.pack(">q", timestamp)
+    for field in (record.key, record.value):
+        body += _INT32.pack(-1 if field is None else len(field))
+        body += field or b""
+    return struct.pack(">qiI", record.offset, len(body) + 4, zlib.crc32(body)) + body
+
+
+def to_v2(buf: Buffer, *, max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES) -> bytes:
+    """Convert the messages of ``buf`` to v2 batches without a leader epoch, for readers of today.
+
+    A wrapper becomes one batch of its codec; neighbouring uncompressed messages become batches of
+    up to RUN_BYTES. Offsets and timestamps stay. v2 batches among the messages, as in a log that
+    was upgraded, are copied. Raises CorruptRecordError and InvalidRecordError; CRCs are checked.
+    """
+    out: list[bytes] = []
+    run = _Run()
+    pos, end = 0, len(buf)
+    while pos < end:
+        if magic_at(buf, pos) == MAGIC:
+            size = parse_header(buf, pos).size
+            if size > end - pos:
+                raise CorruptRecordError(f"a batch of {size} bytes where {end - pos} are left")
+            out += run.take(), bytes(buf[pos : pos + size])
+            pos += size
+            continue
+        header = parse_message(buf, pos)
+        verify_message_crc(buf, pos, header)
+        records = decode_message(buf, pos, header, max_output_bytes=max_output_bytes)
+        if header.codec is not Codec.NONE:
+            out += run.take(), _wrapper_to_v2(header, records)
+        else:
+            if not run.fits(header):
+                out.append(run.take())
+            run.add(header, records[0])
+        pos += header.size
+    out.append(run.take())
+    return b"".join(out)
+
+
+def _wrapper_to_v2(header: MessageHeader, records: list[LogRecord]) -> bytes:
+    base = records[0].offset
+    last_offset_delta = max(header.offset, records[-1].offset) - base
+    if last_offset_delta > _INT32_MAX:
+        raise InvalidRecordError(f"a wrapper spans {last_offset_delta} offsets")
+    return encode_batch(
+        records,
+        leader_epoch=NO_LEADER_EPOCH,
+        codec=header.codec,
+        log_append_time=header.is_log_append_time,
+        last_offset_delta=last_offset_delta,
+    )
+
+
+class _Run:
+    """Uncompressed messages on their way into one batch."""
+
+    def __init__(self) -> None:
+        self._headers: list[MessageHeader] = []
+        self._records: list[LogRecord] = []
+        self._bytes = 0
+
+    def fits(self, header: MessageHeader) -> bool:
+        """Whether a message can join: one batch has one timestamp type, and rising offsets."""
+        if not self._headers:
+            return True
+        first, last = self._headers[0], self._headers[-1]
+        return (
+            self._bytes + header.size <= RUN_BYTES
+            and last.offset < header.offset <= first.offset + _INT32_MAX
+            and header.is_log_append_time == first.is_log_append_time
+            and (not first.is_log_append_time or header.timestamp_ms == first.timestamp_ms)
+        )
+
+    def add(self, header: MessageHeader, record: LogRecord) -> None:
+        """Take one message in."""
+        self._headers.append(header)
+        self._records.append(record)
+        self._bytes += header.size
+
+    def take(self) -> bytes:
+        """Return the batch, empty bytes if there is none, and begin anew."""
+        if not self._headers:
+            return b""
+        batch = encode_batch(
+            self._records,
+            leader_epoch=NO_LEADER_EPOCH,
+            log_append_time=self._headers[0].is_log_append_time,
+        )
+        self._headers, self._records, self._bytes = [], [], 0
+        return batch
+
+
+def _with_correct_checksum(frame: bytes) -> bytes:
+    """Repair the header checksum of a v0 LZ4 frame, which no reader of that format looked at.
+
+    Kafka before 0.10 hashed the frame's magic along with the descriptor (KIP-57).
+    """
+    at = _checksum_pos(frame)
+    if at >= len(frame):
+        raise CorruptRecordError("an lz4 frame is cut short in its header")
+    checksum = _xxh32_short(frame[_LZ4_DESCRIPTOR:at]) >> 8 & 0xFF
+    return b"".join((frame[:at], bytes((checksum,)), frame[at + 1 :]))
+
+
+def _with_old_checksum(frame: bytes) -> bytes:
+    at = _checksum_pos(frame)
+    checksum = _xxh32_short(frame[:at]) >> 8 & 0xFF
+    return b"".join((frame[:at], bytes((checksum,)), frame[at + 1 :]))
+
+
+def _checksum_pos(frame: bytes) -> int:
+    """Return where the header checksum stands: behind the flags and what they announce."""
+    flags = frame[_LZ4_DESCRIPTOR] if len(frame) > _LZ4_DESCRIPTOR else 0
+    content_size = 8 if flags & 0x08 else 0
+    dictionary_id = 4 if flags & 0x01 else 0
+    return _LZ4_DESCRIPTOR + 2 + content_size + dictionary_id
+
+
+def _xxh32_short(data: bytes) -> int:
+    """Hash up to 15 bytes with XXH32, seed 0 (the part of it that long inputs need is left out)."""
+    mask = 0xFFFFFFFF
+    value = 374761393 + len(data)
+    whole = len(data) & ~3
+    for at in range(0, whole, 4):
+        value = value + int.from_bytes(data[at : at + 4], "little") * 3266489917 & mask
+        value = (value << 17 | value >> 15) * 668265263 & mask
+    for byte in data[whole:]:
+        value = value + byte * 374761393 & mask
+        value = (value << 11 | value >> 21) * 2654435761 & mask
+    value = (value ^ value >> 15) * 2246822519 & mask
+    value = (value ^ value >> 13) * 3266489917 & mask
+    return value ^ value >> 16

@@ -1,0 +1,301 @@
+"""A partition's segments in the order of their offsets: append, roll, read, truncate, remove.
+
+A ``Log`` knows files and offsets; producers, epochs and the high watermark are its owner's
+(``partition.py``). Reads return bytes of one segment at a time, whole batches only.
+
+Source: ``LocalLog``, ``LogSegments``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from sortedcontainers import SortedDict
+
+from logcore.batch import BatchHeader
+from logcore.config import LogConfig
+from logcore.fs import FileSystem, ReadableBuffer
+from logcore.segment import SEGMENT_SUFFIXES, Segment, file_stem
+
+DELETED_SUFFIX: Final = ".deleted"
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+
+
+class ReadBytes(NamedTuple):
+    """Whole batches, and the offset below which the reader has now seen everything."""
+
+    records: bytes
+    upper_bound: int
+
+
+class Log:
+    """Segments by base offset. There is always an active one, the last; only it is appended to."""
+
+    def __init__(
+        self, fs: FileSystem, directory: str, name: str, config: LogConfig, now_ms: int
+    ) -> None:
+        self._fs = fs
+        self.directory = directory
+        self._name = name
+        self.config = config
+        self._now_ms = now_ms
+        self._segments: SortedDict[int, Segment] = SortedDict()
+        self._doomed: list[tuple[int, str]] = []
+        self.log_end_offset = 0
+        self.directory_changed = False
+        """Files were created, renamed or removed since the directory was last synced."""
+
+    # --- segments ---
+
+    @property
+    def active(self) -> Segment:
+        """The segment that takes appends."""
+        segment: Segment = self._segments.peekitem()[1]
+        return segment
+
+    @property
+    def segments(self) -> list[Segment]:
+        """All segments, oldest first."""
+        return list(self._segments.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no segment at all; true only while a log is being loaded."""
+        return not self._segments
+
+    @property
+    def first_offset(self) -> int:
+        """Base offset of the oldest segment."""
+        offset: int = self._segments.keys()[0]
+        return offset
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all log files."""
+        return sum(segment.size for segment in self._segments.values())
+
+    def open_segment(self, base_offset: int, *, has_txn_index: bool) -> Segment:
+        """Open a segment that is on disk and add it."""
+        segment = Segment(
+            self._fs,
+            self.directory,
+            base_offset,
+            index_interval_bytes=self.config.index_interval_bytes,
+            index_max_bytes=self.config.segment_index_bytes,
+            created_ms=self._now_ms,
+            has_txn_index=has_txn_index,
+        )
+        self._segments[base_offset] = segment
+        return segment
+
+    def create_segment(self, base_offset: int, now_ms: int) -> Segment:
+        """Add an empty segment, which becomes the active one."""
+        segment = Segment(
+            self._fs,
+            self.directory,
+            base_offset,
+            index_interval_bytes=self.config.index_interval_bytes,
+            index_max_bytes=self.config.segment_index_bytes,
+            created_ms=now_ms,
+            fresh=True,
+        )
+        self._segments[base_offset] = segment
+        self.directory_changed = True
+        return segment
+
+    def from_offset(self, offset: int) -> list[Segment]:
+        """Segments from the one that may hold ``offset`` on."""
+        index = max(self._segments.bisect_right(offset) - 1, 0)
+        return list(self._segments.values()[index:])
+
+    def _floor(self, offset: int) -> int:
+        return max(int(self._segments.bisect_right(offset)) - 1, 0)
+
+    # --- appending ---
+
+    def must_roll(
+        self, incoming_bytes: int, last_offset: int, max_timestamp: int, now_ms: int
+    ) -> bool:
+        """Whether the batch has to go to a new segment (``LogSegment.shouldRoll``)."""
+        segment = self.active
+        size = segment.size
+        if size == 0:
+            # Rolling would put a new segment in the place of the empty one.
+            return not segment.can_hold(last_offset)
+        config = self.config
+        return (
+            size > config.segment_bytes - incoming_bytes
+            or segment.age_ms(max_timestamp, now_ms)
+            > config.roll_after_ms(self._name, segment.base_offset)
+            or segment.indexes_full
+            or not segment.can_hold(last_offset)
+        )
+
+    def roll(self, now_ms: int) -> Segment:
+        """Seal the active segment and begin a new one at the log end."""
+        active = self.active
+        if active.base_offset == self.log_end_offset:
+            return active
+        active.seal()
+        return self.create_segment(self.log_end_offset, now_ms)
+
+    def append(
+        self,
+        buffers: Sequence[ReadableBuffer],
+        size: int,
+        last_offset: int,
+        max_timestamp: int,
+        active: Segment,
+    ) -> None:
+        """Write one batch that begins at the log end."""
+        active.append(buffers, size, last_offset, max_timestamp)
+        self.log_end_offset = last_offset + 1
+
+    # --- reading ---
+
+    def read(self, offset: int, max_bytes: int, limit: int, *, at_least_one: bool) -> ReadBytes:
+        """Read whole batches from the one that holds ``offset`` on, below the boundary ``limit``.
+
+        Empty when nothing is below the limit, or (without ``at_least_one``) nothing fits. The
+        caller has checked that ``offset`` is between log start and log end.
+        """
+        if offset >= limit:
+            return ReadBytes(b"", offset)
+        slot = self._floor(offset)
+        count = len(self._segments)
+        while slot < count:
+            segment: Segment = self._segments.values()[slot]
+            slot += 1
+            start = segment.locate(offset)
+            if start is None:
+                continue
+            next_base = self._segments.keys()[slot] if slot < count else self.log_end_offset
+            end = segment.size
+            if limit < next_base:
+                located = segment.locate(limit)
+                end = segment.size if located is None else located
+            if start >= end:
+                break
+            return self._read_range(
+                segment, start, end, max_bytes, min(limit, next_base), at_least_one
+            )
+        return ReadBytes(b"", offset)
+
+    def _read_range(
+        self, segment: Segment, start: int, end: int, max_bytes: int, limit: int, at_least_one: bool
+    ) -> ReadBytes:
+        stop, upper_bound = segment.boundary(start, max_bytes, end)
+        if stop == start:
+            if not at_least_one:
+                return ReadBytes(b"", limit)
+            stop = start + segment.batch_size(start)
+            upper_bound = None
+        if upper_bound is None:
+            upper_bound = limit
+        else:
+            segment.hint(upper_bound, stop)
+        return ReadBytes(segment.read(start, stop), upper_bound)
+
+    def bytes_between(self, offset: int, limit: int) -> int:
+        """Count the bytes a reader at ``offset`` would get below the boundary ``limit``."""
+        if offset >= limit:
+            return 0
+        total = 0
+        for segment in self.from_offset(offset):
+            if segment.base_offset >= limit:
+                break
+            start = segment.locate(offset)
+            if start is None:
+                continue
+            end = segment.locate(limit) if limit < self.log_end_offset else None
+            total += (segment.size if end is None else end) - start
+        return total
+
+    def aborted_between(self, offset: int, upper_bound: int) -> list[tuple[int, int]]:
+        """Return (producer id, first offset) of aborted transactions in [offset, upper bound)."""
+        found: list[tuple[int, int]] = []
+        for segment in self.from_offset(offset):
+            if segment.txn_index.collect(offset, upper_bound, found):
+                break
+        return found
+
+    def batches(
+        self, offset: int = 0, *, with_payload: bool = True
+    ) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+        """Yield position, header and bytes of each batch from the one that holds ``offset`` on."""
+        for segment in self.from_offset(offset):
+            position = segment.locate(offset)
+            if position is not None:
+                yield from segment.batches(position, with_payload=with_payload)
+
+    # --- cutting ---
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove everything from the batch that holds ``offset`` on.
+
+        Later segments go first and from the end, so that a kill on the way leaves no hole.
+        """
+        self.remove(
+            [segment for segment in reversed(self.segments) if segment.base_offset > offset],
+            now_ms=0,
+            delay_ms=0,
+        )
+        active = self.active
+        active.truncate_to(offset)
+        self.log_end_offset = min(self.log_end_offset, offset)
+
+    def restart_at(self, offset: int, now_ms: int) -> None:
+        """Remove everything and begin anew at ``offset``."""
+        self.remove(list(reversed(self.segments)), now_ms=now_ms, delay_ms=0)
+        self.log_end_offset = offset
+        self.create_segment(offset, now_ms)
+
+    def remove(self, segments: Iterable[Segment], *, now_ms: int, delay_ms: int) -> None:
+        """Take segments out of the log; their files are renamed now and removed after the delay.
+
+        The log file goes first: what is left without it is removed at the next load.
+        """
+        for segment in segments:
+            del self._segments[segment.base_offset]
+            segment.close()
+            self.directory_changed = True
+            stem = f"{self.directory}/{file_stem(segment.base_offset)}"
+            for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX):
+                self._remove_file(stem + suffix, now_ms, delay_ms)
+
+    def _remove_file(self, path: str, now_ms: int, delay_ms: int) -> None:
+        if delay_ms <= 0:
+            self._fs.remove(path)
+            return
+        try:
+            self._fs.rename(path, path + DELETED_SUFFIX)
+        except FileNotFoundError:
+            return
+        self._doomed.append((now_ms + delay_ms, path + DELETED_SUFFIX))
+
+    def remove_doomed(self, now_ms: int | None) -> None:
+        """Remove renamed files whose delay has passed; all of them with None."""
+        waiting = []
+        for due_ms, path in self._doomed:
+            if now_ms is None or due_ms <= now_ms:
+                self._fs.remove(path)
+            else:
+                waiting.append((due_ms, path))
+        self._doomed = waiting
+
+    # --- durability ---
+
+    def sync_from(self, offset: int) -> None:
+        """Make everything from ``offset`` on survive power loss, names included."""
+        for segment in self.from_offset(offset):
+            segment.sync()
+        if self.directory_changed:
+            self._fs.sync_directory(self.directory)
+            self.directory_changed = False
+
+    def close(self) -> None:
+        """Give all handles back; files stay as they are."""
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()

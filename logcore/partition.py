@@ -1,0 +1,481 @@
+"""A partition as the daemon uses it: one log with its producers, epochs and high watermark.
+
+Everything is synchronous and belongs to one thread. An append is one system call; state changes
+only after it succeeded. When the file system fails, nothing can be said about the end of the file
+any more: the partition goes off line with a :class:`StorageError`, which every later call raises,
+and the next start recovers what is there.
+
+Source: ``UnifiedLog``, ``Partition``.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from logcore.batch import (
+    LOG_OVERHEAD,
+    BatchHeader,
+    Buffer,
+    LogRecord,
+    encode_batch,
+    end_marker,
+    parse_header,
+    stamp_log_append_time,
+)
+from logcore.checkpoints import (
+    CheckpointError,
+    read_partition_metadata,
+    write_partition_metadata,
+)
+from logcore.clock import Clock
+from logcore.config import LOG_APPEND_TIME, LogConfig
+from logcore.epochs import LeaderEpochs
+from logcore.errors import (
+    CorruptRecordError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
+from logcore.fs import FileSystem
+from logcore.index import CorruptIndexError
+from logcore.machine import ProducerStamp, Record
+from logcore.producers import (
+    PRODUCER_ID_EXPIRATION_MS,
+    ProducerStateManager,
+)
+from logcore.reading import STORAGE_FAILURES, Fetched, Isolation, ReadablePartition
+from logcore.recovery import OpenOptions, load_log, replay_producers
+from logcore.retention import beyond_age, beyond_log_start, beyond_size
+from logcore.segment import Segment
+from logcore.validation import admit
+
+__all__ = ["Appended", "Fetched", "Isolation", "LogConfig", "Partition"]
+
+NO_TIMESTAMP: Final = -1
+MAX_NAME_BYTES: Final = 255
+"""Longest name of a directory on common file systems."""
+
+_PLACE: Final = struct.Struct(">qii")
+"""Base offset, length, leader epoch: the bytes of a batch that its CRC does not cover."""
+
+
+class Appended(NamedTuple):
+    """Where a batch went. ``log_append_time_ms`` is −1 if the producer's timestamps were kept.
+
+    ``duplicate``: nothing was written, the offsets are those of the first time.
+    """
+
+    base_offset: int
+    last_offset: int
+    log_append_time_ms: int
+    log_start_offset: int
+    duplicate: bool
+
+
+class Partition(ReadablePartition):
+    """One partition's log. Made by :meth:`open`; ended by :meth:`close` or a failure."""
+
+    @classmethod
+    def open(
+        cls,
+        fs: FileSystem,
+        directory: str | Path,
+        *,
+        topic: str,
+        index: int,
+        topic_id: uuid.UUID,
+        config: LogConfig,
+        clock: Clock,
+        clean: bool,
+        recovery_point: int = 0,
+        log_start_offset: int = 0,
+        high_watermark: int | None = None,
+        leader_epoch: int = 0,
+        producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
+    ) -> Partition:
+        """Open the partition in ``directory`` (``…/<topic>-<index>``), made if it is not there.
+
+        ``clean``: the last shutdown closed every log, so that nothing has to be scanned. The
+        offsets are the checkpoints' values. This is the only replica, so the high watermark is the
+        log end whatever the checkpoint says; a checkpoint beyond the log end shows in
+        :attr:`recovery` as lost offsets. A ``partition.metadata`` that is damaged is written anew.
+        Raises StorageError if the directory can't be read, belongs to another topic id, or holds
+        message formats before v2.
+        """
+        path = str(directory)
+        name = f"{topic}-{index}"
+        producers = ProducerStateManager(fs, path, producer_id_expiration_ms)
+        epochs = LeaderEpochs(fs, path)
+        options = OpenOptions(
+            name=name,
+            config=config,
+            now_ms=clock.now_ms(),
+            clean=clean,
+            recovery_point=recovery_point,
+            log_start_offset=log_start_offset,
+            leader_epoch=leader_epoch,
+        )
+        try:
+            known_id = _topic_id_of(fs, path)
+            if known_id is not None and known_id != topic_id:
+                raise StorageError(f"{path} belongs to the topic id {known_id}, not {topic_id}")
+            loaded = load_log(fs, path, options, producers, epochs)
+        except (OSError, CorruptIndexError, CorruptRecordError) as error:
+            raise StorageError(f"{name} can't be opened: {error}") from error
+        partition = cls(
+            fs,
+            path,
+            topic=topic,
+            index=index,
+            topic_id=topic_id,
+            config=config,
+            clock=clock,
+            leader_epoch=leader_epoch,
+            producers=producers,
+            epochs=epochs,
+            loaded=loaded,
+        )
+        partition._metadata_pending = known_id is None
+        end = loaded.log.log_end_offset
+        if clean:
+            partition._recovery_point = end
+        else:
+            partition._recovery_point = max(min(recovery_point, end), loaded.log_start_offset)
+        if high_watermark is not None and high_watermark > end and loaded.report is not None:
+            loaded.report.lost_offsets = high_watermark - end
+        producers.high_watermark_moved(partition._high_watermark)
+        return partition
+
+    # --- appending ---
+
+    def append(
+        self,
+        data: Buffer,
+        *,
+        now_ms: int,
+        transaction_verified: bool = False,
+        transaction_version: int = 0,
+        min_zstd_ok: bool = True,
+    ) -> Appended:
+        """Append what a client sent: exactly one batch of format v2.
+
+        ``transaction_verified``: in this very turn the transaction coordinator had, or has added,
+        this partition in the producer's transaction; without it the batch may continue a
+        transaction here but not begin one. ``transaction_version`` 2: it was *added* so, and a
+        producer that is new here has to begin with sequence 0. ``min_zstd_ok``: the request's
+        version may carry zstd.
+
+        Raises the errors of :func:`logcore.validation.admit` and
+        ``ProducerStateManager.check_batch``; StorageError.
+        """
+        if self._stopped is not None:
+            raise self._stopped
+        header, data = admit(data, self._config, now_ms=now_ms, min_zstd_ok=min_zstd_ok)
+        if header.producer_id >= 0:
+            known = self._producers.find_duplicate(header)
+            if known is not None:
+                return Appended(
+                    known.first_offset,
+                    known.last_offset,
+                    known.timestamp if header.is_log_append_time else NO_TIMESTAMP,
+                    self._log_start_offset,
+                    duplicate=True,
+                )
+            self._producers.check_batch(
+                header,
+                from_client=True,
+                verified=transaction_verified,
+                transaction_version=transaction_version,
+            )
+        return self._append_data(header, data, now_ms)
+
+    def append_records(
+        self, records: Sequence[Record], *, now_ms: int, producer: ProducerStamp | None = None
+    ) -> Appended:
+        """Append a coordinator's records as one batch, transactional if ``producer`` is given.
+
+        The producer's epoch is checked, its sequence is not: InvalidProducerEpochError,
+        StorageError. ValueError without records.
+        """
+        if self._stopped is not None:
+            raise self._stopped
+        append_time = self._config.message_timestamp_type == LOG_APPEND_TIME
+        data = encode_batch(
+            [LogRecord(at, now_ms, one.key, one.value) for at, one in enumerate(records)],
+            producer_id=-1 if producer is None else producer.producer_id,
+            producer_epoch=-1 if producer is None else producer.producer_epoch,
+            base_sequence=-1 if producer is None else 0,
+            transactional=producer is not None,
+            log_append_time=append_time,
+        )
+        header = parse_header(data)
+        if producer is not None:
+            self._producers.check_batch(
+                header, from_client=False, verified=True, transaction_version=0
+            )
+        return self._append_data(header, data, now_ms)
+
+    def append_marker(
+        self,
+        producer: ProducerStamp,
+        *,
+        commit: bool,
+        coordinator_epoch: int,
+        now_ms: int,
+        transaction_version: int = 0,
+    ) -> Appended:
+        """Append the marker that ends a producer's transaction here, open or not.
+
+        ``transaction_version`` 2: the marker's epoch must be above the data's.
+        Raises TransactionCoordinatorFencedError, InvalidProducerEpochError, StorageError.
+        """
+        if self._stopped is not None:
+            raise self._stopped
+        producer_id, epoch = producer.producer_id, producer.producer_epoch
+        self._producers.check_marker(producer_id, epoch, coordinator_epoch, transaction_version)
+        data: Buffer = end_marker(
+            commit=commit,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            coordinator_epoch=coordinator_epoch,
+            timestamp_ms=now_ms,
+        )
+        if self._config.message_timestamp_type == LOG_APPEND_TIME:
+            data = bytearray(data)
+            stamp_log_append_time(data, 0, now_ms)
+        offset = self._log.log_end_offset
+        try:
+            segment = self._write(parse_header(data), data, now_ms)
+            completed = self._producers.apply_marker(
+                producer_id, epoch, coordinator_epoch, offset, now_ms, commit=commit
+            )
+            if completed is not None and not commit:
+                segment.txn_index.append(self._producers.aborted_txn(completed))
+            return self._appended(offset, offset, now_ms)
+        except STORAGE_FAILURES as error:
+            raise self._fail(error) from error
+
+    def _append_data(self, header: BatchHeader, data: Buffer, now_ms: int) -> Appended:
+        offset = self._log.log_end_offset
+        try:
+            self._write(header, data, now_ms)
+            if header.producer_id >= 0:
+                self._producers.apply_batch(header, offset)
+            return self._appended(offset, offset + header.last_offset_delta, now_ms)
+        except STORAGE_FAILURES as error:
+            raise self._fail(error) from error
+
+    def _write(self, header: BatchHeader, data: Buffer, now_ms: int) -> Segment:
+        """Write one batch at the log end; return the segment it went to."""
+        log = self._log
+        offset = log.log_end_offset
+        if self._metadata_pending:
+            write_partition_metadata(self._fs, self._directory, self.topic_id)
+            self._fs.sync_directory(str(Path(self._directory).parent))
+            self._metadata_pending = False
+        if self._epochs.latest != self.leader_epoch:
+            self._epochs.assign(self.leader_epoch, offset)
+        size, last_offset = header.size, offset + header.last_offset_delta
+        segment = log.active
+        if log.must_roll(size, last_offset, header.max_timestamp, now_ms):
+            segment = self._roll(now_ms)
+        place = _PLACE.pack(offset, size - LOG_OVERHEAD, self.leader_epoch)
+        log.append((place, memoryview(data)[16:]), size, last_offset, header.max_timestamp, segment)
+        return segment
+
+    def _roll(self, now_ms: int) -> Segment:
+        segment = self._log.roll(now_ms)
+        self._producers.take_snapshot()
+        return segment
+
+    def _appended(self, offset: int, last_offset: int, now_ms: int) -> Appended:
+        """Move the marks behind what was written, flush if that is due, wake the readers."""
+        end = last_offset + 1
+        config = self._config
+        self._producers.map_end_offset = end
+        if (
+            end - self._recovery_point >= config.flush_messages
+            or now_ms - self._flushed_at_ms >= config.flush_ms
+        ):
+            self._flush(now_ms)
+        self._high_watermark = end
+        self._producers.high_watermark_moved(end)
+        if self._listeners:
+            self._notify()
+        append_time = now_ms if config.message_timestamp_type == LOG_APPEND_TIME else NO_TIMESTAMP
+        return Appended(offset, last_offset, append_time, self._log_start_offset, duplicate=False)
+
+    # --- shortening ---
+
+    def delete_records_before(self, offset: int) -> int:
+        """Move the log start up to ``offset``, −1 for the high watermark; return the log start.
+
+        The files go with the next :meth:`retention`; the owner has to checkpoint the log start.
+        Raises OffsetOutOfRangeError beyond the high watermark.
+        """
+        self._throw_if_stopped()
+        target = self._high_watermark if offset == -1 else offset
+        if not 0 <= target <= self._high_watermark:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} is beyond the high watermark {self._high_watermark}"
+            )
+        self._move_log_start(target)
+        self._notify()
+        return self._log_start_offset
+
+    def _move_log_start(self, offset: int) -> None:
+        if offset <= self._log_start_offset:
+            return
+        self._log_start_offset = offset
+        try:
+            self._epochs.truncate_from_start(offset)
+        except STORAGE_FAILURES as error:
+            raise self._fail(error) from error
+
+    def retention(self, now_ms: int) -> int:
+        """Remove the segments that log start, size or age give up; return how many.
+
+        Their files are renamed ``.deleted``, and removed by a later call after
+        ``file_delete_delay_ms``.
+        """
+        self._throw_if_stopped()
+        config = self._config
+        try:
+            self._log.remove_doomed(now_ms)
+            log, start, mark = self._log, self._log_start_offset, self._high_watermark
+            removed = self._remove(beyond_log_start(log, start, mark), now_ms)
+            if "delete" in config.cleanup_policy:
+                removed += self._remove(beyond_size(log, config.retention_bytes, mark), now_ms)
+                removed += self._remove(beyond_age(log, config.retention_ms, mark, now_ms), now_ms)
+        except STORAGE_FAILURES as error:
+            raise self._fail(error) from error
+        if removed:
+            self._notify()
+        return removed
+
+    def _remove(self, segments: list[Segment], now_ms: int) -> int:
+        if not segments:
+            return 0
+        log = self._log
+        if segments[-1] is log.active:
+            self._roll(now_ms)
+        following = log.segments[len(segments)]
+        # The start moves first: a kill in between leaves a few files too many, never a hole.
+        self._move_log_start(following.base_offset)
+        log.remove(segments, now_ms=now_ms, delay_ms=self._config.file_delete_delay_ms)
+        for segment in segments:
+            self._producers.snapshot_offsets.discard(segment.base_offset)
+        return len(segments)
+
+    def expire_producers(self, now_ms: int, producer_id_expiration_ms: int | None = None) -> int:
+        """Forget producers that were silent too long and have nothing open; return how many."""
+        if producer_id_expiration_ms is not None:
+            self._producers.expiration_ms = producer_id_expiration_ms
+        return self._producers.expire(now_ms)
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove the batch that holds ``offset`` and all behind it (``UnifiedLog.truncateTo``).
+
+        For a replica that has to agree with its leader; never called for acknowledged data of a
+        log that stands alone.
+        """
+        self._throw_if_stopped()
+        log, now_ms = self._log, self._clock.now_ms()
+        try:
+            if offset < log.first_offset:
+                log.restart_at(offset, now_ms)
+                self._producers.remove_snapshots_above(-1)
+            elif offset < log.log_end_offset:
+                log.truncate_to(offset)
+                if self._config.is_compacted:
+                    # Recovery expects no holes in the last segment; compaction may have made some.
+                    self._roll(now_ms)
+            self._epochs.truncate_from_end(offset)
+            end = log.log_end_offset
+            self._log_start_offset = min(self._log_start_offset, end)
+            self._recovery_point = min(self._recovery_point, end)
+            self._high_watermark = min(self._high_watermark, end)
+            self._producers.remove_snapshots_above(end)
+            start = self._producers.load_snapshot(end, log.first_offset, now_ms)
+            replay_producers(log, self._producers, start, end)
+            self._producers.high_watermark_moved(self._high_watermark)
+        except STORAGE_FAILURES as error:
+            raise self._fail(error) from error
+        self._notify()
+
+    # --- durability and the end ---
+
+    def flush(self) -> int:
+        """Make everything survive power loss; return the recovery point, now the log end."""
+        self._throw_if_stopped()
+        try:
+            self._flush(self._clock.now_ms())
+        except STORAGE_FAILURES as error:
+            raise self._fail(error) from error
+        return self._recovery_point
+
+    def _flush(self, now_ms: int) -> None:
+        end = self._log.log_end_offset
+        if end > self._recovery_point or self._log.directory_changed:
+            self._producers.sync_snapshots(self._recovery_point)
+            if self._epochs.flush():
+                self._log.directory_changed = False
+            self._log.sync_from(self._recovery_point)
+            self._recovery_point = end
+        self._flushed_at_ms = now_ms
+
+    def flush_if_due(self, now_ms: int) -> bool:
+        """Flush what ``flush_ms`` has waited for, also without a further append; whether it did."""
+        if (
+            self._stopped is not None
+            or now_ms - self._flushed_at_ms < self._config.flush_ms
+            or self._log.log_end_offset <= self._recovery_point
+        ):
+            return False
+        self.flush()
+        return True
+
+    def close(self) -> None:
+        """Leave the files as a clean shutdown does: flushed, indexes trimmed, producers saved."""
+        if self._stopped is None:
+            try:
+                self._log.active.seal()
+                self._producers.take_snapshot()
+                self._flush(self._clock.now_ms())
+                self._log.remove_doomed(None)
+            except STORAGE_FAILURES as error:
+                raise self._fail(error) from error
+            finally:
+                self._stop("is closed")
+        elif not self._log.is_empty:
+            self._log.close()
+
+    def delete_directory(self) -> None:
+        """Remove the partition: rename its directory out of the way, then remove it."""
+        self._stop("is deleted")
+        self._notify()
+        path = Path(self._directory)
+        suffix = f".{uuid.uuid4().hex}-delete"
+        room = MAX_NAME_BYTES - len(suffix) - len(f"-{self.index}")
+        doomed = path.with_name(f"{self.topic[:room]}-{self.index}{suffix}")
+        try:
+            self._fs.rename(self._directory, str(doomed))
+            self._fs.sync_directory(str(path.parent))
+            self._fs.remove_tree(str(doomed))
+        except OSError as error:
+            raise StorageError(f"{self.topic}-{self.index} can't be removed: {error}") from error
+
+    def _stop(self, why: str) -> None:
+        self._log.close()
+        if self._stopped is None:
+            self._stopped = StorageError(f"{self.topic}-{self.index} {why}")
+
+
+def _topic_id_of(fs: FileSystem, directory: str) -> uuid.UUID | None:
+    try:
+        return read_partition_metadata(fs, directory)
+    except CheckpointError:
+        return None

@@ -1,0 +1,517 @@
+"""What a partition knows of its producers: sequences, epochs, open transactions, the LSO.
+
+Checks come before a batch is written and change nothing; ``apply_*`` comes after and does not fail,
+so a failed write leaves no trace here. Replay of the log at load goes through the same ``apply_*``.
+
+The state as of an offset is kept in ``<offset>.snapshot`` beside the segments, with a CRC: it is a
+cache that shortens replay. A snapshot stores the last batch of a producer only; the other four of
+the window come back as far as the log behind the snapshot is replayed.
+
+Source: ``ProducerStateManager``, ``ProducerStateEntry``, ``ProducerAppendInfo``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+from sortedcontainers import SortedDict
+
+from logcore.batch import (
+    BatchHeader,
+    ControlType,
+    decode_records,
+    parse_control,
+)
+from logcore.errors import (
+    InvalidProducerEpochError,
+    InvalidTxnStateError,
+    OutOfOrderSequenceError,
+    TransactionCoordinatorFencedError,
+)
+from logcore.fs import FileSystem, write_file
+from logcore.index import AbortedTxn
+from logcore.log import SNAPSHOT_SUFFIX
+from logcore.segment import file_stem
+
+NO_EPOCH: Final = -1
+NO_SEQUENCE: Final = -1
+MAX_SEQUENCE: Final = 0x7FFFFFFF
+MAX_EPOCH: Final = 0x7FFF
+
+BATCHES_TO_RETAIN: Final = 5
+"""Clients keep at most five requests in flight, so a retry is at most five batches old."""
+
+PRODUCER_ID_EXPIRATION_MS: Final = 86_400_000
+"""``producer.id.expiration.ms``: how long a producer that is silent is remembered."""
+
+_SNAPSHOT_HEADER: Final = struct.Struct(">hIi")
+_SNAPSHOT_ENTRY: Final = struct.Struct(">qhiqiqiq")
+_SNAPSHOT_VERSION: Final = 1
+_CRC_START: Final = 6
+
+
+class CorruptSnapshotError(Exception):
+    """A producer snapshot does not parse, or its CRC is wrong."""
+
+
+class CachedBatch(NamedTuple):
+    """One batch of the window by which a retry is recognised."""
+
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+    last_offset: int
+    timestamp: int
+
+
+class ProducerState(NamedTuple):
+    """A producer as DescribeProducers shows it; −1 stands for none."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp: int
+    coordinator_epoch: int
+    current_txn_first_offset: int
+
+
+class CompletedTxn(NamedTuple):
+    """A transaction that had data here and was ended by the marker at ``last_offset``."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    commit: bool
+
+
+class ProducerEntry:
+    """One producer id's state."""
+
+    __slots__ = (
+        "batches",
+        "coordinator_epoch",
+        "current_txn_first_offset",
+        "epoch",
+        "last_timestamp",
+        "producer_id",
+    )
+
+    def __init__(self, producer_id: int, epoch: int = NO_EPOCH) -> None:
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.batches: list[CachedBatch] = []
+        self.coordinator_epoch = -1
+        self.last_timestamp = -1
+        self.current_txn_first_offset: int | None = None
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last record, −1 if this epoch has none yet."""
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record of the window, −1 if it is empty."""
+        return self.batches[-1].last_offset if self.batches else -1
+
+    def move_to(self, epoch: int) -> None:
+        """Take the epoch over; a new one begins a new window."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.batches.clear()
+
+
+class ProducerStateManager:
+    """All producers of one partition.
+
+    ``map_end_offset`` is the offset up to which the log is reflected here.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self.expiration_ms = expiration_ms
+        self._producers: dict[int, ProducerEntry] = {}
+        # First offset → producer id of transactions without marker.
+        self._open: SortedDict[int, int] = SortedDict()
+        # First offset → marker offset of transactions whose marker is not below the high watermark.
+        self._unreplicated: SortedDict[int, int] = SortedDict()
+        self.first_unstable_offset: int | None = None
+        self.map_end_offset = 0
+        self.snapshot_offsets: set[int] = set()
+        """Offsets of the snapshot files on disk."""
+        self._last_snapshot_offset = 0
+
+    # --- looking ---
+
+    def get(self, producer_id: int) -> ProducerEntry | None:
+        """Return the state of a producer, None if it is unknown or expired."""
+        return self._producers.get(producer_id)
+
+    def view(self) -> list[ProducerState]:
+        """Return every producer, as DescribeProducers answers it."""
+        return [
+            ProducerState(
+                entry.producer_id,
+                entry.epoch,
+                entry.last_sequence,
+                entry.last_timestamp,
+                entry.coordinator_epoch,
+                -1 if entry.current_txn_first_offset is None else entry.current_txn_first_offset,
+            )
+            for entry in self._producers.values()
+        ]
+
+    def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
+        """Whether the producer, under this epoch, has a transaction open here."""
+        entry = self._producers.get(producer_id)
+        return (
+            entry is not None
+            and entry.epoch == epoch
+            and entry.current_txn_first_offset is not None
+        )
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Return the first offset that a ``read_committed`` reader may not see."""
+        unstable = self.first_unstable_offset
+        return high_watermark if unstable is None else min(unstable, high_watermark)
+
+    # --- checking; nothing here changes state ---
+
+    def find_duplicate(self, header: BatchHeader) -> CachedBatch | None:
+        """Return the batch among the producer's last five that this one repeats."""
+        entry = self._producers.get(header.producer_id)
+        if entry is None or entry.epoch != header.producer_epoch:
+            return None
+        first, last = header.base_sequence, header.last_sequence
+        for cached in entry.batches:
+            if cached.first_sequence == first and cached.last_sequence == last:
+                return cached
+        return None
+
+    def check_batch(
+        self, header: BatchHeader, *, from_client: bool, verified: bool, transaction_version: int
+    ) -> None:
+        """Check a data batch of a producer that is no duplicate.
+
+        ``verified``: the transaction coordinator has this partition in the producer's transaction.
+        Raises InvalidTxnStateError, InvalidProducerEpochError, OutOfOrderSequenceError.
+        """
+        entry = self._producers.get(header.producer_id)
+        epoch = header.producer_epoch
+        transactional = header.is_transactional
+        if (
+            transactional
+            and not verified
+            and not self.has_open_transaction(header.producer_id, epoch)
+        ):
+            raise InvalidTxnStateError(
+                f"producer {header.producer_id} begins a transaction that was not verified"
+            )
+        if entry is None:
+            if from_client and transactional and transaction_version >= 2 and header.base_sequence:
+                raise OutOfOrderSequenceError(
+                    f"sequence {header.base_sequence} where the transaction of producer"
+                    f" {header.producer_id} has to begin with 0"
+                )
+            return
+        if epoch < entry.epoch:
+            raise InvalidProducerEpochError(
+                f"producer {header.producer_id} has epoch {entry.epoch}, the batch {epoch}"
+            )
+        if from_client:
+            self._check_sequence(entry, epoch, header.base_sequence)
+        if entry.current_txn_first_offset is not None and not transactional:
+            raise InvalidTxnStateError(
+                f"producer {header.producer_id} has a transaction open, the batch is outside of it"
+            )
+
+    def _check_sequence(self, entry: ProducerEntry, epoch: int, sequence: int) -> None:
+        last = entry.last_sequence if epoch == entry.epoch else NO_SEQUENCE
+        expected = 0 if last == MAX_SEQUENCE else last + 1
+        if sequence != expected:
+            raise OutOfOrderSequenceError(
+                f"producer {entry.producer_id} sends sequence {sequence} under epoch {epoch}"
+                f" where {expected} is next"
+            )
+
+    def check_marker(
+        self, producer_id: int, epoch: int, coordinator_epoch: int, transaction_version: int
+    ) -> None:
+        """Check an end marker. A producer that is unknown is fine.
+
+        Raises TransactionCoordinatorFencedError, InvalidProducerEpochError.
+        """
+        entry = self._producers.get(producer_id)
+        if entry is None:
+            return
+        if coordinator_epoch < entry.coordinator_epoch:
+            raise TransactionCoordinatorFencedError(
+                f"coordinator epoch {coordinator_epoch} is older than {entry.coordinator_epoch}"
+            )
+        if epoch > entry.epoch:
+            return
+        if epoch == entry.epoch and (
+            transaction_version < 2 or entry.current_txn_first_offset is None or epoch == MAX_EPOCH
+        ):
+            return
+        raise InvalidProducerEpochError(
+            f"a marker of epoch {epoch} for producer {producer_id} of epoch {entry.epoch}"
+        )
+
+    # --- applying what is in the log ---
+
+    def apply_batch(self, header: BatchHeader, base_offset: int) -> None:
+        """Take over a data batch of a producer that stands at ``base_offset``."""
+        producer_id = header.producer_id
+        entry = self._producers.get(producer_id)
+        if entry is None:
+            entry = self._producers[producer_id] = ProducerEntry(producer_id)
+        if entry.epoch != header.producer_epoch:
+            entry.move_to(header.producer_epoch)
+        batches = entry.batches
+        if len(batches) == BATCHES_TO_RETAIN:
+            del batches[0]
+        timestamp = header.max_timestamp
+        batches.append(
+            CachedBatch(
+                header.base_sequence,
+                header.last_sequence,
+                base_offset,
+                base_offset + header.last_offset_delta,
+                timestamp,
+            )
+        )
+        entry.last_timestamp = timestamp
+        if entry.current_txn_first_offset is None and header.is_transactional:
+            entry.current_txn_first_offset = base_offset
+            self._open[base_offset] = producer_id
+            self._update_first_unstable()
+
+    def apply_marker(
+        self,
+        producer_id: int,
+        epoch: int,
+        coordinator_epoch: int,
+        offset: int,
+        timestamp: int,
+        *,
+        commit: bool,
+    ) -> CompletedTxn | None:
+        """Take over an end marker; None if the producer had no transaction open here."""
+        entry = self._producers.get(producer_id)
+        if entry is None:
+            entry = self._producers[producer_id] = ProducerEntry(producer_id)
+        entry.move_to(epoch)
+        entry.coordinator_epoch = coordinator_epoch
+        entry.last_timestamp = timestamp
+        first_offset = entry.current_txn_first_offset
+        entry.current_txn_first_offset = None
+        if first_offset is None:
+            return None
+        self._open.pop(first_offset, None)
+        self._unreplicated[first_offset] = offset
+        self._update_first_unstable()
+        return CompletedTxn(producer_id, first_offset, offset, commit)
+
+    def aborted_txn(self, completed: CompletedTxn) -> AbortedTxn:
+        """Build the index entry of an aborted transaction, with the LSO right after it."""
+        oldest = self._open.keys()[0] if self._open else completed.last_offset + 1
+        return AbortedTxn(
+            completed.producer_id, completed.first_offset, completed.last_offset, oldest
+        )
+
+    def replay(self, header: BatchHeader, batch: memoryview) -> CompletedTxn | None:
+        """Take over a batch read back from the log, whatever it is."""
+        self.map_end_offset = header.next_offset
+        if not header.has_producer:
+            return None
+        if not header.is_control:
+            self.apply_batch(header, header.base_offset)
+            return None
+        # Compaction may have emptied the marker's batch.
+        for record in decode_records(batch, 0, header)[:1]:
+            control = parse_control(record)
+            if control.type in {ControlType.ABORT, ControlType.COMMIT}:
+                return self.apply_marker(
+                    header.producer_id,
+                    header.producer_epoch,
+                    control.coordinator_epoch,
+                    header.base_offset,
+                    record.timestamp_ms,
+                    commit=control.type is ControlType.COMMIT,
+                )
+        return None
+
+    def high_watermark_moved(self, high_watermark: int) -> None:
+        """Let go of transactions whose marker is now below the high watermark."""
+        if not self._unreplicated:
+            return
+        done = [first for first, last in self._unreplicated.items() if last < high_watermark]
+        for first in done:
+            del self._unreplicated[first]
+        self._update_first_unstable()
+
+    def _update_first_unstable(self) -> None:
+        first = self._open.keys()[0] if self._open else None
+        if self._unreplicated:
+            other = self._unreplicated.keys()[0]
+            first = other if first is None else min(first, other)
+        self.first_unstable_offset = first
+
+    # --- expiry, truncation ---
+
+    def expire(self, now_ms: int) -> int:
+        """Forget producers that are silent too long and have nothing open; return how many."""
+        expired = [
+            producer_id
+            for producer_id, entry in self._producers.items()
+            if self._is_expired(entry, now_ms)
+        ]
+        for producer_id in expired:
+            del self._producers[producer_id]
+        return len(expired)
+
+    def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
+        return (
+            entry.current_txn_first_offset is None
+            and now_ms - entry.last_timestamp >= self.expiration_ms
+        )
+
+    def clear(self, offset: int) -> None:
+        """Forget all producers; what is known begins at ``offset``."""
+        self._producers.clear()
+        self._open.clear()
+        self._unreplicated.clear()
+        self.first_unstable_offset = None
+        self.map_end_offset = offset
+        self._last_snapshot_offset = offset
+
+    # --- snapshots ---
+
+    def take_snapshot(self) -> None:
+        """Write the state as of ``map_end_offset``, unless that was done already."""
+        offset = self.map_end_offset
+        if offset <= self._last_snapshot_offset:
+            return
+        data = encode_snapshot(self._producers.values())
+        write_file(self._fs, self._snapshot_path(offset), data, sync=False)
+        self.snapshot_offsets.add(offset)
+        self._last_snapshot_offset = offset
+
+    def sync_snapshots(self, from_offset: int) -> None:
+        """Make the snapshots at ``from_offset`` and above survive power loss."""
+        for offset in self.snapshot_offsets:
+            if offset >= from_offset:
+                handle = self._fs.open(self._snapshot_path(offset), create=True)
+                try:
+                    self._fs.sync(handle)
+                finally:
+                    self._fs.close(handle)
+
+    def load_snapshot(self, limit: int, start: int, now_ms: int) -> int:
+        """Load the newest good snapshot in [start, limit]; return the offset to replay from.
+
+        A snapshot that does not parse is removed. Without any, the state is empty as of ``start``.
+        """
+        for offset in sorted(self.snapshot_offsets, reverse=True):
+            if not start <= offset <= limit:
+                continue
+            try:
+                raw = self._fs.read_file(self._snapshot_path(offset))
+                entries = decode_snapshot(raw or b"")
+            except CorruptSnapshotError:
+                self.remove_snapshot(offset)
+                continue
+            self.clear(offset)
+            for entry in entries:
+                if self._is_expired(entry, now_ms):
+                    continue
+                self._producers[entry.producer_id] = entry
+                if entry.current_txn_first_offset is not None:
+                    self._open[entry.current_txn_first_offset] = entry.producer_id
+            self._update_first_unstable()
+            return offset
+        self.clear(start)
+        self._last_snapshot_offset = 0
+        return start
+
+    def remove_snapshots_above(self, offset: int) -> None:
+        """Remove snapshots that speak of offsets which are gone."""
+        for snapshot in [one for one in self.snapshot_offsets if one > offset]:
+            self.remove_snapshot(snapshot)
+        self._last_snapshot_offset = min(self._last_snapshot_offset, offset)
+
+    def remove_stray_snapshots(self, segment_bases: set[int]) -> None:
+        """Remove snapshots without a segment, but for the newest one behind the last segment."""
+        newest = max(self.snapshot_offsets, default=-1)
+        for snapshot in self.snapshot_offsets - segment_bases:
+            if snapshot != newest or snapshot < max(segment_bases, default=-1):
+                self.remove_snapshot(snapshot)
+
+    def remove_snapshot(self, offset: int) -> None:
+        """Remove one snapshot file."""
+        self._fs.remove(self._snapshot_path(offset))
+        self.snapshot_offsets.discard(offset)
+
+    def _snapshot_path(self, offset: int) -> str:
+        return f"{self._directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}"
+
+
+def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
+    """Encode producers as Kafka's snapshot file, version 1."""
+    parts = []
+    for entry in entries:
+        last = entry.batches[-1] if entry.batches else None
+        first_offset = entry.current_txn_first_offset
+        parts.append(
+            _SNAPSHOT_ENTRY.pack(
+                entry.producer_id,
+                entry.epoch,
+                last.last_sequence if last else NO_SEQUENCE,
+                last.last_offset if last else -1,
+                last.last_offset - last.first_offset if last else 0,
+                entry.last_timestamp,
+                entry.coordinator_epoch,
+                -1 if first_offset is None else first_offset,
+            )
+        )
+    body = struct.pack(">i", len(parts)) + b"".join(parts)
+    return struct.pack(">hI", _SNAPSHOT_VERSION, crc32c(body)) + body
+
+
+def decode_snapshot(raw: bytes) -> list[ProducerEntry]:
+    """Decode a snapshot file; CorruptSnapshotError if it is not whole."""
+    if len(raw) < _SNAPSHOT_HEADER.size:
+        raise CorruptSnapshotError("a producer snapshot is too short")
+    version, crc, count = _SNAPSHOT_HEADER.unpack_from(raw)
+    if version != _SNAPSHOT_VERSION or crc != crc32c(memoryview(raw)[_CRC_START:]):
+        raise CorruptSnapshotError("a producer snapshot's version or CRC is wrong")
+    if len(raw) != _SNAPSHOT_HEADER.size + count * _SNAPSHOT_ENTRY.size:
+        raise CorruptSnapshotError(f"a producer snapshot does not hold {count} entries")
+    entries = []
+    for fields in _SNAPSHOT_ENTRY.iter_unpack(memoryview(raw)[_SNAPSHOT_HEADER.size :]):
+        producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator, txn = fields
+        entry = ProducerEntry(producer_id, epoch)
+        entry.last_timestamp = timestamp
+        entry.coordinator_epoch = coordinator
+        entry.current_txn_first_offset = None if txn < 0 else txn
+        if last_offset >= 0:
+            first_sequence = (last_sequence - delta) & MAX_SEQUENCE
+            if last_sequence == NO_SEQUENCE:
+                first_sequence = NO_SEQUENCE
+            entry.batches.append(
+                CachedBatch(
+                    first_sequence, last_sequence, last_offset - delta, last_offset, timestamp
+                )
+            )
+        entries.append(entry)
+    return entries

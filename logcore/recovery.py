@@ -1,0 +1,420 @@
+"""Opening a partition's directory: what is kept, what is finished, what is cut off.
+
+After a clean shutdown nothing is scanned. Otherwise every segment that holds data at or behind the
+recovery point, and the active one always, is walked batch by batch: CRC, size, order of offsets,
+leader epoch. At the first batch that fails, the later segments are removed (from the end, so that a
+second kill leaves no hole) and then the file is cut there. Indexes, transaction index, producer
+state and leader epochs of what was walked are built anew.
+
+A torn tail after ``kill -9`` is a write nobody was told of. Good batches behind a bad one are
+another matter: then a disk has lost data. Both are cut, as in Kafka, and the report says which.
+
+Source: ``LogLoader``, ``UnifiedLog.rebuildProducerState``, ``LogSegment.recover``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+from logcore.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, parse_header, verify_crc
+from logcore.config import LogConfig
+from logcore.epochs import LeaderEpochs
+from logcore.errors import CorruptRecordError, InvalidRecordError, LogError, StorageError
+from logcore.fs import TEMPORARY_SUFFIX, FileSystem
+from logcore.index import CorruptIndexError
+from logcore.log import DELETED_SUFFIX, SNAPSHOT_SUFFIX, Log
+from logcore.producers import ProducerStateManager
+from logcore.segment import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SCAN_BYTES,
+    SEGMENT_SUFFIXES,
+    TXN_INDEX_SUFFIX,
+    Segment,
+    file_stem,
+)
+
+CLEANED_SUFFIX: Final = ".cleaned"
+SWAP_SUFFIX: Final = ".swap"
+
+_OFFSET_DIGITS: Final = 20
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What a recovery did to a partition's files; bytes are those of log files."""
+
+    scanned_segments: int = 0
+    scanned_bytes: int = 0
+    truncated_bytes: int = 0
+    removed_segments: int = 0
+    reason: str = ""
+    """Why the log was cut, empty if it was not."""
+
+    valid_data_removed: bool = False
+    """Whether good batches stood behind the bad one: not a torn tail but damage."""
+
+    lost_offsets: int = 0
+    """How far the log ends before the checkpointed high watermark: acknowledged and gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """How a partition was left: the checkpoints' values, and whether the shutdown was clean."""
+
+    name: str
+    config: LogConfig
+    now_ms: int
+    clean: bool
+    recovery_point: int = 0
+    log_start_offset: int = 0
+    leader_epoch: int = 0
+
+
+@dataclass(slots=True)
+class LoadedLog:
+    """A partition's parts, ready for appends."""
+
+    log: Log
+    log_start_offset: int
+    report: RecoveryReport | None
+
+
+def load_log(
+    fs: FileSystem,
+    directory: str,
+    options: OpenOptions,
+    producers: ProducerStateManager,
+    epochs: LeaderEpochs,
+) -> LoadedLog:
+    """Open the log in ``directory``, made if it is missing, and fill producers and epochs.
+
+    Raises OSError, and StorageError for a log that must not be opened.
+    """
+    return _Loader(fs, directory, options, producers, epochs).load()
+
+
+class _Loader:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        options: OpenOptions,
+        producers: ProducerStateManager,
+        epochs: LeaderEpochs,
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._options = options
+        self._producers = producers
+        self._epochs = epochs
+        self._log = Log(fs, directory, options.name, options.config, options.now_ms)
+        self._report = RecoveryReport()
+        self._highest_epoch: int | None = None
+        self._new_epochs: list[tuple[int, int]] = []
+
+    def load(self) -> LoadedLog:
+        names = self._fs.list_directory(self._directory)
+        if names is None:
+            self._fs.make_directory(self._directory)
+            return self._fresh()
+        names = self._finish_interrupted(names)
+        first_bad = self._open_segments(names)
+        if self._log.is_empty:
+            return self._fresh()
+        # A lost or malformed epoch file is no reason to read everything: what recovery walks fills
+        # in the epochs that truncation can ask for, and appends carry on from there.
+        if self._epochs.load():
+            self._highest_epoch = max(self._epochs.latest, self._options.leader_epoch)
+        start = max(self._options.log_start_offset, self._log.first_offset)
+        scan_from = self._scan_from(first_bad)
+        if scan_from is None:
+            try:
+                self._log.log_end_offset = self._log.active.next_offset()
+            except CorruptRecordError:
+                scan_from = self._log.active.base_offset
+        if scan_from is None:
+            self._load_producers(self._log.log_end_offset)
+        else:
+            self._recover(scan_from)
+        return self._finish(start)
+
+    def _fresh(self) -> LoadedLog:
+        """Begin an empty log where the checkpoint says the old one ended."""
+        start = self._options.log_start_offset
+        for offset in list(self._producers.snapshot_offsets):
+            self._producers.remove_snapshot(offset)
+        self._epochs.clear()
+        self._log.log_end_offset = start
+        self._log.create_segment(start, self._options.now_ms)
+        self._producers.clear(start)
+        return LoadedLog(self._log, start, None)
+
+    # --- files ---
+
+    def _finish_interrupted(self, names: list[str]) -> list[str]:
+        """Remove what was on its way out, and roll a finished compaction forward.
+
+        As in Kafka: a ``.swap`` file at or behind a ``.cleaned`` one belongs to a compaction that
+        had not finished all its files; any other ``.swap`` replaces the segments it covers.
+        """
+        odd = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, TEMPORARY_SUFFIX)
+        if not any(name.endswith(odd) for name in names):
+            return names
+        cleaned = [_offset_of(name) for name in names if name.endswith(CLEANED_SUFFIX)]
+        oldest_cleaned = min((one for one in cleaned if one is not None), default=None)
+        swaps: list[str] = []
+        for name in names:
+            offset = _offset_of(name)
+            if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, TEMPORARY_SUFFIX)):
+                self._remove(name)
+            elif name.endswith(SWAP_SUFFIX) and offset is not None:
+                if oldest_cleaned is not None and offset >= oldest_cleaned:
+                    self._remove(name)
+                else:
+                    swaps.append(name)
+        self._swap_in(names, swaps)
+        return self._fs.list_directory(self._directory) or []
+
+    def _swap_in(self, names: list[str], swaps: list[str]) -> None:
+        logs = [name for name in swaps if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
+        if logs:
+            low = min(_offset_of(name) or 0 for name in logs)
+            high = max(self._end_of(name) for name in logs)
+            for name in names:
+                offset = _offset_of(name)
+                if offset is None or not low <= offset < high:
+                    continue
+                if name.endswith((*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX)):
+                    self._remove(name)
+        for name in swaps:
+            path = f"{self._directory}/{name}"
+            self._fs.rename(path, path.removesuffix(SWAP_SUFFIX))
+
+    def _end_of(self, name: str) -> int:
+        raw = memoryview(self._fs.read_file(f"{self._directory}/{name}") or b"")
+        position, end = 0, _offset_of(name) or 0
+        while position < len(raw):
+            header = parse_header(raw, position)
+            end = header.next_offset
+            position += header.size
+        return end
+
+    def _open_segments(self, names: list[str]) -> int | None:
+        """Open what is there; return the base of the first segment whose indexes are unusable."""
+        bases: dict[str, set[int]] = defaultdict(set)
+        for name in names:
+            offset = _offset_of(name)
+            if offset is not None:
+                bases[name[_OFFSET_DIGITS:]].add(offset)
+        logs = bases[LOG_SUFFIX]
+        for suffix in SEGMENT_SUFFIXES:
+            for offset in bases[suffix] - logs:
+                self._remove(file_stem(offset) + suffix)
+        self._producers.snapshot_offsets = bases[SNAPSHOT_SUFFIX]
+        self._producers.remove_stray_snapshots(logs)
+        first_bad: int | None = None
+        for offset in sorted(logs):
+            has_txn_index = offset in bases[TXN_INDEX_SUFFIX]
+            segment = self._log.open_segment(offset, has_txn_index=has_txn_index)
+            usable = offset in bases[INDEX_SUFFIX] or segment.size == 0
+            if has_txn_index:
+                try:
+                    segment.txn_index.check(offset)
+                except CorruptIndexError:
+                    usable = False
+            if not usable and first_bad is None:
+                first_bad = offset
+        return first_bad
+
+    def _remove(self, name: str) -> None:
+        self._fs.remove(f"{self._directory}/{name}")
+
+    # --- scanning ---
+
+    def _scan_from(self, first_bad: int | None) -> int | None:
+        if self._options.clean:
+            return first_bad
+        point = min(self._options.recovery_point, self._log.active.base_offset)
+        return point if first_bad is None else min(point, first_bad)
+
+    def _recover(self, scan_from: int) -> None:
+        segments = self._log.from_offset(scan_from)
+        first = segments[0]
+        self._load_producers(first.base_offset)
+        end = first.base_offset
+        for segment in segments:
+            if segment.base_offset < end:
+                self._report.reason = f"segment {segment.base_offset} overlaps the one before"
+                self._drop(segments[segments.index(segment) :])
+                break
+            if segment is not first:
+                self._producers.map_end_offset = segment.base_offset
+                self._producers.remove_snapshots_above(segment.base_offset - 1)
+                self._producers.take_snapshot()
+            end = self._recover_segment(segment)
+            if self._report.reason:
+                break
+        self._log.log_end_offset = end
+        self._epochs.assign_all(self._new_epochs)
+
+    def _recover_segment(self, segment: Segment) -> int:
+        """Walk one segment, build its indexes, cut it at the first bad batch; return its end."""
+        report = self._report
+        report.scanned_segments += 1
+        report.scanned_bytes += segment.size
+        segment.reset_indexes()
+        position, expected = 0, segment.base_offset
+        # Only compaction makes holes, and it never touches the last segment.
+        strict = segment is self._log.active
+        epoch = self._epochs.epoch_at(segment.base_offset)
+        chunk, start = memoryview(b""), 0
+        while position < segment.size:
+            try:
+                chunk, start = _cover(segment, chunk, start, position)
+                header = parse_header(chunk, position - start)
+                chunk, start = _cover(segment, chunk, start, position, header.size)
+                verify_crc(chunk, position - start, header)
+                self._check_order(header, expected, epoch, strict=strict)
+                batch = chunk[position - start : position - start + header.size]
+                completed = self._producers.replay(header, batch)
+            except (CorruptRecordError, InvalidRecordError) as error:
+                self._refuse_old_formats(segment, position)
+                self._cut(segment, position, str(error))
+                break
+            segment.index_batch(header.last_offset, header.max_timestamp, position, header.size)
+            if completed is not None and not completed.commit:
+                segment.txn_index.append(self._producers.aborted_txn(completed))
+            self._note_epoch(header)
+            expected, epoch = header.next_offset, header.leader_epoch
+            position += header.size
+        if segment is not self._log.active:
+            segment.seal()
+        return expected
+
+    def _check_order(self, header: BatchHeader, expected: int, epoch: int, *, strict: bool) -> None:
+        """Check what the CRC does not cover: base offset and leader epoch."""
+        base_offset = header.base_offset
+        if base_offset < expected or (strict and base_offset > expected):
+            raise CorruptRecordError(f"offset {base_offset} where {expected} is next")
+        if header.last_offset_delta < 0:
+            raise CorruptRecordError(f"the batch at offset {base_offset} ends before it begins")
+        highest = self._highest_epoch
+        if header.leader_epoch < epoch or (highest is not None and header.leader_epoch > highest):
+            raise CorruptRecordError(
+                f"the batch at offset {base_offset} has leader epoch {header.leader_epoch}"
+            )
+
+    def _note_epoch(self, header: BatchHeader) -> None:
+        latest = self._new_epochs[-1][0] if self._new_epochs else self._epochs.latest
+        if header.leader_epoch > latest:
+            self._new_epochs.append((header.leader_epoch, header.base_offset))
+
+    def _cut(self, segment: Segment, position: int, reason: str) -> None:
+        self._report.reason = reason
+        self._report.valid_data_removed = _good_batch_behind(segment, position)
+        self._drop([one for one in self._log.segments if one.base_offset > segment.base_offset])
+        self._report.truncated_bytes += segment.size - position
+        segment.cut(position)
+
+    def _drop(self, segments: list[Segment]) -> None:
+        """Remove segments, the last one first."""
+        for segment in segments:
+            self._report.truncated_bytes += segment.size
+            self._report.removed_segments += 1
+            if segment.size:
+                self._report.valid_data_removed = True
+        self._log.remove(reversed(segments), now_ms=0, delay_ms=0)
+
+    def _refuse_old_formats(self, segment: Segment, position: int) -> None:
+        """Raise StorageError where an intact message set of format v0 or v1 stands.
+
+        Cutting it off would destroy data that Kafka still reads.
+        """
+        raw = segment.read(position, min(position + HEADER_SIZE, segment.size))
+        if len(raw) <= LOG_OVERHEAD + 4 or raw[16] > 1:
+            return
+        end = position + LOG_OVERHEAD + int.from_bytes(raw[8:12], "big", signed=True)
+        if not position + LOG_OVERHEAD < end <= segment.size:
+            return
+        raw = segment.read(position, end)
+        if zlib.crc32(memoryview(raw)[16:]) == int.from_bytes(raw[12:16], "big"):
+            raise StorageError(
+                f"{self._options.name} holds messages of format v{raw[16]} at offset"
+                f" {int.from_bytes(raw[:8], 'big')}; have Kafka compact or expire them first"
+            )
+
+    # --- producers and the end of loading ---
+
+    def _load_producers(self, upto: int) -> None:
+        """Build the producer state as of ``upto``: newest snapshot, then the log behind it."""
+        producers = self._producers
+        producers.remove_snapshots_above(max(upto, self._log.active.base_offset))
+        offset = producers.load_snapshot(upto, self._log.first_offset, self._options.now_ms)
+        replay_producers(self._log, producers, offset, upto)
+
+    def _finish(self, start: int) -> LoadedLog:
+        log, producers = self._log, self._producers
+        if log.log_end_offset < start:
+            self._report.reason = f"the log ends at {log.log_end_offset}, before its start {start}"
+            log.restart_at(start, self._options.now_ms)
+            producers.remove_snapshots_above(-1)
+            producers.clear(start)
+        end = log.log_end_offset
+        producers.map_end_offset = end
+        producers.remove_snapshots_above(end)
+        self._epochs.truncate_from_end(end)
+        self._epochs.truncate_from_start(start)
+        report = self._report
+        return LoadedLog(log, start, report if report.scanned_segments or report.reason else None)
+
+
+def replay_producers(log: Log, producers: ProducerStateManager, offset: int, upto: int) -> None:
+    """Bring the producer state from ``offset`` to ``upto`` by reading the log between them."""
+    if offset < upto:
+        for _, header, batch in log.batches(offset):
+            if header.base_offset >= upto:
+                break
+            if header.base_offset >= offset:
+                producers.replay(header, batch)
+    producers.map_end_offset = upto
+
+
+def _cover(
+    segment: Segment, chunk: memoryview, start: int, position: int, count: int = HEADER_SIZE
+) -> tuple[memoryview, int]:
+    """Return a chunk of the file, and its position, that holds ``count`` bytes at ``position``.
+
+    CorruptRecordError when the file ends before.
+    """
+    if position + count > segment.size:
+        raise CorruptRecordError(f"the file ends inside the batch at position {position}")
+    if position - start + count <= len(chunk):
+        return chunk, start
+    end = min(position + max(count, SCAN_BYTES), segment.size)
+    return memoryview(segment.read(position, end)), position
+
+
+def _good_batch_behind(segment: Segment, position: int) -> bool:
+    """Whether an intact batch follows the bad one, as far as the bad one's length leads to it."""
+    try:
+        length = int.from_bytes(segment.read(position + 8, position + LOG_OVERHEAD), "big")
+        position += LOG_OVERHEAD + length
+        chunk, _ = _cover(segment, memoryview(b""), 0, position)
+        header = parse_header(chunk)
+        chunk, _ = _cover(segment, memoryview(b""), 0, position, header.size)
+        verify_crc(chunk, 0, header)
+    except LogError:
+        return False
+    return True
+
+
+def _offset_of(name: str) -> int | None:
+    """Return the offset a file of a segment is named by, None for any other file."""
+    digits = name[:_OFFSET_DIGITS]
+    if len(digits) == _OFFSET_DIGITS and digits.isdecimal() and name[_OFFSET_DIGITS:][:1] == ".":
+        return int(digits)
+    return None

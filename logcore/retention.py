@@ -1,0 +1,65 @@
+"""Which segments may go: by log start, by size, by age.
+
+Oldest first, and the first that must stay ends it; nothing at or above the high watermark goes, and
+an empty active segment never does.
+
+Source: ``UnifiedLog.deleteOldSegments``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from logcore.log import Log
+from logcore.segment import Segment
+
+
+def beyond_log_start(log: Log, log_start_offset: int, high_watermark: int) -> list[Segment]:
+    """Segments that lie wholly below the log start offset."""
+    following = log.segments[1:]
+    bases = {
+        segment.base_offset: after.base_offset
+        for segment, after in zip(log.segments, following, strict=False)
+    }
+    return _leading(
+        log,
+        high_watermark,
+        lambda one: bases.get(one.base_offset, log_start_offset + 1) <= log_start_offset,
+    )
+
+
+def beyond_size(log: Log, retention_bytes: int, high_watermark: int) -> list[Segment]:
+    """Segments without which the log would still hold ``retention_bytes``; −1 for no limit."""
+    if retention_bytes < 0:
+        return []
+    excess = log.size_bytes - retention_bytes
+
+    def breaches(segment: Segment) -> bool:
+        nonlocal excess
+        if excess < segment.size:
+            return False
+        excess -= segment.size
+        return True
+
+    return _leading(log, high_watermark, breaches)
+
+
+def beyond_age(log: Log, retention_ms: int, high_watermark: int, now_ms: int) -> list[Segment]:
+    """Segments whose youngest record is older than ``retention_ms``; −1 for no limit."""
+    if retention_ms < 0:
+        return []
+    return _leading(
+        log, high_watermark, lambda one: now_ms - one.largest_timestamp_ms > retention_ms
+    )
+
+
+def _leading(log: Log, high_watermark: int, breaches: Callable[[Segment], bool]) -> list[Segment]:
+    segments = log.segments
+    ends = [segment.base_offset for segment in segments[1:]] + [log.log_end_offset]
+    result = []
+    for segment, end in zip(segments, ends, strict=True):
+        is_empty_active = segment is segments[-1] and segment.size == 0
+        if end > high_watermark or is_empty_active or not breaches(segment):
+            break
+        result.append(segment)
+    return result

@@ -1,0 +1,418 @@
+"""One segment: an append-only log file and its three indexes.
+
+A segment knows batches, positions and timestamps; offsets are given to it, and what producers and
+readers may do is decided above. Reads take whole batches: where a range begins and ends is found
+with the offset index and a walk over batch headers, and only then are bytes read, once.
+
+The indexes are not trusted: before its first use an index is checked against the log, and built
+anew if it does not fit.
+
+Source: ``LogSegment``, ``FileRecords``.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from logcore.batch import (
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    BatchHeader,
+    decode_records,
+    parse_header,
+)
+from logcore.errors import CorruptRecordError
+from logcore.fs import FileSystem, ReadableBuffer
+from logcore.index import (
+    MAX_RELATIVE_OFFSET,
+    OffsetIndex,
+    TimeIndex,
+    TransactionIndex,
+)
+
+LOG_SUFFIX: Final = ".log"
+INDEX_SUFFIX: Final = ".index"
+TIME_INDEX_SUFFIX: Final = ".timeindex"
+TXN_INDEX_SUFFIX: Final = ".txnindex"
+SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
+
+NO_TIMESTAMP: Final = -1
+
+SCAN_BYTES: Final = 1 << 20
+"""Read ahead when a whole range is scanned."""
+
+_WALK_BYTES: Final = 8192
+"""Read ahead of a walk over headers; twice the default distance of index entries."""
+
+_MAX_HINTS: Final = 64
+"""Remembered (offset → position) pairs: where readers will come back to."""
+
+_PEEK: Final = struct.Struct(">qi11xi")
+"""Base offset, length and last offset delta of a batch."""
+
+
+def file_stem(base_offset: int) -> str:
+    """Kafka's name of a segment: its base offset in 20 digits."""
+    return f"{base_offset:020d}"
+
+
+class TimestampOffset(NamedTuple):
+    """The answer to a search by time."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int
+
+
+class Segment:
+    """A segment, open. One file handle; the indexes are mapped when first needed.
+
+    ``fresh`` makes the log file; its index files come with the first append, so that a partition
+    nobody writes to is one file. ``created_ms`` is when this process opened the segment. All
+    methods may raise OSError.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        base_offset: int,
+        *,
+        index_interval_bytes: int,
+        index_max_bytes: int,
+        created_ms: int,
+        has_txn_index: bool = False,
+        fresh: bool = False,
+    ) -> None:
+        stem = f"{directory}/{file_stem(base_offset)}"
+        self._fs = fs
+        self.base_offset = base_offset
+        self.stem = stem
+        self.created_ms = created_ms
+        self.offset_index = OffsetIndex(fs, stem + INDEX_SUFFIX, base_offset, index_max_bytes)
+        self.time_index = TimeIndex(fs, stem + TIME_INDEX_SUFFIX, base_offset, index_max_bytes)
+        self.txn_index = TransactionIndex(fs, stem + TXN_INDEX_SUFFIX, exists=has_txn_index)
+        self._index_interval_bytes = index_interval_bytes
+        self._handle = fs.open(stem + LOG_SUFFIX, create=fresh)
+        self.size = fs.size(self._handle)
+        self._bytes_since_index_entry = 0
+        self._hints: dict[int, int] = {}
+        self._index_checked = False
+        self._first_batch_timestamp: int | None = None
+        self._max_timestamp: int | None = NO_TIMESTAMP if self.size == 0 else None
+        self._max_timestamp_offset = base_offset
+
+    # --- writing ---
+
+    def append(
+        self,
+        buffers: Sequence[ReadableBuffer],
+        size: int,
+        last_offset: int,
+        max_timestamp: int,
+    ) -> None:
+        """Write one batch of ``size`` bytes with one system call, then index it.
+
+        After an error nothing can be said about the end of the file; the caller must stop.
+        """
+        if not self._index_checked or self._max_timestamp is None:
+            self._load_max_timestamp()
+        position = self.size
+        if self._fs.write(self._handle, buffers, position) != size:
+            raise OSError(errno.ENOSPC, "short write", self.stem + LOG_SUFFIX)
+        self.size = position + size
+        self.index_batch(last_offset, max_timestamp, position, size)
+
+    def index_batch(self, last_offset: int, max_timestamp: int, position: int, size: int) -> None:
+        """Account for a batch that is in the file; recovery and append follow the same rule."""
+        if position == 0:
+            self._first_batch_timestamp = max_timestamp
+        if self._max_timestamp is None or max_timestamp > self._max_timestamp:
+            self._max_timestamp = max_timestamp
+            self._max_timestamp_offset = last_offset
+        if self._bytes_since_index_entry > self._index_interval_bytes:
+            self.offset_index.append(last_offset, position)
+            self._append_time_entry()
+            self._bytes_since_index_entry = 0
+        self._bytes_since_index_entry += size
+
+    def _append_time_entry(self) -> None:
+        if self._max_timestamp is not None and self._max_timestamp > NO_TIMESTAMP:
+            self.time_index.maybe_append(self._max_timestamp, self._max_timestamp_offset)
+
+    def seal(self) -> None:
+        """Write the final time entry and trim the indexes: on roll and on close."""
+        if self._max_timestamp is not None and self.size:
+            self._append_time_entry()
+        self.offset_index.close()
+        self.time_index.close()
+
+    def sync(self) -> None:
+        """Make the batches and the aborted transactions survive power loss."""
+        self._fs.sync(self._handle)
+        self.txn_index.sync()
+
+    def close(self) -> None:
+        """Give all resources back; the files stay as they are."""
+        self.offset_index.abandon()
+        self.time_index.abandon()
+        self._fs.close(self._handle)
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut off the batch that holds ``offset`` and all behind it."""
+        position = self.locate(offset)
+        if position is None:
+            return
+        self._max_timestamp = None
+        self.offset_index.truncate_to(offset)
+        self.time_index.truncate_to(offset)
+        self.txn_index.truncate_to(offset)
+        self.cut(position)
+
+    def cut(self, size: int) -> None:
+        """Cut the log file to ``size`` bytes, a batch boundary, and forget what was known of it."""
+        self._fs.truncate(self._handle, size)
+        self.size = size
+        self._hints.clear()
+        self._bytes_since_index_entry = 0
+        if size == 0:
+            self._first_batch_timestamp = None
+            self._max_timestamp = NO_TIMESTAMP
+            self._max_timestamp_offset = self.base_offset
+
+    def reset_indexes(self) -> None:
+        """Drop all index entries; :meth:`index_batch` builds the offset and time index anew."""
+        self.offset_index.reset()
+        self.time_index.reset()
+        self.txn_index.reset()
+        self._restart_indexing()
+
+    def _restart_indexing(self) -> None:
+        self._bytes_since_index_entry = 0
+        self._max_timestamp = NO_TIMESTAMP
+        self._max_timestamp_offset = self.base_offset
+        self._index_checked = True
+        self._hints.clear()
+
+    # --- what a roll depends on ---
+
+    def can_hold(self, last_offset: int) -> bool:
+        """Whether the offset fits the indexes' 31 bits."""
+        return last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
+
+    @property
+    def indexes_full(self) -> bool:
+        """Whether another entry might not fit."""
+        return self.offset_index.is_full or self.time_index.is_full
+
+    def age_ms(self, batch_max_timestamp: int, now_ms: int) -> int:
+        """How long the segment has been filled, by the clock of its batches where they have one."""
+        first = self.first_batch_timestamp
+        if first is not None and first > NO_TIMESTAMP:
+            return batch_max_timestamp - first
+        return now_ms - self.created_ms
+
+    @property
+    def first_batch_timestamp(self) -> int | None:
+        """Largest timestamp of the first batch, None while there is no batch."""
+        if self._first_batch_timestamp is None and self.size:
+            raw = self._fs.read(self._handle, HEADER_SIZE, 0)
+            self._first_batch_timestamp = parse_header(raw).max_timestamp
+        return self._first_batch_timestamp
+
+    # --- timestamps ---
+
+    @property
+    def max_timestamp(self) -> int:
+        """The largest timestamp in the segment, −1 if it has none."""
+        if self._max_timestamp is None:
+            self._load_max_timestamp()
+        return NO_TIMESTAMP if self._max_timestamp is None else self._max_timestamp
+
+    @property
+    def largest_timestamp_ms(self) -> int:
+        """What retention by time goes by: the largest timestamp, else when the file was written."""
+        timestamp = self.max_timestamp
+        return timestamp if timestamp >= 0 else self._fs.modified_ms(self.stem + LOG_SUFFIX)
+
+    def _load_max_timestamp(self) -> None:
+        if not self._index_checked:
+            self._check_index()
+        if self._max_timestamp is not None:
+            return
+        timestamp, offset = self.time_index.last_timestamp, self.time_index.last_offset
+        # The entries lag behind the file by a few batches.
+        position = 0 if timestamp < 0 else (self.locate(offset) or 0)
+        for _, header, _ in self.batches(position, with_payload=False):
+            if header.max_timestamp > timestamp:
+                timestamp, offset = header.max_timestamp, header.last_offset
+        self._max_timestamp, self._max_timestamp_offset = timestamp, offset
+
+    def find_timestamp(self, timestamp_ms: int, start_offset: int) -> TimestampOffset | None:
+        """Find the first record at or behind ``start_offset`` that is not older than the target."""
+        if self.max_timestamp < timestamp_ms:
+            return None
+        _, offset = self.time_index.lookup(timestamp_ms)
+        position = self.locate(max(offset, start_offset))
+        if position is None:
+            return None
+        for _, header, batch in self.batches(position):
+            if header.max_timestamp < timestamp_ms or header.last_offset < start_offset:
+                continue
+            for record in decode_records(batch, 0, header):
+                if record.timestamp_ms >= timestamp_ms and record.offset >= start_offset:
+                    return TimestampOffset(record.offset, record.timestamp_ms, header.leader_epoch)
+        return None
+
+    # --- reading ---
+
+    def locate(self, offset: int) -> int | None:
+        """Return the position of the first batch that ends at or behind ``offset``, None if none.
+
+        CorruptRecordError where the file does not hold batches.
+        """
+        if self.size == 0:
+            return None
+        position = self._hints.get(offset)
+        if position is not None:
+            return position if position < self.size else None
+        if not self._index_checked:
+            self._check_index()
+        _, position = self.offset_index.lookup(offset)
+        for found, _, _, last_offset in self._walk(position):
+            if last_offset >= offset:
+                self.hint(offset, found)
+                return found
+        return None
+
+    def hint(self, offset: int, position: int) -> None:
+        """Remember where a reader of ``offset`` begins."""
+        if len(self._hints) >= _MAX_HINTS:
+            self._hints.clear()
+        self._hints[offset] = position
+
+    def boundary(self, start: int, max_bytes: int, limit: int) -> tuple[int, int | None]:
+        """Find how far whole batches from ``start`` on go within ``max_bytes`` and below ``limit``.
+
+        ``start`` and ``limit`` are batch boundaries. Returns the end position and the base offset
+        of the batch that stands there; None for the latter when the end is ``limit``.
+        """
+        if not self._index_checked:
+            self._check_index()
+        target = start + max_bytes
+        if target >= limit:
+            return limit, None
+        position = start
+        if max_bytes > _WALK_BYTES:
+            position = max(start, self.offset_index.lookup_position(target)[1])
+        for found, base_offset, size, _ in self._walk(position):
+            if found + size > target:
+                return found, base_offset
+        return limit, None
+
+    def batch_size(self, position: int) -> int:
+        """Return the size of the batch at ``position``."""
+        return next(self._walk(position))[2]
+
+    def read(self, start: int, end: int) -> bytes:
+        """Read a range of positions."""
+        return self._fs.read(self._handle, end - start, start)
+
+    def next_offset(self) -> int:
+        """Return the offset behind the last batch, the base offset if there is none."""
+        if self.size == 0:
+            return self.base_offset
+        if not self._index_checked:
+            self._check_index()
+        result = self.base_offset
+        for _, _, _, last_offset in self._walk(self.offset_index.last_position):
+            result = last_offset + 1
+        return result
+
+    def batches(
+        self, position: int = 0, *, with_payload: bool = True
+    ) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+        """Yield position, header and bytes of each batch from ``position`` on.
+
+        Without payload the view may end early, anywhere behind the header. CRCs are not checked.
+        CorruptRecordError where the rest of the file is no whole batch.
+        """
+        chunk = memoryview(b"")
+        start = position
+        while position < self.size:
+            here = position - start
+            if here + HEADER_SIZE > len(chunk):
+                chunk, start, here = self._chunk(position, SCAN_BYTES), position, 0
+            header = parse_header(chunk, here)
+            size = header.size
+            if size > self.size - position:
+                raise CorruptRecordError(f"{self.stem}: a torn batch at position {position}")
+            if with_payload and here + size > len(chunk):
+                chunk = self._chunk(position, max(size, SCAN_BYTES))
+                start, here = position, 0
+            yield position, header, chunk[here : here + size]
+            position += size
+
+    def _chunk(self, position: int, count: int) -> memoryview:
+        return memoryview(self._fs.read(self._handle, count, position))
+
+    def _walk(self, position: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (position, base offset, size, last offset) of each batch from ``position`` on."""
+        end = self.size
+        chunk, start = b"", position
+        while position < end:
+            here = position - start
+            if here + HEADER_SIZE > len(chunk):
+                chunk = self._fs.read(self._handle, min(_WALK_BYTES, end - position), position)
+                start, here = position, 0
+                if len(chunk) < HEADER_SIZE:
+                    raise CorruptRecordError(f"{self.stem}: a torn batch at position {position}")
+            base_offset, length, delta = _PEEK.unpack_from(chunk, here)
+            size = length + LOG_OVERHEAD
+            if size < HEADER_SIZE or position + size > end:
+                raise CorruptRecordError(f"{self.stem}: no batch at position {position}")
+            yield position, base_offset, size, base_offset + delta
+            position += size
+
+    def _check_index(self) -> None:
+        """See that the last index entry points to its batch; build both indexes anew if not."""
+        self._index_checked = True
+        if self.size == 0:
+            self.offset_index.reset()
+            self.time_index.reset()
+        elif not self._index_fits():
+            self._rebuild_index()
+
+    def _index_fits(self) -> bool:
+        index = self.offset_index
+        if index.entries == 0:
+            return self.size <= self._index_interval_bytes
+        if index.last_position >= self.size:
+            return False
+        try:
+            _, _, _, last_offset = next(self._walk(index.last_position))
+            return (
+                last_offset == index.last_offset
+                and self.time_index.last_offset <= self._last_offset()
+            )
+        except CorruptRecordError:
+            return False
+
+    def _last_offset(self) -> int:
+        result = self.base_offset
+        for _, _, _, last_offset in self._walk(self.offset_index.last_position):
+            result = last_offset
+        return result
+
+    def _rebuild_index(self) -> None:
+        self.offset_index.reset()
+        self.time_index.reset()
+        self._restart_indexing()
+        for position, header, _ in self.batches(with_payload=False):
+            self.index_batch(header.last_offset, header.max_timestamp, position, header.size)
+        self._append_time_entry()
+        self.offset_index.trim()
+        self.time_index.trim()

@@ -1,0 +1,131 @@
+"""Partitions on a temporary directory, batches as clients send them, and images of a crash."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+from logcore.batch import LogRecord, encode_batch
+from logcore.clock import ManualClock
+from logcore.compression import Codec
+from logcore.config import LogConfig
+from logcore.fs import FileSystem, OsFileSystem
+from logcore.machine import ProducerStamp
+from logcore.partition import Appended, Isolation, Partition
+
+T0 = 1_000_000
+TOPIC_ID = uuid.UUID(int=0x0102030405060708090A0B0C0D0E0F10)
+CONFIG = LogConfig()
+
+
+def client_batch(
+    count: int = 1,
+    *,
+    timestamp_ms: int = T0,
+    size: int = 10,
+    producer_id: int = -1,
+    epoch: int = 0,
+    sequence: int = 0,
+    transactional: bool = False,
+    codec: Codec = Codec.NONE,
+    key: bytes | None = b"k",
+) -> bytes:
+    """A batch with base offset 0; timestamps grow by 1 ms."""
+    has_producer = producer_id >= 0
+    return encode_batch(
+        [LogRecord(at, timestamp_ms + at, key, bytes([at % 256]) * size) for at in range(count)],
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=epoch if has_producer else -1,
+        base_sequence=sequence if has_producer else -1,
+        transactional=transactional,
+    )
+
+
+def open_partition(
+    root: Path,
+    *,
+    name: str = "orders",
+    clean: bool = True,
+    config: LogConfig = CONFIG,
+    fs: FileSystem | None = None,
+    clock: ManualClock | None = None,
+    **options: int,
+) -> Partition:
+    return Partition.open(
+        fs or OsFileSystem(),
+        root / f"{name}-0",
+        topic=name,
+        index=0,
+        topic_id=TOPIC_ID,
+        config=config,
+        clock=clock or ManualClock(T0),
+        clean=clean,
+        **options,
+    )
+
+
+def config(**changes: object) -> LogConfig:
+    return replace(CONFIG, **changes)
+
+
+def append(partition: Partition, count: int = 1, *, now_ms: int = T0, **fields: object) -> Appended:
+    data = client_batch(count, **fields)
+    return partition.append(data, now_ms=now_ms, transaction_verified=True)
+
+
+def marker(
+    partition: Partition, producer_id: int, epoch: int = 0, *, commit: bool, version: int = 0
+) -> Appended:
+    return partition.append_marker(
+        ProducerStamp(producer_id, epoch),
+        commit=commit,
+        coordinator_epoch=0,
+        now_ms=T0,
+        transaction_version=version,
+    )
+
+
+def read_log(partition: Partition) -> list[tuple[int, bytes]]:
+    """Every batch from log start to log end: base offset and bytes."""
+    return [(header.base_offset, bytes(batch)) for header, batch in partition.read_all()]
+
+
+def fetch_all(partition: Partition, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> bytes:
+    """What a reader gets from log start to its limit, fetch by fetch."""
+    offset = partition.log_start_offset
+    parts = []
+    while True:
+        fetched = partition.fetch(offset, 1 << 20, isolation, at_least_one=True)
+        if not fetched.records:
+            return b"".join(parts)
+        parts.append(fetched.records)
+        offset = last_offset(fetched.records) + 1
+
+
+def last_offset(records: bytes) -> int:
+    from logcore.batch import iter_headers
+
+    *_, (_, header) = iter_headers(records)
+    return header.last_offset
+
+
+def crash_image(partition: Partition, root: Path) -> Path:
+    """Copy the files as ``kill -9`` would leave them now; returns a new root."""
+    shutil.copytree(partition.directory, root / Path(partition.directory).name)
+    return root
+
+
+def state_of(partition: Partition) -> tuple[object, ...]:
+    """Everything a restart has to bring back, but for the window of older batches."""
+    return (
+        partition.log_start_offset,
+        partition.log_end_offset,
+        partition.last_stable_offset,
+        read_log(partition),
+        sorted(partition.producers()),
+        partition._epochs.entries,
+        [entry for one in partition._log.segments for entry in one.txn_index.entries],
+    )

@@ -1,0 +1,526 @@
+"""Format v2 against Apache Kafka's bytes, two client libraries, and itself."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
+from aiokafka.record.memory_records import MemoryRecords as AiokafkaRecords
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.record import MemoryRecords as KafkaPythonRecords
+from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
+
+from logcore.batch import (
+    HEADER_SIZE,
+    BatchHeader,
+    Codec,
+    ControlRecord,
+    ControlType,
+    LogRecord,
+    decode_records,
+    encode_batch,
+    end_marker,
+    iter_headers,
+    parse_control,
+    parse_header,
+    recompress,
+    stamp,
+    stamp_log_append_time,
+    verify_crc,
+)
+from logcore.compression import compress, decompress
+from logcore.errors import CorruptRecordError, InvalidRecordError, LogError
+from logcore.varint import encode
+from tests.unit.logcore import kafka_batches
+from tests.unit.logcore.kafka_batches import APPEND_TIME, BYTES, RECORDS, T0
+
+V2_NAMES = sorted(name for name in BYTES if name.startswith("m2-"))
+KAFKA_PYTHON_CODECS = [Codec.NONE, Codec.GZIP]  # the others need packages of their own there
+OFFSETS = st.integers(0, 2**40)
+TIMESTAMPS = st.one_of(st.integers(-1, 2**42), st.integers(-(2**63), 2**63 - 1))
+BLOBS = st.one_of(st.none(), st.binary(max_size=80), st.binary(min_size=1000, max_size=1200))
+HEADERS = st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=8)), max_size=3)
+
+
+@st.composite
+def record_lists(draw: st.DrawFn, *, min_size: int = 1) -> list[LogRecord]:
+    offset = draw(OFFSETS)
+    records = []
+    for _ in range(draw(st.integers(min_size, 6))):
+        headers = tuple(draw(HEADERS))
+        records.append(LogRecord(offset, draw(TIMESTAMPS), draw(BLOBS), draw(BLOBS), headers))
+        offset += draw(st.integers(1, 5_000))
+    return records
+
+
+def with_payload(batch: bytes, payload: bytes, **fields: int) -> bytes:
+    """The batch's header, changed in ``fields``, over other record bytes, with a right CRC."""
+    header = parse_header(batch)._replace(size=HEADER_SIZE + len(payload), **fields)
+    after = struct.pack(">hiqqqhii", *header[5:]) + payload
+    before = struct.pack(
+        ">qiibI", header.base_offset, header.size - 12, header.leader_epoch, 2, crc32c(after)
+    )
+    return before + after
+
+
+# --- Apache Kafka's own bytes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", V2_NAMES)
+def test_reads_what_kafka_wrote(name: str) -> None:
+    batch = BYTES[name]
+    header = parse_header(batch)
+    verify_crc(batch, 0, header)
+    assert decode_records(batch, 0, header) == kafka_batches.records(name)
+    assert header.codec.name.lower() == name.split("-")[1]
+    assert header.is_log_append_time == name.endswith("-lat")
+    assert (header.base_offset, header.last_offset, header.next_offset) == (100, 106, 107)
+    assert (header.producer_id, header.producer_epoch, header.leader_epoch) == (4000, 7, 9)
+    assert header.has_producer
+    assert header.is_transactional
+    assert not header.is_control
+    assert not header.has_delete_horizon
+    assert header.size == len(batch)
+    assert header.record_count == 4
+    # Sequences wrap behind 2**31 - 1.
+    assert (header.base_sequence, header.last_sequence) == (2**31 - 2, 4)
+
+
+@pytest.mark.parametrize("name", ["m2-none", "m2-none-lat", "m2-snappy", "m2-lz4"])
+def test_writes_the_bytes_that_kafka_writes(name: str) -> None:
+    append_time = name.endswith("-lat")
+    written = encode_batch(
+        RECORDS,
+        leader_epoch=9,
+        codec=Codec[name.split("-")[1].upper()],
+        producer_id=4000,
+        producer_epoch=7,
+        base_sequence=2**31 - 2,
+        transactional=True,
+        log_append_time=append_time,
+        max_timestamp_ms=APPEND_TIME if append_time else None,
+    )
+    assert written == BYTES[name]
+
+
+def test_a_delete_horizon_takes_the_base_timestamps_place() -> None:
+    header = parse_header(BYTES["horizon"])
+    assert header.delete_horizon_ms == header.base_timestamp == APPEND_TIME
+    records = decode_records(BYTES["horizon"])
+    assert records == [LogRecord(52, T0, b"k", None)]
+    written = encode_batch(
+        records,
+        base_offset=50,
+        leader_epoch=3,
+        delete_horizon_ms=APPEND_TIME,
+        last_offset_delta=9,
+    )
+    assert written == BYTES["horizon"]
+
+
+def test_a_batch_that_compaction_emptied() -> None:
+    written = encode_batch(
+        [],
+        base_offset=200,
+        leader_epoch=3,
+        producer_id=4000,
+        producer_epoch=7,
+        base_sequence=5,
+        transactional=True,
+        last_offset_delta=9,
+        max_timestamp_ms=T0,
+    )
+    assert written == BYTES["empty"]
+    header = parse_header(written)
+    assert (header.record_count, header.last_offset, header.last_sequence) == (0, 209, 14)
+    assert decode_records(written) == []
+
+
+@pytest.mark.parametrize("kind", [ControlType.COMMIT, ControlType.ABORT])
+def test_end_markers(kind: ControlType) -> None:
+    written = end_marker(
+        commit=kind is ControlType.COMMIT,
+        producer_id=4000,
+        producer_epoch=8,
+        coordinator_epoch=12,
+        timestamp_ms=T0,
+        offset=77,
+        leader_epoch=3,
+    )
+    assert written == BYTES[f"marker-{kind.name}"]
+    header = parse_header(written)
+    assert header.is_control
+    assert header.is_transactional
+    assert header.last_sequence == header.base_sequence == -1
+    assert parse_control(decode_records(written)[0]) == ControlRecord(kind, 12)
+
+
+# --- client libraries as judges ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_reads_what_aiokafka_writes(codec: Codec) -> None:
+    builder = AiokafkaBuilder(2, codec, 1, 77, 3, 11, 1 << 20)
+    for index, record in enumerate(RECORDS):
+        headers = list(record.headers)
+        assert builder.append(index, record.timestamp_ms, record.key, record.value, headers)
+    batch = bytes(builder.build())
+    header = parse_header(batch)
+    verify_crc(batch, 0, header)
+    expected = [record._replace(offset=index) for index, record in enumerate(RECORDS)]
+    assert decode_records(batch) == expected
+    assert (header.producer_id, header.producer_epoch, header.last_sequence) == (77, 3, 14)
+    assert header.codec is codec
+    assert header.is_transactional
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_aiokafka_reads_what_we_write(codec: Codec) -> None:
+    one = encode_batch(RECORDS, codec=codec, producer_id=77, producer_epoch=3, base_sequence=11)
+    two = encode_batch([LogRecord(107, T0, None, b"last")], codec=codec)
+    buffer = AiokafkaRecords(one + two)
+    batch = buffer.next_batch()
+    assert batch is not None
+    assert batch.validate_crc()
+    assert (batch.producer_id, batch.producer_epoch, batch.base_sequence) == (77, 3, 11)
+    assert batch.next_offset == 107
+    found = [
+        LogRecord(item.offset, item.timestamp, item.key, item.value, tuple(item.headers))
+        for item in batch
+    ]
+    assert found == RECORDS
+    batch = buffer.next_batch()
+    assert batch is not None
+    assert [item.value for item in batch] == [b"last"]
+    assert not buffer.has_next()
+
+
+@pytest.mark.parametrize("codec", KAFKA_PYTHON_CODECS)
+def test_reads_what_kafka_python_writes(codec: Codec) -> None:
+    builder = KafkaPythonBuilder(2, codec, True, 77, 3, 11, 1 << 20)
+    for index, record in enumerate(RECORDS):
+        headers = list(record.headers)
+        assert builder.append(index, record.timestamp_ms, record.key, record.value, headers)
+    batch = bytes(builder.build())
+    verify_crc(batch, 0, parse_header(batch))
+    expected = [record._replace(offset=index) for index, record in enumerate(RECORDS)]
+    assert decode_records(batch) == expected
+
+
+@pytest.mark.parametrize("codec", KAFKA_PYTHON_CODECS)
+def test_kafka_python_reads_what_we_write(codec: Codec) -> None:
+    written = encode_batch(RECORDS, codec=codec, leader_epoch=5, producer_id=77, base_sequence=1)
+    batch = KafkaPythonRecords(written).next_batch()
+    assert batch.validate_crc()
+    assert batch.leader_epoch == 5
+    assert batch.last_sequence == 7
+    found = [
+        LogRecord(item.offset, item.timestamp, item.key, item.value, tuple(item.headers))
+        for item in batch
+    ]
+    assert found == RECORDS
+
+
+# --- round trips ------------------------------------------------------------------------------
+
+
+@given(records=record_lists(), codec=st.sampled_from(list(Codec)), horizon=st.none() | TIMESTAMPS)
+@settings(max_examples=80, deadline=None)
+def test_round_trip(records: list[LogRecord], codec: Codec, horizon: int | None) -> None:
+    batch = encode_batch(records, codec=codec, delete_horizon_ms=horizon)
+    header = parse_header(batch)
+    verify_crc(batch, 0, header)
+    assert decode_records(memoryview(bytearray(batch)), 0, header) == records
+    assert header.last_offset == records[-1].offset
+    assert header.max_timestamp == max(record.timestamp_ms for record in records)
+    assert header.delete_horizon_ms == horizon
+
+
+def test_header_keys_that_are_not_utf8_survive() -> None:
+    plain = encode_batch([LogRecord(0, 0, None, None, (("~~", b"v"),))])
+    batch = with_payload(plain, plain[HEADER_SIZE:].replace(b"~~", b"\xff\xc3"))
+    records = decode_records(batch)
+    assert encode_batch(records) == batch
+
+
+@pytest.mark.parametrize("source", list(Codec))
+@pytest.mark.parametrize("target", list(Codec))
+def test_recompress(source: Codec, target: Codec) -> None:
+    batch = encode_batch(RECORDS, codec=source, producer_id=5, producer_epoch=1, base_sequence=0)
+    changed = recompress(b"12" + batch, 2, parse_header(batch), target)
+    header = parse_header(changed)
+    verify_crc(changed, 0, header)
+    assert header.codec is target
+    assert header.size == len(changed)
+    assert header[6:] == parse_header(batch)[6:]
+    assert decode_records(changed) == RECORDS
+
+
+def test_a_recompressed_empty_batch_stays_empty() -> None:
+    changed = recompress(BYTES["empty"], 0, parse_header(BYTES["empty"]), Codec.ZSTD)
+    assert decode_records(changed) == []
+
+
+def test_stamp_leaves_the_crc_right() -> None:
+    buffer = bytearray(b"xyz" + BYTES["m2-zstd"])
+    stamp(buffer, 3, 2**40, 321)
+    header = parse_header(buffer, 3)
+    verify_crc(buffer, 3, header)
+    assert (header.base_offset, header.leader_epoch) == (2**40, 321)
+    offsets = [record.offset - 2**40 for record in decode_records(buffer, 3)]
+    assert offsets == [0, 1, 5, 6]
+
+
+def test_stamp_log_append_time_is_what_kafka_does() -> None:
+    buffer = memoryview(bytearray(BYTES["m2-lz4"] + b"tail"))
+    stamp_log_append_time(buffer, 0, APPEND_TIME)
+    assert bytes(buffer) == BYTES["m2-lz4-lat"] + b"tail"
+
+
+# --- headers ----------------------------------------------------------------------------------
+
+
+def test_iter_headers() -> None:
+    one, two = BYTES["m2-none"], BYTES["marker-COMMIT"]
+    assert [(pos, header.base_offset) for pos, header in iter_headers(one + two)] == [
+        (0, 100),
+        (len(one), 77),
+    ]
+    assert list(iter_headers(b"")) == []
+
+
+@pytest.mark.parametrize("cut", [1, 11, 12, 60, 61, 70])
+def test_iter_headers_refuses_a_torn_end(cut: int) -> None:
+    with pytest.raises(CorruptRecordError):
+        list(iter_headers(BYTES["m2-none"] + BYTES["m2-gzip"][:cut]))
+
+
+def test_a_header_needs_no_records_behind_it() -> None:
+    header = parse_header(BYTES["m2-none"][:HEADER_SIZE])
+    assert isinstance(header, BatchHeader)
+    with pytest.raises(CorruptRecordError):
+        verify_crc(BYTES["m2-none"][:HEADER_SIZE], 0, header)
+    with pytest.raises(CorruptRecordError):
+        decode_records(BYTES["m2-none"][:-1], 0, header)
+
+
+@pytest.mark.parametrize("length", [-(2**31), -12, 0, 48])
+def test_impossible_lengths(length: int) -> None:
+    batch = bytearray(BYTES["m2-none"])
+    struct.pack_into(">i", batch, 8, length)
+    with pytest.raises(CorruptRecordError):
+        parse_header(batch)
+
+
+@pytest.mark.parametrize("magic", [-1, 0, 1, 3])
+def test_other_magics(magic: int) -> None:
+    batch = bytearray(BYTES["m2-none"])
+    struct.pack_into(">b", batch, 16, magic)
+    with pytest.raises(CorruptRecordError):
+        parse_header(batch)
+
+
+@pytest.mark.parametrize(
+    ("base", "delta", "last"),
+    [(0, 0, 0), (2**31 - 1, 0, 2**31 - 1), (2**31 - 1, 1, 0), (-1, 4, -1), (2**31 - 3, 5, 2)],
+)
+def test_last_sequence(base: int, delta: int, last: int) -> None:
+    header = parse_header(BYTES["empty"])
+    assert header._replace(base_sequence=base, last_offset_delta=delta).last_sequence == last
+
+
+@pytest.mark.parametrize("number", [5, 6, 7])
+def test_unknown_codecs(number: int) -> None:
+    batch = with_payload(BYTES["m2-none"], b"x", attributes=number)
+    with pytest.raises(InvalidRecordError):
+        decode_records(batch)
+
+
+# --- control records --------------------------------------------------------------------------
+
+
+def control(key: bytes | None, value: bytes | None) -> ControlRecord:
+    return parse_control(LogRecord(0, 0, key, value))
+
+
+def test_control_records_of_later_versions_and_types() -> None:
+    assert control(b"\0\5\0\1", b"\0\3\0\0\0\7more") == ControlRecord(ControlType.COMMIT, 7)
+    assert control(b"\0\0\0\2", b"raft") == ControlRecord(ControlType.LEADER_CHANGE, -1)
+    assert control(b"\0\0\x70\0", None) == ControlRecord(ControlType.UNKNOWN, -1)
+    assert control(b"\0\0\xff\xff", None) == ControlRecord(ControlType.UNKNOWN, -1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (None, b""),
+        (b"\0\0\0", b"\0\0\0\0\0\0"),
+        (b"\xff\xff\0\1", b"\0\0\0\0\0\0"),
+        (b"\0\0\0\1", None),
+        (b"\0\0\0\1", b"\0\0\0\0\0"),
+        (b"\0\0\0\0", b"\xff\xff\0\0\0\0"),
+    ],
+)
+def test_broken_control_records(key: bytes | None, value: bytes | None) -> None:
+    with pytest.raises(InvalidRecordError):
+        control(key, value)
+
+
+# --- what the encoder refuses -----------------------------------------------------------------
+
+
+def test_offsets_must_rise_and_fit() -> None:
+    first, second = LogRecord(5, 0, None, None), LogRecord(5 + 2**31, 0, None, None)
+    with pytest.raises(ValueError, match="offset"):
+        encode_batch([first, first])
+    with pytest.raises(ValueError, match="offset"):
+        encode_batch([first, second])
+    with pytest.raises(ValueError, match="offset"):
+        encode_batch([first], base_offset=6)
+    with pytest.raises(ValueError, match="offset"):
+        encode_batch([first], base_offset=3, last_offset_delta=1)
+    assert encode_batch([first, second._replace(offset=4 + 2**31)])
+
+
+def test_an_empty_batch_needs_its_offsets() -> None:
+    with pytest.raises(ValueError, match="offset"):
+        encode_batch([])
+    with pytest.raises(ValueError, match="offset"):
+        encode_batch([], base_offset=3)
+    with pytest.raises(ValueError, match="offset"):
+        encode_batch([], base_offset=3, last_offset_delta=-1)
+
+
+# --- malformed records ------------------------------------------------------------------------
+
+
+def body(*parts: int | bytes) -> bytes:
+    """A record of varints and bytes behind its right length."""
+    content = b"\0" + b"".join(part if isinstance(part, bytes) else encode(part) for part in parts)
+    return encode(len(content)) + content
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\x0e",
+        body(0, 0, -1, -1, 0)[:-1],
+        body(0, 0, -1, -1, 0) + b"\0",
+        body(0, 0, -1, -1, 0, b"x"),
+        encode(-5) + body(0, 0, -1, -1, 0),
+        encode(2**31 - 1) + body(0, 0, -1, -1, 0),
+        b"\xff\xff\xff\xff\xff\xff" + body(0, 0, -1, -1, 0),
+        b"\xff" * 7,
+        body(b"\xff" * 11, 0, -1, -1, 0),
+        body(0, -1, -1, -1, 0),
+        body(0, 1, -1, -1, 0),
+        body(0, 0, -2, -1, 0),
+        body(0, 0, -1, -2, 0),
+        body(0, 0, 100, b"short", -1, 0),
+        body(0, 0, 2**31 - 1, b"short", -1, 0),
+        body(0, 0, -1, 2**31 - 1, b"short", 0),
+        body(0, 0, -1, -1, -1),
+        body(0, 0, -1, -1, 2**31 - 1),
+        body(0, 0, -1, -1, 3, 0, 0),
+        body(0, 0, -1, -1, 1, -1, b"", 0),
+        body(0, 0, -1, -1, 1, 9, b"k", 0),
+        body(0, 0, -1, -1, 1, 1, b"k", -2),
+        body(0, 0, -1, -1, 1, 1, b"k", 2**31 - 1),
+        body(0, 0, -1, -1, 1, 1, b"k", 9, b"v"),
+    ],
+)
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+def test_malformed_records(payload: bytes, codec: Codec) -> None:
+    one = encode_batch([LogRecord(0, 0, None, None)])
+    assert decode_records(with_payload(one, body(0, 0, -1, -1, 0))) == [LogRecord(0, 0, None, None)]
+    batch = with_payload(one, compress(codec, payload), attributes=codec)
+    verify_crc(batch, 0, parse_header(batch))
+    with pytest.raises(InvalidRecordError):
+        decode_records(batch)
+
+
+@pytest.mark.parametrize("count", [-(2**31), -1, 0, 3, 5, 2**31 - 1])
+def test_a_wrong_record_count(count: int) -> None:
+    batch = with_payload(BYTES["m2-none"], BYTES["m2-none"][HEADER_SIZE:], record_count=count)
+    with pytest.raises(InvalidRecordError):
+        decode_records(batch)
+
+
+def test_offsets_inside_must_rise() -> None:
+    two = encode_batch([LogRecord(0, 0, None, None), LogRecord(1, 0, None, None)])
+    with pytest.raises(InvalidRecordError):
+        decode_records(with_payload(two, body(0, 1, -1, -1, 0) + body(0, 0, -1, -1, 0)))
+    with pytest.raises(InvalidRecordError):
+        decode_records(with_payload(two, body(0, 1, -1, -1, 0) + body(0, 1, -1, -1, 0)))
+
+
+def test_the_limit_of_inflated_bytes_is_exact() -> None:
+    batch = encode_batch(RECORDS, codec=Codec.ZSTD)
+    size = len(encode_batch(RECORDS)) - HEADER_SIZE
+    assert decode_records(batch, max_output_bytes=size) == RECORDS
+    with pytest.raises(CorruptRecordError):
+        decode_records(batch, max_output_bytes=size - 1)
+
+
+EDITS = st.lists(
+    st.tuples(st.integers(0, 1 << 16), st.integers(0, 2), st.integers(0, 255)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def edited(data: bytes, edits: list[tuple[int, int, int]]) -> bytes:
+    """Replace, insert or remove single bytes."""
+    out = bytearray(data)
+    for place, kind, byte in edits:
+        at = place % (len(out) + 1)
+        out[at : at + (kind != 1)] = b"" if kind == 2 else bytes((byte,))
+    return bytes(out)
+
+
+def decoded_or_refused(batch: bytes) -> None:
+    try:
+        header = parse_header(batch)
+        records = decode_records(batch, 0, header, max_output_bytes=1 << 16)
+    except (CorruptRecordError, InvalidRecordError):
+        return
+    # What was accepted can be written again.
+    again = encode_batch(
+        records,
+        base_offset=header.base_offset,
+        last_offset_delta=header.last_offset_delta & 0x7FFFFFFF,
+    )
+    if not header.is_log_append_time:
+        assert decode_records(again) == records
+
+
+@given(
+    records=record_lists(),
+    codec=st.sampled_from(list(Codec)),
+    edits=EDITS,
+    place=st.sampled_from(["batch", "stored", "records"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_mutated_batches_are_read_or_refused(
+    records: list[LogRecord], codec: Codec, edits: list[tuple[int, int, int]], place: str
+) -> None:
+    batch = encode_batch(records, codec=codec)
+    stored = batch[HEADER_SIZE:]
+    if place == "batch":
+        decoded_or_refused(edited(batch, edits))
+    elif place == "stored":
+        decoded_or_refused(with_payload(batch, edited(stored, edits)))
+    else:
+        plain = edited(decompress(codec, stored, 1 << 20), edits)
+        decoded_or_refused(with_payload(batch, compress(codec, plain)))
+
+
+@given(data=st.binary(max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_random_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(LogError):
+        list(iter_headers(data + b"\0"))

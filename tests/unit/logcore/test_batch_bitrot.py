@@ -1,0 +1,57 @@
+"""Every bit of a batch, flipped: found, or outside what a CRC covers."""
+
+from __future__ import annotations
+
+import pytest
+
+from logcore.batch import parse_header, verify_crc
+from logcore.errors import CorruptRecordError
+from logcore.legacy import iter_messages, parse_message, verify_message_crc
+from tests.unit.logcore.kafka_batches import BYTES
+
+PLACED_BY_THE_LEADER = {*range(8), *range(12, 16)}
+"""Base offset and leader epoch. The length and the magic have no CRC either, but other checks."""
+
+
+def undetected_v2(batch: bytes) -> set[int]:
+    found = set()
+    for position in range(len(batch)):
+        for bit in range(8):
+            rotten = bytearray(batch)
+            rotten[position] ^= 1 << bit
+            try:
+                verify_crc(rotten, 0, parse_header(rotten))
+            except CorruptRecordError:
+                continue
+            found.add(position)
+    return found
+
+
+@pytest.mark.parametrize("name", ["m2-none", "m2-gzip", "m2-snappy", "m2-lz4", "m2-zstd", "empty"])
+def test_flipped_bits_of_a_batch(name: str) -> None:
+    assert undetected_v2(BYTES[name]) == PLACED_BY_THE_LEADER
+
+
+@pytest.mark.parametrize("name", ["m2-none", "marker-ABORT"])
+def test_flipped_bits_with_more_batches_behind(name: str) -> None:
+    # A longer length now finds bytes to cover, and the CRC finds it.
+    neighbour = BYTES["m2-gzip"]
+    here = undetected_v2(BYTES[name] + neighbour) & set(range(len(BYTES[name])))
+    assert here == PLACED_BY_THE_LEADER
+
+
+@pytest.mark.parametrize("name", ["m0-gzip", "m0-lz4", "m1-gzip", "m1-snappy", "m1-lz4-lat"])
+def test_flipped_bits_of_an_old_message(name: str) -> None:
+    message = BYTES[name]
+    assert len(list(iter_messages(message))) == 1
+    found = set()
+    for position in range(len(message)):
+        for bit in range(8):
+            rotten = bytearray(message)
+            rotten[position] ^= 1 << bit
+            try:
+                verify_message_crc(rotten, 0, parse_message(rotten))
+            except CorruptRecordError:
+                continue
+            found.add(position)
+    assert found == set(range(8))

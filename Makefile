@@ -50,7 +50,7 @@ bench: $(VENV)/.dev  ## figures side by side with Apache Kafka in one run (needs
 	$(RUN) bench $(ARGS)
 
 readme: $(VENV)/.dev  ## write the generated parts of README.md anew
-	$(RUN) coordinator.cli.readme README.md
+	$(RUN) coordinator.readme README.md
 
 clean:  ## remove everything that make has created
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -1,0 +1,298 @@
+"""The broker as an object: its services, and the order in which they start and stop.
+
+A test, an example or the daemon makes one; several fit in one process and one event loop::
+
+    async with Broker(data_dir=path) as broker:
+        ...  # any Kafka client at broker.bootstrap
+
+    with Broker.in_thread(path) as broker:  # the same for code without an event loop
+        ...
+"""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import structlog
+
+from coordinator.config import BrokerConfig, ConfigError
+from coordinator.errors import error_code
+from coordinator.group_coordinator import GroupCoordinator
+from coordinator.handlers import Registry
+from coordinator.logs import configure_quietly
+from coordinator.maintenance import Maintenance
+from coordinator.metadata import MetadataLog, Topic
+from coordinator.polls import Polls
+from coordinator.replicas import Replicas
+from coordinator.server import Server
+from coordinator.topics import TopicAdmin
+from coordinator.txn_coordinator import TxnCoordinator
+from coordinator.wire.limits import ConnectionLimits
+from logcore.checkpoints import (
+    LOCK,
+    CheckpointError,
+    MetaProperties,
+    read_meta_properties,
+    uuid_to_text,
+    write_meta_properties,
+)
+from logcore.clock import Clock, SystemClock
+from logcore.fs import FileSystem, OsFileSystem
+
+if TYPE_CHECKING:
+    from coordinator.thread import BrokerThread
+
+_log = structlog.get_logger(__name__)
+
+FEATURES: Mapping[str, tuple[int, int, int]] = {"transaction.version": (0, 2, 2)}
+"""Lowest, highest supported and finalized level of each feature, for ApiVersions. Transactions are
+served at level 2 (KIP-890); the consumer protocol's group.version is not offered."""
+
+_ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
+
+
+class BrokerError(Exception):
+    """The broker can not start; the message says why and is for the operator."""
+
+
+class Broker:
+    """One broker on one data directory.
+
+    ``listen`` is HOST:PORT, port 0 for a free one. ``config`` holds settings by Kafka's names;
+    unknown keys and bad values raise :class:`coordinator.config.ConfigError` here. ``fs`` and
+    ``clock`` are the operating system's unless a test brings its own.
+    """
+
+    config: BrokerConfig
+    """Every broker key and what holds for it."""
+    metadata: MetadataLog
+    """Topics, dynamic settings, producer-id blocks."""
+    replicas: Replicas
+    """All partitions."""
+    topics: TopicAdmin
+    """Creating, changing and deleting topics."""
+    groups: GroupCoordinator
+    """Consumer groups and their offsets."""
+    txns: TxnCoordinator
+    """Transactions and producer ids."""
+    polls: Polls
+    """Requests that wait for records."""
+    cluster_id: str
+    node_id: int
+
+    def __init__(
+        self,
+        data_dir: str | Path,
+        listen: str = "127.0.0.1:0",
+        config: Mapping[str, str] | None = None,
+        *,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = BrokerConfig(config)
+        self.fs: FileSystem = OsFileSystem() if fs is None else fs
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.features = FEATURES
+        self.data_dir = Path(data_dir)
+        self.rack = self.config.text("broker.rack")
+        self._listen = split_address(listen)
+        self._advertised = _advertised(self.config)
+        self._lock: int | None = None
+        self._opened = False
+        self._coordinators: list[GroupCoordinator | TxnCoordinator] = []
+        self._server: Server | None = None
+        self._maintenance: Maintenance | None = None
+
+    @classmethod
+    def in_thread(
+        cls,
+        data_dir: str | Path,
+        listen: str = "127.0.0.1:0",
+        config: Mapping[str, str] | None = None,
+    ) -> BrokerThread:
+        """A broker on an event loop of its own in a thread of its own; a context manager."""
+        from coordinator.thread import BrokerThread  # noqa: PLC0415 - the daemon needs no threads
+
+        return BrokerThread(lambda: cls(data_dir, listen, config))
+
+    # --- addresses ---
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens. Raises RuntimeError when it does not."""
+        if self._server is None:
+            raise RuntimeError("the broker is not started")
+        return self._server.address
+
+    @property
+    def advertised(self) -> tuple[str, int]:
+        """Where clients are told to connect to."""
+        if self._advertised is not None:
+            return self._advertised
+        host, port = self.address
+        return (socket.gethostname() if host in _ANY_ADDRESS else host), port
+
+    @property
+    def bootstrap(self) -> str:
+        """The same as HOST:PORT, for ``bootstrap.servers``."""
+        host, port = self.advertised
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Open, load, listen. Raises BrokerError; whatever was begun is undone then."""
+        configure_quietly()
+        for key, reason in self.config.without_effect():
+            _log.warning("setting has no effect", key=key, reason=reason)
+        try:
+            self._open()
+            for coordinator in (self.groups, self.txns):
+                self._coordinators.append(coordinator)
+                await coordinator.start()
+            await self._serve()
+        except BaseException:
+            await self.stop()
+            raise
+
+    def _open(self) -> None:
+        directory = str(self.data_dir)
+        try:
+            self.fs.make_directory(directory)
+            self._lock = self.fs.lock(f"{directory}/{LOCK}")
+        except BlockingIOError as error:
+            raise BrokerError(
+                f"the data directory {directory} is in use by another process"
+            ) from error
+        except OSError as error:
+            raise BrokerError(f"the data directory {directory} can not be used: {error}") from error
+        meta = self._identify(directory)
+        self.cluster_id, self.node_id = meta.cluster_id, meta.node_id
+        self.replicas = Replicas(self.fs, directory, self.config, self.clock)
+        self._opened = True
+        self.metadata = MetadataLog(
+            self.replicas.open_metadata(), self.config, self.clock, node_id=self.node_id
+        )
+        self.metadata.count_start()
+        self.replicas.load(self.metadata)
+        self.metadata.compact()
+        self.topics = TopicAdmin(self.metadata, self.replicas, self.config, self.node_id)
+        self.polls = Polls()
+        self.groups = GroupCoordinator(self)
+        self.txns = TxnCoordinator(self)
+
+    def _identify(self, directory: str) -> MetaProperties:
+        """Read who owns the directory, or write it down at the first start."""
+        node_id = self.config.int("node.id")
+        try:
+            meta = read_meta_properties(self.fs, directory)
+        except CheckpointError as error:
+            raise BrokerError(f"{directory}/meta.properties is damaged: {error}") from error
+        if meta is None:
+            meta = MetaProperties(uuid_to_text(uuid.uuid4()), node_id, uuid.uuid4())
+            write_meta_properties(self.fs, directory, meta)
+        elif meta.node_id != node_id:
+            raise BrokerError(
+                f"{directory} belongs to node.id {meta.node_id}, the configuration says {node_id}"
+            )
+        return meta
+
+    async def _serve(self) -> None:
+        config = self.config
+        limits = ConnectionLimits(
+            max_request_bytes=config.int("socket.request.max.bytes"),
+            max_connections=config.int("max.connections"),
+            max_connections_per_ip=config.int("max.connections.per.ip"),
+            max_idle_ms=config.int("connections.max.idle.ms"),
+        )
+        registry = Registry(unstable_versions=config.bool("unstable.api.versions.enable"))
+        self._server = Server(self, registry=registry, limits=limits, error_code=error_code)
+        host, port = self._listen
+        try:
+            await self._server.start(host, port)
+        except OSError as error:
+            raise BrokerError(f"can not listen on {host}:{port}: {error}") from error
+        self._maintenance = Maintenance(self.replicas, config, self.clock)
+        self._maintenance.start()
+        _log.info(
+            "broker started",
+            cluster_id=self.cluster_id,
+            node_id=self.node_id,
+            address=self.bootstrap,
+            data_dir=str(self.data_dir),
+            topics=len(self.metadata.topics),
+            after_clean_shutdown=self.replicas.was_clean,
+        )
+
+    async def stop(self) -> None:
+        """Stop accepting, answer what waits, close everything, leave the clean-shutdown mark.
+
+        Does nothing when the broker is not started.
+        """
+        if self._server is not None:
+            self._server.stop_accepting()
+            self.polls.close()
+        if self._maintenance is not None:
+            await self._maintenance.stop()
+            self._maintenance = None
+        while self._coordinators:
+            await self._coordinators.pop().stop()
+        if self._server is not None:
+            await self._server.stop()
+            self._server = None
+        if self._opened:
+            self.replicas.close()
+            self._opened = False
+        if self._lock is not None:
+            self.fs.close(self._lock)
+            self._lock = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    # --- what touches more than one service ---
+
+    def delete_topic(self, name: str) -> Topic:
+        """Delete a topic and what groups remember of it; see :meth:`TopicAdmin.delete`."""
+        topic = self.topics.delete(name)
+        self.groups.on_topics_deleted([(topic.name, topic.topic_id.bytes)])
+        self.polls.wake_all()
+        return topic
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT or [HOST]:PORT. Raises BrokerError."""
+    host, found, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not found or not host or not port.isdecimal() or int(port) > 65_535:
+        raise BrokerError(f"{text!r} is no address of the form HOST:PORT")
+    return host, int(port)
+
+
+def _advertised(config: BrokerConfig) -> tuple[str, int] | None:
+    key = "advertised.listeners"
+    text = config.text(key)
+    if not text:
+        return None
+    scheme, found, address = text.partition("://")
+    if not found or scheme.upper() != "PLAINTEXT":
+        raise ConfigError(key, text, "only one PLAINTEXT://HOST:PORT is served")
+    try:
+        return split_address(address)
+    except BrokerError as error:
+        raise ConfigError(key, text, str(error)) from error

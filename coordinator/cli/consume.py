@@ -1,0 +1,241 @@
+"""``fencepost consume``: records of a topic to standard output."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from coordinator.cli.output import shared_options
+
+if TYPE_CHECKING:
+    from coordinator.cli.session import Session
+    from logcore.batch import LogRecord
+
+MAX_WAIT_MS = 500
+MAX_BYTES = 4 * 1024 * 1024
+"""Of one answer; memory stays bounded whatever the topic holds."""
+
+
+@click.command("consume")
+@click.argument("topic")
+@click.option("--partition", "-p", "wanted", multiple=True, type=int, help="Repeatable; else all.")
+@click.option(
+    "--from",
+    "begin",
+    default="earliest",
+    show_default=True,
+    metavar="WHERE",
+    help="earliest, latest, an offset, or a time as 2013-01-31T12:00:00+00:00.",
+)
+@click.option(
+    "--isolation",
+    type=click.Choice(["read_uncommitted", "read_committed"]),
+    default="read_committed",
+    show_default=True,
+    help="read_committed hides aborted and open transactions.",
+)
+@click.option("--limit", "-n", type=click.IntRange(min=1), help="Stop after so many records.")
+@click.option("--follow", "-f", is_flag=True, help="Go on at the end, until Ctrl-C.")
+@click.option(
+    "--format",
+    "form",
+    default="text",
+    show_default=True,
+    type=click.Choice(["text", "table", "json"]),
+    help="The values, a line each with all fields, or JSON lines.",
+)
+@shared_options
+def command(
+    bootstrap: str,
+    timeout: float,
+    topic: str,
+    wanted: tuple[int, ...],
+    begin: str,
+    isolation: str,
+    limit: int | None,
+    form: str,
+    *,
+    follow: bool,
+) -> None:
+    """Print the records of TOPIC from --from to its end."""
+    from coordinator.cli.session import Session
+
+    with Session(bootstrap, timeout) as session:
+        reader = Reader(session, topic, committed=isolation == "read_committed")
+        reader.seek(wanted, begin)
+        if form == "table":
+            click.echo(f"{'PARTITION':>9}  {'OFFSET':>10}  {'TIMESTAMP':<24}  KEY  VALUE")
+        try:
+            for count, (index, record) in enumerate(reader.records(follow=follow), 1):
+                click.echo(_line(topic, index, record, form))
+                if count == limit:
+                    break
+        except KeyboardInterrupt:
+            return
+
+
+def _line(topic: str, index: int, record: LogRecord, form: str) -> str:
+    if form == "text":
+        return _text(record.value)
+    when = dt.datetime.fromtimestamp(record.timestamp_ms / 1000, dt.UTC)
+    stamp = when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if form == "table":
+        key, value = _text(record.key), _text(record.value)
+        return f"{index:>9}  {record.offset:>10}  {stamp:<24}  {key}  {value}"
+    return json.dumps(
+        {
+            "topic": topic,
+            "partition": index,
+            "offset": record.offset,
+            "timestamp": stamp,
+            "key": _plain(record.key),
+            "value": _plain(record.value),
+            "headers": [[name, _plain(value)] for name, value in record.headers],
+        },
+        ensure_ascii=False,
+    )
+
+
+def _plain(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", "backslashreplace")
+
+
+def _text(data: bytes | None) -> str:
+    return "null" if data is None else data.decode("utf-8", "backslashreplace")
+
+
+class Reader:
+    """Fetches partition by partition, and leaves out what a read_committed reader may not see."""
+
+    def __init__(self, session: Session, topic: str, *, committed: bool) -> None:
+        self._session = session
+        self._topic = topic
+        self._committed = committed
+        self._positions: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+
+    def seek(self, wanted: tuple[int, ...], begin: str) -> None:
+        """Find the first and the last offset to read of each partition."""
+        from coordinator.cli.session import EARLIEST, LATEST
+
+        indexes = list(self._session.topics([self._topic])[0].partitions)
+        unknown = sorted(set(wanted) - set(indexes))
+        if unknown:
+            raise click.ClickException(f"{self._topic} has no partition {unknown[0]}")
+        partitions = [(self._topic, index) for index in wanted or indexes]
+        ends = self._session.offsets(partitions, LATEST, committed=self._committed)
+        self._ends = {index: offset for (_, index), offset in ends.items()}
+        if begin.isdigit():
+            self._positions = {index: int(begin) for _, index in partitions}
+            return
+        named = {"earliest": EARLIEST, "latest": LATEST}
+        at = named.get(begin)
+        if at is None:
+            try:
+                moment = dt.datetime.fromisoformat(begin)
+            except ValueError as error:
+                raise click.BadParameter(str(error), param_hint="--from") from error
+            at = int(moment.timestamp() * 1000)
+        found = self._session.offsets(partitions, at, committed=self._committed)
+        self._positions = {
+            index: offset if offset >= 0 else self._ends[index]
+            for (_, index), offset in found.items()
+        }
+
+    def records(self, *, follow: bool) -> Iterator[tuple[int, LogRecord]]:
+        """Each record with its partition; without ``follow`` up to the end found by ``seek``."""
+        while True:
+            pending = [
+                index
+                for index, position in self._positions.items()
+                if follow or position < self._ends[index]
+            ]
+            if not pending:
+                return
+            for index in pending:
+                end = None if follow else self._ends[index]
+                for record in self._fetch(index, MAX_WAIT_MS // len(pending)):
+                    if end is None or record.offset < end:
+                        yield index, record
+
+    def _fetch(self, index: int, wait_ms: int) -> list[LogRecord]:
+        from coordinator.cli.session import check
+
+        position = self._positions[index]
+        low, high = self._session.client.versions()[1]
+        # From version 13 on topics have ids instead of names.
+        answer = self._session.client.call(
+            "Fetch",
+            max(low, min(high, 12)),
+            to_leader=(self._topic, index),
+            check=False,
+            entity=lambda f: f.message(
+                replica_id=-1,
+                max_wait_ms=wait_ms,
+                min_bytes=1,
+                max_bytes=MAX_BYTES,
+                isolation_level=int(self._committed),
+                session_id=0,
+                session_epoch=-1,
+                topics=[
+                    f.FetchTopic(
+                        topic=self._topic,
+                        partitions=[
+                            f.FetchPartition(
+                                partition=index,
+                                current_leader_epoch=-1,
+                                fetch_offset=position,
+                                last_fetched_epoch=-1,
+                                log_start_offset=-1,
+                                partition_max_bytes=MAX_BYTES,
+                            )
+                        ],
+                    )
+                ],
+                forgotten_topics_data=(),
+                rack_id="",
+            ),
+        )
+        check(answer.error_code, "Fetch", self._topic)
+        row = answer.responses[0].partitions[0]
+        check(row.error_code, "Fetch", f"{self._topic}-{index} at offset {position}")
+        aborted = [
+            (entry.first_offset, entry.producer_id) for entry in row.aborted_transactions or ()
+        ]
+        records, self._positions[index] = visible(row.records or b"", position, sorted(aborted))
+        return records
+
+
+def visible(
+    data: bytes, position: int, aborted: list[tuple[int, int]]
+) -> tuple[list[LogRecord], int]:
+    """The records of ``data`` that a reader at ``position`` may see, and where he goes on.
+
+    ``aborted`` holds (first offset, producer id) of aborted transactions, sorted: from its first
+    offset to its abort marker a producer's transactional batches are left out. An answer may end
+    in the middle of a batch.
+    """
+    from logcore.batch import ControlType, decode_records, parse_control, parse_header
+
+    seen: list[LogRecord] = []
+    dead: set[int] = set()
+    at, waiting = 0, list(aborted)
+    while at + 61 <= len(data):
+        header = parse_header(data, at)
+        if at + header.size > len(data):
+            break
+        while waiting and waiting[0][0] <= header.last_offset:
+            dead.add(waiting.pop(0)[1])
+        records = decode_records(data, at, header)
+        if header.is_control:
+            if parse_control(records[0]).type == ControlType.ABORT:
+                dead.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in dead):
+            seen.extend(record for record in records if record.offset >= position)
+        position = max(position, header.last_offset + 1)
+        at += header.size
+    return seen, position

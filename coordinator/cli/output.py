@@ -1,0 +1,101 @@
+"""What every command shares: the options, tables or JSON, and errors as exit codes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import ParamSpec, TypeVar
+
+import click
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Row = Mapping[str, object]
+
+EXIT_REFUSED = 1
+EXIT_UNREACHABLE = 3
+TABLE_WIDTH = 100_000
+"""Columns never wrap: the terminal or the pager decides, and a pipe gets whole lines."""
+
+
+class Unreachable(click.ClickException):
+    """No broker answered."""
+
+    exit_code = EXIT_UNREACHABLE
+
+
+def shared_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Add ``--bootstrap`` and ``--timeout``, and turn the client's errors into exit codes."""
+
+    @click.option(
+        "--bootstrap",
+        "-b",
+        default="127.0.0.1:9092",
+        envvar="FENCEPOST_BOOTSTRAP",
+        show_default=True,
+        show_envvar=True,
+        metavar="HOST:PORT",
+        help="A broker to begin with; several are separated by commas.",
+    )
+    @click.option(
+        "--timeout",
+        default=10.0,
+        show_default=True,
+        metavar="SECONDS",
+        type=click.FloatRange(min=0.1),
+        help="Give up after so long.",
+    )
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        from coordinator.wire.client import BrokerUnreachable
+        from coordinator.wire.errors import WireError
+
+        try:
+            return function(*args, **kwargs)
+        except BrokerUnreachable as error:
+            raise Unreachable(str(error)) from error
+        except (WireError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
+
+    return wrapped
+
+
+def format_option(function: Callable[P, R]) -> Callable[P, R]:
+    """Add ``--format table|json``."""
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help="An aligned table, or one JSON array.",
+    )(function)
+
+
+def emit(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:
+    """Print ``rows``: the ``columns`` as a table, or everything in them as JSON."""
+    if form == "json":
+        click.echo(json.dumps([dict(row) for row in rows], default=str, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        numeric = all(isinstance(row.get(column), int) for row in rows) and bool(rows)
+        table.add_column(column.upper(), justify="right" if numeric else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(_text(row.get(column))) for column in columns))
+    Console(width=TABLE_WIDTH, highlight=False, soft_wrap=True).print(table)
+
+
+def _text(value: object) -> str:
+    """One cell: nothing is a dash, control characters of a peer never reach the terminal."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, (list, tuple)):
+        value = ",".join(str(item) for item in value) or "-"
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))

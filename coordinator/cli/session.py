@@ -1,0 +1,155 @@
+"""What the commands ask of a cluster, in plain Python values.
+
+Everything here goes over the wire with the versions both sides know, so it works against any
+Kafka broker. Shapes: a partition is a ``(topic, index)`` pair; offsets and timestamps are ints.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.wire.client import ApiError, RequestFactory, WireClient
+from coordinator.wire.cluster import TopicMetadata
+
+Partition = tuple[str, int]
+Build = Callable[[RequestFactory], Any]
+
+LATEST = -1
+EARLIEST = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A group's committed position in one partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+
+
+class Session:
+    """A connection to a cluster for the length of one command."""
+
+    def __init__(self, bootstrap: str, timeout_s: float) -> None:
+        self.timeout_ms = int(timeout_s * 1000)
+        self.client = WireClient(bootstrap, client_id="fencepost-cli", timeout_ms=self.timeout_ms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.client.close()
+
+    @property
+    def controller(self) -> int:
+        """The broker that changes topics."""
+        return self.client.metadata().controller_id
+
+    def topics(self, names: Iterable[str] | None = None) -> list[TopicMetadata]:
+        """Describe ``names``, or all topics, sorted; an unknown one raises :class:`ApiError`."""
+        known = self.client.metadata(refresh=True).topics
+        found = []
+        for name in sorted(known) if names is None else names:
+            if name not in known:
+                raise ApiError(ErrorCode.unknown_topic_or_partition, "Metadata", name)
+            check(known[name].error, "Metadata", name)
+            found.append(known[name])
+        return found
+
+    def offsets(
+        self, partitions: Iterable[Partition], timestamp: int, *, committed: bool = False
+    ) -> dict[Partition, int]:
+        """Look up an offset per partition; ``committed`` makes LATEST the last stable offset."""
+        topics = self.client.metadata().topics
+        by_node: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for topic, index in partitions:
+            if topic not in topics or index not in topics[topic].partitions:
+                raise ApiError(
+                    ErrorCode.unknown_topic_or_partition, "ListOffsets", f"{topic}-{index}"
+                )
+            by_node[topics[topic].partitions[index].leader][topic].append(index)
+        found: dict[Partition, int] = {}
+        for node, wanted in by_node.items():
+            answer = self.client.call(
+                "ListOffsets",
+                to_node=node,
+                entity=_list_offsets(wanted, timestamp, int(committed), self.timeout_ms),
+            )
+            for topic in answer.topics:
+                for row in topic.partitions:
+                    check(row.error_code, "ListOffsets", f"{topic.name}-{row.partition_index}")
+                    found[topic.name, row.partition_index] = row.offset
+        return found
+
+    def everywhere(self, api: str, build: Build) -> list[Any]:
+        """Ask every broker; groups and transactions are listed by their own coordinators."""
+        nodes = self.client.metadata().brokers
+        return [self.client.call(api, to_node=node, entity=build) for node in sorted(nodes)]
+
+    def committed(self, group: str) -> list[Committed]:
+        """All committed offsets of ``group``, sorted."""
+        low, high = self.client.versions()[9]
+        # Above version 9 topics have ids instead of names.
+        version = max(low, min(high, 9))
+        answer = self.client.call(
+            "OffsetFetch",
+            version,
+            to_group=group,
+            entity=lambda f: f.message(
+                group_id=group,
+                topics=None,
+                groups=[
+                    f.OffsetFetchRequestGroup(
+                        group_id=group, topics=None, member_id=None, member_epoch=-1
+                    )
+                ],
+                require_stable=False,
+            ),
+        )
+        found = answer.groups[0] if hasattr(answer, "groups") else answer
+        check(getattr(found, "error_code", 0), "OffsetFetch", group)
+        return sorted(
+            (
+                Committed(topic.name, row.partition_index, row.committed_offset, row.metadata or "")
+                for topic in found.topics
+                for row in topic.partitions
+            ),
+            key=lambda row: (row.topic, row.partition),
+        )
+
+
+def _list_offsets(
+    wanted: dict[str, list[int]], timestamp: int, isolation_level: int, timeout_ms: int
+) -> Build:
+    def build(factory: RequestFactory) -> Any:
+        return factory.message(
+            replica_id=-1,
+            isolation_level=isolation_level,
+            timeout_ms=timeout_ms,
+            topics=[
+                factory.ListOffsetsTopic(
+                    name=topic,
+                    partitions=[
+                        factory.ListOffsetsPartition(
+                            partition_index=index, current_leader_epoch=-1, timestamp=timestamp
+                        )
+                        for index in indexes
+                    ],
+                )
+                for topic, indexes in wanted.items()
+            ],
+        )
+
+    return build
+
+
+def check(code: Any, api: str, subject: object = None, message: str | None = None) -> None:
+    """Raise :class:`ApiError` unless ``code`` is NONE."""
+    if int(code) != 0:
+        raise ApiError(code, api, ": ".join(str(part) for part in (subject, message) if part))

@@ -1,0 +1,577 @@
+"""Every broker-level configuration key, with Kafka's names and defaults.
+
+A key is here for one of two reasons: it has an effect, or it says why it has none (``inert``) and
+is accepted with a warning. Everything else is refused by name. Where a default differs from
+Kafka's, its description says so.
+
+Source of names, types and defaults: ``LogConfig``, ``ServerLogConfigs``, ``TopicConfig``,
+``GroupCoordinatorConfig``, ``TransactionLogConfig``, ``TransactionStateManagerConfig``,
+``SocketServerConfigs``, ``ReplicationConfigs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coordinator.config_types import INT_MAX, LONG_MAX, ConfigKey, ConfigType
+
+_B, _S, _I = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT
+_SH, _L, _D, _LI = ConfigType.SHORT, ConfigType.LONG, ConfigType.DOUBLE, ConfigType.LIST
+
+ONE_NODE = "there is one node and one copy"
+_ONE_LOOP = "all work is done on one event loop"
+_NO_CONSUMER_PROTOCOL = "only the classic group protocol is served"
+_SAME_TURN = "writes are complete when they are answered"
+
+_POLICIES = ("delete", "compact")
+_CODECS = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
+_TIMESTAMPS = ("CreateTime", "LogAppendTime")
+_MIB = 1 << 20
+
+
+def _dynamic(
+    name: str,
+    kind: ConfigType,
+    default: str | None,
+    doc: str,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> ConfigKey:
+    """A key that can be changed while the broker runs."""
+    return ConfigKey(name, kind, default, doc, unit, low, high, choices, updatable=True)
+
+
+_LOG_KEYS = (
+    _dynamic(
+        "log.segment.bytes",
+        _I,
+        str(1 << 30),
+        "A segment is rolled before it grows larger.",
+        "bytes",
+        _MIB,
+    ),
+    _dynamic(
+        "log.roll.ms", _L, None, "A segment older than this is rolled at the next append.", "ms", 1
+    ),
+    _dynamic(
+        "log.roll.hours", _I, "168", "The same in hours, where log.roll.ms is not set.", "hours", 1
+    ),
+    _dynamic(
+        "log.roll.jitter.ms",
+        _L,
+        None,
+        "At most this much is taken off the age at which a segment is rolled.",
+        "ms",
+        0,
+    ),
+    _dynamic(
+        "log.roll.jitter.hours",
+        _I,
+        "0",
+        "The same in hours, where log.roll.jitter.ms is not set.",
+        "hours",
+        0,
+    ),
+    _dynamic(
+        "log.retention.ms",
+        _L,
+        None,
+        "Segments whose newest record is older are deleted; -1 keeps them.",
+        "ms",
+        -1,
+    ),
+    _dynamic(
+        "log.retention.minutes",
+        _I,
+        None,
+        "The same in minutes, where log.retention.ms is not set.",
+        "minutes",
+        -1,
+    ),
+    _dynamic(
+        "log.retention.hours",
+        _I,
+        "168",
+        "The same in hours, where neither of the others is set.",
+        "hours",
+        -1,
+    ),
+    _dynamic(
+        "log.retention.bytes",
+        _L,
+        "-1",
+        "The oldest segments of a larger partition are deleted; -1 sets no bound.",
+        "bytes",
+        -1,
+    ),
+    _dynamic(
+        "log.cleanup.policy",
+        _LI,
+        "delete",
+        "What happens to old records: delete, compact, both, or nothing.",
+        choices=_POLICIES,
+    ),
+    _dynamic(
+        "log.index.size.max.bytes",
+        _I,
+        str(10 * _MIB),
+        "A segment is rolled when one of its indexes would grow larger.",
+        "bytes",
+        4,
+    ),
+    _dynamic(
+        "log.index.interval.bytes",
+        _I,
+        "4096",
+        "Bytes of records between two index entries.",
+        "bytes",
+        0,
+    ),
+    _dynamic(
+        "log.flush.interval.messages",
+        _L,
+        str(LONG_MAX),
+        "Appended records after which the file is forced to disk; 1 survives power loss.",
+        "records",
+        1,
+    ),
+    _dynamic(
+        "log.flush.interval.ms",
+        _L,
+        None,
+        "Longest time an append stays unforced; not set means log.flush.scheduler.interval.ms.",
+        "ms",
+        0,
+    ),
+    ConfigKey(
+        "log.flush.scheduler.interval.ms",
+        _L,
+        str(LONG_MAX),
+        "How often partitions are looked at that are due by log.flush.interval.ms.",
+        "ms",
+        1,
+    ),
+    _dynamic(
+        "log.segment.delete.delay.ms",
+        _L,
+        "60000",
+        "How long the files of a deleted segment stay under another name.",
+        "ms",
+        0,
+    ),
+    _dynamic("log.preallocate", _B, "false", "Reserve the whole file of a new segment."),
+    _dynamic(
+        "log.message.timestamp.type",
+        _S,
+        "CreateTime",
+        "Whether a record's time is the producer's or the broker's.",
+        choices=_TIMESTAMPS,
+    ),
+    _dynamic(
+        "log.message.timestamp.before.max.ms",
+        _L,
+        str(LONG_MAX),
+        "A producer's time may lie at most this far in the past.",
+        "ms",
+        0,
+    ),
+    _dynamic(
+        "log.message.timestamp.after.max.ms",
+        _L,
+        "3600000",
+        "A producer's time may lie at most this far in the future.",
+        "ms",
+        0,
+    ),
+    _dynamic(
+        "message.max.bytes",
+        _I,
+        "1048588",
+        "The largest record batch that is accepted, after compression.",
+        "bytes",
+        0,
+    ),
+    _dynamic(
+        "compression.type",
+        _S,
+        "producer",
+        "The codec batches are stored with; producer keeps what was sent.",
+        choices=_CODECS,
+    ),
+    _dynamic(
+        "compression.gzip.level", _I, "-1", "Effort of gzip, 1 to 9; -1 is its default.", "", -1, 9
+    ),
+    _dynamic("compression.lz4.level", _I, "9", "Effort of lz4.", "", 1, 17),
+    _dynamic("compression.zstd.level", _I, "3", "Effort of zstd.", "", -131072, 22),
+    _dynamic(
+        "log.cleaner.delete.retention.ms",
+        _L,
+        "86400000",
+        "How long tombstones outlive compaction.",
+        "ms",
+        0,
+    ),
+    _dynamic(
+        "log.cleaner.min.compaction.lag.ms", _L, "0", "Younger records are not compacted.", "ms", 0
+    ),
+    _dynamic(
+        "log.cleaner.max.compaction.lag.ms",
+        _L,
+        str(LONG_MAX),
+        "Older records are compacted whatever the dirty ratio.",
+        "ms",
+        1,
+    ),
+    _dynamic(
+        "log.cleaner.min.cleanable.ratio",
+        _D,
+        "0.5",
+        "Share of dirty bytes from which on a partition is compacted.",
+        "",
+        0,
+        1,
+    ),
+)
+
+_BROKER_KEYS = (
+    ConfigKey(
+        "node.id",
+        _I,
+        "1",
+        "This broker's number; it is fixed by the first start of a data directory.",
+        low=0,
+    ),
+    ConfigKey("broker.rack", _S, None, "The rack that Metadata shows for this broker."),
+    ConfigKey(
+        "advertised.listeners",
+        _S,
+        None,
+        "PLAINTEXT://HOST:PORT that clients are told to connect to; not set means where we listen.",
+    ),
+    ConfigKey(
+        "num.partitions", _I, "1", "Partitions of a topic that is created without a number.", low=1
+    ),
+    ConfigKey(
+        "default.replication.factor",
+        _I,
+        "1",
+        "Replicas of a topic that is created without a number; more than one node can't be met.",
+        low=1,
+    ),
+    ConfigKey(
+        "auto.create.topics.enable", _B, "true", "Create a topic when it is first asked for."
+    ),
+    ConfigKey("delete.topic.enable", _B, "true", "Whether topics may be deleted."),
+    ConfigKey(
+        "fetch.max.bytes",
+        _I,
+        "57671680",
+        "The most records one fetch answers with, give or take a batch.",
+        "bytes",
+        1024,
+    ),
+    ConfigKey(
+        "log.retention.check.interval.ms",
+        _L,
+        "300000",
+        "How often retention looks for segments to delete.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "log.initial.task.delay.ms",
+        _L,
+        "30000",
+        "How long after the start retention first runs.",
+        "ms",
+        0,
+    ),
+    ConfigKey(
+        "log.flush.offset.checkpoint.interval.ms",
+        _I,
+        "60000",
+        "How often recovery points are written.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "log.flush.start.offset.checkpoint.interval.ms",
+        _I,
+        "60000",
+        "How often log start offsets are written.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "replica.high.watermark.checkpoint.interval.ms",
+        _L,
+        "5000",
+        "How often high watermarks are written.",
+        "ms",
+        1,
+    ),
+    _dynamic(
+        "producer.id.expiration.ms",
+        _I,
+        "86400000",
+        "A partition forgets a producer that wrote nothing for this long.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "producer.id.expiration.check.interval.ms",
+        _I,
+        "600000",
+        "How often partitions look for producers to forget.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "socket.request.max.bytes",
+        _I,
+        "104857600",
+        "The largest request; a larger one closes its connection.",
+        "bytes",
+        1,
+    ),
+    ConfigKey(
+        "connections.max.idle.ms",
+        _L,
+        "600000",
+        "A connection without requests is closed after this long.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "max.connections",
+        _I,
+        "10000",
+        "Open connections in all; Kafka's default sets no bound.",
+        low=0,
+    ),
+    ConfigKey(
+        "max.connections.per.ip",
+        _I,
+        "10000",
+        "Open connections of one address; Kafka's default sets no bound.",
+        low=0,
+    ),
+    ConfigKey(
+        "unstable.api.versions.enable",
+        _B,
+        "false",
+        "Serve versions that Kafka calls unstable (InitProducerId 6).",
+    ),
+    ConfigKey("log.cleaner.enable", _B, "true", "Compact topics whose cleanup.policy says so."),
+    ConfigKey(
+        "log.cleaner.backoff.ms",
+        _L,
+        "15000",
+        "Pause of the cleaner when nothing is worth compacting.",
+        "ms",
+        1,
+    ),
+)
+
+_GROUP_KEYS = (
+    ConfigKey(
+        "group.min.session.timeout.ms",
+        _I,
+        "6000",
+        "The shortest session timeout a member may ask for.",
+        "ms",
+        0,
+    ),
+    ConfigKey(
+        "group.max.session.timeout.ms",
+        _I,
+        "1800000",
+        "The longest session timeout a member may ask for.",
+        "ms",
+        0,
+    ),
+    ConfigKey(
+        "group.initial.rebalance.delay.ms",
+        _I,
+        "3000",
+        "How long the first rebalance of an empty group waits for more members.",
+        "ms",
+        0,
+    ),
+    ConfigKey(
+        "group.max.size", _I, "1000", "Members of one group; Kafka's default sets no bound.", low=1
+    ),
+    ConfigKey(
+        "offset.metadata.max.bytes",
+        _I,
+        "4096",
+        "Length of the text stored with a committed offset.",
+        low=0,
+    ),
+    ConfigKey(
+        "offsets.retention.minutes",
+        _I,
+        "10080",
+        "How long the offsets of an unused group are kept.",
+        "minutes",
+        1,
+    ),
+    ConfigKey(
+        "offsets.retention.check.interval.ms",
+        _L,
+        "600000",
+        "How often expired offsets are looked for.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "offsets.topic.num.partitions",
+        _I,
+        "50",
+        "Partitions of __consumer_offsets; fixed once the topic exists.",
+        low=1,
+    ),
+    ConfigKey(
+        "offsets.topic.segment.bytes",
+        _I,
+        "104857600",
+        "Segment size of __consumer_offsets.",
+        "bytes",
+        _MIB,
+    ),
+)
+
+_TXN_KEYS = (
+    ConfigKey(
+        "transactional.id.expiration.ms",
+        _I,
+        "604800000",
+        "A transactional id that is not used for this long is forgotten.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "transaction.max.timeout.ms",
+        _I,
+        "900000",
+        "The longest transaction timeout a producer may ask for.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        _I,
+        "10000",
+        "How often timed-out transactions are looked for.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        _I,
+        "3600000",
+        "How often expired transactional ids are looked for.",
+        "ms",
+        1,
+    ),
+    _dynamic(
+        "transaction.partition.verification.enable",
+        _B,
+        "true",
+        "Ask the coordinator before a transaction first writes to a partition.",
+    ),
+    ConfigKey(
+        "transaction.two.phase.commit.enable",
+        _B,
+        "false",
+        "Let producers ask for transactions without a timeout.",
+    ),
+    ConfigKey(
+        "transaction.state.log.num.partitions",
+        _I,
+        "50",
+        "Partitions of __transaction_state; fixed once the topic exists.",
+        low=1,
+    ),
+    ConfigKey(
+        "transaction.state.log.segment.bytes",
+        _I,
+        "104857600",
+        "Segment size of __transaction_state.",
+        "bytes",
+        _MIB,
+    ),
+)
+
+
+def inert_key(name: str, kind: ConfigType, default: str | None, reason: str) -> ConfigKey:
+    """A key that is accepted with a warning and changes nothing, for ``reason``."""
+    return ConfigKey(name, kind, default, f"Accepted for compatibility: {reason}.", inert=reason)
+
+
+_INERT_KEYS = (
+    inert_key("min.insync.replicas", _I, "1", ONE_NODE),
+    inert_key("unclean.leader.election.enable", _B, "false", ONE_NODE),
+    inert_key("auto.leader.rebalance.enable", _B, "true", ONE_NODE),
+    inert_key("num.replica.fetchers", _I, "1", ONE_NODE),
+    inert_key("replica.lag.time.max.ms", _L, "30000", ONE_NODE),
+    inert_key("offsets.topic.replication.factor", _SH, "1", ONE_NODE),
+    inert_key("transaction.state.log.replication.factor", _SH, "1", ONE_NODE),
+    inert_key("transaction.state.log.min.isr", _I, "1", ONE_NODE),
+    inert_key("controlled.shutdown.enable", _B, "true", ONE_NODE),
+    inert_key("process.roles", _LI, "broker,controller", ONE_NODE),
+    inert_key("controller.quorum.voters", _LI, "", ONE_NODE),
+    inert_key("num.network.threads", _I, "3", _ONE_LOOP),
+    inert_key("num.io.threads", _I, "8", _ONE_LOOP),
+    inert_key("background.threads", _I, "10", _ONE_LOOP),
+    inert_key("num.recovery.threads.per.data.dir", _I, "2", _ONE_LOOP),
+    inert_key("log.cleaner.threads", _I, "1", _ONE_LOOP),
+    inert_key("group.coordinator.threads", _I, "4", _ONE_LOOP),
+    inert_key("queued.max.requests", _I, "500", "a connection has one request at a time"),
+    inert_key("max.incremental.fetch.session.cache.slots", _I, "1000", "every fetch is a full one"),
+    inert_key("offsets.commit.timeout.ms", _I, "5000", _SAME_TURN),
+    inert_key("group.coordinator.append.linger.ms", _I, "-1", _SAME_TURN),
+    inert_key("add.partitions.to.txn.retry.backoff.ms", _I, "20", _SAME_TURN),
+    inert_key("add.partitions.to.txn.retry.backoff.max.ms", _I, "100", _SAME_TURN),
+    inert_key("request.timeout.ms", _I, "30000", _SAME_TURN),
+    inert_key("offsets.load.buffer.size", _I, "5242880", "logs are read segment by segment"),
+    inert_key(
+        "transaction.state.log.load.buffer.size", _I, "5242880", "logs are read segment by segment"
+    ),
+    inert_key("offsets.topic.compression.codec", _I, "0", "coordinator records are small"),
+    inert_key("log.cleaner.dedupe.buffer.size", _L, "134217728", "the map of keys grows as needed"),
+    inert_key("log.cleaner.io.buffer.size", _I, "524288", "segments are read batch by batch"),
+    inert_key("socket.send.buffer.bytes", _I, "102400", "the operating system sizes its buffers"),
+    inert_key(
+        "socket.receive.buffer.bytes", _I, "102400", "the operating system sizes its buffers"
+    ),
+    inert_key("group.coordinator.rebalance.protocols", _LI, "classic", _NO_CONSUMER_PROTOCOL),
+    inert_key("group.consumer.session.timeout.ms", _I, "45000", _NO_CONSUMER_PROTOCOL),
+    inert_key("group.consumer.min.session.timeout.ms", _I, "45000", _NO_CONSUMER_PROTOCOL),
+    inert_key("group.consumer.max.session.timeout.ms", _I, "60000", _NO_CONSUMER_PROTOCOL),
+    inert_key("group.consumer.heartbeat.interval.ms", _I, "5000", _NO_CONSUMER_PROTOCOL),
+    inert_key("group.consumer.min.heartbeat.interval.ms", _I, "5000", _NO_CONSUMER_PROTOCOL),
+    inert_key("group.consumer.max.heartbeat.interval.ms", _I, "15000", _NO_CONSUMER_PROTOCOL),
+    inert_key("group.consumer.max.size", _I, str(INT_MAX), _NO_CONSUMER_PROTOCOL),
+    inert_key("group.consumer.assignors", _LI, "uniform,range", _NO_CONSUMER_PROTOCOL),
+    inert_key("group.consumer.migration.policy", _S, "bidirectional", _NO_CONSUMER_PROTOCOL),
+)
+
+
+BROKER_KEYS: Mapping[str, ConfigKey] = {
+    key.name: key for key in (*_BROKER_KEYS, *_LOG_KEYS, *_GROUP_KEYS, *_TXN_KEYS, *_INERT_KEYS)
+}
+"""Broker keys by name."""
+
+REPLACED: Mapping[str, str] = {
+    "listeners": "where to listen is said with --listen",
+    "port": "where to listen is said with --listen",
+    "log.dir": "the data directory is said with --data-dir",
+    "log.dirs": "the data directory is said with --data-dir",
+    "metadata.log.dir": "the data directory is said with --data-dir",
+    "broker.id": "its name is node.id",
+    "zookeeper.connect": "there is no ZooKeeper",
+}
+"""Kafka keys that do not fit this broker, and what to do instead."""

@@ -1,0 +1,60 @@
+"""What the data and administration side refuses. No class here knows a wire number.
+
+The name in parentheses is Kafka's error; ``errors.py`` holds the map.
+"""
+
+from __future__ import annotations
+
+from logcore.machine import DomainError
+
+
+class DataError(DomainError):
+    """Base of everything that topics, partitions and their administration refuse."""
+
+
+class UnknownTopicOrPartitionError(DataError):
+    """There is no such topic, or it has no such partition (UNKNOWN_TOPIC_OR_PARTITION)."""
+
+
+class UnknownTopicIdError(DataError):
+    """No topic has this id (UNKNOWN_TOPIC_ID)."""
+
+
+class TopicAlreadyExistsError(DataError):
+    """The name is taken (TOPIC_ALREADY_EXISTS)."""
+
+
+class InvalidTopicError(DataError):
+    """The name is not allowed, or clients may not write to it (INVALID_TOPIC_EXCEPTION)."""
+
+
+class InvalidPartitionsError(DataError):
+    """The number of partitions is not possible (INVALID_PARTITIONS)."""
+
+
+class InvalidReplicationFactorError(DataError):
+    """The number of replicas is not possible (INVALID_REPLICATION_FACTOR)."""
+
+
+class InvalidReplicaAssignmentError(DataError):
+    """Replicas can not be placed as asked for (INVALID_REPLICA_ASSIGNMENT)."""
+
+
+class InvalidRequestError(DataError):
+    """The request contradicts itself (INVALID_REQUEST)."""
+
+
+class TopicDeletionDisabledError(DataError):
+    """``delete.topic.enable`` is off (TOPIC_DELETION_DISABLED)."""
+
+
+class TopicLimitExceededError(DataError):
+    """A bound of ``metadata.MetadataLimits`` was met; the message names it (POLICY_VIOLATION)."""
+
+
+class PolicyViolationError(DataError):
+    """The topic's configuration forbids it (POLICY_VIOLATION)."""
+
+
+class MetadataUnavailableError(DataError):
+    """The metadata log could not be written; nothing was changed (KAFKA_STORAGE_ERROR)."""

@@ -1,0 +1,182 @@
+"""The registry of request handlers: one module per API, imported when it is first asked for.
+
+How to write one
+----------------
+``coordinator/handlers/heartbeat.py`` (the module's name is the API's, in snake case)::
+
+    # Heartbeat (12): a classic member says that it is alive.
+
+    from coordinator.handlers import Context, handles
+    from coordinator.wire import ApiKey, Entity
+
+
+    @handles(ApiKey.HEARTBEAT, versions=(0, 4), permission="READ Group")
+    async def run(ctx: Context) -> Entity:
+        await ctx.broker.groups.submit(...)
+        return ctx.respond.HeartbeatResponse(throttle_time_ms=0, error_code=0)
+
+* ``run`` may be a plain function that returns the response entity (fastest), a plain function that
+  returns a future, or a coroutine function. None means that no response is sent (acks=0).
+* ``ctx.body`` is the request as kio's class of ``ctx.version``. A field that only newer versions
+  have does not exist on older ones: read it with ``getattr(ctx.body, "name", default)``, or branch
+  on ``ctx.version``. kio's types: durations are ``timedelta`` (``request_ms`` makes milliseconds of
+  them), a timestamp of -1 is None, error codes are ``kio.schema.errors.ErrorCode``, the zero uuid
+  is None.
+* ``ctx.respond.<ClassName>(**fields)`` builds kio's response class of the same version; fields that
+  this version lacks are dropped, missing ones get Kafka's defaults; see
+  :class:`coordinator.wire.build.MessageFactory`. ``ctx.respond.error(code)`` is the response with
+  just its top-level error.
+* A ``DomainError`` that escapes is answered as the response's top-level error code where the
+  response has one. Any other exception is logged and answered UNKNOWN_SERVER_ERROR in the same
+  way. Where there is no such field, the connection is closed. Per-item errors are the handler's.
+* ``raise CloseConnection(reason)`` closes the connection without an answer (a failed acks=0).
+
+The versions of an API stand in ``coordinator/wire/api.py`` and are repeated in ``@handles``, so
+that a handler's reader sees them; importing a module whose range differs fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from coordinator.wire.api import APIS, Api, ApiKey
+from coordinator.wire.build import ResponseFactory
+from coordinator.wire.schema import Entity
+
+Run = Callable[["Context"], "Entity | Awaitable[Entity | None] | None"]
+
+
+class CloseConnection(Exception):  # noqa: N818 - an order, not an error
+    """Raised by a handler to close the connection without an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """What the registry knows about one API."""
+
+    key: ApiKey
+    name: str
+    min_version: int
+    max_version: int
+    advertised_min: int
+    permission: str
+    run: Run
+
+
+@dataclass(slots=True)
+class Context:
+    """One request, and all that its handler may use."""
+
+    broker: Any
+    """The services of ``coordinator.broker.Broker``."""
+    registry: Registry
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str | None
+    body: Entity
+    respond: ResponseFactory
+    peer_host: str
+    """The client's address; DescribeGroups shows it with a slash before it."""
+    connection: Any
+    """The :class:`coordinator.connection.Connection`; its identity tells connections apart."""
+    size_bytes: int = 0
+    """The request's size on the wire."""
+
+
+def request_ms(duration: timedelta) -> int:
+    """Milliseconds of a duration field of a request."""
+    return (duration.days * 86_400 + duration.seconds) * 1000 + duration.microseconds // 1000
+
+
+def handles(key: ApiKey, *, versions: tuple[int, int], permission: str) -> Callable[[Run], Run]:
+    """Mark a module's ``run`` as the handler of an API.
+
+    ``permission`` says what a client would need, in Kafka's words: ``"READ Group"``,
+    ``"WRITE Topic"``, ``"NONE"``. Raises ValueError if ``versions`` is not the API's range.
+    """
+    api = APIS[key]
+    if versions != (api.min_version, api.max_version):
+        raise ValueError(
+            f"{api.name} is served at versions {api.min_version}-{api.max_version}, not {versions}"
+        )
+
+    def mark(run: Run) -> Run:
+        run.handler = Handler(  # type: ignore[attr-defined]
+            key=key,
+            name=api.name,
+            min_version=api.min_version,
+            max_version=api.max_version,
+            advertised_min=api.advertised_min,
+            permission=permission,
+            run=run,
+        )
+        return run
+
+    return mark
+
+
+class Registry:
+    """Which APIs are served, and by what.
+
+    By default: every API of ``coordinator.wire.api`` that has a module in ``package``. ``modules``
+    narrows or replaces that list (module names by key); tests give ``{}`` and call :meth:`add`.
+    """
+
+    def __init__(
+        self,
+        *,
+        package: str = __name__,
+        modules: Mapping[int, str] | None = None,
+        unstable_versions: bool = False,
+    ) -> None:
+        self._package = package
+        self._modules = dict(_modules_in(package) if modules is None else modules)
+        self._handlers: dict[int, Handler] = {}
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._unstable = unstable_versions
+        for key in self._modules:
+            self._serve(APIS[key])
+
+    def _serve(self, api: Api) -> None:
+        self._versions[api.key] = api.min_version, api.max_served(unstable=self._unstable)
+
+    def add(self, run: Run) -> None:
+        """Serve the API of ``run``, which :func:`handles` has marked, whatever the modules say."""
+        handler: Handler = run.handler  # type: ignore[attr-defined]
+        self._handlers[handler.key] = handler
+        self._serve(APIS[handler.key])
+
+    @property
+    def versions(self) -> Mapping[int, tuple[int, int]]:
+        """The lowest and the highest served version by API key."""
+        return self._versions
+
+    def advertised(self) -> Iterable[tuple[int, int, int]]:
+        """(key, lowest, highest version) of ApiVersions, by key."""
+        for key in sorted(self._versions):
+            yield key, APIS[key].advertised_min, self._versions[key][1]
+
+    def handler(self, api_key: int) -> Handler:
+        """The handler of a served API; imports its module the first time."""
+        found = self._handlers.get(api_key)
+        if found is None:
+            module = import_module(f"{self._package}.{self._modules[api_key]}")
+            found = self._handlers[api_key] = module.run.handler
+            if found.key != api_key:
+                raise ValueError(f"{module.__name__} handles {found.name}")
+        return found
+
+    def handlers(self) -> list[Handler]:
+        """All handlers by key; imports every module (for the README's API table)."""
+        return [self.handler(key) for key in sorted(self._versions)]
+
+
+def _modules_in(package: str) -> dict[int, str]:
+    present = {module.name for module in iter_modules(import_module(package).__path__)}
+    return {key: api.module for key, api in APIS.items() if api.module in present}

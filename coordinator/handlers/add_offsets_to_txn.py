@@ -1,0 +1,45 @@
+"""AddOffsetsToTxn (25): a transaction is about to commit offsets of a group.
+
+It adds the group's partition of ``__consumer_offsets`` to the transaction. Only clients before TV2
+send it. Version 2 knows PRODUCER_FENCED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import answer, before_producer_fenced
+from coordinator.metadata import CONSUMER_OFFSETS
+from coordinator.wire import ApiKey, Entity
+from logcore.machine import DomainError
+from txn.commands import AddPartitions
+
+
+@handles(ApiKey.ADD_OFFSETS_TO_TXN, versions=(0, 4), permission="WRITE TransactionalId, READ Group")
+def run(ctx: Context) -> Entity | Awaitable[Entity]:
+    """Add the offsets partition."""
+    body, respond = ctx.body, ctx.respond
+
+    def refuse(code: ErrorCode) -> Entity:
+        return respond.AddOffsetsToTxnResponse(
+            error_code=before_producer_fenced(code, known=ctx.version >= 2)
+        )
+
+    try:
+        # A producer may come here before any consumer has looked for its coordinator.
+        ctx.broker.groups.ensure_open()
+        partition = CONSUMER_OFFSETS, ctx.broker.groups.partition_for(body.group_id)
+    except DomainError as error:
+        return refuse(error_code(error))
+    command = AddPartitions(
+        body.transactional_id, body.producer_id, body.producer_epoch, (partition,)
+    )
+    return answer(
+        ctx.broker.txns.submit(body.transactional_id, command),
+        lambda _: respond.AddOffsetsToTxnResponse(error_code=ErrorCode.none),
+        refuse,
+    )

@@ -1,0 +1,140 @@
+"""AddPartitionsToTxn (24): which partitions a transaction is about to write to.
+
+Versions 0 to 3 are for clients: one transaction; a single partition that is unknown or internal
+fails, and all others answer OPERATION_NOT_ATTEMPTED. Version 2 knows PRODUCER_FENCED. Versions 4
+and 5 are for brokers: many transactions, which may only be looked up (VerifyOnly).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import answer, before_producer_fenced, code_of, outcome
+from coordinator.wire import ApiKey, Entity
+from logcore.machine import DomainError
+from txn.commands import AddPartitions, AddPartitionsResult, TopicPartition
+
+FIRST_BATCHED_VERSION = 4
+
+
+@handles(
+    ApiKey.ADD_PARTITIONS_TO_TXN,
+    versions=(0, 5),
+    permission="WRITE TransactionalId, WRITE Topic; from v4 CLUSTER_ACTION Cluster",
+)
+def run(ctx: Context) -> Entity | Awaitable[Entity]:
+    """Add the partitions of one transaction, or of many."""
+    return _run_one(ctx) if ctx.version < FIRST_BATCHED_VERSION else _run_many(ctx)
+
+
+def _run_one(ctx: Context) -> Entity | Awaitable[Entity]:
+    body = ctx.body
+    topics = body.v3_and_below_topics
+    refused = _refused(ctx, topics, internal_is_refused=True)
+    if refused:
+        return _client_response(
+            ctx, lambda key: refused.get(key, ErrorCode.operation_not_attempted)
+        )
+    command = AddPartitions(
+        body.v3_and_below_transactional_id,
+        body.v3_and_below_producer_id,
+        body.v3_and_below_producer_epoch,
+        _partitions(topics),
+    )
+
+    def refuse(code: ErrorCode) -> Entity:
+        said = before_producer_fenced(code, known=ctx.version >= 2)
+        return _client_response(ctx, lambda _: said)
+
+    return answer(
+        ctx.broker.txns.submit(command.transactional_id, command),
+        lambda result: _client_response(ctx, lambda key: code_of(result.errors.get(key))),
+        refuse,
+    )
+
+
+def _client_response(ctx: Context, code: Callable[[TopicPartition], ErrorCode]) -> Entity:
+    return ctx.respond.AddPartitionsToTxnResponse(
+        results_by_topic_v3_and_below=_topic_results(ctx, ctx.body.v3_and_below_topics, code)
+    )
+
+
+async def _run_many(ctx: Context) -> Entity:
+    respond = ctx.respond
+    results = []
+    for transaction in ctx.body.transactions:
+        code = await _transaction(ctx, transaction)
+        results.append(
+            respond.AddPartitionsToTxnResult(
+                transactional_id=transaction.transactional_id,
+                topic_results=_topic_results(ctx, transaction.topics, code),
+            )
+        )
+    return respond.AddPartitionsToTxnResponse(
+        error_code=ErrorCode.none, results_by_transaction=tuple(results)
+    )
+
+
+async def _transaction(ctx: Context, transaction: Any) -> Callable[[TopicPartition], ErrorCode]:
+    """One transaction's answer, as a function from partition to code."""
+    refused = _refused(ctx, transaction.topics, internal_is_refused=False)
+    if refused:
+        return lambda key: refused.get(key, ErrorCode.operation_not_attempted)
+    command = AddPartitions(
+        transaction.transactional_id,
+        transaction.producer_id,
+        transaction.producer_epoch,
+        _partitions(transaction.topics),
+        verify_only=transaction.verify_only,
+        client_transaction_version=2,
+    )
+    result: AddPartitionsResult | DomainError = await outcome(
+        ctx.broker.txns.submit(command.transactional_id, command)
+    )
+    if isinstance(result, DomainError):
+        code = code_of(result)
+        return lambda _: code
+    errors = result.errors
+    return lambda key: code_of(errors.get(key))
+
+
+def _partitions(topics: Any) -> tuple[TopicPartition, ...]:
+    return tuple((topic.name, index) for topic in topics for index in topic.partitions)
+
+
+def _refused(
+    ctx: Context, topics: Any, *, internal_is_refused: bool
+) -> Mapping[TopicPartition, ErrorCode]:
+    """Those that nobody may add, with the reason."""
+    refused: dict[TopicPartition, ErrorCode] = {}
+    for topic in topics:
+        found = ctx.broker.metadata.topic(topic.name)
+        internal = found is not None and found.is_internal
+        for index in topic.partitions:
+            if internal_is_refused and internal:
+                refused[topic.name, index] = ErrorCode.topic_authorization_failed
+            elif found is None or not 0 <= index < found.partitions:
+                refused[topic.name, index] = ErrorCode.unknown_topic_or_partition
+    return refused
+
+
+def _topic_results(
+    ctx: Context, topics: Any, code: Callable[[TopicPartition], ErrorCode]
+) -> tuple[Entity, ...]:
+    respond = ctx.respond
+    return tuple(
+        respond.AddPartitionsToTxnTopicResult(
+            name=topic.name,
+            results_by_partition=tuple(
+                respond.AddPartitionsToTxnPartitionResult(
+                    partition_index=index, partition_error_code=code((topic.name, index))
+                )
+                for index in topic.partitions
+            ),
+        )
+        for topic in topics
+    )

@@ -1,0 +1,53 @@
+"""ApiVersions (18): what this broker serves, and which features it has finalized (KIP-511, 584)."""
+
+from __future__ import annotations
+
+import re
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.handlers import Context, handles
+from coordinator.wire.api import ApiKey
+from coordinator.wire.schema import Entity
+
+SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
+"""What a client may call itself and its version (``ApiVersionsRequest.isValid``)."""
+
+FIRST_VERSION_WITH_SOFTWARE = 3
+FIRST_VERSION_WITH_ZERO_MINIMUM = 4
+
+
+@handles(ApiKey.API_VERSIONS, versions=(0, 4), permission="NONE")
+def run(ctx: Context) -> Entity:
+    """Answer with the registry's versions and the broker's features.
+
+    ``ctx.broker.features`` maps a feature's name to (lowest, highest supported, finalized level).
+    A supported feature whose lowest level is 0 is left out below version 4: older clients fail on
+    a zero. A finalized level of 0 means that the feature is off; Kafka leaves it out.
+    """
+    if ctx.version >= FIRST_VERSION_WITH_SOFTWARE:
+        name, version = ctx.body.client_software_name, ctx.body.client_software_version
+        if not (SOFTWARE.fullmatch(name) and SOFTWARE.fullmatch(version)):
+            return ctx.respond.error(ErrorCode.invalid_request)
+        ctx.connection.client_software = name, version
+    make = ctx.respond
+    features: dict[str, tuple[int, int, int]] = ctx.broker.features
+    return make.message(
+        error_code=ErrorCode.none,
+        throttle_time_ms=0,
+        api_keys=[
+            make.ApiVersion(api_key=key, min_version=low, max_version=high)
+            for key, low, high in ctx.registry.advertised()
+        ],
+        supported_features=[
+            make.SupportedFeatureKey(name=name, min_version=low, max_version=high)
+            for name, (low, high, _) in sorted(features.items())
+            if low > 0 or ctx.version >= FIRST_VERSION_WITH_ZERO_MINIMUM
+        ],
+        finalized_features_epoch=0,
+        finalized_features=[
+            make.FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+            for name, (_, _, level) in sorted(features.items())
+            if level > 0
+        ],
+    )

@@ -1,0 +1,48 @@
+"""CreatePartitions (37): a topic gets more partitions.
+
+Source: ``ReplicationControlManager.createPartitions``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.data_errors import InvalidRequestError
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles
+from coordinator.wire import ApiKey, Entity
+from logcore.machine import DomainError
+
+
+@handles(ApiKey.CREATE_PARTITIONS, versions=(0, 3), permission="ALTER Topic")
+def run(ctx: Context) -> Entity:
+    """Grow, or only check, each topic by itself; one that is named twice is refused."""
+    named = Counter(topic.name for topic in ctx.body.topics)
+    results = []
+    for topic in {topic.name: topic for topic in ctx.body.topics}.values():
+        code, message = ErrorCode.none, None
+        try:
+            if named[topic.name] > 1:
+                raise InvalidRequestError("Duplicate topic name.")
+            _grow(ctx, topic)
+        except DomainError as error:
+            code, message = error_code(error), str(error)
+        results.append(
+            ctx.respond.CreatePartitionsTopicResult(
+                name=topic.name, error_code=code, error_message=message
+            )
+        )
+    return ctx.respond.CreatePartitionsResponse(throttle_time_ms=0, results=tuple(results))
+
+
+def _grow(ctx: Context, topic: Any) -> None:
+    assignments = topic.assignments
+    ctx.broker.topics.grow(
+        topic.name,
+        topic.count,
+        assignments=None if assignments is None else [list(one.broker_ids) for one in assignments],
+        validate_only=ctx.body.validate_only,
+    )

@@ -1,0 +1,108 @@
+"""CreateTopics (19). Version 5 answers counts and settings, 7 the topic id.
+
+Source: ``ReplicationControlManager.createTopics``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.config import TOPIC_KEYS, ConfigError
+from coordinator.config_types import text_of
+from coordinator.data_errors import InvalidReplicaAssignmentError
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles
+from coordinator.metadata import Topic
+from coordinator.wire import ApiKey, Entity
+from logcore.machine import DomainError
+
+
+@handles(ApiKey.CREATE_TOPICS, versions=(2, 7), permission="CREATE Cluster or Topic")
+def run(ctx: Context) -> Entity:
+    """Create, or only check, each topic by itself; a name that stands there twice is refused."""
+    named = Counter(topic.name for topic in ctx.body.topics)
+    return ctx.respond.CreateTopicsResponse(
+        throttle_time_ms=0,
+        topics=tuple(
+            _create(ctx, topic)
+            if named[topic.name] == 1
+            else _refused(ctx, topic.name, ErrorCode.invalid_request, "Duplicate topic name.")
+            for topic in {topic.name: topic for topic in ctx.body.topics}.values()
+        ),
+    )
+
+
+def _create(ctx: Context, topic: Any) -> Entity:
+    try:
+        configs = _configs(topic)
+        assignment = _assignment(topic)
+        made = ctx.broker.topics.create(
+            topic.name,
+            partitions=topic.num_partitions,
+            replication_factor=topic.replication_factor,
+            assignment=assignment,
+            configs=configs,
+            validate_only=ctx.body.validate_only,
+        )
+    except DomainError as error:
+        return _refused(ctx, topic.name, error_code(error), str(error))
+    partitions, topic_id = made, None
+    if isinstance(made, Topic):
+        partitions, topic_id = made.partitions, made.topic_id
+    return ctx.respond.CreatableTopicResult(
+        name=topic.name,
+        topic_id=topic_id,
+        error_code=ErrorCode.none,
+        error_message=None,
+        num_partitions=partitions,
+        replication_factor=1,
+        configs=_described(ctx, configs),
+    )
+
+
+def _configs(topic: Any) -> dict[str, str]:
+    configs: dict[str, str] = {}
+    for entry in topic.configs:
+        if entry.value is None:
+            raise ConfigError(entry.name, None, "a topic is created without null values")
+        configs[entry.name] = entry.value
+    return configs
+
+
+def _assignment(topic: Any) -> dict[int, list[int]]:
+    assignment = {entry.partition_index: list(entry.broker_ids) for entry in topic.assignments}
+    if len(assignment) != len(topic.assignments):
+        raise InvalidReplicaAssignmentError("a partition is assigned twice")
+    return assignment
+
+
+def _described(ctx: Context, overrides: dict[str, str]) -> tuple[Entity, ...]:
+    config = ctx.broker.config
+    entries = []
+    for name in TOPIC_KEYS:
+        source = config.topic_settings(name, overrides)[0].source
+        entries.append(
+            ctx.respond.CreatableTopicConfigs(
+                name=name,
+                value=text_of(config.topic_value(name, overrides)),
+                read_only=False,
+                config_source=source,
+                is_sensitive=False,
+            )
+        )
+    return tuple(entries)
+
+
+def _refused(ctx: Context, name: str, code: ErrorCode, message: str) -> Entity:
+    return ctx.respond.CreatableTopicResult(
+        name=name,
+        topic_id=None,
+        error_code=code,
+        error_message=message,
+        num_partitions=-1,
+        replication_factor=-1,
+        configs=(),
+    )

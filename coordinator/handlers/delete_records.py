@@ -1,0 +1,61 @@
+"""DeleteRecords (21): move the start of a log up; the files go with the next retention.
+
+Source: ``ReplicaManager.deleteRecordsOnLocalLog``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.data_errors import InvalidTopicError, PolicyViolationError
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles
+from coordinator.metadata import INTERNAL_TOPICS
+from coordinator.wire import ApiKey, Entity
+from logcore.errors import OffsetOutOfRangeError
+from logcore.machine import DomainError
+
+HIGH_WATERMARK = -1
+INVALID_LOW_WATERMARK = -1
+
+
+@handles(ApiKey.DELETE_RECORDS, versions=(0, 2), permission="DELETE Topic")
+def run(ctx: Context) -> Entity:
+    """Delete, then write the new log starts down: a kill must not bring records back."""
+    make = ctx.respond
+    topics = tuple(
+        make.DeleteRecordsTopicResult(
+            name=topic.name,
+            partitions=tuple(_partition(ctx, topic.name, part) for part in topic.partitions),
+        )
+        for topic in ctx.body.topics
+    )
+    ctx.broker.replicas.checkpoint_log_starts()
+    return make.DeleteRecordsResponse(throttle_time_ms=0, topics=topics)
+
+
+def _partition(ctx: Context, topic: str, part: Any) -> Entity:
+    code, low_watermark = ErrorCode.none, INVALID_LOW_WATERMARK
+    try:
+        low_watermark = _delete(ctx, topic, part.partition_index, part.offset)
+    except DomainError as error:
+        code = error_code(error)
+    return ctx.respond.DeleteRecordsPartitionResult(
+        partition_index=part.partition_index, low_watermark=low_watermark, error_code=code
+    )
+
+
+def _delete(ctx: Context, topic: str, index: int, offset: int) -> int:
+    """Returns the new log start offset. Raises DomainError."""
+    if topic in INTERNAL_TOPICS:
+        raise InvalidTopicError(f"records of {topic} can not be deleted")
+    partition = ctx.broker.replicas.partition(topic, index)
+    policy = partition.config.cleanup_policy
+    if policy and "delete" not in policy:
+        raise PolicyViolationError(f"the cleanup.policy of {topic} is not delete")
+    if offset < HIGH_WATERMARK:
+        raise OffsetOutOfRangeError(f"{offset} is no offset")
+    low_watermark: int = partition.delete_records_before(offset)
+    return low_watermark

@@ -1,0 +1,88 @@
+"""DeleteTopics (20). Version 3 knows TOPIC_DELETION_DISABLED, 5 messages, 6 topic ids.
+
+Source: ``ControllerApis.deleteTopics``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.data_errors import (
+    InvalidRequestError,
+    TopicDeletionDisabledError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles
+from coordinator.wire import ApiKey, Entity
+from logcore.machine import DomainError
+
+FIRST_WITH_DELETION_DISABLED = 3
+FIRST_BY_ID = 6
+
+Asked = tuple[str | None, uuid.UUID | None]
+
+
+@handles(ApiKey.DELETE_TOPICS, versions=(1, 6), permission="DELETE Topic")
+def run(ctx: Context) -> Entity:
+    """Delete each topic by itself; one that is named twice, also by name and id, is refused."""
+    asked = list(_asked(ctx))
+    named = Counter(_resolved(ctx, one) for one in asked)
+    results = []
+    for one in dict.fromkeys(asked):
+        name, topic_id = one
+        code, message = ErrorCode.none, None
+        try:
+            name, topic_id = _delete(ctx, one, is_double=named[_resolved(ctx, one)] > 1)
+        except DomainError as error:
+            code, message = error_code(error), str(error)
+            old = ctx.version < FIRST_WITH_DELETION_DISABLED
+            if old and isinstance(error, TopicDeletionDisabledError):
+                code = ErrorCode.invalid_request
+        results.append(
+            ctx.respond.DeletableTopicResult(
+                name=name, topic_id=topic_id, error_code=code, error_message=message
+            )
+        )
+    return ctx.respond.DeleteTopicsResponse(throttle_time_ms=0, responses=tuple(results))
+
+
+def _asked(ctx: Context) -> Iterator[Asked]:
+    if ctx.version < FIRST_BY_ID:
+        for name in ctx.body.topic_names:
+            yield name, None
+    else:
+        for topic in ctx.body.topics:
+            yield topic.name, topic.topic_id
+
+
+def _resolved(ctx: Context, one: Asked) -> str | uuid.UUID | None:
+    name, topic_id = one
+    if name is not None:
+        return name
+    topic = ctx.broker.metadata.topic_by_id(topic_id)
+    return topic_id if topic is None else str(topic.name)
+
+
+def _delete(ctx: Context, one: Asked, *, is_double: bool) -> Asked:
+    """Delete one; returns its name and id. Raises DomainError."""
+    name, topic_id = one
+    if name is not None and topic_id is not None:
+        raise InvalidRequestError("You may not specify both topic name and topic id.")
+    if is_double:
+        raise InvalidRequestError("Duplicate topic name or topic id.")
+    if name is not None:
+        if ctx.broker.metadata.topic(name) is None:
+            raise UnknownTopicOrPartitionError("This server does not host this topic-partition.")
+    else:
+        topic = ctx.broker.metadata.topic_by_id(topic_id)
+        if topic is None:
+            raise UnknownTopicIdError("This server does not host this topic ID.")
+        name = str(topic.name)
+    deleted = ctx.broker.delete_topic(name)
+    return deleted.name, deleted.topic_id

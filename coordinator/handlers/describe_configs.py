@@ -1,0 +1,71 @@
+"""DescribeConfigs (32): the settings of topics, brokers and the logger, and where they come from.
+
+Version 3 answers types and descriptions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.config_admin import Described, describe
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles
+from coordinator.wire import ApiKey, Entity
+from logcore.machine import DomainError
+
+
+@handles(
+    ApiKey.DESCRIBE_CONFIGS,
+    versions=(1, 4),
+    permission="DESCRIBE_CONFIGS Topic or Cluster",
+)
+def run(ctx: Context) -> Entity:
+    """Describe each resource by itself."""
+    return ctx.respond.DescribeConfigsResponse(
+        throttle_time_ms=0,
+        results=tuple(_resource(ctx, resource) for resource in ctx.body.resources),
+    )
+
+
+def _resource(ctx: Context, resource: Any) -> Entity:
+    kind, name = resource.resource_type, resource.resource_name
+    code, message = ErrorCode.none, None
+    configs: tuple[Entity, ...] = ()
+    try:
+        wanted = set(resource.configuration_keys or ())
+        configs = tuple(
+            _entry(ctx, one)
+            for one in describe(ctx.broker, kind, name)
+            if not wanted or one.name in wanted
+        )
+    except DomainError as error:
+        code, message = error_code(error), str(error)
+    return ctx.respond.DescribeConfigsResult(
+        error_code=code,
+        error_message=message,
+        resource_type=kind,
+        resource_name=name,
+        configs=configs,
+    )
+
+
+def _entry(ctx: Context, one: Described) -> Entity:
+    make, body = ctx.respond, ctx.body
+    synonyms: tuple[Entity, ...] = ()
+    if body.include_synonyms:
+        synonyms = tuple(
+            make.DescribeConfigsSynonym(name=name, value=value, source=source)
+            for name, value, source in one.synonyms
+        )
+    return make.DescribeConfigsResourceResult(
+        name=one.name,
+        value=one.value,
+        read_only=one.read_only,
+        config_source=one.source,
+        is_sensitive=False,
+        synonyms=synonyms,
+        config_type=one.type,
+        documentation=one.doc if getattr(body, "include_documentation", False) else None,
+    )

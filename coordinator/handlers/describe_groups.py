@@ -1,0 +1,79 @@
+"""DescribeGroups (15): state, protocol and members of classic groups.
+
+Versions: 3 authorised operations, 4 instance ids, 6 GROUP_ID_NOT_FOUND with a message where older
+ones say state Dead without an error.
+"""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import outcome
+from coordinator.wire import ApiKey, Entity
+from groups.commands import DescribeGroup, DescribeGroupResult
+from logcore.machine import DomainError
+
+NOT_ASKED = -(2**31)
+"""``AuthorizedOperations`` of a request that did not ask for them."""
+
+ALL_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
+"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all there are for a group. Without an
+authorizer everybody may do everything (``AclEntry.supportedOperations``)."""
+
+DEAD = "Dead"
+
+
+@handles(ApiKey.DESCRIBE_GROUPS, versions=(0, 6), permission="DESCRIBE Group")
+async def run(ctx: Context) -> Entity:
+    """Describe each group; errors are told group by group."""
+    submit = ctx.broker.groups.submit
+    asked = [
+        (group_id, outcome(submit(group_id, DescribeGroup(group_id))))
+        for group_id in ctx.body.groups
+    ]
+    groups = [_described(ctx, group_id, await answer) for group_id, answer in asked]
+    return ctx.respond.DescribeGroupsResponse(groups=tuple(groups))
+
+
+def _described(ctx: Context, group_id: str, result: DescribeGroupResult | DomainError) -> Entity:
+    respond = ctx.respond
+    operations = NOT_ASKED
+    if getattr(ctx.body, "include_authorized_operations", False):
+        operations = ALL_OPERATIONS
+    if isinstance(result, DomainError):
+        return _refused(ctx, group_id, result)
+    return respond.DescribedGroup(
+        error_code=ErrorCode.none,
+        group_id=group_id,
+        group_state=result.state,
+        protocol_type=result.protocol_type,
+        protocol_data=result.protocol_name,
+        members=tuple(
+            respond.DescribedGroupMember(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata,
+                member_assignment=member.assignment,
+            )
+            for member in result.members
+        ),
+        authorized_operations=operations,
+    )
+
+
+def _refused(ctx: Context, group_id: str, error: DomainError) -> Entity:
+    code = error_code(error)
+    missing = code is ErrorCode.group_id_not_found
+    if missing and ctx.version < 6:
+        code = ErrorCode.none
+    return ctx.respond.DescribedGroup(
+        error_code=code,
+        error_message=str(error),
+        group_id=group_id,
+        group_state=DEAD if missing else "",
+        authorized_operations=NOT_ASKED,
+    )

@@ -1,0 +1,54 @@
+"""DescribeProducers (61): who writes to a partition, and whose transaction is open there.
+
+Source: ``ReplicaManager.activeProducerState``, KIP-664.
+"""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles
+from coordinator.wire import ApiKey, Entity
+from logcore.machine import DomainError
+
+
+@handles(ApiKey.DESCRIBE_PRODUCERS, versions=(0, 0), permission="READ Topic")
+def run(ctx: Context) -> Entity:
+    """List the producers of every partition asked for."""
+    make = ctx.respond
+    return make.DescribeProducersResponse(
+        throttle_time_ms=0,
+        topics=tuple(
+            make.TopicResponse(
+                name=topic.name,
+                partitions=tuple(
+                    _partition(ctx, topic.name, index) for index in topic.partition_indexes
+                ),
+            )
+            for topic in ctx.body.topics
+        ),
+    )
+
+
+def _partition(ctx: Context, topic: str, index: int) -> Entity:
+    make = ctx.respond
+    code, message = ErrorCode.none, None
+    active: tuple[Entity, ...] = ()
+    try:
+        active = tuple(
+            make.ProducerState(
+                producer_id=one.producer_id,
+                producer_epoch=one.producer_epoch,
+                last_sequence=one.last_sequence,
+                last_timestamp=one.last_timestamp,
+                coordinator_epoch=one.coordinator_epoch,
+                current_txn_start_offset=one.current_txn_first_offset,
+            )
+            for one in ctx.broker.replicas.partition(topic, index).producers()
+        )
+    except DomainError as error:
+        code, message = error_code(error), str(error)
+    return make.PartitionResponse(
+        partition_index=index, error_code=code, error_message=message, active_producers=active
+    )

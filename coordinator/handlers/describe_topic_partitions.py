@@ -1,0 +1,93 @@
+"""DescribeTopicPartitions (75): topics in pages, so that no answer grows without bound (KIP-966).
+
+Source: ``DescribeTopicPartitionsRequestHandler``.
+"""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.data_errors import InvalidRequestError, InvalidTopicError
+from coordinator.handlers import Context, authorized, handles
+from coordinator.metadata import Topic
+from coordinator.topics import check_name
+from coordinator.wire import ApiKey, Entity
+
+MAX_PARTITIONS = 2_000
+"""Partitions of one page: Kafka's ``max.request.partition.size.limit``."""
+
+
+@handles(ApiKey.DESCRIBE_TOPIC_PARTITIONS, versions=(0, 0), permission="DESCRIBE Topic")
+def run(ctx: Context) -> Entity:
+    """Describe topics in the order of their names, from the cursor on, until the page is full."""
+    body, make, topics = ctx.body, ctx.respond, ctx.broker.metadata.topics
+    names = sorted({topic.name for topic in body.topics} or topics)
+    first_index = 0
+    if body.cursor is not None:
+        if body.cursor.partition_index < 0:
+            raise InvalidRequestError("the cursor's partition is below 0")
+        names = [name for name in names if name >= body.cursor.topic_name]
+        if names and names[0] == body.cursor.topic_name:
+            first_index = body.cursor.partition_index
+    room = max(1, min(body.response_partition_limit, MAX_PARTITIONS))
+    described: list[Entity] = []
+    cursor = None
+    for name in names:
+        if room <= 0:
+            cursor = make.Cursor(topic_name=name, partition_index=0)
+            break
+        topic = topics.get(name)
+        if topic is None:
+            described.append(_unknown(ctx, name))
+        else:
+            end = min(topic.partitions, first_index + room)
+            described.append(_described(ctx, topic, range(first_index, end)))
+            room -= max(end - first_index, 0)
+            if end < topic.partitions:
+                cursor = make.Cursor(topic_name=name, partition_index=end)
+                break
+        first_index = 0
+    return make.DescribeTopicPartitionsResponse(
+        throttle_time_ms=0, topics=tuple(described), next_cursor=cursor
+    )
+
+
+def _unknown(ctx: Context, name: str) -> Entity:
+    code = ErrorCode.unknown_topic_or_partition
+    try:
+        check_name(name)
+    except InvalidTopicError:
+        code = ErrorCode.invalid_topic_exception
+    return ctx.respond.DescribeTopicPartitionsResponseTopic(
+        error_code=code, name=name, topic_id=None, partitions=()
+    )
+
+
+def _described(ctx: Context, topic: Topic, indexes: range) -> Entity:
+    broker, make = ctx.broker, ctx.respond
+    nodes = (broker.node_id,)
+    epoch = broker.metadata.leader_epoch(topic)
+    partitions = []
+    for index in indexes:
+        offline = broker.replicas.is_offline(topic.name, index)
+        partitions.append(
+            make.DescribeTopicPartitionsResponsePartition(
+                error_code=ErrorCode.leader_not_available if offline else ErrorCode.none,
+                partition_index=index,
+                leader_id=-1 if offline else broker.node_id,
+                leader_epoch=epoch,
+                replica_nodes=nodes,
+                isr_nodes=() if offline else nodes,
+                eligible_leader_replicas=(),
+                last_known_elr=(),
+                offline_replicas=nodes if offline else (),
+            )
+        )
+    return make.DescribeTopicPartitionsResponseTopic(
+        error_code=ErrorCode.none,
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=tuple(partitions),
+        topic_authorized_operations=authorized.TOPIC,
+    )

@@ -1,0 +1,48 @@
+"""DescribeTransactions (65): everything that is known of transactional ids."""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import code_of, outcome
+from coordinator.wire import ApiKey, Entity
+from logcore.machine import DomainError
+from txn.commands import DescribeTransaction, DescribeTransactionResult
+
+
+@handles(
+    ApiKey.DESCRIBE_TRANSACTIONS, versions=(0, 0), permission="DESCRIBE TransactionalId and Topic"
+)
+async def run(ctx: Context) -> Entity:
+    """Describe each id; errors are told id by id."""
+    submit = ctx.broker.txns.submit
+    asked = [(name, outcome(submit(name, DescribeTransaction(name)))) for name in _names(ctx)]
+    states = [_state(ctx, name, await answer) for name, answer in asked]
+    return ctx.respond.DescribeTransactionsResponse(transaction_states=tuple(states))
+
+
+def _names(ctx: Context) -> tuple[str, ...]:
+    return tuple(ctx.body.transactional_ids)
+
+
+def _state(ctx: Context, name: str, result: DescribeTransactionResult | DomainError) -> Entity:
+    respond = ctx.respond
+    if isinstance(result, DomainError):
+        return respond.TransactionState(error_code=code_of(result), transactional_id=name)
+    topics: dict[str, list[int]] = {}
+    for topic, index in result.partitions:
+        topics.setdefault(topic, []).append(index)
+    return respond.TransactionState(
+        error_code=ErrorCode.none,
+        transactional_id=name,
+        transaction_state=result.state,
+        transaction_timeout_ms=result.transaction_timeout_ms,
+        transaction_start_time_ms=result.start_time_ms,
+        producer_id=result.producer_id,
+        producer_epoch=result.producer_epoch,
+        topics=tuple(
+            respond.TopicData(topic=topic, partitions=tuple(indexes))
+            for topic, indexes in topics.items()
+        ),
+    )

@@ -1,0 +1,45 @@
+"""EndTxn (26): commit or abort a transaction.
+
+The answer goes out when Prepare, all markers and Complete are in their logs. Versions: 2 knows
+PRODUCER_FENCED, 5 follows the rules of TV2 and answers the identity of the next transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import answer, before_producer_fenced
+from coordinator.wire import ApiKey, Entity
+from txn.commands import EndTxn, EndTxnResult
+
+FIRST_TV2_VERSION = 5
+
+
+@handles(ApiKey.END_TXN, versions=(0, 5), permission="WRITE TransactionalId")
+def run(ctx: Context) -> Entity | Awaitable[Entity]:
+    """End the transaction."""
+    body, respond = ctx.body, ctx.respond
+
+    def build(result: EndTxnResult) -> Entity:
+        return respond.EndTxnResponse(
+            error_code=ErrorCode.none,
+            producer_id=result.producer_id,
+            producer_epoch=result.producer_epoch,
+        )
+
+    def refuse(code: ErrorCode) -> Entity:
+        return respond.EndTxnResponse(
+            error_code=before_producer_fenced(code, known=ctx.version >= 2)
+        )
+
+    command = EndTxn(
+        transactional_id=body.transactional_id,
+        producer_id=body.producer_id,
+        producer_epoch=body.producer_epoch,
+        commit=body.committed,
+        client_transaction_version=2 if ctx.version >= FIRST_TV2_VERSION else 0,
+    )
+    return answer(ctx.broker.txns.submit(body.transactional_id, command), build, refuse)

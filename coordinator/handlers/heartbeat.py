@@ -1,0 +1,29 @@
+"""Heartbeat (12): a classic member says that it lives. Version 3 adds instance ids."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import answer
+from coordinator.wire import ApiKey, Entity
+from groups.commands import Heartbeat
+
+
+@handles(ApiKey.HEARTBEAT, versions=(0, 4), permission="READ Group")
+def run(ctx: Context) -> Entity | Awaitable[Entity]:
+    """Stay a member, and hear of a rebalance."""
+    body, respond = ctx.body, ctx.respond
+    command = Heartbeat(
+        body.group_id,
+        body.generation_id,
+        body.member_id,
+        getattr(body, "group_instance_id", None),
+    )
+    return answer(
+        ctx.broker.groups.submit(body.group_id, command),
+        lambda _: respond.HeartbeatResponse(error_code=ErrorCode.none),
+        lambda code: respond.HeartbeatResponse(error_code=code),
+    )

@@ -1,0 +1,70 @@
+"""InitProducerId (22): an identity to produce with, and the end of whoever had it before.
+
+Versions: 3 the producer's present identity (KIP-360), 4 PRODUCER_FENCED where older ones say
+INVALID_PRODUCER_EPOCH, 6 two-phase commit (unstable, KIP-939).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles, request_ms
+from coordinator.handlers.answers import answer, before_producer_fenced
+from coordinator.wire import ApiKey, Entity
+from logcore.machine import DomainError
+from txn.commands import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    InitProducerId,
+    InitProducerIdResult,
+)
+
+
+@handles(
+    ApiKey.INIT_PRODUCER_ID,
+    versions=(0, 6),
+    permission="WRITE TransactionalId, or IDEMPOTENT_WRITE Cluster",
+)
+def run(ctx: Context) -> Entity | Awaitable[Entity]:
+    """Give out an identity."""
+    body, respond = ctx.body, ctx.respond
+    producer_id = getattr(body, "producer_id", NO_PRODUCER_ID)
+    producer_epoch = getattr(body, "producer_epoch", NO_PRODUCER_EPOCH)
+
+    def build(result: InitProducerIdResult) -> Entity:
+        return respond.InitProducerIdResponse(
+            error_code=ErrorCode.none,
+            producer_id=result.producer_id,
+            producer_epoch=result.producer_epoch,
+            ongoing_txn_producer_id=result.ongoing_producer_id,
+            ongoing_txn_producer_epoch=result.ongoing_producer_epoch,
+        )
+
+    def refuse(code: ErrorCode) -> Entity:
+        return respond.InitProducerIdResponse(
+            error_code=before_producer_fenced(code, known=ctx.version >= 4),
+            producer_id=NO_PRODUCER_ID,
+            producer_epoch=NO_PRODUCER_EPOCH,
+        )
+
+    if (producer_id == NO_PRODUCER_ID) != (producer_epoch == NO_PRODUCER_EPOCH):
+        return refuse(ErrorCode.invalid_request)
+    if body.transactional_id is None:
+        try:
+            return build(ctx.broker.txns.new_producer())
+        except DomainError as error:
+            return refuse(error_code(error))
+    if not body.transactional_id:
+        return refuse(ErrorCode.invalid_request)
+    command = InitProducerId(
+        transactional_id=body.transactional_id,
+        transaction_timeout_ms=request_ms(body.transaction_timeout),
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        enable_2pc=getattr(body, "enable2_pc", False),
+        keep_prepared=getattr(body, "keep_prepared_txn", False),
+    )
+    return answer(ctx.broker.txns.submit(body.transactional_id, command), build, refuse)

@@ -1,0 +1,101 @@
+"""JoinGroup (11): become or stay a member of a classic group.
+
+Parked until the join phase ends; the connection serves nothing else meanwhile, as in Kafka.
+
+Versions: 1 rebalance timeout of its own, 4 MEMBER_ID_REQUIRED, 5 instance ids, 7 protocol type in
+the answer and a null protocol name in errors, 8 reason, 9 SkipAssignment.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.handlers import Context, handles, request_ms
+from coordinator.handlers.answers import answer
+from coordinator.wire import ApiKey, Entity
+from groups.commands import JoinGroup, JoinGroupResult
+from groups.errors import MemberIdRequiredError
+
+
+@handles(ApiKey.JOIN_GROUP, versions=(0, 9), permission="READ Group")
+def run(ctx: Context) -> Entity | Awaitable[Entity]:
+    """Join."""
+    body = ctx.body
+    future = ctx.broker.groups.submit(body.group_id, _command(ctx))
+
+    def refuse(code: ErrorCode) -> Entity:
+        member_id = body.member_id
+        error = future.exception()
+        if isinstance(error, MemberIdRequiredError):
+            member_id = error.member_id
+        elif code is ErrorCode.group_max_size_reached:
+            member_id = ""
+        return _refusal(ctx, code, member_id)
+
+    return answer(future, lambda result: _response(ctx, result), refuse)
+
+
+def _command(ctx: Context) -> JoinGroup:
+    body, version = ctx.body, ctx.version
+    session_timeout_ms = request_ms(body.session_timeout)
+    client_id = ctx.client_id or ""
+    group_instance_id = getattr(body, "group_instance_id", None)
+    new_member_id = ""
+    if not body.member_id:
+        new_member_id = (
+            f"{client_id if group_instance_id is None else group_instance_id}-{uuid.uuid4()}"
+        )
+    return JoinGroup(
+        group_id=body.group_id,
+        member_id=body.member_id,
+        group_instance_id=group_instance_id,
+        client_id=client_id,
+        client_host=f"/{ctx.peer_host}",
+        session_timeout_ms=session_timeout_ms,
+        rebalance_timeout_ms=(
+            request_ms(body.rebalance_timeout) if version >= 1 else session_timeout_ms
+        ),
+        protocol_type=body.protocol_type,
+        protocols=tuple((protocol.name, protocol.metadata) for protocol in body.protocols),
+        require_known_member_id=version >= 4,
+        supports_skip_assignment=version >= 9,
+        new_member_id=new_member_id,
+        reason=getattr(body, "reason", None) or "",
+    )
+
+
+def _response(ctx: Context, result: JoinGroupResult) -> Entity:
+    respond = ctx.respond
+    member = respond.JoinGroupResponseMember
+    return respond.JoinGroupResponse(
+        generation_id=result.generation_id,
+        protocol_type=result.protocol_type,
+        protocol_name=_nullable_from_7(ctx, result.protocol_name),
+        leader=result.leader,
+        skip_assignment=result.skip_assignment,
+        member_id=result.member_id,
+        members=tuple(
+            member(
+                member_id=other.member_id,
+                group_instance_id=other.group_instance_id,
+                metadata=other.metadata,
+            )
+            for other in result.members
+        ),
+    )
+
+
+def _refusal(ctx: Context, code: ErrorCode, member_id: str) -> Entity:
+    return ctx.respond.JoinGroupResponse(
+        error_code=code,
+        generation_id=-1,
+        protocol_name=_nullable_from_7(ctx, None),
+        member_id=member_id,
+    )
+
+
+def _nullable_from_7(ctx: Context, protocol_name: str | None) -> str | None:
+    return protocol_name if ctx.version >= 7 else protocol_name or ""

@@ -1,0 +1,53 @@
+"""LeaveGroup (13): members leave, or an administrator removes them.
+
+Versions: below 3 one member, whose error stands at the top; from 3 many members, also by instance
+id, each with its own error; 5 a reason each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import answer, code_of
+from coordinator.wire import ApiKey, Entity
+from groups.commands import LeaveGroup, LeaveGroupResult, LeavingMember
+
+
+@handles(ApiKey.LEAVE_GROUP, versions=(0, 5), permission="READ Group")
+def run(ctx: Context) -> Entity | Awaitable[Entity]:
+    """Remove the members."""
+    body, respond = ctx.body, ctx.respond
+    members: tuple[LeavingMember, ...]
+    if ctx.version < 3:
+        members = (LeavingMember(body.member_id),)
+    else:
+        members = tuple(
+            LeavingMember(
+                member.member_id, member.group_instance_id, getattr(member, "reason", None) or ""
+            )
+            for member in body.members
+        )
+
+    def refuse(code: ErrorCode) -> Entity:
+        return respond.LeaveGroupResponse(error_code=code)
+
+    def build(result: LeaveGroupResult) -> Entity:
+        if ctx.version < 3:
+            return refuse(code_of(result.members[0][2]))
+        return respond.LeaveGroupResponse(
+            error_code=ErrorCode.none,
+            members=tuple(
+                respond.MemberResponse(
+                    member_id=member_id,
+                    group_instance_id=group_instance_id,
+                    error_code=code_of(error),
+                )
+                for member_id, group_instance_id, error in result.members
+            ),
+        )
+
+    command = LeaveGroup(body.group_id, members)
+    return answer(ctx.broker.groups.submit(body.group_id, command), build, refuse)

@@ -1,0 +1,98 @@
+"""ListOffsets (2): which offset stands at a time, or at one end of the log.
+
+Versions: 2 has isolation levels, 4 leader epochs, 7 the largest timestamp, 8 the earliest offset on
+local disk, 9 the latest one in tiered storage, 11 the earliest one waiting to go there.
+
+Nothing is ever tiered here, so the answers about it are Kafka's for a topic without it: "none".
+
+Source: ``UnifiedLog.fetchOffsetByTimestamp``, ``KafkaApis.handleListOffsetRequest``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles
+from coordinator.handlers.epochs import epoch_of
+from coordinator.wire import ApiKey, Entity
+from logcore.machine import DomainError
+from logcore.partition import Isolation, Partition
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
+
+FIRST_VERSION_WITH = {
+    LATEST: 0,
+    EARLIEST: 0,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING: 11,
+}
+"""Special timestamps, and the version from which each may be asked for."""
+
+NONE = -1
+Found = tuple[int, int, int]
+"""Offset, timestamp, leader epoch; −1 for what does not exist."""
+
+
+@handles(ApiKey.LIST_OFFSETS, versions=(1, 11), permission="DESCRIBE Topic")
+def run(ctx: Context) -> Entity:
+    """Look every partition up; one that is named twice is refused."""
+    make, body = ctx.respond, ctx.body
+    isolation = Isolation(1 if getattr(body, "isolation_level", 0) == 1 else 0)
+    named = Counter(
+        (topic.name, part.partition_index) for topic in body.topics for part in topic.partitions
+    )
+    topics = []
+    for topic in body.topics:
+        parts = []
+        for part in topic.partitions:
+            found: Found = (NONE, NONE, NONE)
+            code = ErrorCode.none
+            if named[topic.name, part.partition_index] > 1:
+                code = ErrorCode.invalid_request
+            elif part.timestamp < 0 and ctx.version < FIRST_VERSION_WITH.get(part.timestamp, 2**15):
+                code = ErrorCode.unsupported_version
+            else:
+                try:
+                    found = _look_up(ctx, topic.name, part, isolation)
+                except DomainError as error:
+                    code = error_code(error)
+            offset, timestamp, epoch = found
+            parts.append(
+                make.ListOffsetsPartitionResponse(
+                    partition_index=part.partition_index,
+                    error_code=code,
+                    timestamp=timestamp,
+                    offset=offset,
+                    leader_epoch=epoch,
+                )
+            )
+        topics.append(make.ListOffsetsTopicResponse(name=topic.name, partitions=tuple(parts)))
+    return make.ListOffsetsResponse(throttle_time_ms=0, topics=tuple(topics))
+
+
+def _look_up(ctx: Context, topic: str, part: Any, isolation: Isolation) -> Found:
+    partition: Partition = ctx.broker.replicas.partition(topic, part.partition_index)
+    partition.check_leader_epoch(getattr(part, "current_leader_epoch", NONE))
+    asked = part.timestamp
+    if asked == LATEST:
+        committed = isolation is Isolation.READ_COMMITTED
+        end = partition.last_stable_offset if committed else partition.high_watermark
+        return end, NONE, partition.leader_epoch
+    if asked in {EARLIEST, EARLIEST_LOCAL}:
+        start = partition.log_start_offset
+        return start, NONE, epoch_of(partition, start)
+    if asked in {LATEST_TIERED, EARLIEST_PENDING}:
+        return NONE, NONE, NONE
+    if asked == MAX_TIMESTAMP:
+        found = partition.max_timestamp_offset()
+    else:
+        found = partition.offset_for_timestamp(asked, isolation)
+    if found is None:
+        return NONE, NONE, NONE
+    return found.offset, found.timestamp_ms, found.leader_epoch

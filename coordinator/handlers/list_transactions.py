@@ -1,0 +1,39 @@
+"""ListTransactions (66): the transactional ids of this broker and their states.
+
+Version 1 filters by duration, 2 by a pattern of the id.
+"""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.handlers import Context, handles
+from coordinator.wire import ApiKey, Entity
+from txn.commands import ListTransactions
+
+
+@handles(ApiKey.LIST_TRANSACTIONS, versions=(0, 2), permission="DESCRIBE TransactionalId")
+async def run(ctx: Context) -> Entity:
+    """List; an error of a loading shard is the error of the whole."""
+    body, respond = ctx.body, ctx.respond
+    listed = await ctx.broker.txns.list_transactions(
+        ListTransactions(
+            states=tuple(body.state_filters),
+            producer_ids=tuple(body.producer_id_filters),
+            min_duration_ms=getattr(body, "duration_filter", -1),
+            # An empty pattern lets everything through, like none.
+            id_pattern=getattr(body, "transactional_id_pattern", None) or None,
+        )
+    )
+    return respond.ListTransactionsResponse(
+        error_code=ErrorCode.none,
+        unknown_state_filters=listed.unknown_states,
+        transaction_states=tuple(
+            respond.TransactionState(
+                transactional_id=transaction.transactional_id,
+                producer_id=transaction.producer_id,
+                transaction_state=transaction.state,
+            )
+            for transaction in listed.transactions
+        ),
+    )

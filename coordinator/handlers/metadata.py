@@ -1,0 +1,141 @@
+"""Metadata (3): brokers, topics, and who leads which partition.
+
+Versions: 0 takes an empty list for all topics, later ones null; 4 lets the client forbid that
+topics are created; 8 to 10 answer authorised operations; 10 has topic ids, 12 asks by id.
+
+A topic that is created because it was asked for answers UNKNOWN_TOPIC_OR_PARTITION this once, as
+from Kafka's brokers, which let the controller create it meanwhile; every client asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from coordinator.data_errors import InvalidTopicError
+from coordinator.errors import error_code
+from coordinator.handlers import Context, authorized, handles
+from coordinator.metadata import CONSUMER_OFFSETS, TRANSACTION_STATE, Topic
+from coordinator.topics import check_name
+from coordinator.wire import ApiKey, Entity
+from logcore.machine import DomainError
+
+FIRST_WITH_NULL_FOR_ALL = 1
+FIRST_BY_ID = 12
+
+_log = structlog.get_logger(__name__)
+
+
+@handles(ApiKey.METADATA, versions=(0, 13), permission="DESCRIBE Topic, CREATE Topic")
+def run(ctx: Context) -> Entity:
+    """Describe the topics that were asked for, or all."""
+    broker, body, make = ctx.broker, ctx.body, ctx.respond
+    host, port = broker.advertised
+    asked = body.topics
+    if asked is None or (not asked and ctx.version < FIRST_WITH_NULL_FOR_ALL):
+        topics = [_described(ctx, topic) for topic in broker.metadata.topics.values()]
+    else:
+        topics = list(_asked(ctx, asked))
+    include_cluster = getattr(body, "include_cluster_authorized_operations", False)
+    return make.message(
+        throttle_time_ms=0,
+        brokers=(
+            make.MetadataResponseBroker(
+                node_id=broker.node_id, host=host, port=port, rack=broker.rack
+            ),
+        ),
+        cluster_id=broker.cluster_id,
+        controller_id=broker.node_id,
+        topics=tuple(topics),
+        cluster_authorized_operations=(
+            authorized.CLUSTER if include_cluster else authorized.NOT_ASKED
+        ),
+        error_code=ErrorCode.none,
+    )
+
+
+def _asked(ctx: Context, asked: Iterable[Any]) -> Iterable[Entity]:
+    """One entry per name or id, in their order and each only once."""
+    seen = set()
+    for one in asked:
+        name = one.name
+        topic_id = getattr(one, "topic_id", None)
+        key = name if name is not None else topic_id
+        if key in seen:
+            continue
+        seen.add(key)
+        if name is not None:
+            yield _by_name(ctx, name)
+        elif ctx.version >= FIRST_BY_ID:
+            topic = ctx.broker.metadata.topic_by_id(topic_id)
+            if topic is None:
+                yield _refused(ctx, None, topic_id, ErrorCode.unknown_topic_id)
+            else:
+                yield _described(ctx, topic)
+
+
+def _by_name(ctx: Context, name: str) -> Entity:
+    topic = ctx.broker.metadata.topic(name)
+    if topic is not None:
+        return _described(ctx, topic)
+    try:
+        check_name(name)
+        if ctx.broker.config.bool("auto.create.topics.enable") and getattr(
+            ctx.body, "allow_auto_topic_creation", True
+        ):
+            _create(ctx, name)
+    except InvalidTopicError:
+        return _refused(ctx, name, None, ErrorCode.invalid_topic_exception)
+    except DomainError as error:
+        _log.warning("topic not created", topic=name, cause=str(error))
+        return _refused(ctx, name, None, error_code(error))
+    return _refused(ctx, name, None, ErrorCode.unknown_topic_or_partition)
+
+
+def _create(ctx: Context, name: str) -> None:
+    broker = ctx.broker
+    if name == CONSUMER_OFFSETS:
+        broker.groups.ensure_open()
+    elif name == TRANSACTION_STATE:
+        broker.txns.ensure_open()
+    else:
+        broker.topics.create(name)
+
+
+def _refused(ctx: Context, name: str | None, topic_id: Any, code: ErrorCode) -> Entity:
+    return ctx.respond.MetadataResponseTopic(
+        error_code=code, name=name, topic_id=topic_id, partitions=()
+    )
+
+
+def _described(ctx: Context, topic: Topic) -> Entity:
+    broker, make = ctx.broker, ctx.respond
+    nodes = (broker.node_id,)
+    epoch = broker.metadata.leader_epoch(topic)
+    is_offline = broker.replicas.is_offline
+    partitions = []
+    for index in range(topic.partitions):
+        offline = is_offline(topic.name, index)
+        partitions.append(
+            make.MetadataResponsePartition(
+                error_code=ErrorCode.leader_not_available if offline else ErrorCode.none,
+                partition_index=index,
+                leader_id=-1 if offline else broker.node_id,
+                leader_epoch=epoch,
+                replica_nodes=nodes,
+                isr_nodes=() if offline else nodes,
+                offline_replicas=nodes if offline else (),
+            )
+        )
+    include = getattr(ctx.body, "include_topic_authorized_operations", False)
+    return make.MetadataResponseTopic(
+        error_code=ErrorCode.none,
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=tuple(partitions),
+        topic_authorized_operations=authorized.TOPIC if include else authorized.NOT_ASKED,
+    )

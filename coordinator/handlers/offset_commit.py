@@ -1,0 +1,102 @@
+"""OffsetCommit (8): remember how far a group has read.
+
+Versions: 2 to 4 carry a retention time, 6 the leader epoch, 7 instance ids, 9 another error for a
+group that does not exist, 10 topic ids in place of names. Every error is told per partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.handlers import Context, handles, request_ms
+from coordinator.handlers.answers import answer, code_of
+from coordinator.wire import ApiKey, Entity
+from groups.commands import NO_RETENTION, CommitOffsets, CommitOffsetsResult, OffsetToCommit
+
+
+@handles(ApiKey.OFFSET_COMMIT, versions=(2, 10), permission="READ Group, READ Topic")
+def run(ctx: Context) -> Entity | Awaitable[Entity]:
+    """Commit the offsets of known topics; the others are refused one by one."""
+    body, version = ctx.body, ctx.version
+    unknown, offsets = _sort_out(ctx)
+
+    def build(result: CommitOffsetsResult) -> Entity:
+        codes = iter(result.partitions)
+        return _response(
+            ctx,
+            [
+                [code or code_of(next(codes)[2]) for _ in topic.partitions]
+                for topic, code in zip(body.topics, unknown, strict=True)
+            ],
+        )
+
+    def refuse(refused: ErrorCode) -> Entity:
+        return _response(
+            ctx,
+            [
+                [code or refused] * len(topic.partitions)
+                for topic, code in zip(body.topics, unknown, strict=True)
+            ],
+        )
+
+    if not offsets:
+        return refuse(ErrorCode.none)
+    command = CommitOffsets(
+        group_id=body.group_id,
+        generation_id_or_member_epoch=body.generation_id_or_member_epoch,
+        member_id=body.member_id,
+        group_instance_id=getattr(body, "group_instance_id", None),
+        offsets=tuple(offsets),
+        retention_time_ms=(request_ms(body.retention_time) if version <= 4 else NO_RETENTION),
+        is_v9_or_later=version >= 9,
+    )
+    return answer(ctx.broker.groups.submit(body.group_id, command), build, refuse)
+
+
+def _sort_out(ctx: Context) -> tuple[list[ErrorCode | None], list[OffsetToCommit]]:
+    """Per topic None or why it is refused; and the offsets of those that are not."""
+    metadata = ctx.broker.metadata
+    by_id = ctx.version >= 10
+    refused: list[ErrorCode | None] = []
+    offsets: list[OffsetToCommit] = []
+    for asked in ctx.body.topics:
+        topic = metadata.topic_by_id(asked.topic_id) if by_id else metadata.topic(asked.name)
+        if topic is None:
+            refused.append(
+                ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
+            )
+            continue
+        refused.append(None)
+        topic_id = topic.topic_id.bytes
+        offsets += [
+            OffsetToCommit(
+                topic.name,
+                entry.partition_index,
+                entry.committed_offset,
+                getattr(entry, "committed_leader_epoch", -1),
+                entry.committed_metadata or "",
+                topic_id,
+            )
+            for entry in asked.partitions
+        ]
+    return refused, offsets
+
+
+def _response(ctx: Context, codes: list[list[ErrorCode]]) -> Entity:
+    respond = ctx.respond
+    partition = respond.OffsetCommitResponsePartition
+    names = "topic_id" if ctx.version >= 10 else "name"
+    return respond.OffsetCommitResponse(
+        topics=tuple(
+            respond.OffsetCommitResponseTopic(
+                partitions=tuple(
+                    partition(partition_index=entry.partition_index, error_code=code)
+                    for entry, code in zip(topic.partitions, topic_codes, strict=True)
+                ),
+                **{names: getattr(topic, names)},
+            )
+            for topic, topic_codes in zip(ctx.body.topics, codes, strict=True)
+        )
+    )

@@ -1,0 +1,45 @@
+"""OffsetForLeaderEpoch (23): where a leader epoch ended, by which a log's reader sees truncation.
+
+Source: ``Partition.lastOffsetForLeaderEpoch``, KIP-320.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles
+from coordinator.handlers.epochs import UNKNOWN, end_of_epoch
+from coordinator.wire import ApiKey, Entity
+from logcore.machine import DomainError
+
+
+@handles(ApiKey.OFFSET_FOR_LEADER_EPOCH, versions=(2, 4), permission="DESCRIBE Topic")
+def run(ctx: Context) -> Entity:
+    """Answer epoch and end offset per partition."""
+    make = ctx.respond
+    return make.OffsetForLeaderEpochResponse(
+        throttle_time_ms=0,
+        topics=tuple(
+            make.OffsetForLeaderTopicResult(
+                topic=topic.topic,
+                partitions=tuple(_partition(ctx, topic.topic, part) for part in topic.partitions),
+            )
+            for topic in ctx.body.topics
+        ),
+    )
+
+
+def _partition(ctx: Context, topic: str, part: Any) -> Entity:
+    code, epoch, end_offset = ErrorCode.none, UNKNOWN, UNKNOWN
+    try:
+        partition = ctx.broker.replicas.partition(topic, part.partition)
+        partition.check_leader_epoch(part.current_leader_epoch)
+        epoch, end_offset = end_of_epoch(partition, part.leader_epoch)
+    except DomainError as error:
+        code = error_code(error)
+    return ctx.respond.EpochEndOffset(
+        error_code=code, partition=part.partition, leader_epoch=epoch, end_offset=end_offset
+    )

@@ -1,0 +1,46 @@
+"""SyncGroup (14): bring and fetch the assignments of a classic group.
+
+Versions: 3 instance ids, 5 protocol type and name, which then must be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import answer
+from coordinator.wire import ApiKey, Entity
+from groups.commands import SyncGroup, SyncGroupResult
+
+
+@handles(ApiKey.SYNC_GROUP, versions=(0, 5), permission="READ Group")
+def run(ctx: Context) -> Entity | Awaitable[Entity]:
+    """Wait for the leader's assignment, or bring it."""
+    body, respond = ctx.body, ctx.respond
+    protocol_type = getattr(body, "protocol_type", None)
+    protocol_name = getattr(body, "protocol_name", None)
+
+    def refuse(code: ErrorCode) -> Entity:
+        return respond.SyncGroupResponse(error_code=code)
+
+    def build(result: SyncGroupResult) -> Entity:
+        return respond.SyncGroupResponse(
+            protocol_type=result.protocol_type,
+            protocol_name=result.protocol_name,
+            assignment=result.assignment,
+        )
+
+    if ctx.version >= 5 and (protocol_type is None or protocol_name is None):
+        return refuse(ErrorCode.inconsistent_group_protocol)
+    command = SyncGroup(
+        group_id=body.group_id,
+        generation_id=body.generation_id,
+        member_id=body.member_id,
+        group_instance_id=getattr(body, "group_instance_id", None),
+        protocol_type=protocol_type,
+        protocol_name=protocol_name,
+        assignments=tuple((entry.member_id, entry.assignment) for entry in body.assignments),
+    )
+    return answer(ctx.broker.groups.submit(body.group_id, command), build, refuse)

@@ -1,0 +1,137 @@
+"""TxnOffsetCommit (28): offsets that become a group's when the transaction commits.
+
+The group's offsets partition must be in the transaction, which is verified here, in the turn that
+appends the offsets. Versions: 3 member data, 4 TRANSACTION_ABORTABLE, 5 adds the partition to the
+transaction by itself (TV2). Every error is told per partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import answer, code_of
+from coordinator.metadata import CONSUMER_OFFSETS
+from coordinator.wire import ApiKey, Entity
+from groups.commands import (
+    NO_GENERATION,
+    CommitOffsetsResult,
+    OffsetToCommit,
+    TxnCommitOffsets,
+)
+from groups.errors import InvalidGroupIdError
+from logcore.machine import DomainError, ProducerStamp
+
+FIRST_VERSION_WITH_LOAD_IN_PROGRESS = 2
+"""Older producers take COORDINATOR_LOAD_IN_PROGRESS for fatal (KAFKA-7296)."""
+
+
+@handles(
+    ApiKey.TXN_OFFSET_COMMIT,
+    versions=(0, 5),
+    permission="WRITE TransactionalId, READ Group, READ Topic",
+)
+def run(ctx: Context) -> Entity | Awaitable[Entity]:
+    """Commit the offsets of known topics; the others are refused one by one."""
+    body = ctx.body
+    known = [ctx.broker.metadata.topic(topic.name) for topic in body.topics]
+    unknown = ErrorCode.unknown_topic_or_partition
+
+    def build(result: CommitOffsetsResult) -> Entity:
+        errors = iter(result.partitions)
+        return _response(
+            ctx,
+            [
+                [unknown if found is None else code_of(next(errors)[2]) for _ in topic.partitions]
+                for topic, found in zip(body.topics, known, strict=True)
+            ],
+        )
+
+    def refuse(code: ErrorCode) -> Entity:
+        said = _for_version(code, ctx.version)
+        return _response(
+            ctx,
+            [
+                [unknown if found is None else said] * len(topic.partitions)
+                for topic, found in zip(body.topics, known, strict=True)
+            ],
+        )
+
+    offsets = tuple(
+        OffsetToCommit(
+            topic.name,
+            entry.partition_index,
+            entry.committed_offset,
+            getattr(entry, "committed_leader_epoch", -1),
+            entry.committed_metadata or "",
+            found.topic_id.bytes,
+        )
+        for topic, found in zip(body.topics, known, strict=True)
+        if found is not None
+        for entry in topic.partitions
+    )
+    if not offsets:
+        return refuse(ErrorCode.none)
+    try:
+        _verify(ctx)
+    except DomainError as error:
+        return refuse(error_code(error))
+    command = TxnCommitOffsets(
+        group_id=body.group_id,
+        generation_id=getattr(body, "generation_id", NO_GENERATION),
+        member_id=getattr(body, "member_id", ""),
+        group_instance_id=getattr(body, "group_instance_id", None),
+        offsets=offsets,
+        producer=ProducerStamp(body.producer_id, body.producer_epoch),
+    )
+    return answer(ctx.broker.groups.submit(body.group_id, command), build, refuse)
+
+
+def _verify(ctx: Context) -> None:
+    """Raise unless the group's partition is, now at the latest, in the transaction."""
+    body, groups = ctx.body, ctx.broker.groups
+    if not body.group_id:
+        raise InvalidGroupIdError("a transaction commits offsets of a named group")
+    partition = groups.partition_of(body.group_id)
+    if partition.has_open_transaction(body.producer_id, body.producer_epoch):
+        return
+    key = CONSUMER_OFFSETS, partition.index
+    errors = ctx.broker.txns.verify(
+        "TxnOffsetCommit",
+        ctx.version,
+        body.transactional_id,
+        body.producer_id,
+        body.producer_epoch,
+        (key,),
+    )
+    error: DomainError | None = errors[key]
+    if error is not None:
+        raise error
+
+
+def _for_version(code: ErrorCode, version: int) -> ErrorCode:
+    loading = code is ErrorCode.coordinator_load_in_progress
+    if loading and version < FIRST_VERSION_WITH_LOAD_IN_PROGRESS:
+        return ErrorCode.coordinator_not_available
+    return code
+
+
+def _response(ctx: Context, codes: list[list[ErrorCode]]) -> Entity:
+    respond = ctx.respond
+    return respond.TxnOffsetCommitResponse(
+        topics=tuple(
+            respond.TxnOffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=tuple(
+                    respond.TxnOffsetCommitResponsePartition(
+                        partition_index=entry.partition_index, error_code=code
+                    )
+                    for entry, code in zip(topic.partitions, topic_codes, strict=True)
+                ),
+            )
+            for topic, topic_codes in zip(ctx.body.topics, codes, strict=True)
+        )
+    )

@@ -1,0 +1,79 @@
+"""WriteTxnMarkers (27): append the end markers of transactions to partitions of this broker.
+
+Sent by transaction coordinators of other brokers, and by tools that abort a hanging transaction.
+Version 2 carries the transaction version of each marker. The sender knows few errors and takes any
+other for a bug of ours, so only those are answered (``TransactionMarkerRequestCompletionHandler``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles
+from coordinator.metadata import TRANSACTION_STATE
+from coordinator.shard_errors import ShardError
+from coordinator.wire import ApiKey, Entity
+from logcore.errors import LogError
+from logcore.machine import ProducerStamp
+
+ANSWERS = frozenset(
+    {
+        ErrorCode.invalid_producer_epoch,
+        ErrorCode.transaction_coordinator_fenced,
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.kafka_storage_error,
+    }
+)
+
+
+@handles(
+    ApiKey.WRITE_TXN_MARKERS, versions=(1, 2), permission="ALTER Cluster or CLUSTER_ACTION Cluster"
+)
+def run(ctx: Context) -> Entity:
+    """Write marker by marker, partition by partition."""
+    respond = ctx.respond
+    return respond.WriteTxnMarkersResponse(
+        markers=tuple(
+            respond.WritableTxnMarkerResult(
+                producer_id=marker.producer_id,
+                topics=tuple(
+                    respond.WritableTxnMarkerTopicResult(
+                        name=topic.name,
+                        partitions=tuple(
+                            respond.WritableTxnMarkerPartitionResult(
+                                partition_index=index,
+                                error_code=_write(ctx, marker, topic.name, index),
+                            )
+                            for index in topic.partition_indexes
+                        ),
+                    )
+                    for topic in marker.topics
+                ),
+            )
+            for marker in ctx.body.markers
+        )
+    )
+
+
+def _write(ctx: Context, marker: Any, topic: str, index: int) -> ErrorCode:
+    if topic == TRANSACTION_STATE:
+        # Nothing transactional is ever in it, and its shards take foreign records for corruption.
+        return ErrorCode.unknown_topic_or_partition
+    try:
+        written = ctx.broker.txns.markers.write_one(
+            (topic, index),
+            ProducerStamp(marker.producer_id, marker.producer_epoch),
+            commit=marker.transaction_result,
+            coordinator_epoch=marker.coordinator_epoch,
+            transaction_version=getattr(marker, "transaction_version", 0),
+        )
+    except ShardError:
+        return ErrorCode.not_leader_or_follower
+    except LogError as error:
+        code = error_code(error)
+        return code if code in ANSWERS else ErrorCode.kafka_storage_error
+    return ErrorCode.none if written else ErrorCode.unknown_topic_or_partition

@@ -1,0 +1,149 @@
+"""What the broker writes to standard error: key=value on a terminal, JSON lines otherwise.
+
+Texts come from clients (topic names, client ids), so control characters are escaped and long values
+cut: one event is one line, whatever it says.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Mapping, MutableMapping
+from types import TracebackType
+from typing import Any
+
+import structlog
+
+MAX_VALUE_CHARACTERS = 1_000
+"""Characters of one value; what is longer ends in an ellipsis."""
+
+MAX_TRACE_CHARACTERS = 20_000
+"""Characters of a stack trace, of which the end is kept."""
+
+LEVELS: Mapping[str, int] = {
+    "FATAL": logging.CRITICAL,
+    "ERROR": logging.ERROR,
+    "WARN": logging.WARNING,
+    "INFO": logging.INFO,
+    "DEBUG": logging.DEBUG,
+    "TRACE": logging.DEBUG,
+}
+"""Kafka's names of the levels, as BROKER_LOGGER configs have them."""
+
+ROOT = "root"
+"""The one logger, by its name in BROKER_LOGGER configs."""
+
+Event = MutableMapping[str, Any]
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+class _Level:
+    """The lowest level that is written; it can change at any time."""
+
+    def __init__(self) -> None:
+        self.name = "INFO"
+
+
+_level = _Level()
+
+
+def level() -> str:
+    """Kafka's name of the level in force."""
+    return _level.name
+
+
+def set_level(name: str) -> None:
+    """Write events of that level and above. Raises KeyError for a name not in :data:`LEVELS`."""
+    number = LEVELS[name]
+    _level.name = name
+    _filter(number)
+
+
+def configure(*, terminal: bool | None = None) -> None:
+    """Set up logging of this process; ``terminal`` None asks standard error itself."""
+    if terminal is None:
+        terminal = sys.stderr.isatty()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _with_trace,
+            _clean,
+            _as_text if terminal else _as_json,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[_level.name]),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def configure_quietly() -> None:
+    """Set up logging for a broker inside somebody else's program, unless that did so itself.
+
+    structlog's own default would print to standard output.
+    """
+    if not structlog.is_configured():
+        _level.name = "WARN"
+        configure(terminal=True)
+
+
+def _filter(number: int) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
+
+
+def _with_trace(_logger: object, _method: str, event: Event) -> Event:
+    """Replace ``exc_info`` by the text of its stack trace."""
+    cause = event.pop("exc_info", None)
+    if cause is True:
+        cause = sys.exc_info()[1]
+    elif isinstance(cause, tuple):
+        cause = cause[1]
+    if isinstance(cause, BaseException):
+        text = "".join(traceback.format_exception(cause))
+        event["trace"] = text[-MAX_TRACE_CHARACTERS:]
+    return event
+
+
+def _clean(_logger: object, _method: str, event: Event) -> Event:
+    """Make every value a number, a truth value or a cut text."""
+    return {key: _plain(value, key) for key, value in event.items()}
+
+
+def _plain(value: object, key: str) -> object:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    text = value if isinstance(value, str) else str(value)
+    limit = MAX_TRACE_CHARACTERS if key == "trace" else MAX_VALUE_CHARACTERS
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+def _as_json(_logger: object, _method: str, event: Event) -> str:
+    """One line of JSON, which escapes control characters by itself."""
+    return json.dumps(event)
+
+
+def _as_text(_logger: object, _method: str, event: Event) -> str:
+    """``time level event key=value …``; a stack trace, ours alone, keeps its lines."""
+    head = f"{event.pop('timestamp')} {event.pop('level'):<8} {_escape(event.pop('event', ''))}"
+    trace = event.pop("trace", None)
+    pairs = "".join(f" {key}={_quoted(value)}" for key, value in event.items())
+    if trace is None:
+        return head + pairs
+    return head + pairs + "\n" + "\n".join(_escape(line) for line in str(trace).splitlines())
+
+
+def _quoted(value: object) -> str:
+    text = _escape(value)
+    return f'"{text}"' if " " in text or not text else text
+
+
+def _escape(value: object) -> str:
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )

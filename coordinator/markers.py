@@ -1,0 +1,185 @@
+"""Writing the end markers of transactions.
+
+The transaction coordinator says which partitions get a marker; a :class:`MarkerWriter` sees to it.
+On one node that is a call per partition inside the coordinator's own turn. In a cluster it will be
+requests to other brokers; the interface allows for it, since reports may come at any later time.
+
+Source: ``TransactionMarkerChannelManager``; the answers it knows are listed in
+:meth:`LocalMarkerWriter.write_one`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from coordinator.metadata import CONSUMER_OFFSETS
+from coordinator.shard_errors import ShardError
+from coordinator.timers import TimerQueue
+from logcore.clock import Clock
+from logcore.errors import (
+    InvalidProducerEpochError,
+    LogError,
+    TransactionCoordinatorFencedError,
+)
+from logcore.machine import ProducerStamp
+from txn.commands import MarkersWritten, TopicPartition, WriteMarkers
+
+if TYPE_CHECKING:
+    from coordinator.broker import Broker
+
+RETRY_BACKOFF_MS = 50
+"""Wait before markers are tried again, doubling up to :data:`MAX_RETRY_BACKOFF_MS`: at start the
+offsets partitions may still be loading for a moment."""
+
+MAX_RETRY_BACKOFF_MS = 5_000
+"""The longest wait; a partition that is off line stays so for as long as its disk is bad."""
+
+Report = Callable[[MarkersWritten], None]
+
+_log = structlog.get_logger(__name__)
+
+
+class MarkerWriter(Protocol):
+    """Gets end markers into partitions, whatever it takes."""
+
+    def write(self, request: WriteMarkers, report: Report) -> None:
+        """Write the markers; call ``report`` with each progress, at once or later, until all are.
+
+        A new request for a transactional id takes the place of the former one.
+        """
+
+    def close(self) -> None:
+        """Give up; the next load of the transaction's shard begins again."""
+
+
+@dataclass(slots=True)
+class _Job:
+    request: WriteMarkers
+    report: Report
+    left: tuple[TopicPartition, ...]
+    backoff_ms: int = RETRY_BACKOFF_MS
+
+
+class LocalMarkerWriter:
+    """Writes markers into this broker's own partitions, synchronously where it can."""
+
+    def __init__(self, broker: Broker, timers: TimerQueue) -> None:
+        self._broker = broker
+        self._clock: Clock = broker.clock
+        self._retries = timers.timers(self._retry)
+        self._jobs: dict[str, _Job] = {}
+
+    def write(self, request: WriteMarkers, report: Report) -> None:
+        """See :class:`MarkerWriter`. What can be written is written before this returns."""
+        self._retries.set(request.transactional_id, None)
+        self._jobs.pop(request.transactional_id, None)
+        self._attempt(_Job(request, report, request.partitions))
+
+    def close(self) -> None:
+        """See :class:`MarkerWriter`."""
+        self._retries.clear()
+        self._jobs.clear()
+
+    def _attempt(self, job: _Job) -> None:
+        request = job.request
+        done: list[TopicPartition] = []
+        left: list[TopicPartition] = []
+        for partition in job.left:
+            (done if self._is_settled(request, partition) else left).append(partition)
+        if not left:
+            job.report(request.written())
+            return
+        job.left = tuple(left)
+        self._jobs[request.transactional_id] = job
+        deadline_ms = self._clock.now_ms() + job.backoff_ms
+        job.backoff_ms = min(2 * job.backoff_ms, MAX_RETRY_BACKOFF_MS)
+        self._retries.set(request.transactional_id, deadline_ms)
+        if done:
+            job.report(request.written(tuple(done)))
+
+    def _retry(self, key: Hashable, _now_ms: int) -> None:
+        job = self._jobs.pop(str(key), None)
+        if job is not None:
+            self._attempt(job)
+
+    def _is_settled(self, request: WriteMarkers, partition: TopicPartition) -> bool:
+        """Write one marker; True if the partition needs none any more."""
+        try:
+            exists = self.write_one(
+                partition,
+                request.stamp,
+                commit=request.commit,
+                coordinator_epoch=request.coordinator_epoch,
+                transaction_version=request.transaction_version,
+            )
+        except (InvalidProducerEpochError, TransactionCoordinatorFencedError) as error:
+            # Somebody with a higher epoch has written here, which on one node only a marker sent
+            # by an administrator can have done. It ended the transaction, or it left it open: then
+            # it is not settled, and the log says so at each retry.
+            settled = not self._is_open(request.stamp.producer_id, partition)
+            self._complain(request, partition, error)
+            return settled
+        except (LogError, ShardError) as error:
+            self._complain(request, partition, error)
+            return False
+        if not exists:
+            _log.info("marker_dropped", transactional_id=request.transactional_id, to=partition)
+        return True
+
+    def write_one(
+        self,
+        partition: TopicPartition,
+        stamp: ProducerStamp,
+        *,
+        commit: bool,
+        coordinator_epoch: int,
+        transaction_version: int,
+    ) -> bool:
+        """Append one marker; False if the partition does not exist (any more).
+
+        Raises :class:`ShardError` for an offsets partition whose shard does not serve now, and
+        :class:`LogError`: InvalidProducerEpoch, TransactionCoordinatorFenced, Storage.
+        """
+        topic, index = partition
+        found = self._broker.replicas.find(topic, index)
+        if found is None:
+            return False
+        if topic == CONSUMER_OFFSETS:
+            self._broker.groups.complete_transaction(
+                index,
+                stamp,
+                commit=commit,
+                coordinator_epoch=coordinator_epoch,
+                transaction_version=transaction_version,
+            )
+        else:
+            found.append_marker(
+                stamp,
+                commit=commit,
+                coordinator_epoch=coordinator_epoch,
+                now_ms=self._clock.now_ms(),
+                transaction_version=transaction_version,
+            )
+        return True
+
+    def _is_open(self, producer_id: int, partition: TopicPartition) -> bool:
+        try:
+            found = self._broker.replicas.find(*partition)
+        except LogError:
+            return True
+        return found is not None and any(
+            state.producer_id == producer_id and state.current_txn_first_offset >= 0
+            for state in found.producers()
+        )
+
+    def _complain(self, request: WriteMarkers, partition: TopicPartition, error: Exception) -> None:
+        _log.warning(
+            "marker_not_written",
+            transactional_id=request.transactional_id,
+            to=f"{partition[0]}-{partition[1]}",
+            cause=f"{type(error).__name__}: {error}",
+        )

@@ -1,0 +1,302 @@
+"""All partitions of this broker: found, opened, recovered, checkpointed, deleted, closed.
+
+Order of a start (kafka: ``LogManager.loadLogs``): the clean-shutdown mark is read and removed
+*before* anything is opened, the checkpoints are read, directories that belong to no topic are put
+aside, and every partition that has a directory is opened; after a clean shutdown nothing is checked
+again. A partition that was never used has no directory and costs nothing until it is asked for.
+
+Checkpoints may be lost or stale at any time: they only say how little work the next start has.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from typing import Final
+
+import structlog
+
+from coordinator.config import BrokerConfig, log_config
+from coordinator.data_errors import UnknownTopicOrPartitionError
+from coordinator.metadata import (
+    METADATA_LOG_CONFIG,
+    METADATA_TOPIC,
+    METADATA_TOPIC_ID,
+    MetadataLog,
+    Topic,
+)
+from logcore.checkpoints import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    CheckpointError,
+    read_offsets,
+    read_partition_metadata,
+    take_clean_shutdown,
+    write_clean_shutdown,
+    write_offsets,
+)
+from logcore.clock import Clock
+from logcore.config import LogConfig
+from logcore.errors import LogError, StorageError
+from logcore.fs import FileSystem
+from logcore.partition import Partition
+
+DELETE_SUFFIX: Final = "-delete"
+STRAY_SUFFIX: Final = "-stray"
+MAX_DIRECTORY_CHARACTERS: Final = 255
+"""Characters of a directory name: the bound of common file systems."""
+
+_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<index>[0-9]+)")
+
+TopicPartition = tuple[str, int]
+Offsets = dict[TopicPartition, int]
+
+_log = structlog.get_logger(__name__)
+
+
+class Replicas:
+    """``broker.replicas``. ``directory`` exists and is locked by this process."""
+
+    def __init__(self, fs: FileSystem, directory: str, config: BrokerConfig, clock: Clock) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._config = config
+        self._clock = clock
+        self._metadata: MetadataLog
+        self._open: dict[TopicPartition, Partition] = {}
+        self._complete = False
+        self._written: dict[str, Offsets] = {}
+        self.was_clean = take_clean_shutdown(fs, directory)
+        """Whether the last shutdown closed every log."""
+        self._recovery_points = self._read(RECOVERY_POINT_CHECKPOINT)
+        self._log_starts = self._read(LOG_START_CHECKPOINT)
+        self._high_watermarks = self._read(HIGH_WATERMARK_CHECKPOINT)
+        self._checkpointed = (self._recovery_points, self._log_starts, self._high_watermarks)
+
+    # --- start -----------------------------------------------------------------------------------
+
+    def open_metadata(self) -> Partition:
+        """Open the log that everything else is described in. Raises StorageError."""
+        return self._open_partition(METADATA_TOPIC, 0, METADATA_TOPIC_ID, METADATA_LOG_CONFIG, 0)
+
+    def load(self, metadata: MetadataLog) -> None:
+        """Put directories without a topic aside, open those with one. Raises StorageError."""
+        self._metadata = metadata
+        metadata.listen(self._reconfigure)
+        self._config.listen(self._reconfigure_all)
+        for name in sorted(self._fs.list_directory(self._directory) or ()):
+            if not self._fs.is_directory(f"{self._directory}/{name}"):
+                continue
+            if name.endswith(DELETE_SUFFIX):
+                self._fs.remove_tree(f"{self._directory}/{name}")
+                continue
+            match = _DIRECTORY.fullmatch(name)
+            if match is not None and match["topic"] != METADATA_TOPIC:
+                self._load_directory(name, match["topic"], int(match["index"]))
+        self._complete = True
+        self._forget_gone()
+
+    def _load_directory(self, name: str, topic_name: str, index: int) -> None:
+        path = f"{self._directory}/{name}"
+        topic = self._metadata.topic(topic_name)
+        try:
+            topic_id = read_partition_metadata(self._fs, path)
+        except CheckpointError as error:
+            _log.warning("partition.metadata is damaged", directory=name, cause=str(error))
+            topic_id = None
+        if topic_id is not None and self._metadata.was_deleted(topic_id):
+            _log.info("directory of a deleted topic removed", directory=name)
+            self._fs.remove_tree(path)
+        elif (
+            topic is None
+            or index >= topic.partitions
+            or (topic_id is not None and topic_id != topic.topic_id)
+        ):
+            self._put_aside(name)
+        else:
+            self._open_topic_partition(topic, index)
+
+    def _forget_gone(self) -> None:
+        """Drop checkpointed offsets of partitions that are not there.
+
+        They must not be taken for those of a new partition of the same name: a log start offset
+        that is too high would empty it.
+        """
+        gone = False
+        for offsets in self._checkpointed:
+            for key in offsets.keys() - self._open.keys():
+                del offsets[key]
+                gone = True
+        if gone:
+            self.checkpoint()
+
+    def _put_aside(self, name: str) -> None:
+        """Rename a directory that no topic explains; it may be somebody's data."""
+        suffix = f".{uuid.uuid4().hex}{STRAY_SUFFIX}"
+        stray = name[: MAX_DIRECTORY_CHARACTERS - len(suffix)] + suffix
+        _log.warning("directory belongs to no topic", directory=name, renamed_to=stray)
+        self._fs.rename(f"{self._directory}/{name}", f"{self._directory}/{stray}")
+
+    def _read(self, name: str) -> Offsets:
+        try:
+            return read_offsets(self._fs, self._directory, name)
+        except CheckpointError as error:
+            _log.warning("checkpoint is damaged, ignored", file=name, cause=str(error))
+            return {}
+
+    # --- partitions ------------------------------------------------------------------------------
+
+    def partition(self, topic: str, index: int) -> Partition:
+        """The open partition; opened, and created on disk, if it was not used yet.
+
+        Raises UnknownTopicOrPartitionError, and StorageError if it can't be opened.
+        """
+        found = self._open.get((topic, index))
+        if found is not None:
+            return found
+        described = self._metadata.topic(topic)
+        if described is None or not 0 <= index < described.partitions:
+            raise UnknownTopicOrPartitionError(f"there is no partition {topic}-{index}")
+        return self._open_topic_partition(described, index)
+
+    def find(self, topic: str, index: int) -> Partition | None:
+        """The same, or None for a partition that does not exist."""
+        try:
+            return self.partition(topic, index)
+        except UnknownTopicOrPartitionError:
+            return None
+
+    def __iter__(self) -> Iterator[Partition]:
+        """All partitions that are open, in no order."""
+        return iter(list(self._open.values()))
+
+    def is_offline(self, topic: str, index: int) -> bool:
+        """Whether the file system has failed under an open partition."""
+        partition = self._open.get((topic, index))
+        return partition is not None and partition.offline is not None
+
+    def _open_topic_partition(self, topic: Topic, index: int) -> Partition:
+        config = log_config(self._config, topic.configs)
+        epoch = self._metadata.leader_epoch(topic)
+        return self._open_partition(topic.name, index, topic.topic_id, config, epoch)
+
+    def _open_partition(
+        self, topic: str, index: int, topic_id: uuid.UUID, config: LogConfig, leader_epoch: int
+    ) -> Partition:
+        key = topic, index
+        path = f"{self._directory}/{topic}-{index}"
+        try:
+            partition = Partition.open(
+                self._fs,
+                path,
+                topic=topic,
+                index=index,
+                topic_id=topic_id,
+                config=config,
+                clock=self._clock,
+                clean=self.was_clean,
+                recovery_point=self._recovery_points.get(key, 0),
+                log_start_offset=self._log_starts.get(key, 0),
+                high_watermark=self._high_watermarks.get(key),
+                leader_epoch=leader_epoch,
+            )
+        except OSError as error:
+            raise StorageError(f"{path} can not be opened: {error}") from error
+        self._open[key] = partition
+        return partition
+
+    def _reconfigure(self, topic: Topic) -> None:
+        config = log_config(self._config, topic.configs)
+        for index in range(topic.partitions):
+            partition = self._open.get((topic.name, index))
+            if partition is not None:
+                partition.config = config
+
+    def _reconfigure_all(self) -> None:
+        for topic in self._metadata.topics.values():
+            self._reconfigure(topic)
+
+    def delete(self, topic: Topic) -> None:
+        """Remove the directories of a topic whose record is gone.
+
+        A directory that can't be removed stays for the next start; the topic is gone all the same.
+        """
+        for index in range(topic.partitions):
+            key = topic.name, index
+            for offsets in self._checkpointed:
+                offsets.pop(key, None)
+            partition = self._open.pop(key, None)
+            if partition is None:
+                continue
+            try:
+                partition.delete_directory()
+            except (LogError, OSError) as error:
+                _log.warning("directory not removed", partition=key, cause=str(error))
+        self.checkpoint()
+
+    # --- checkpoints and stop --------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Write all of them."""
+        self.checkpoint_recovery_points()
+        self.checkpoint_log_starts()
+        self.checkpoint_high_watermarks()
+
+    def checkpoint_recovery_points(self) -> None:
+        """Write up to where each log is known to be on disk."""
+        self._write(
+            RECOVERY_POINT_CHECKPOINT,
+            {key: one.recovery_point for key, one in self._open.items()},
+        )
+
+    def checkpoint_log_starts(self) -> None:
+        """Write the log start offsets that lie above the log's first file."""
+        self._write(
+            LOG_START_CHECKPOINT,
+            {key: one.log_start_offset for key, one in self._open.items() if one.log_start_offset},
+        )
+
+    def checkpoint_high_watermarks(self) -> None:
+        """Write the high watermarks."""
+        self._write(
+            HIGH_WATERMARK_CHECKPOINT,
+            {key: one.high_watermark for key, one in self._open.items()},
+        )
+
+    def _write(self, name: str, offsets: Offsets) -> None:
+        """Write a checkpoint if it says anything new. A failure costs work at the next start."""
+        if self._written.get(name) == offsets:
+            return
+        try:
+            write_offsets(self._fs, self._directory, name, offsets)
+        except OSError as error:
+            _log.warning("checkpoint not written", file=name, cause=str(error))
+            return
+        self._written[name] = offsets
+
+    def close(self) -> None:
+        """Flush and close every log, write the checkpoints, leave the clean-shutdown mark.
+
+        Without the mark, because a log is off line or could not be closed, the next start checks
+        what may be damaged.
+        """
+        clean = True
+        for partition in self:
+            try:
+                partition.close()
+            except (LogError, OSError) as error:
+                clean = False
+                _log.error(
+                    "log not closed cleanly",
+                    partition=f"{partition.topic}-{partition.index}",
+                    cause=str(error),
+                )
+            clean = clean and partition.offline is None
+        if not self._complete:
+            # The start failed half-way: what is on disk says more than we know.
+            return
+        self.checkpoint()
+        if clean:
+            write_clean_shutdown(self._fs, self._directory)

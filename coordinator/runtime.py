@@ -1,0 +1,444 @@
+"""The shard runtime: one state machine on one partition of an internal topic.
+
+A shard lives through :class:`ShardState`: it reads its partition from the start (LOADING), then
+serves (ACTIVE). Every request is one *turn*, which runs from end to end without giving the event
+loop a chance to do anything else:
+
+    decide → append → replay → timers → effects → (what effects report: decide → …) → replies
+
+Replies wait until the whole turn is in the log, so nobody ever sees what a crash could take back.
+``Partition.append_records`` flushes before it returns where ``flush.messages`` asks for it.
+
+Whatever goes wrong in a turn, a refused or failed append, or a bug of ours, makes the shard FAILED:
+its waiting requests are answered NOT_COORDINATOR, the cause is logged, and the state is built anew
+from the log. There is no rollback, hence no second path to get wrong.
+
+Survives: kill -9 between any two appends (the machine resumes in ``loaded``), append failures, and
+an append by somebody else (the offset check).
+
+Source: ``CoordinatorRuntime``; the offset check is ``CoordinatorRuntime.CoordinatorContext``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+
+import structlog
+
+from coordinator.shard_errors import (
+    CoordinatorLoadInProgressError,
+    NotCoordinatorError,
+    ShardError,
+    ShardRecordTooLargeError,
+)
+from coordinator.timers import TimerQueue
+from logcore.batch import ControlType, decode_records, parse_control, verify_crc
+from logcore.clock import Clock
+from logcore.errors import LogError, RecordListTooLargeError, RecordTooLargeError
+from logcore.machine import (
+    Decision,
+    DomainError,
+    InvariantViolation,
+    Machine,
+    ProducerStamp,
+    Record,
+    Reply,
+    Token,
+)
+from logcore.partition import Partition
+
+LOAD_SLICE_MS = 8
+"""How long loading may keep the event loop before others get their turn, in milliseconds: well
+below what a client notices, and long against the cost of switching."""
+
+RELOAD_BACKOFF_MS = 100
+"""Wait before the second reload in a row; doubles up to :data:`MAX_RELOAD_BACKOFF_MS`. The first
+one starts at once: most failures are a single refused request."""
+
+MAX_RELOAD_BACKOFF_MS = 30_000
+"""The longest wait between two reloads: a broken disk is looked at twice a minute."""
+
+STABLE_AFTER_MS = 60_000
+"""A shard that served this long is sound again, and its next failure counts as the first."""
+
+ROUTINE_EVENTS = frozenset({"epoch-bumped"})
+"""Events that every transaction of a TV2 client brings, and that are worth a line to nobody who did
+not ask for it."""
+
+_END_MARKERS = frozenset({ControlType.ABORT, ControlType.COMMIT})
+
+_log = structlog.get_logger(__name__)
+
+
+class ShardState(Enum):
+    """A shard's life. A closed shard does not come back; a new one is made."""
+
+    INITIAL = "Initial"
+    LOADING = "Loading"
+    ACTIVE = "Active"
+    FAILED = "Failed"
+    CLOSED = "Closed"
+
+
+SHARD_TRANSITIONS: dict[ShardState, frozenset[ShardState]] = {
+    ShardState.INITIAL: frozenset({ShardState.LOADING, ShardState.CLOSED}),
+    ShardState.LOADING: frozenset({ShardState.ACTIVE, ShardState.FAILED, ShardState.CLOSED}),
+    ShardState.ACTIVE: frozenset({ShardState.FAILED, ShardState.CLOSED}),
+    ShardState.FAILED: frozenset({ShardState.LOADING, ShardState.CLOSED}),
+    ShardState.CLOSED: frozenset(),
+}
+"""Which state may follow which; anything else is a bug."""
+
+
+class Pace:
+    """Lets the loop breathe while much is read: ``await pace()`` between small pieces of work.
+
+    Shared by everything that loads at the same time, so that a hundred small shards together do
+    not block longer than one large one. Real time, not the daemon's clock: it bounds our own use
+    of the processor and decides nothing.
+    """
+
+    def __init__(self, slice_ms: int = LOAD_SLICE_MS) -> None:
+        self._slice_seconds = slice_ms / 1000
+        self._since = time.perf_counter()
+
+    async def __call__(self) -> None:
+        """Give way if the slice is used up."""
+        if time.perf_counter() - self._since >= self._slice_seconds:
+            await asyncio.sleep(0)
+            self._since = time.perf_counter()
+
+
+Perform = Callable[["Shard", object, int], None]
+"""Carries out one effect: ``perform(shard, effect, now_ms)``. It reports with ``shard.feed``, at
+once (the report then belongs to the same turn) or later."""
+
+WhileLoading = Callable[[object], object | None]
+"""What to answer a command while the shard loads; None stands for the usual error."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardServices:
+    """What a shard needs from the daemon."""
+
+    clock: Clock
+    loop: asyncio.AbstractEventLoop
+    timers: TimerQueue
+    perform: Perform
+    while_loading: WhileLoading
+
+
+class Shard:
+    """One machine on one partition; ``build`` makes an empty machine for each load."""
+
+    def __init__(
+        self, partition: Partition, build: Callable[[], Machine], services: ShardServices
+    ) -> None:
+        self.partition = partition
+        self.name = f"{partition.topic}-{partition.index}"
+        self._build = build
+        self._clock = services.clock
+        self._loop = services.loop
+        self._perform = services.perform
+        self._while_loading = services.while_loading
+        self._timers = services.timers.timers(self._fire)
+        self._state = ShardState.INITIAL
+        self._machine = build()
+        self._waiting: dict[Token, asyncio.Future[object]] = {}
+        self._last_token: Token = 0
+        self._next_offset = 0
+        self._in_turn = False
+        self._inbox: deque[object] = deque()
+        self._active_since_ms = 0
+        self._failures = 0
+        self._reload: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> ShardState:
+        """Where the shard is in its life."""
+        return self._state
+
+    @property
+    def machine(self) -> Machine:
+        """The machine as it stands; only for looking (tests, the command line)."""
+        return self._machine
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def submit(self, command: object) -> asyncio.Future[object]:
+        """Decide on ``command``; the future holds the result, or will once a later turn gives it.
+
+        Fails with a :class:`DomainError`: the machine's own, or a :class:`ShardError`.
+        """
+        future: asyncio.Future[object] = self._loop.create_future()
+        if self._state is not ShardState.ACTIVE:
+            answer = self._while_loading(command) if self._state is not ShardState.CLOSED else None
+            if answer is None:
+                future.set_exception(self.unavailable())
+            else:
+                future.set_result(answer)
+            return future
+        self._last_token = token = self._last_token + 1
+        self._waiting[token] = future
+        self._turn(partial(self._machine.decide, token, command), self._clock.now_ms(), token)
+        return future
+
+    def feed(self, command: object) -> None:
+        """Take the report on an effect. Inside a turn it becomes part of it, else a new turn.
+
+        A shard that does not serve ignores it: loading emits the effect again.
+        """
+        if self._in_turn:
+            self._inbox.append(command)
+        elif self._state is ShardState.ACTIVE:
+            self._turn(self._fed(command), self._clock.now_ms(), None)
+
+    def complete_transaction(
+        self,
+        stamp: ProducerStamp,
+        *,
+        commit: bool,
+        coordinator_epoch: int,
+        transaction_version: int,
+    ) -> None:
+        """Append the end marker of ``stamp``'s transaction to this partition and apply it.
+
+        Raises :class:`ShardError` where the shard does not serve, and :class:`LogError` where the
+        partition refuses the marker (kafka: ``ProducerAppendInfo.appendEndTxnMarker``).
+        """
+        if self._state is not ShardState.ACTIVE:
+            raise self.unavailable()
+        appended = self.partition.append_marker(
+            stamp,
+            commit=commit,
+            coordinator_epoch=coordinator_epoch,
+            now_ms=self._clock.now_ms(),
+            transaction_version=transaction_version,
+        )
+        # From here on the marker is in the log: whatever fails now, loading applies it.
+        try:
+            self._check_offset(appended.base_offset)
+            self._machine.replay_marker(stamp, appended.base_offset, commit=commit)
+        except Exception as cause:  # noqa: BLE001 - any failure is a state that can't be trusted
+            self._fail(cause, None)
+            return
+        self._next_offset = appended.last_offset + 1
+
+    def unavailable(self) -> ShardError:
+        """Say why the shard does not serve."""
+        if self._state in {ShardState.INITIAL, ShardState.LOADING}:
+            return CoordinatorLoadInProgressError(f"{self.name} is being read")
+        return NotCoordinatorError(f"{self.name} is not served here")
+
+    # --- one turn --------------------------------------------------------------------------------
+
+    def _turn(self, first: Callable[[int], Decision], now_ms: int, token: Token | None) -> None:
+        """Run one turn, of which ``first`` is the first decision; ``token`` is who asked for it."""
+        if self._in_turn:
+            raise InvariantViolation(f"{self.name}: a turn began inside another")
+        replies: list[Reply] = []
+        self._in_turn = True
+        try:
+            try:
+                decision = first(now_ms)
+            except DomainError as refusal:
+                if token is None:
+                    raise
+                replies.append(Reply(token, refusal))
+            else:
+                self._carry_out(decision, now_ms, replies)
+            while self._inbox:
+                self._carry_out(self._fed(self._inbox.popleft())(now_ms), now_ms, replies)
+        except Exception as cause:  # noqa: BLE001 - any failure is a state that can't be trusted
+            self._fail(cause, token)
+            return
+        finally:
+            self._in_turn = False
+        for reply in replies:
+            self._answer(reply)
+
+    def _carry_out(self, decision: Decision, now_ms: int, replies: list[Reply]) -> None:
+        if decision.records:
+            self._append(decision.records, decision.stamp, now_ms)
+        for timer in decision.timers:
+            self._timers.set(timer.key, timer.deadline_ms)
+        for event in decision.events:
+            level = logging.DEBUG if event.kind in ROUTINE_EVENTS else logging.INFO
+            if _log.is_enabled_for(level):
+                where = {"subject": event.subject, "shard": self.name}
+                _log.log(level, event.kind, **{**event.detail, **where})
+        replies += decision.replies
+        for effect in decision.effects:
+            self._perform(self, effect, now_ms)
+
+    def _append(
+        self, records: tuple[Record, ...], stamp: ProducerStamp | None, now_ms: int
+    ) -> None:
+        appended = self.partition.append_records(records, now_ms=now_ms, producer=stamp)
+        self._check_offset(appended.base_offset)
+        if appended.last_offset != appended.base_offset + len(records) - 1:
+            raise InvariantViolation(f"{self.name}: {len(records)} records became {appended}")
+        self._next_offset = appended.last_offset + 1
+        replay = self._machine.replay
+        for offset, record in enumerate(records, appended.base_offset):
+            replay(record, offset, now_ms, stamp)
+
+    def _check_offset(self, base_offset: int) -> None:
+        if base_offset != self._next_offset:
+            raise InvariantViolation(
+                f"{self.name}: appended at {base_offset}, expected {self._next_offset}: "
+                "somebody else writes to this partition"
+            )
+
+    def _fed(self, command: object) -> Callable[[int], Decision]:
+        """Make a decision on a command that nobody waits for."""
+        self._last_token = token = self._last_token + 1
+
+        def decide(now_ms: int) -> Decision:
+            try:
+                return self._machine.decide(token, command, now_ms)
+            except DomainError as refusal:
+                _log.debug("report_refused", shard=self.name, command=command, cause=str(refusal))
+                return Decision()
+
+        return decide
+
+    def _fire(self, key: Hashable, now_ms: int) -> None:
+        if self._state is ShardState.ACTIVE:
+            self._turn(partial(self._machine.fire, key), now_ms, None)
+
+    def _answer(self, reply: Reply) -> None:
+        # Not there: a report's token. Done already: the request's connection is gone.
+        future = self._waiting.pop(reply.token, None)
+        if future is None or future.done():
+            return
+        if isinstance(reply.response, DomainError):
+            future.set_exception(reply.response)
+        else:
+            future.set_result(reply.response)
+
+    # --- failure, load, close --------------------------------------------------------------------
+
+    def _fail(self, cause: Exception, token: Token | None) -> None:
+        """Stop serving because of ``cause``, which came up in the turn of ``token``, and reload."""
+        _log.error(
+            "shard_failed",
+            shard=self.name,
+            cause=f"{type(cause).__name__}: {cause}",
+            # A refusal of the log explains itself; anything else is a bug and needs its place.
+            exc_info=None if isinstance(cause, LogError) else cause,
+        )
+        if self._state is ShardState.ACTIVE:
+            stable = self._clock.monotonic_ms() - self._active_since_ms >= STABLE_AFTER_MS
+            self._failures = 1 if stable else self._failures + 1
+        else:
+            self._failures += 1
+        self._enter(ShardState.FAILED)
+        asker = self._waiting.pop(token, None) if token is not None else None
+        if asker is not None and not asker.done():
+            if isinstance(cause, (RecordTooLargeError, RecordListTooLargeError)):
+                asker.set_exception(ShardRecordTooLargeError(str(cause)))
+            else:
+                asker.set_exception(self.unavailable())
+        self._drop_state()
+        self._reload = self._loop.create_task(self._load_again(), name=f"reload {self.name}")
+
+    async def _load_again(self) -> None:
+        if self._failures > 1:
+            backoff_ms = RELOAD_BACKOFF_MS << min(self._failures - 2, 20)
+            await asyncio.sleep(min(backoff_ms, MAX_RELOAD_BACKOFF_MS) / 1000)
+        await self.load(Pace())
+
+    def load_empty(self) -> bool:
+        """Begin to serve at once if there is nothing to read; says whether it did."""
+        if self.partition.log_start_offset != self.partition.log_end_offset:
+            return False
+        self._enter(ShardState.LOADING)
+        self._activate(self._machine, self.partition.log_end_offset)
+        return True
+
+    async def load(self, pace: Pace) -> None:
+        """Build the state from the log, then serve. Ends in ACTIVE or, never raising, in FAILED."""
+        self._enter(ShardState.LOADING)
+        try:
+            machine = self._build()
+            offset = await self._replay_log(machine, pace)
+            while offset != self.partition.log_end_offset:
+                # Somebody appended while we read: only a complete reading is a state.
+                machine = self._build()
+                offset = await self._replay_log(machine, pace)
+        except Exception as cause:  # noqa: BLE001 - whatever it is, this log can't be served
+            if self._state is ShardState.LOADING:
+                self._fail(cause, None)
+            return
+        if self._state is ShardState.LOADING:
+            self._activate(machine, offset)
+
+    def _activate(self, machine: Machine, offset: int) -> None:
+        self._machine = machine
+        self._next_offset = offset
+        self._active_since_ms = self._clock.monotonic_ms()
+        self._enter(ShardState.ACTIVE)
+        if offset and _log.is_enabled_for(logging.DEBUG):
+            _log.debug("shard_loaded", shard=self.name, end=offset, digest=machine.digest())
+        self._turn(machine.loaded, self._clock.now_ms(), None)
+
+    async def _replay_log(self, machine: Machine, pace: Pace) -> int:
+        """Replay the whole log into ``machine``; return the offset behind the last batch."""
+        end = self.partition.log_end_offset
+        for header, batch in self.partition.read_all():
+            verify_crc(batch, 0, header)
+            stamp = (
+                ProducerStamp(header.producer_id, header.producer_epoch)
+                if header.is_transactional
+                else None
+            )
+            for record in decode_records(batch, 0, header):
+                if header.is_control:
+                    control = parse_control(record)
+                    if stamp is not None and control.type in _END_MARKERS:
+                        commit = control.type is ControlType.COMMIT
+                        machine.replay_marker(stamp, record.offset, commit=commit)
+                elif record.key is not None:
+                    entry = Record(record.key, record.value)
+                    machine.replay(entry, record.offset, record.timestamp_ms, stamp)
+            await pace()
+            if self._state is not ShardState.LOADING:
+                break
+        return end
+
+    async def close(self) -> None:
+        """Stop serving for good: answer whoever waits, drop the state."""
+        if self._state is ShardState.CLOSED:
+            return
+        was_active = self._state is ShardState.ACTIVE
+        self._enter(ShardState.CLOSED)
+        if self._reload is not None:
+            self._reload.cancel()
+            await asyncio.gather(self._reload, return_exceptions=True)
+        if was_active:
+            for reply in self._machine.unload().replies:
+                self._answer(reply)
+        self._drop_state()
+
+    def _drop_state(self) -> None:
+        """Cancel all timers, answer all that wait NOT_COORDINATOR, forget the machine's state."""
+        self._timers.clear()
+        self._inbox.clear()
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(NotCoordinatorError(f"{self.name} stopped serving"))
+        self._machine = self._build()
+
+    def _enter(self, state: ShardState) -> None:
+        if state not in SHARD_TRANSITIONS[self._state]:
+            raise InvariantViolation(f"{self.name}: {self._state.value} → {state.value}")
+        self._state = state

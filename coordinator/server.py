@@ -1,0 +1,149 @@
+"""The listening socket and the connections that came from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from coordinator.connection import Connection
+from coordinator.handlers import Registry
+from coordinator.wire.limits import ConnectionLimits
+from logcore.machine import DomainError
+
+log = structlog.get_logger(__name__)
+
+BACKLOG = 1024
+"""Connections that the kernel may hold for us while the loop is busy."""
+_SWEEPS_PER_LIMIT = 4
+"""The idle sweep runs this often within the shortest time limit that it enforces."""
+
+
+def _always_unknown(_error: DomainError) -> int:
+    return int(ErrorCode.unknown_server_error)
+
+
+class Server:
+    """Accepts connections and keeps them within the limits.
+
+    ``broker`` is handed to the handlers and not looked at; ``error_code`` maps a domain error that
+    escapes from a handler to its wire number (``coordinator.errors`` in the daemon).
+    """
+
+    def __init__(
+        self,
+        broker: Any,
+        *,
+        registry: Registry | None = None,
+        limits: ConnectionLimits | None = None,
+        error_code: Callable[[DomainError], int] = _always_unknown,
+    ) -> None:
+        self.broker = broker
+        self.registry = Registry() if registry is None else registry
+        self.limits = ConnectionLimits() if limits is None else limits
+        self.error_code = error_code
+        self.loop: asyncio.AbstractEventLoop
+        self.connections: set[Connection] = set()
+        self.refused = 0
+        """Connections refused so far because of a limit."""
+        self._per_ip: Counter[str] = Counter()
+        self._listener: asyncio.Server | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._emptied: asyncio.Event | None = None
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen on ``host:port`` (port 0: any free one); return the address in use.
+
+        Raises OSError if the address cannot be bound.
+        """
+        self.loop = asyncio.get_running_loop()
+        self._listener = await self.loop.create_server(
+            lambda: Connection(self), host, port, backlog=BACKLOG
+        )
+        self._arm_sweep()
+        return self.address
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and port of the listening socket. Raises RuntimeError when not listening."""
+        if self._listener is None or not self._listener.sockets:
+            raise RuntimeError("the server is not listening")
+        name = self._listener.sockets[0].getsockname()
+        return str(name[0]), int(name[1])
+
+    def stop_accepting(self) -> None:
+        """Close the listening socket; open connections go on."""
+        if self._listener is not None:
+            self._listener.close()
+
+    async def stop(self) -> None:
+        """Stop accepting, let requests under way finish within the limit, close everything."""
+        self.stop_accepting()
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        deadline = self.loop.time() + self.limits.drain_timeout_ms / 1000
+        while any(connection.busy for connection in self.connections):
+            if self.loop.time() >= deadline:
+                log.warning("requests under way are cut off", connections=len(self.connections))
+                break
+            await asyncio.sleep(0.01)
+        self._emptied = asyncio.Event()
+        for connection in list(self.connections):
+            connection.close("the server stops")
+        if self.connections:
+            # Closing waits for the client to take what is written; it may never do so.
+            wait = max(0.1, deadline - self.loop.time())
+            try:
+                await asyncio.wait_for(self._emptied.wait(), wait)
+            except TimeoutError:
+                for connection in list(self.connections):
+                    connection.abort()
+        if self._listener is not None:
+            await self._listener.wait_closed()
+            self._listener = None
+
+    # --- for connections ---
+
+    def admit(self, connection: Connection) -> bool:
+        """Whether a new connection may stay; counts it if so."""
+        host = connection.peer_host
+        if len(self.connections) >= self.limits.max_connections:
+            reason = "max.connections"
+        elif self._per_ip[host] >= self.limits.max_connections_per_ip:
+            reason = "max.connections.per.ip"
+        else:
+            self.connections.add(connection)
+            self._per_ip[host] += 1
+            return True
+        self.refused += 1
+        log.warning("connection refused", peer=connection.peer, limit=reason)
+        return False
+
+    def forget(self, connection: Connection) -> None:
+        """A connection has ended."""
+        if connection not in self.connections:
+            return
+        self.connections.remove(connection)
+        host = connection.peer_host
+        self._per_ip[host] -= 1
+        if not self._per_ip[host]:
+            del self._per_ip[host]
+        if self._emptied is not None and not self.connections:
+            self._emptied.set()
+
+    # --- idle connections ---
+
+    def _arm_sweep(self) -> None:
+        limit_ms = min(self.limits.max_idle_ms, self.limits.frame_timeout_ms)
+        self._sweep = self.loop.call_later(limit_ms / 1000 / _SWEEPS_PER_LIMIT, self._run_sweep)
+
+    def _run_sweep(self) -> None:
+        now = self.loop.time()
+        for connection in list(self.connections):
+            connection.check_idle(now)
+        self._arm_sweep()

@@ -1,0 +1,146 @@
+"""All shards of one internal topic: opened together, addressed by key, closed together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from coordinator.placement import partition_for
+from coordinator.runtime import Pace, Perform, Shard, ShardServices, ShardState, WhileLoading
+from coordinator.shard_errors import NotCoordinatorError, ShardError
+from coordinator.timers import TimerQueue
+from logcore.clock import Clock
+from logcore.machine import Machine
+from logcore.partition import Partition
+
+START_WAIT_MS = 200
+"""How long a start waits for the shards: a small log is read before the first client comes, and a
+large one does not keep the daemon from answering COORDINATOR_LOAD_IN_PROGRESS."""
+
+RETRY_MS = 1_000
+"""Wait before a command that must not get lost is sent again to a shard that does not serve."""
+
+
+class PartitionSource(Protocol):
+    """Where the partitions of the internal topic come from."""
+
+    def partition(self, topic: str, index: int) -> Partition:
+        """The open partition."""
+
+
+Build = Callable[[Partition], Machine]
+
+
+class ShardSet:
+    """The shards of ``topic``.
+
+    ``build`` makes an empty machine for a partition; ``perform`` carries out what the machines ask
+    of the world, ``while_loading`` answers what a loading shard may answer.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        clock: Clock,
+        *,
+        build: Build,
+        perform: Perform,
+        while_loading: WhileLoading,
+    ) -> None:
+        self.topic = topic
+        self.shards: list[Shard] = []
+        self.timers: TimerQueue
+        self._clock = clock
+        self._build = build
+        self._perform = perform
+        self._while_loading = while_loading
+        self._loop: asyncio.AbstractEventLoop
+        self._loading: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Belong to ``loop`` from now on; the first call."""
+        self._loop = loop
+        self.timers = TimerQueue(self._clock, loop)
+
+    def open(self, source: PartitionSource, partitions: int) -> None:
+        """Make the shards and begin to load them: the empty ones at once, the small ones first.
+
+        Raises :class:`logcore.errors.StorageError` if a partition can't be opened; no shard is
+        made then.
+        """
+        services = ShardServices(
+            self._clock, self._loop, self.timers, self._perform, self._while_loading
+        )
+        opened = [source.partition(self.topic, index) for index in range(partitions)]
+        self.shards = [self._shard(partition, services) for partition in opened]
+        waiting = [shard for shard in self.shards if not shard.load_empty()]
+        if waiting:
+            waiting.sort(key=lambda shard: shard.partition.size_bytes)
+            self._loading = self._loop.create_task(self._load(waiting), name=f"load {self.topic}")
+
+    def _shard(self, partition: Partition, services: ShardServices) -> Shard:
+        return Shard(partition, lambda: self._build(partition), services)
+
+    async def _load(self, shards: list[Shard]) -> None:
+        pace = Pace()
+        for shard in shards:
+            if shard.state is ShardState.INITIAL:
+                await shard.load(pace)
+
+    async def loaded(self, timeout_ms: int = START_WAIT_MS) -> bool:
+        """Wait until every log was read once, at most ``timeout_ms``; says whether it is so."""
+        if self._loading is None:
+            return True
+        done, _ = await asyncio.wait({self._loading}, timeout=timeout_ms / 1000)
+        return bool(done)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the topic exists and its shards were made."""
+        return bool(self.shards)
+
+    def index_for(self, key: str) -> int:
+        """The partition that ``key`` belongs to; :class:`NotCoordinatorError` without a topic."""
+        if not self.shards:
+            raise NotCoordinatorError(f"{self.topic} does not exist")
+        return partition_for(key, len(self.shards))
+
+    def submit(self, key: str, command: object) -> asyncio.Future[object]:
+        """Send ``command`` to the shard of ``key``; see :meth:`Shard.submit`."""
+        if self.shards:
+            return self.shards[partition_for(key, len(self.shards))].submit(command)
+        future: asyncio.Future[object] = self._loop.create_future()
+        future.set_exception(NotCoordinatorError(f"{self.topic} does not exist"))
+        return future
+
+    def insist(self, shard: Shard, command: object) -> None:
+        """Send ``command`` until the shard has taken all of it.
+
+        A result whose ``more`` is true asks for another round, in a turn of its own; a shard that
+        does not serve is asked again later, until it is closed.
+        """
+        shard.submit(command).add_done_callback(lambda future: self._again(shard, command, future))
+
+    def _again(self, shard: Shard, command: object, future: asyncio.Future[object]) -> None:
+        if future.cancelled() or self._closed or shard.state is ShardState.CLOSED:
+            return
+        if isinstance(future.exception(), ShardError):
+            self._loop.call_later(RETRY_MS / 1000, self._resend, shard, command)
+        elif future.exception() is None and getattr(future.result(), "more", False):
+            self.insist(shard, command)
+
+    def _resend(self, shard: Shard, command: object) -> None:
+        if not self._closed:
+            self.insist(shard, command)
+
+    async def close(self) -> None:
+        """Close every shard: whoever waits is answered NOT_COORDINATOR."""
+        self._closed = True
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
+        for shard in self.shards:
+            await shard.close()
+        self.timers.close()

@@ -1,0 +1,82 @@
+"""A broker for code without an event loop: one thread, one loop, one broker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from coordinator.broker import Broker
+
+
+class BrokerThread:
+    """Runs the broker that ``make`` builds until :meth:`stop`; also a context manager.
+
+    Only the addresses may be used from outside; everything else belongs to the broker's own loop.
+    """
+
+    def __init__(self, make: Callable[[], Broker]) -> None:
+        self._make = make
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._thread: threading.Thread | None = None
+        self.bootstrap = ""
+        """HOST:PORT, as soon as it is started."""
+        self.address: tuple[str, int] = ("", 0)
+        """The same in parts."""
+
+    def start(self) -> Self:
+        """Start and wait until it listens; raises what the broker's start raised."""
+        self._started.clear()
+        self._thread = threading.Thread(target=self._run, name="fencepost", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        self._raise_failure()
+        return self
+
+    def stop(self) -> None:
+        """Stop the broker in an orderly way and wait for it."""
+        if self._thread is None:
+            return
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self._thread = None
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._thread = None
+            raise failure
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - told to whoever called start or stop
+            self._failure = error
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        async with self._make() as broker:
+            self.bootstrap, self.address = broker.bootstrap, broker.address
+            self._started.set()
+            await self._stop.wait()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,150 @@
+"""Keyed timers for all shards, over one timer of the event loop.
+
+A :class:`TimerQueue` belongs to one event loop; each shard has its own :class:`Timers` on it, so
+that keys of different shards never meet and an unloaded shard takes all its timers with it. Setting
+a key again replaces its deadline. A cancelled or replaced timer never fires, even if the loop's
+timer has already gone off, because only what is still in the queue is looked at.
+
+Deadlines are wall-clock times (machines compute them from the ``now_ms`` they are given), but the
+wait is measured on the monotonic clock: a jump of the wall clock must not expire every session.
+
+Source: the contract is that of ``CoordinatorTimerImpl``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+
+from sortedcontainers import SortedList
+
+from logcore.clock import Clock
+
+MAX_FIRED_PER_PASS = 256
+"""Timers fired before the loop gets its turn: each may append a record, and thousands of sessions
+may expire at the same moment after a long pause."""
+
+Fire = Callable[[Hashable, int], None]
+
+
+class TimerQueue:
+    """Waits for the earliest deadline of all :class:`Timers` made by :meth:`timers`."""
+
+    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        self._clock = clock
+        self._loop = loop
+        # (due on the monotonic clock, sequence number, wall-clock deadline, owner, key): the
+        # sequence number is unique, so keys are never compared.
+        self._queue: SortedList = SortedList()
+        self._sequence = 0
+        self._handle: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._armed_ms: int | None = None
+
+    def timers(self, fire: Fire) -> Timers:
+        """A new set of timers; ``fire(key, now_ms)`` is called for each that expires."""
+        return Timers(self, fire)
+
+    def run_due(self) -> int:
+        """Fire what is due, at most :data:`MAX_FIRED_PER_PASS`; return how many were fired.
+
+        The loop's timer calls this; a test that owns the clock calls it after moving the clock.
+        """
+        self._disarm()
+        fired = 0
+        try:
+            while self._queue and fired < MAX_FIRED_PER_PASS:
+                if self._queue[0][0] > self._clock.monotonic_ms():
+                    break
+                _, _, deadline_ms, owner, key = self._queue.pop(0)
+                fired += 1
+                # The machine must not see a time before its own deadline, whatever the wall
+                # clock did meanwhile.
+                owner.expire(key, max(deadline_ms, self._clock.now_ms()))
+        finally:
+            self._arm()
+        return fired
+
+    def close(self) -> None:
+        """Forget every timer."""
+        self._queue.clear()
+        self._disarm()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, owner: Timers, key: Hashable, deadline_ms: int) -> Entry:
+        """Put a timer into the queue (called by :class:`Timers`)."""
+        due_ms = self._clock.monotonic_ms() + deadline_ms - self._clock.now_ms()
+        self._sequence += 1
+        entry: Entry = (due_ms, self._sequence, deadline_ms, owner, key)
+        self._queue.add(entry)
+        if self._armed_ms is None or due_ms < self._armed_ms:
+            self._disarm()
+            self._arm()
+        return entry
+
+    def discard(self, entry: Entry) -> None:
+        """Take a timer out of the queue (called by :class:`Timers`).
+
+        The loop's timer stays as it is: going off for nothing costs less than setting it anew at
+        every heartbeat.
+        """
+        self._queue.discard(entry)
+
+    def _arm(self) -> None:
+        if self._handle is not None or not self._queue:
+            return
+        due_ms: int = self._queue[0][0]
+        delay_ms = due_ms - self._clock.monotonic_ms()
+        self._armed_ms = due_ms
+        if delay_ms <= 0:
+            self._handle = self._loop.call_soon(self.run_due)
+        else:
+            self._handle = self._loop.call_later(delay_ms / 1000, self.run_due)
+
+    def _disarm(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        self._armed_ms = None
+
+
+class Timers:
+    """The timers of one shard."""
+
+    __slots__ = ("_entries", "_fire", "_queue")
+
+    def __init__(self, queue: TimerQueue, fire: Fire) -> None:
+        self._queue = queue
+        self._fire = fire
+        self._entries: dict[Hashable, Entry] = {}
+
+    def set(self, key: Hashable, deadline_ms: int | None) -> None:
+        """Let ``key`` fire at ``deadline_ms`` (wall clock), or never with None."""
+        old = self._entries.pop(key, None)
+        if old is not None:
+            self._queue.discard(old)
+        if deadline_ms is not None:
+            self._entries[key] = self._queue.add(self, key, deadline_ms)
+
+    def clear(self) -> None:
+        """Cancel all."""
+        for entry in self._entries.values():
+            self._queue.discard(entry)
+        self._entries.clear()
+
+    def deadline_ms(self, key: Hashable) -> int | None:
+        """When ``key`` will fire; None if it is not set."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry[2]
+
+    def expire(self, key: Hashable, now_ms: int) -> None:
+        """``key`` is due (called by :class:`TimerQueue`)."""
+        del self._entries[key]
+        self._fire(key, now_ms)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+Entry = tuple[int, int, int, Timers, Hashable]

@@ -1,0 +1,253 @@
+"""The transaction coordinator of this broker: ``txn.machine`` on ``__transaction_state``.
+
+EndTxn is one turn: the Prepare record, every marker and the Complete record are appended before the
+reply goes out, so that the next transaction never meets CONCURRENT_TRANSACTIONS. A crash anywhere
+in between leaves Prepare in the log, and loading it goes on from there.
+
+Source: ``TransactionCoordinator``, ``TransactionStateManager``, ``AddPartitionsToTxnManager``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+from coordinator.markers import LocalMarkerWriter, MarkerWriter
+from coordinator.metadata import TRANSACTION_STATE
+from coordinator.runtime import Shard
+from coordinator.shard_errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    ShardError,
+    TransactionCoordinatorBusyError,
+)
+from coordinator.shards import ShardSet
+from logcore.errors import (
+    InvalidProducerEpochError,
+    InvalidTxnStateError,
+)
+from logcore.machine import DomainError, InvariantViolation
+from logcore.partition import Partition
+from txn.commands import (
+    AbortTimedOut,
+    AddPartitions,
+    AddPartitionsResult,
+    ExpireTransactionalIds,
+    InitProducerIdResult,
+    ListedTransaction,
+    ListTransactions,
+    ListTransactionsResult,
+    TopicPartition,
+    WriteMarkers,
+)
+from txn.errors import (
+    ConcurrentTransactionsError,
+    CoordinatorUnloadedError,
+    ProducerFencedError,
+    TransactionAbortableError,
+)
+from txn.ids import BlockProducerIds, ProducerIdBlock
+from txn.limits import TxnLimits
+from txn.machine import TxnMachine
+
+if TYPE_CHECKING:
+    from coordinator.broker import Broker
+
+ADDS_PARTITIONS = {"Produce": 12, "TxnOffsetCommit": 5}
+"""From which version an API adds its partition to the transaction by itself (KIP-890, TV2)."""
+
+KNOWS_ABORTABLE = {"Produce": 11, "TxnOffsetCommit": 4}
+"""From which version an API may be answered TRANSACTION_ABORTABLE."""
+
+_ABORT_TIMED_OUT = "abort timed out"
+_EXPIRE_IDS = "expire transactional ids"
+_INTERVALS = {
+    _ABORT_TIMED_OUT: "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+    _EXPIRE_IDS: "transaction.remove.expired.transaction.cleanup.interval.ms",
+}
+
+
+class TxnCoordinator:
+    """``broker.txns``: every transactional id of this broker, and the source of producer ids."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._ids = BlockProducerIds(self._allocate)
+        self._shards = ShardSet(
+            TRANSACTION_STATE,
+            broker.clock,
+            build=self._build,
+            perform=self._perform,
+            while_loading=lambda _command: None,
+        )
+        self.markers: MarkerWriter
+
+    async def start(self) -> None:
+        """Open the shards if the topic exists, after the group coordinator has started.
+
+        Transactions that a crash left in Prepare are completed as their shards load.
+        """
+        self._shards.bind(asyncio.get_running_loop())
+        self.markers = LocalMarkerWriter(self._broker, self._shards.timers)
+        self._upkeep = self._shards.timers.timers(self._sweep)
+        for key in _INTERVALS:
+            self._set_upkeep(key)
+        topic = self._broker.metadata.topic(TRANSACTION_STATE)
+        if topic is not None:
+            self._shards.open(self._broker.replicas, topic.partitions)
+            await self._shards.loaded()
+
+    async def stop(self) -> None:
+        """Close every shard; parked requests are answered NOT_COORDINATOR."""
+        self.markers.close()
+        await self._shards.close()
+
+    def ensure_open(self) -> None:
+        """Create the topic and its shards if they are not there (FindCoordinator).
+
+        Raises CoordinatorNotAvailableError if the topic can't be made.
+        """
+        if self._shards.is_open:
+            return
+        try:
+            topic = self._broker.metadata.ensure_internal_topic(TRANSACTION_STATE)
+            self._shards.open(self._broker.replicas, topic.partitions)
+        except DomainError as error:
+            raise CoordinatorNotAvailableError(f"{TRANSACTION_STATE}: {error}") from error
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def submit(self, transactional_id: str, command: object) -> asyncio.Future[object]:
+        """Send a command of ``txn.commands`` to the shard of ``transactional_id``."""
+        return self._shards.submit(transactional_id, command)
+
+    def partition_for(self, transactional_id: str) -> int:
+        """The partition of ``__transaction_state`` that ``transactional_id`` lives on.
+
+        Raises NotCoordinatorError where the topic does not exist.
+        """
+        return self._shards.index_for(transactional_id)
+
+    def new_producer(self) -> InitProducerIdResult:
+        """An identity for a producer without a transactional id; nothing is stored.
+
+        Raises ProducerIdsUnavailableError.
+        """
+        return InitProducerIdResult(self._ids.take(), 0)
+
+    async def list_transactions(self, command: ListTransactions) -> ListTransactionsResult:
+        """Merge what all shards list; one that does not serve here has none to list.
+
+        Raises CoordinatorLoadInProgressError while any shard loads, InvalidIdPatternError.
+        """
+        found: list[ListedTransaction] = []
+        unknown: dict[str, None] = {}
+        for shard in self._shards.shards:
+            try:
+                result = await shard.submit(command)
+            except CoordinatorLoadInProgressError:
+                raise
+            except ShardError:
+                continue
+            if isinstance(result, ListTransactionsResult):
+                found += result.transactions
+                unknown |= dict.fromkeys(result.unknown_states)
+        return ListTransactionsResult(tuple(found), tuple(unknown))
+
+    # --- verification ----------------------------------------------------------------------------
+
+    def verify(
+        self,
+        api: str,
+        version: int,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[TopicPartition],
+    ) -> dict[TopicPartition, DomainError | None]:
+        """Make sure that partitions are in the producer's transaction before it writes to them.
+
+        ``api`` is ``"Produce"`` or ``"TxnOffsetCommit"``; its version decides whether partitions
+        are added (TV2) or only looked up. The whole answer is given now: an append in the same
+        turn of the event loop can't be overtaken by the transaction's end. Errors are in the
+        words the API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
+        """
+        adds = version >= ADDS_PARTITIONS[api]
+        if not adds and not self._broker.config.bool("transaction.partition.verification.enable"):
+            return dict.fromkeys(partitions)
+        command = AddPartitions(
+            transactional_id,
+            producer_id,
+            producer_epoch,
+            tuple(partitions),
+            verify_only=not adds,
+            client_transaction_version=2 if adds else 0,
+        )
+        future = self.submit(transactional_id, command)
+        if not future.done():
+            raise InvariantViolation("AddPartitions was not answered in its own turn")
+        error = future.exception()
+        if error is None:
+            result = future.result()
+            if not isinstance(result, AddPartitionsResult):
+                raise InvariantViolation(f"AddPartitions was answered {result!r}")
+            missing = result.errors
+        elif isinstance(error, DomainError):
+            missing = dict.fromkeys(partitions, error)
+        else:
+            raise error
+        return {
+            partition: verification_error(missing.get(partition), api, version)
+            for partition in partitions
+        }
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _perform(self, shard: Shard, effect: object, _now_ms: int) -> None:
+        if not isinstance(effect, WriteMarkers):
+            raise InvariantViolation(f"not an effect of transactions: {effect!r}")
+        self.markers.write(effect, shard.feed)
+
+    def _sweep(self, key: Hashable, _now_ms: int) -> None:
+        command = AbortTimedOut() if key == _ABORT_TIMED_OUT else ExpireTransactionalIds()
+        for shard in self._shards.shards:
+            self._shards.insist(shard, command)
+        self._set_upkeep(str(key))
+
+    def _set_upkeep(self, key: str) -> None:
+        interval_ms = self._broker.config.int(_INTERVALS[key])
+        self._upkeep.set(key, self._broker.clock.now_ms() + interval_ms)
+
+    def _allocate(self) -> ProducerIdBlock:
+        first, length = self._broker.metadata.allocate_producer_ids()
+        return ProducerIdBlock(first, length)
+
+    def _build(self, partition: Partition) -> TxnMachine:
+        config = self._broker.config
+        limits = TxnLimits(
+            max_transaction_timeout_ms=config.int("transaction.max.timeout.ms"),
+            transactional_id_expiration_ms=config.int("transactional.id.expiration.ms"),
+            two_phase_commit_enable=config.bool("transaction.two.phase.commit.enable"),
+        )
+        return TxnMachine(limits, self._ids, partition.leader_epoch)
+
+
+def verification_error(error: DomainError | None, api: str, version: int) -> DomainError | None:
+    """Say an error of the transaction coordinator in the words of a partition leader.
+
+    Partition leaders know no PRODUCER_FENCED. Producers do not retry the coordinator's errors, so
+    Produce turns them, and CONCURRENT_TRANSACTIONS for clients before TV2, into one that every
+    producer retries (NOT_ENOUGH_REPLICAS); TxnOffsetCommit keeps their names.
+    """
+    if isinstance(error, ProducerFencedError):
+        return InvalidProducerEpochError(str(error))
+    if isinstance(error, TransactionAbortableError) and version < KNOWS_ABORTABLE[api]:
+        return InvalidTxnStateError(str(error))
+    if api == "Produce":
+        retriable: tuple[type[DomainError], ...] = (ShardError, CoordinatorUnloadedError)
+        if version < ADDS_PARTITIONS[api]:
+            retriable += (ConcurrentTransactionsError,)
+        if isinstance(error, retriable):
+            return TransactionCoordinatorBusyError(str(error))
+    return error

@@ -1,0 +1,138 @@
+"""The APIs of the Kafka protocol that Fencepost serves: keys, names and versions.
+
+Source of keys and ranges: Kafka 4.3's ``ApiKeys`` and the message schemas. The two deliberate lies
+of Kafka's ApiVersions answer are kept here as data: Produce is advertised from version 0 although
+0-2 are refused (older librdkafka reads codec support from that range, KAFKA-18659), and a version
+that Kafka marks unstable is served only under ``unstable.api.versions.enable``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ApiKey(IntEnum):
+    """The number that names an API in a request header."""
+
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
+    INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
+    ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
+    END_TXN = 26
+    WRITE_TXN_MARKERS = 27
+    TXN_OFFSET_COMMIT = 28
+    DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    CREATE_PARTITIONS = 37
+    DELETE_GROUPS = 42
+    INCREMENTAL_ALTER_CONFIGS = 44
+    OFFSET_DELETE = 47
+    DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
+    DESCRIBE_TRANSACTIONS = 65
+    LIST_TRANSACTIONS = 66
+    DESCRIBE_TOPIC_PARTITIONS = 75
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API: what is served (``min_version``-``max_version``) and what is said to be served."""
+
+    key: ApiKey
+    name: str
+    """Kafka's name, as in ``OffsetCommit``."""
+    min_version: int
+    max_version: int
+    advertised_min: int
+    stable_max: int
+    """The highest version served unless ``unstable.api.versions.enable`` is on."""
+
+    @property
+    def module(self) -> str:
+        """The name in snake case: kio's schema package and our handler module."""
+        return self.key.name.lower()
+
+    def max_served(self, *, unstable: bool) -> int:
+        """The highest version served under that setting of ``unstable.api.versions.enable``."""
+        return self.max_version if unstable else self.stable_max
+
+
+def _api(
+    key: ApiKey,
+    versions: tuple[int, int],
+    *,
+    advertised_min: int | None = None,
+    stable_max: int | None = None,
+) -> Api:
+    low, high = versions
+    return Api(
+        key=key,
+        name="".join(part.capitalize() for part in key.name.split("_")),
+        min_version=low,
+        max_version=high,
+        advertised_min=low if advertised_min is None else advertised_min,
+        stable_max=high if stable_max is None else stable_max,
+    )
+
+
+APIS: Mapping[int, Api] = {
+    api.key: api
+    for api in (
+        _api(ApiKey.PRODUCE, (3, 13), advertised_min=0),
+        _api(ApiKey.FETCH, (4, 18)),
+        _api(ApiKey.LIST_OFFSETS, (1, 11)),
+        _api(ApiKey.METADATA, (0, 13)),
+        _api(ApiKey.OFFSET_COMMIT, (2, 10)),
+        _api(ApiKey.OFFSET_FETCH, (1, 10)),
+        _api(ApiKey.FIND_COORDINATOR, (0, 6)),
+        _api(ApiKey.JOIN_GROUP, (0, 9)),
+        _api(ApiKey.HEARTBEAT, (0, 4)),
+        _api(ApiKey.LEAVE_GROUP, (0, 5)),
+        _api(ApiKey.SYNC_GROUP, (0, 5)),
+        _api(ApiKey.DESCRIBE_GROUPS, (0, 6)),
+        _api(ApiKey.LIST_GROUPS, (0, 5)),
+        _api(ApiKey.API_VERSIONS, (0, 4)),
+        _api(ApiKey.CREATE_TOPICS, (2, 7)),
+        _api(ApiKey.DELETE_TOPICS, (1, 6)),
+        _api(ApiKey.DELETE_RECORDS, (0, 2)),
+        _api(ApiKey.INIT_PRODUCER_ID, (0, 6), stable_max=5),
+        _api(ApiKey.OFFSET_FOR_LEADER_EPOCH, (2, 4)),
+        _api(ApiKey.ADD_PARTITIONS_TO_TXN, (0, 5)),
+        _api(ApiKey.ADD_OFFSETS_TO_TXN, (0, 4)),
+        _api(ApiKey.END_TXN, (0, 5)),
+        _api(ApiKey.WRITE_TXN_MARKERS, (1, 2)),
+        _api(ApiKey.TXN_OFFSET_COMMIT, (0, 5)),
+        _api(ApiKey.DESCRIBE_CONFIGS, (1, 4)),
+        _api(ApiKey.ALTER_CONFIGS, (0, 2)),
+        _api(ApiKey.CREATE_PARTITIONS, (0, 3)),
+        _api(ApiKey.DELETE_GROUPS, (0, 2)),
+        _api(ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1)),
+        _api(ApiKey.OFFSET_DELETE, (0, 0)),
+        _api(ApiKey.DESCRIBE_CLUSTER, (0, 2)),
+        _api(ApiKey.DESCRIBE_PRODUCERS, (0, 0)),
+        _api(ApiKey.DESCRIBE_TRANSACTIONS, (0, 0)),
+        _api(ApiKey.LIST_TRANSACTIONS, (0, 2)),
+        _api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, (0, 0)),
+    )
+}
+"""Every API by key. A range is never narrowed to what new clients send: librdkafka and aiokafka
+stay on old versions for years."""

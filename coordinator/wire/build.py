@@ -1,0 +1,137 @@
+"""Building messages of any version from one set of field names.
+
+A handler serves up to a dozen versions of its API. :class:`MessageFactory` lets it name every field
+of all of them: what the version at hand lacks is dropped, what is not given gets Kafka's default.
+A name that no version has is a mistake and raises, so that a typing error cannot hide.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from coordinator.wire.schema import (
+    Builder,
+    Entity,
+    Side,
+    all_fields,
+    known_fields,
+    message_class,
+    struct_class,
+)
+
+
+class MessageFactory:
+    """Makes the structures of one message: ``factory.TopicProduceResponse(name=…, …)``.
+
+    Attribute names are kio's class names. Field names are kio's, with two additions:
+
+    * a time or duration field may be given as ``<field>_ms`` with an integer of milliseconds
+      (``throttle_time_ms=0``, ``log_append_time_ms=-1``); -1 is allowed for every time;
+    * error codes are given as ``ErrorCode`` or as an integer.
+
+    Arrays may be any sequence. A class that only other versions have builds None, which fits
+    because the field that would hold it is then dropped too.
+    """
+
+    def __init__(self, api_key: int, version: int, side: Side) -> None:
+        self._api_key = api_key
+        self._version = version
+        self._side: Side = side
+        self.version = version
+
+    def __getattr__(self, name: str) -> Builder:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        cls = struct_class(self._api_key, self._version, self._side, name)
+        if cls is None:
+            if not known_fields(self._api_key, self._side, name):
+                raise AttributeError(f"no version of {self._label()} has a structure {name}")
+            builder: Builder = _build_nothing
+        else:
+            builder = self._builder(cls)
+        setattr(self, name, builder)
+        return builder
+
+    def message(self, **values: Any) -> Entity:
+        """The whole message (``ProduceResponse`` of a Produce response) from its fields."""
+        cls = message_class(self._api_key, self._version, self._side)
+        builder: Builder = getattr(self, cls.__name__)
+        return builder(**values)
+
+    def _label(self) -> str:
+        return f"{message_class(self._api_key, self._version, self._side).__name__}"
+
+    def _builder(self, cls: type) -> Builder:
+        names = {info.name: info.name for info in all_fields(cls)}
+        names.update({f"{info.name}_ms": info.name for info in all_fields(cls) if info.is_time})
+        defaults = {info.name: info.default for info in all_fields(cls)}
+        plans: dict[tuple[str, ...], tuple[list[tuple[str, str]], dict[str, object]]] = {}
+
+        def plan_for(given: tuple[str, ...]) -> tuple[list[tuple[str, str]], dict[str, object]]:
+            kept = [(name, names[name]) for name in given if name in names]
+            for name in given:
+                if name not in names:
+                    self._check_known(cls, name)
+            filled = {target for _, target in kept}
+            rest = {name: value for name, value in defaults.items() if name not in filled}
+            plans[given] = kept, rest
+            return plans[given]
+
+        def build(**values: Any) -> Entity:
+            # A call site always gives the same names, so what to keep and fill is planned once.
+            given = tuple(values)
+            kept, rest = plans.get(given) or plan_for(given)
+            return cls(**{target: values[name] for name, target in kept}, **rest)
+
+        return build
+
+    def _check_known(self, cls: type, name: str) -> None:
+        known = known_fields(self._api_key, self._side, cls.__name__)
+        if name not in known and name.removesuffix("_ms") not in known:
+            raise TypeError(f"no version of {cls.__name__} has a field {name}")
+
+
+def _build_nothing(**_values: Any) -> Entity:
+    return None
+
+
+class ResponseFactory(MessageFactory):
+    """Makes the structures of one API's response at one version; see :class:`MessageFactory`."""
+
+    def __init__(self, api_key: int, version: int) -> None:
+        super().__init__(api_key, version, "response")
+
+    def error(self, code: int, message: str | None = None) -> Entity:
+        """The response in which only the top-level error is set.
+
+        None if this version of the response has no top-level error code (Produce, OffsetCommit and
+        others answer errors item by item).
+        """
+        cls = message_class(self._api_key, self._version, "response")
+        names = {info.name for info in all_fields(cls)}
+        if "error_code" not in names:
+            return None
+        values: dict[str, object] = {"error_code": code}
+        if "error_message" in names:
+            values["error_message"] = message
+        return cls(**{info.name: info.default for info in all_fields(cls)} | values)
+
+
+class RequestFactory(MessageFactory):
+    """Makes the structures of one API's request at one version; see :class:`MessageFactory`."""
+
+    def __init__(self, api_key: int, version: int) -> None:
+        super().__init__(api_key, version, "request")
+
+
+@cache
+def response_factory(api_key: int, version: int) -> ResponseFactory:
+    """The one factory of that API and version; its classes are looked up once."""
+    return ResponseFactory(api_key, version)
+
+
+@cache
+def request_factory(api_key: int, version: int) -> RequestFactory:
+    """The one factory of that API and version; its classes are looked up once."""
+    return RequestFactory(api_key, version)

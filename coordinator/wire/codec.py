@@ -1,0 +1,221 @@
+"""Frames to requests, responses to frames; and the same from the client's side."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader
+from kio.serial.errors import SerialError
+
+from coordinator.wire.api import APIS, ApiKey
+from coordinator.wire.build import response_factory
+from coordinator.wire.errors import EncodeError, MalformedRequest, UnsupportedVersion
+from coordinator.wire.limits import (
+    BIG_CHUNK_BYTES,
+    MAX_REQUEST_OBJECTS,
+    MAX_RESPONSE_OBJECTS,
+    SMALL_FRAME_BYTES,
+)
+from coordinator.wire.schema import (
+    Entity,
+    is_flexible,
+    lenient_class,
+    message_class,
+    response_header_is_tagged,
+)
+from coordinator.wire.skim import Frame, check, read_uvarint, strip
+from coordinator.wire.writer import Chunk, compile_writer, total_size
+
+_HEADER = struct.Struct(">hhih")
+_LENGTH_AND_ID = struct.Struct(">ii")
+_LENGTH_AND_REQUEST = struct.Struct(">ihhih")
+_ID = struct.Struct(">i")
+_TOO_MANY_HEADER_TAGS = 16
+"""Header tags that are looked at; no version of Kafka defines any."""
+
+ALL_VERSIONS: Mapping[int, tuple[int, int]] = {
+    key: (api.min_version, api.stable_max) for key, api in APIS.items()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A decoded request. ``body`` is an instance of kio's request class of that version."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body: Entity
+
+
+def decode_request(
+    frame: Frame,
+    versions: Mapping[int, tuple[int, int]] = ALL_VERSIONS,
+    *,
+    max_objects: int = MAX_REQUEST_OBJECTS,
+) -> Request:
+    """Decode a frame (without its length prefix) against the served ``versions`` by API key.
+
+    Raises :class:`UnsupportedVersion` for an API or version not in ``versions``, and
+    :class:`MalformedRequest` for everything else that is not a request within the limits. No other
+    exception leaves, and nothing large is allocated, whatever the bytes are.
+    """
+    try:
+        api_key, version, correlation_id, size = _HEADER.unpack_from(frame)
+    except struct.error as error:
+        raise MalformedRequest("the frame is shorter than a request header") from error
+    served = versions.get(api_key)
+    if served is None or not served[0] <= version <= served[1]:
+        raise UnsupportedVersion(api_key, version, correlation_id)
+    client_id, pos = _client_id(frame, size)
+    if is_flexible(api_key, version):
+        pos = _skip_header_tags(frame, pos)
+    cls = message_class(api_key, version, "request")
+    body = _decode(cls, frame, pos, max_objects)
+    return Request(api_key, version, correlation_id, client_id, body)
+
+
+def _client_id(frame: Frame, size: int) -> tuple[str | None, int]:
+    """The client id, an int16-length string in every header version, and the position after it."""
+    start = _HEADER.size
+    if size < 0:
+        if size != -1:
+            raise MalformedRequest("the client id has a negative length")
+        return None, start
+    if start + size > len(frame):
+        raise MalformedRequest("the client id is longer than the frame")
+    try:
+        return str(frame[start : start + size], "utf-8"), start + size
+    except UnicodeDecodeError as error:
+        raise MalformedRequest("the client id is not UTF-8") from error
+
+
+def _skip_header_tags(frame: Frame, pos: int) -> int:
+    try:
+        count, pos = read_uvarint(frame, pos)
+        if count > _TOO_MANY_HEADER_TAGS:
+            raise MalformedRequest("the header has too many tagged fields")
+        for _ in range(count):
+            _tag, pos = read_uvarint(frame, pos)
+            size, pos = read_uvarint(frame, pos)
+            pos += size
+    except IndexError as error:
+        raise MalformedRequest("the header is longer than the frame") from error
+    return pos
+
+
+@cache
+def _reader(cls: type) -> Any:
+    return entity_reader(lenient_class(cls))
+
+
+def _decode(cls: type, frame: Frame, pos: int, max_objects: int) -> Entity:
+    if len(frame) <= SMALL_FRAME_BYTES:
+        frame = bytes(frame)  # indexing a view costs twice as much as indexing bytes
+    if check(cls, frame, pos, max_objects):
+        frame, pos = strip(cls, frame, pos), 0
+    elif type(frame) is not bytes:
+        frame = memoryview(frame).toreadonly()  # the native reader takes no writable buffer
+    try:
+        return _reader(cls)(frame, pos)[0]
+    except (SerialError, ArithmeticError, ValueError, TypeError) as error:
+        # Arithmetic and value errors come from durations and dates beyond Python's range.
+        raise MalformedRequest(f"not a {cls.__name__}: {error}") from error
+
+
+def encode_response(api_key: int, version: int, correlation_id: int, entity: Entity) -> list[Chunk]:
+    """The frame of a response, its length prefix in the first chunk, ready to be written in order.
+
+    Large values (``records``) are chunks of their own, neither copied nor joined. Raises
+    :class:`EncodeError`.
+    """
+    parts: list[Chunk] = []
+    header = b"\0" if response_header_is_tagged(api_key, version) else b""
+    size = _write(entity, parts) + 4 + len(header)
+    return _chunks(_LENGTH_AND_ID.pack(size, correlation_id) + header, parts, size)
+
+
+def encode_request(
+    api_key: int, version: int, correlation_id: int, client_id: str | None, entity: Entity
+) -> list[Chunk]:
+    """The frame of a request; see :func:`encode_response`."""
+    parts: list[Chunk] = []
+    name = b"" if client_id is None else client_id.encode()
+    tags = b"\0" if is_flexible(api_key, version) else b""
+    size = _write(entity, parts) + _HEADER.size + len(name) + len(tags)
+    name_size = -1 if client_id is None else len(name)
+    head = _LENGTH_AND_REQUEST.pack(size, api_key, version, correlation_id, name_size)
+    return _chunks(head + name + tags, parts, size)
+
+
+def _write(entity: Entity, parts: list[Chunk]) -> int:
+    cls: type = type(entity)
+    try:
+        compile_writer(cls)(entity, parts.append)
+        return total_size(parts)
+    except (struct.error, TypeError, AttributeError, ValueError) as error:
+        raise EncodeError(f"cannot write a {cls.__name__}: {error}") from error
+
+
+def _chunks(head: bytes, parts: list[Chunk], size: int) -> list[Chunk]:
+    if size < BIG_CHUNK_BYTES:
+        return [b"".join([head, *parts])]
+    chunks: list[Chunk] = []
+    small: list[Chunk] = [head]
+    for part in parts:
+        if len(part) < BIG_CHUNK_BYTES:
+            small.append(part)
+            continue
+        if small:
+            chunks.append(b"".join(small))
+            small = []
+        chunks.append(part)
+    if small:
+        chunks.append(b"".join(small))
+    return chunks
+
+
+def decode_response(
+    api_key: int, version: int, frame: Frame, *, max_objects: int = MAX_RESPONSE_OBJECTS
+) -> tuple[int, Entity]:
+    """(correlation id, body) of a response frame. Raises :class:`MalformedRequest`."""
+    try:
+        correlation_id: int = _ID.unpack_from(frame)[0]
+    except struct.error as error:
+        raise MalformedRequest("the frame is shorter than a response header") from error
+    pos = 4
+    if response_header_is_tagged(api_key, version):
+        pos = _skip_header_tags(frame, pos)
+    return correlation_id, _decode(
+        message_class(api_key, version, "response"), frame, pos, max_objects
+    )
+
+
+def unsupported_api_versions(served: tuple[int, int], correlation_id: int) -> list[Chunk]:
+    """The answer to ApiVersions at a version not ``served``: the v0 body with our range (KIP-511).
+
+    That is the one unsupported version which is answered: the client tries again with a lower one.
+    """
+    make = response_factory(ApiKey.API_VERSIONS, 0)
+    low, high = served
+    key = make.ApiVersion(api_key=ApiKey.API_VERSIONS, min_version=low, max_version=high)
+    body = make.message(error_code=ErrorCode.unsupported_version, api_keys=(key,))
+    return encode_response(ApiKey.API_VERSIONS, 0, correlation_id, body)
+
+
+__all__ = [
+    "ALL_VERSIONS",
+    "Request",
+    "UnsupportedVersion",
+    "decode_request",
+    "decode_response",
+    "encode_request",
+    "encode_response",
+    "unsupported_api_versions",
+]

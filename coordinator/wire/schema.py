@@ -1,0 +1,230 @@
+"""kio's message classes by API and version, and what their fields look like on the wire.
+
+All knowledge of the messages comes from here, and from kio's generated schemas behind it: the
+writer (``writer.py``) and the walker (``skim.py``) are compiled from :func:`fields_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
+from datetime import timedelta
+from functools import cache
+from importlib import import_module
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Final, Literal, get_args, get_origin
+
+from kio.static.constants import EntityType
+from kio.static.primitive import TZAware
+
+from coordinator.wire.api import APIS, ApiKey
+
+Entity = Any
+"""An instance of a kio message class. The classes are loaded by name at run time, so their fields
+are out of a type checker's sight."""
+
+Side = Literal["request", "response"]
+
+FIXED_SIZES: Final = {
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "error_code": 2,
+    "int32": 4,
+    "uint32": 4,
+    "timedelta_i32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float64": 8,
+    "timedelta_i64": 8,
+    "datetime_i64": 8,
+    "uuid": 16,
+}
+"""Bytes of each type that always has the same size."""
+
+DURATIONS: Final = frozenset({"timedelta_i32", "timedelta_i64"})
+TIMES: Final = DURATIONS | {"datetime_i64"}
+"""Types that kio holds as timedelta or datetime, and the wire as milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldInfo:
+    """One field of a message class."""
+
+    name: str
+    kafka_type: str | None
+    """``int32``, ``string``, … or None for a structure."""
+    struct: type | None
+    """The structure's class, else None."""
+    is_array: bool
+    nullable: bool
+    """Whether the value (of an array: its elements) may be null."""
+    tag: int | None
+    default: object
+    """The value that Kafka's generated code gives the field when nobody sets it."""
+
+    @property
+    def is_time(self) -> bool:
+        """Whether the field counts milliseconds on the wire."""
+        return self.kafka_type in TIMES and not self.is_array
+
+
+@dataclass(frozen=True, slots=True)
+class StructInfo:
+    """One message class: its plain fields in wire order, its tagged ones by ascending tag."""
+
+    cls: type
+    flexible: bool
+    plain: tuple[FieldInfo, ...]
+    tagged: tuple[FieldInfo, ...]
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    if get_origin(annotation) is UnionType:
+        inner = [arg for arg in get_args(annotation) if arg is not NoneType]
+        return inner[0], len(inner) < len(get_args(annotation))
+    return annotation, False
+
+
+def _implicit_default(kafka_type: str | None, struct: type | None, *, is_array: bool) -> object:
+    if is_array:
+        return ()
+    if struct is not None:
+        return default_entity(struct)
+    if kafka_type == "string":
+        return ""
+    if kafka_type in {"bytes", "records"}:
+        return b""
+    if kafka_type == "bool":
+        return False
+    # error_code none, zero numbers and times, and the zero uuid are all written from these.
+    return None if kafka_type == "uuid" else 0
+
+
+@cache
+def default_entity(cls: type) -> Entity:
+    """The instance of ``cls`` in which every field has Kafka's default."""
+    return cls(**{info.name: info.default for info in all_fields(cls)})
+
+
+@cache
+def fields_of(cls: type) -> StructInfo:
+    """How the fields of a kio message class lie on the wire."""
+    plain: list[FieldInfo] = []
+    tagged: list[FieldInfo] = []
+    for item in fields(cls):
+        annotation, array_nullable = _without_none(item.type)
+        is_array = get_origin(annotation) is tuple
+        nullable = array_nullable
+        if is_array:
+            annotation, nullable = _without_none(get_args(annotation)[0])
+        struct: type | None = annotation if is_dataclass(annotation) else None  # type: ignore[assignment]
+        kafka_type = None if struct else item.metadata["kafka_type"]
+        default = (
+            _implicit_default(kafka_type, struct, is_array=is_array)
+            if item.default is MISSING
+            else item.default
+        )
+        if isinstance(default, timedelta) and not default:
+            default = 0
+        tag = item.metadata.get("tag")
+        info = FieldInfo(item.name, kafka_type, struct, is_array, nullable, tag, default)
+        (plain if tag is None else tagged).append(info)
+    tagged.sort(key=lambda info: info.tag or 0)
+    flexible: bool = cls.__flexible__  # type: ignore[attr-defined]
+    return StructInfo(cls, flexible, tuple(plain), tuple(tagged))
+
+
+def all_fields(cls: type) -> tuple[FieldInfo, ...]:
+    """Every field of a message class, plain ones first."""
+    info = fields_of(cls)
+    return info.plain + info.tagged
+
+
+@cache
+def module_of(api_key: int, version: int, side: Side) -> ModuleType:
+    """The kio module with the classes of one message. KeyError for an API or version unknown."""
+    api = APIS[api_key]
+    if not api.min_version <= version <= api.max_version:
+        raise KeyError((api_key, version))
+    return import_module(f"kio.schema.{api.module}.v{version}.{side}")
+
+
+@cache
+def message_class(api_key: int, version: int, side: Side) -> type:
+    """The class of the whole message."""
+    wanted = EntityType.request if side == "request" else EntityType.response
+    found: type = next(
+        value
+        for value in vars(module_of(api_key, version, side)).values()
+        if getattr(value, "__type__", None) is wanted
+    )
+    return found
+
+
+_CLASS_FACTS = ("__type__", "__version__", "__flexible__", "__api_key__", "__header_schema__")
+
+
+@cache
+def lenient_class(cls: type) -> type:
+    """``cls``, or a copy of it in which times that kio declares never null may be so.
+
+    kio refuses a time of -1 there, but Kafka sends it: DescribeTransactions gives it as the start
+    of a transaction that is empty. Every class without such a field is returned as it is.
+    """
+    changed: dict[str, Any] = {}
+    for info in all_fields(cls):
+        if info.kafka_type == "datetime_i64" and not info.nullable:
+            changed[info.name] = TZAware | None
+        elif info.struct is not None and (lenient := lenient_class(info.struct)) is not info.struct:
+            changed[info.name] = tuple[lenient, ...] if info.is_array else lenient  # type: ignore[valid-type]
+    if not changed:
+        return cls
+    members = [
+        (item.name, changed.get(item.name, item.type), _copy_of(item)) for item in fields(cls)
+    ]
+    facts = {name: getattr(cls, name) for name in _CLASS_FACTS}
+    return make_dataclass(
+        cls.__name__, members, namespace=facts, frozen=True, slots=True, kw_only=True
+    )
+
+
+def _copy_of(item: Field[Any]) -> Any:
+    return field(default=item.default, metadata=item.metadata)
+
+
+def struct_class(api_key: int, version: int, side: Side, name: str) -> type | None:
+    """The class called ``name`` in one message's module, or None if that version has none."""
+    value = getattr(module_of(api_key, version, side), name, None)
+    return value if isinstance(value, type) and hasattr(value, "__flexible__") else None
+
+
+@cache
+def known_fields(api_key: int, side: Side, name: str) -> frozenset[str]:
+    """The field names of class ``name`` over all versions of the API; empty if no version has it.
+
+    Loads every version of the API once; only a name that the version at hand lacks gets here.
+    """
+    api = APIS[api_key]
+    names: set[str] = set()
+    for version in range(api.min_version, api.max_version + 1):
+        cls = struct_class(api_key, version, side, name)
+        if cls is not None:
+            names.update(info.name for info in all_fields(cls))
+    return frozenset(names)
+
+
+def is_flexible(api_key: int, version: int) -> bool:
+    """Whether that version uses compact lengths and tagged fields (and header v2, KIP-482)."""
+    flexible: bool = message_class(api_key, version, "request").__flexible__  # type: ignore[attr-defined]
+    return flexible
+
+
+def response_header_is_tagged(api_key: int, version: int) -> bool:
+    """Whether the response header has a tag section: never for ApiVersions (KIP-511)."""
+    return api_key != ApiKey.API_VERSIONS and is_flexible(api_key, version)
+
+
+Builder = Callable[..., Entity]

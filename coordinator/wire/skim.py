@@ -1,0 +1,315 @@
+"""Walking over a message before it is decoded, to learn what decoding would cost.
+
+kio's native decoder trusts every array count: it reserves 16 bytes per announced element before it
+reads the first one, and a failed reservation aborts the *process*. Five bytes are enough for that.
+So no frame reaches it before :func:`check` has seen that
+
+* every count is backed by bytes: count x the smallest size of an element fits what is left;
+* all elements of all arrays, and all unknown tags, together stay within a budget;
+* every length and every tag section ends inside the frame.
+
+Unknown tagged fields, which Kafka skips and kio refuses, are found on the way; :func:`strip` copies
+a message without them.
+
+The walker is compiled from the schema once per message class, like the writer: numbers are stepped
+over together, and only lengths, counts and tags are looked at.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from coordinator.wire.errors import MalformedRequest
+from coordinator.wire.schema import FIXED_SIZES, FieldInfo, StructInfo, fields_of
+from coordinator.wire.writer import uvarint
+
+Frame = bytes | bytearray | memoryview
+_MAX_UVARINT_BYTES = 5
+_INT16 = struct.Struct(">h").unpack_from
+_INT32 = struct.Struct(">i").unpack_from
+
+
+class _Walk:
+    """What one walk has found: the budget that is left, and whether tags are unknown."""
+
+    __slots__ = ("budget", "unknown_tags")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.unknown_tags = False
+
+
+def read_uvarint(frame: Frame, pos: int) -> tuple[int, int]:
+    """The unsigned varint at ``pos``, and the position after it.
+
+    Raises MalformedRequest beyond 32 bits, IndexError at the end of the frame.
+    """
+    value = 0
+    for index in range(_MAX_UVARINT_BYTES):
+        byte = frame[pos + index]
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            if value > 0xFFFFFFFF:
+                break
+            return value, pos + index + 1
+    raise MalformedRequest("a varint is longer than 32 bits")
+
+
+@cache
+def _smallest(cls: type) -> int:
+    """The smallest number of bytes that an instance of ``cls`` can take on the wire."""
+    info = fields_of(cls)
+    size = 1 if info.flexible else 0
+    for field in info.plain:
+        if field.is_array:
+            size += 1 if info.flexible else 4
+        else:
+            size += _smallest_element(field, flexible=info.flexible)
+    return size
+
+
+def _smallest_element(field: FieldInfo, *, flexible: bool) -> int:
+    if field.struct is not None:
+        return 1 if field.nullable and not field.is_array else _smallest(field.struct)
+    size = FIXED_SIZES.get(field.kafka_type or "")
+    if size is not None:
+        return size
+    if flexible:
+        return 1
+    return 2 if field.kafka_type == "string" else 4
+
+
+class _Source:
+    """Collects the body of one generated walker. ``b`` frame, ``p`` position, ``e`` end."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {
+            "int16": _INT16,
+            "int32": _INT32,
+            "read_uvarint": read_uvarint,
+            "skip_tags": _skip_tags,
+            "enter": _enter,
+            "MalformedRequest": MalformedRequest,
+        }
+        self._skip = 0
+        self._serial = 0
+
+    def name(self, value: object, stem: str) -> str:
+        """A name that the generated function knows ``value`` by."""
+        self._serial += 1
+        self.names[f"{stem}{self._serial}"] = value
+        return f"{stem}{self._serial}"
+
+    def skip(self, size: int) -> None:
+        """Step over ``size`` bytes, together with what follows."""
+        self._skip += size
+
+    def flush(self, indent: str) -> None:
+        """Put the waiting steps into the code."""
+        if self._skip:
+            self.line(indent, f"p += {self._skip}")
+            self._skip = 0
+
+    def line(self, indent: str, text: str) -> None:
+        """Add one line of code."""
+        self.lines.append(indent + text)
+
+
+def _length(src: _Source, indent: str, code: str, *, flexible: bool) -> None:
+    """Read a length or count into ``n``, -1 for null, and step over it."""
+    src.flush(indent)
+    if flexible:
+        src.line(indent, "n = b[p] - 1; p += 1")
+        src.line(indent, "if n > 126: n, p = read_uvarint(b, p - 1); n -= 1")
+    else:
+        src.line(indent, f"n = {code}(b, p)[0]; p += {2 if code == 'int16' else 4}")
+
+
+def _single(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> None:
+    if field.struct is not None:
+        walk = src.name(compile_walker(field.struct), "walk")
+        src.flush(indent)
+        if field.nullable and field.tag is None and not field.is_array:
+            src.line(indent, "p += 1")
+            src.line(indent, f"if b[p - 1] < 128: p = {walk}(b, p, e, w)")
+        else:
+            src.line(indent, f"p = {walk}(b, p, e, w)")
+        return
+    size = FIXED_SIZES.get(field.kafka_type or "")
+    if size is not None:
+        src.skip(size)
+        return
+    _length(src, indent, "int16" if field.kafka_type == "string" else "int32", flexible=flexible)
+    src.line(indent, "if n > 0: p += n")
+    # A null is for the decoder to judge; only -1 means null, and nothing may step back.
+    src.line(indent, "elif n < -1: raise MalformedRequest('a length is negative')")
+
+
+def _field(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> None:
+    if not field.is_array:
+        _single(src, indent, field, flexible=flexible)
+        return
+    _length(src, indent, "int32", flexible=flexible)
+    smallest = _smallest_element(field, flexible=flexible)
+    src.line(indent, "if n > 0:")
+    src.line(indent, f"    enter(n, {smallest}, e - p, w)")
+    if field.struct is None and field.kafka_type in FIXED_SIZES:
+        src.line(indent, f"    p += n * {smallest}")
+    else:
+        src.line(indent, "    for _ in range(n):")
+        inner = indent + "        "
+        _single(src, inner, field, flexible=flexible)
+        src.flush(inner)
+    src.line(indent, "elif n < -1: raise MalformedRequest('a count is negative')")
+
+
+def _enter(count: int, smallest: int, left: int, walk: _Walk) -> None:
+    if count * smallest > left:
+        raise MalformedRequest(f"an array of {count} elements in {left} bytes")
+    walk.budget -= count
+    if walk.budget < 0:
+        raise MalformedRequest("the message has too many elements")
+
+
+@cache
+def _tag_walker(field: FieldInfo) -> Callable[[Frame, int, int, _Walk], int]:
+    src = _Source()
+    _field(src, "    ", field, flexible=True)
+    src.flush("    ")
+    return _compile(src, f"tag {field.name}")
+
+
+def _skip_tags(frame: Frame, pos: int, end: int, walk: _Walk, known: dict[int, FieldInfo]) -> int:
+    """Step over a tag section that is not empty."""
+    count, pos = read_uvarint(frame, pos)
+    _enter(count, 2, end - pos, walk)
+    for _ in range(count):
+        tag, pos = read_uvarint(frame, pos)
+        size, pos = read_uvarint(frame, pos)
+        if size > end - pos:
+            raise MalformedRequest("a tagged field is longer than the message")
+        if tag not in known:
+            walk.unknown_tags = True
+        elif _tag_walker(known[tag])(frame, pos, pos + size, walk) != pos + size:
+            raise MalformedRequest(f"tagged field {tag} does not have the size it says")
+        pos += size
+    return pos
+
+
+def _compile(src: _Source, label: str) -> Callable[[Frame, int, int, _Walk], int]:
+    text = "\n".join(["def walk(b, p, e, w):", *src.lines, "    return p"])
+    scope: dict[str, Any] = dict(src.names)
+    # The text holds positions and sizes from kio's schema and nothing that came over the wire.
+    exec(compile(text, f"<walker of {label}>", "exec"), scope)  # noqa: S102
+    walker: Callable[[Frame, int, int, _Walk], int] = scope["walk"]
+    return walker
+
+
+@cache
+def compile_walker(cls: type) -> Callable[[Frame, int, int, _Walk], int]:
+    """The function that steps over one instance of ``cls`` and returns the position after it."""
+    info = fields_of(cls)
+    src = _Source()
+    for field in info.plain:
+        _field(src, "    ", field, flexible=info.flexible)
+    src.flush("    ")
+    if info.flexible:
+        known = src.name({field.tag: field for field in info.tagged}, "known")
+        src.line("    ", "if b[p]: p = skip_tags(b, p, e, w, " + known + ")")
+        src.line("    ", "else: p += 1")
+    return _compile(src, f"{cls.__module__}.{cls.__qualname__}")
+
+
+def check(cls: type, frame: Frame, pos: int, budget: int) -> bool:
+    """Make sure that the rest of ``frame`` from ``pos`` on may be decoded as ``cls``.
+
+    Returns whether there are unknown tagged fields, which must be stripped first. Bytes behind the
+    message are ignored, as Kafka ignores them. Raises MalformedRequest.
+    """
+    walk = _Walk(budget)
+    end = len(frame)
+    try:
+        after = compile_walker(cls)(frame, pos, end, walk)
+    except (IndexError, struct.error) as error:
+        raise MalformedRequest("the message is longer than its frame") from error
+    if after > end:
+        raise MalformedRequest("the message is longer than its frame")
+    return walk.unknown_tags
+
+
+def strip(cls: type, frame: Frame, pos: int) -> bytes:
+    """A copy of the message at ``pos``, without the tagged fields that ``cls`` does not know.
+
+    The message must have passed :func:`check`.
+    """
+    parts: list[Frame] = []
+    _copy_struct(fields_of(cls), memoryview(frame), pos, parts)
+    return b"".join(parts)
+
+
+def _copy_struct(info: StructInfo, frame: memoryview, pos: int, parts: list[Frame]) -> int:
+    for field in info.plain:
+        pos = _copy_field(field, frame, pos, parts, flexible=info.flexible)
+    if not info.flexible:
+        return pos
+    known = {field.tag: field for field in info.tagged}
+    count, pos = read_uvarint(frame, pos)
+    kept: list[Frame] = []
+    for _ in range(count):
+        tag, pos = read_uvarint(frame, pos)
+        size, pos = read_uvarint(frame, pos)
+        if tag in known:
+            value: list[Frame] = []
+            _copy_field(known[tag], frame, pos, value, flexible=True)
+            data = b"".join(value)
+            kept.append(uvarint(tag) + uvarint(len(data)) + data)
+        pos += size
+    parts.append(uvarint(len(kept)))
+    parts.extend(kept)
+    return pos
+
+
+def _copy_field(
+    field: FieldInfo, frame: memoryview, pos: int, parts: list[Frame], *, flexible: bool
+) -> int:
+    if not field.is_array:
+        return _copy_single(field, frame, pos, parts, flexible=flexible)
+    start = pos
+    count, pos = _read_length(frame, pos, "int32", flexible=flexible)
+    parts.append(frame[start:pos])
+    for _ in range(count):
+        pos = _copy_single(field, frame, pos, parts, flexible=flexible)
+    return pos
+
+
+def _copy_single(
+    field: FieldInfo, frame: memoryview, pos: int, parts: list[Frame], *, flexible: bool
+) -> int:
+    if field.struct is not None:
+        if field.nullable and field.tag is None and not field.is_array:
+            parts.append(frame[pos : pos + 1])
+            pos += 1
+            if frame[pos - 1] >= 0x80:
+                return pos
+        return _copy_struct(fields_of(field.struct), frame, pos, parts)
+    size = FIXED_SIZES.get(field.kafka_type or "")
+    end = pos
+    if size is None:
+        code = "int16" if field.kafka_type == "string" else "int32"
+        size, end = _read_length(frame, pos, code, flexible=flexible)
+    end += max(size, 0)
+    parts.append(frame[pos:end])
+    return end
+
+
+def _read_length(frame: memoryview, pos: int, code: str, *, flexible: bool) -> tuple[int, int]:
+    if flexible:
+        value, pos = read_uvarint(frame, pos)
+        return value - 1, pos
+    if code == "int16":
+        return int(_INT16(frame, pos)[0]), pos + 2
+    return int(_INT32(frame, pos)[0]), pos + 4

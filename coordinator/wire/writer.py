@@ -1,0 +1,252 @@
+"""Writing messages: one compiled function per message class.
+
+kio's own writer walks the schema anew for every value and makes one ``write`` call per number: 11
+µs for the answer to a one-partition Produce, against 1.2 µs here (CPython 3.11). The same schema
+(``schema.fields_of``) is turned once per class into a Python function in which neighbouring numbers
+are packed together. The bytes are the same; a property test compares them with kio's for every API
+and version.
+
+Beyond kio's types the writer accepts integers of milliseconds for every time (kio's own type
+refuses -1, which Kafka sends for "none"), any sequence for an array and any buffer for bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+
+from coordinator.wire.schema import DURATIONS, TIMES, FieldInfo, StructInfo, fields_of
+
+Chunk = bytes | bytearray | memoryview
+Append = Callable[[Chunk], object]
+Write = Callable[[Any, Append], None]
+
+STRUCT_CODES = {
+    "bool": "?",
+    "int8": "b",
+    "uint8": "B",
+    "int16": "h",
+    "uint16": "H",
+    "error_code": "h",
+    "int32": "i",
+    "uint32": "I",
+    "timedelta_i32": "i",
+    "int64": "q",
+    "uint64": "Q",
+    "float64": "d",
+    "timedelta_i64": "q",
+    "datetime_i64": "q",
+    "uuid": "16s",
+}
+ZERO_UUID = bytes(16)
+
+
+def _long_uvarint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_SHORT = tuple(_long_uvarint(value) for value in range(1024))
+
+
+def uvarint(value: int) -> bytes:
+    """An unsigned varint: seven bits a byte, the lowest first."""
+    return _SHORT[value] if value < 1024 else _long_uvarint(value)
+
+
+def duration_ms(value: timedelta | int | None) -> int:
+    """A duration as the wire has it: whole milliseconds."""
+    if value is None:
+        return -1
+    return round(value.total_seconds() * 1000) if isinstance(value, timedelta) else value
+
+
+def time_ms(value: datetime | int | None) -> int:
+    """A moment as the wire has it: milliseconds since the epoch, -1 for none."""
+    if value is None:
+        return -1
+    return round(value.timestamp() * 1000) if isinstance(value, datetime) else value
+
+
+class _Source:
+    """Collects the body of one generated function."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {
+            "uvarint": uvarint,
+            "duration_ms": duration_ms,
+            "time_ms": time_ms,
+            "ZERO_UUID": ZERO_UUID,
+        }
+        self._codes = ""
+        self._values: list[str] = []
+        self._serial = 0
+
+    def name(self, value: object, stem: str) -> str:
+        """A name that the generated function knows ``value`` by."""
+        self._serial += 1
+        self.names[f"{stem}{self._serial}"] = value
+        return f"{stem}{self._serial}"
+
+    def variable(self) -> str:
+        """A fresh local variable."""
+        self._serial += 1
+        return f"v{self._serial}"
+
+    def number(self, code: str, expression: str) -> None:
+        """Put a fixed-size value behind the ones that are already waiting to be packed."""
+        self._codes += code
+        self._values.append(expression)
+
+    def flush(self, indent: str) -> None:
+        """Pack what is waiting, in one call."""
+        if self._codes:
+            pack = self.name(struct.Struct(f">{self._codes}").pack, "pack")
+            self.line(indent, f"a({pack}({', '.join(self._values)}))")
+            self._codes = ""
+            self._values = []
+
+    def line(self, indent: str, text: str) -> None:
+        """Add one line of code."""
+        self.lines.append(indent + text)
+
+
+def _number(kafka_type: str, value: str) -> str:
+    if kafka_type in DURATIONS:
+        return f"({value} if type({value}) is int else duration_ms({value}))"
+    if kafka_type in TIMES:
+        return f"({value} if type({value}) is int else time_ms({value}))"
+    if kafka_type == "uuid":
+        return f"(ZERO_UUID if {value} is None else {value}.bytes)"
+    return value
+
+
+def _blob(src: _Source, indent: str, field: FieldInfo, value: str, *, flexible: bool) -> None:
+    """Strings and bytes: a length of the version's kind, then the content."""
+    is_string = field.kafka_type == "string"
+    code = "h" if is_string else "i"
+    inner = indent
+    local = src.variable()
+    src.line(indent, f"{local} = {value}")
+    # A tag says by its absence that there is no value, so a tagged value itself is never null.
+    if field.nullable and field.tag is None and not field.is_array:
+        src.flush(indent)
+        src.line(indent, f"if {local} is None:")
+        null = b"\0" if flexible else struct.pack(f">{code}", -1)
+        src.line(indent, f"    a({null!r})")
+        src.line(indent, "else:")
+        inner = indent + "    "
+    if is_string:
+        src.line(inner, f"{local} = {local}.encode()")
+    if flexible:
+        src.flush(inner)
+        src.line(inner, f"a(uvarint(len({local}) + 1))")
+    else:
+        src.number(code, f"len({local})")
+        src.flush(inner)
+    src.line(inner, f"a({local})")
+
+
+def _single(src: _Source, indent: str, field: FieldInfo, value: str, *, flexible: bool) -> None:
+    """One value, or one element of an array."""
+    if field.struct is not None:
+        write = src.name(compile_writer(field.struct), "write")
+        src.flush(indent)
+        if field.nullable and field.tag is None and not field.is_array:
+            src.line(indent, f"if {value} is None: a(b'\\xff')")
+            src.line(indent, f"else: a(b'\\x01'); {write}({value}, a)")
+        else:
+            src.line(indent, f"{write}({value}, a)")
+    elif field.kafka_type in STRUCT_CODES:
+        if field.kafka_type in TIMES or field.kafka_type == "uuid":
+            local = src.variable()
+            src.line(indent, f"{local} = {value}")
+            value = _number(field.kafka_type, local)
+        src.number(STRUCT_CODES[field.kafka_type], value)
+    else:
+        _blob(src, indent, field, value, flexible=flexible)
+
+
+def _field(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> None:
+    value = f"o.{field.name}"
+    if not field.is_array:
+        _single(src, indent, field, value, flexible=flexible)
+        return
+    src.flush(indent)
+    local, element = src.variable(), src.variable()
+    src.line(indent, f"{local} = {value}")
+    null = b"\0" if flexible else struct.pack(">i", -1)
+    src.line(indent, f"if {local} is None:")
+    src.line(indent, f"    a({null!r})")
+    src.line(indent, "else:")
+    inner = indent + "    "
+    if flexible:
+        src.line(inner, f"a(uvarint(len({local}) + 1))")
+    else:
+        src.number("i", f"len({local})")
+        src.flush(inner)
+    src.line(inner, f"for {element} in {local}:")
+    _single(src, inner + "    ", field, element, flexible=flexible)
+    src.flush(inner + "    ")
+
+
+def _is_default(field: FieldInfo, value: str, default: str) -> str:
+    if field.is_time:
+        to_ms = "duration_ms" if field.kafka_type in DURATIONS else "time_ms"
+        return f"{to_ms}({value}) == {to_ms}({default})"
+    if field.is_array and field.default == ():
+        return f"{value} is not None and not {value}"
+    return f"{value} is {default} or {value} == {default}"
+
+
+def _tags(src: _Source, info: StructInfo) -> None:
+    src.flush("    ")
+    if not info.tagged:
+        src.line("    ", "a(b'\\0')")
+        return
+    src.line("    ", "tags = 0; tagged = []; out = a")
+    for field in info.tagged:
+        default = src.name(field.default, "default")
+        src.line("    ", f"if not ({_is_default(field, f'o.{field.name}', default)}):")
+        src.line("    ", "    parts = []; a = parts.append")
+        _field(src, "        ", field, flexible=True)
+        src.flush("        ")
+        src.line("    ", "    data = b''.join(parts); tags += 1")
+        src.line("    ", f"    tagged += ({uvarint(field.tag or 0)!r}, uvarint(len(data)), data)")
+    src.line("    ", "out(uvarint(tags))")
+    src.line("    ", "for part in tagged: out(part)")
+
+
+@cache
+def compile_writer(cls: type) -> Write:
+    """The function that writes an instance of ``cls`` piece by piece: ``write(entity, append)``.
+
+    It raises ``struct.error``, TypeError or AttributeError for a value that its field cannot hold.
+    """
+    info = fields_of(cls)
+    src = _Source()
+    for field in info.plain:
+        _field(src, "    ", field, flexible=info.flexible)
+    if info.flexible:
+        _tags(src, info)
+    src.flush("    ")
+    body = src.lines or ["    pass"]
+    text = "\n".join(["def write(o, a):", *body])
+    scope: dict[str, Any] = dict(src.names)
+    # The text holds field names of kio's classes and nothing that came over the wire.
+    exec(compile(text, f"<writer of {cls.__module__}.{cls.__qualname__}>", "exec"), scope)  # noqa: S102
+    write: Write = scope["write"]
+    return write
+
+
+def total_size(chunks: Sequence[Chunk]) -> int:
+    """Bytes of all chunks together. A memoryview must be one of bytes."""
+    return sum(map(len, chunks))

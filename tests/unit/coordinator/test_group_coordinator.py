@@ -1,0 +1,185 @@
+"""Groups on real partitions: routing, loading, upkeep, transactional offsets, restarts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.metadata import CONSUMER_OFFSETS
+from coordinator.placement import partition_for
+from coordinator.runtime import ShardState
+from coordinator.shard_errors import CoordinatorLoadInProgressError, NotCoordinatorError
+from groups.commands import (
+    CommitOffsets,
+    FetchOffsets,
+    FetchTopic,
+    Heartbeat,
+    HeartbeatResult,
+    JoinGroup,
+    ListGroups,
+    OffsetToCommit,
+    TxnCommitOffsets,
+)
+from groups.errors import UnknownMemberIdError, UnstableOffsetCommitError
+from logcore.machine import ProducerStamp
+from tests.unit.coordinator.services import Services
+
+HEARTBEAT = Heartbeat("g", 1, "member", None)
+
+
+@pytest.fixture
+async def services(tmp_path: Path) -> AsyncIterator[Services]:
+    services = await Services(tmp_path).start()
+    services.topic("t")
+    yield services
+    await services.stop()
+
+
+def commit(group_id: str, offset: int, topic: str = "t", topic_id: bytes | None = None) -> object:
+    offsets = (OffsetToCommit(topic, 0, offset, topic_id=topic_id),)
+    return CommitOffsets(group_id, -1, "", None, offsets)
+
+
+async def committed(services: Services, group_id: str, *, stable: bool = False) -> int:
+    command = FetchOffsets(group_id, (FetchTopic("t", (0,)),), require_stable=stable)
+    result = await services.groups.submit(group_id, command)
+    [(_, [offset])] = result.topics  # type: ignore[attr-defined]
+    if offset.error is not None:
+        raise offset.error
+    value: int = offset.offset
+    return value
+
+
+async def test_nothing_exists_before_somebody_asks(services: Services) -> None:
+    assert services.metadata.topic(CONSUMER_OFFSETS) is None
+    assert (await services.groups.list_groups(ListGroups())).groups == ()
+    with pytest.raises(NotCoordinatorError):
+        await services.groups.submit("g", HEARTBEAT)
+    with pytest.raises(NotCoordinatorError):
+        services.groups.partition_for("g")
+
+
+async def test_first_question_opens_all_shards_at_once(services: Services) -> None:
+    services.groups.ensure_open()
+    services.groups.ensure_open()
+    with pytest.raises(UnknownMemberIdError):
+        await services.groups.submit("g", HEARTBEAT)
+    assert services.groups.partition_for("g") == partition_for("g", 50)
+    assert services.groups.partition_of("g").index == partition_for("g", 50)
+
+
+async def test_groups_survive_a_restart(services: Services, tmp_path: Path) -> None:
+    services.groups.ensure_open()
+    for number in range(60):
+        await services.groups.submit(f"g{number}", commit(f"g{number}", number))
+    await services.stop()
+    again = await Services(tmp_path).start()
+    assert [await committed(again, f"g{number}") for number in range(60)] == list(range(60))
+    listed = await again.groups.list_groups(ListGroups())
+    assert {group.group_id for group in listed.groups} == {f"g{number}" for number in range(60)}
+    await again.stop()
+
+
+async def test_a_kill_loses_nothing(services: Services, tmp_path: Path) -> None:
+    services.groups.ensure_open()
+    await services.groups.submit("g", commit("g", 5))
+    await services.kill()
+    again = await Services(tmp_path).start()
+    assert await committed(again, "g") == 5
+    await again.stop()
+
+
+async def test_heartbeat_is_fine_while_loading(services: Services) -> None:
+    services.groups.ensure_open()
+    shard = services.groups._shards.shards[services.groups.partition_for("g")]
+    shard._state = ShardState.LOADING
+    assert services.groups.submit("g", HEARTBEAT).result() == HeartbeatResult()
+    with pytest.raises(CoordinatorLoadInProgressError):
+        await services.groups.submit("g", commit("g", 1))
+    with pytest.raises(CoordinatorLoadInProgressError):
+        await services.groups.list_groups(ListGroups())
+    shard._state = ShardState.ACTIVE
+
+
+async def test_a_failed_shard_lists_nothing(services: Services) -> None:
+    services.groups.ensure_open()
+    await services.groups.submit("g", commit("g", 1))
+    shard = services.groups._shards.shards[services.groups.partition_for("g")]
+    shard._state = ShardState.FAILED
+    assert (await services.groups.list_groups(ListGroups())).groups == ()
+    shard._state = ShardState.ACTIVE
+
+
+async def test_deleted_topics_lose_their_offsets(services: Services) -> None:
+    services.groups.ensure_open()
+    topic = services.metadata.topic("t")
+    assert topic is not None
+    old_id = topic.topic_id.bytes
+    await services.groups.submit("g", commit("g", 5, topic_id=old_id))
+    await services.groups.submit("other", commit("other", 6, topic_id=b"n" * 16))
+    services.groups.on_topics_deleted([("t", old_id)])
+    assert await committed(services, "g") == -1
+    assert await committed(services, "other") == 6
+
+
+async def test_offsets_expire_on_the_timer(tmp_path: Path) -> None:
+    config = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"}
+    services = await Services(tmp_path, config).start()
+    services.groups.ensure_open()
+    await services.groups.submit("g", commit("g", 5))
+    services.clock.advance(59_999)  # type: ignore[attr-defined]
+    services.groups._shards.timers.run_due()
+    assert await committed(services, "g") == 5
+    services.clock.advance(1_000)  # type: ignore[attr-defined]
+    services.groups._shards.timers.run_due()
+    assert await committed(services, "g") == -1
+    assert (await services.groups.list_groups(ListGroups())).groups == ()
+    await services.stop()
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_transactional_offsets_and_their_marker(
+    services: Services, tmp_path: Path, commits: bool
+) -> None:
+    services.groups.ensure_open()
+    producer = ProducerStamp(9, 0)
+    await services.groups.submit("g", commit("g", 5))
+    offsets = (OffsetToCommit("t", 0, 8),)
+    await services.groups.submit("g", TxnCommitOffsets("g", -1, "", None, offsets, producer))
+    assert await committed(services, "g") == 5
+    with pytest.raises(UnstableOffsetCommitError):
+        await committed(services, "g", stable=True)
+    index = services.groups.partition_for("g")
+    services.groups.complete_transaction(
+        index, producer, commit=commits, coordinator_epoch=0, transaction_version=0
+    )
+    expected = 8 if commits else 5
+    assert await committed(services, "g", stable=True) == expected
+    await services.kill()
+    again = await Services(tmp_path).start()
+    assert await committed(again, "g", stable=True) == expected
+    await again.stop()
+
+
+async def test_a_parked_join_is_answered_when_the_broker_stops(services: Services) -> None:
+    services.groups.ensure_open()
+    join = JoinGroup(
+        "g", "", "instance", "client", "/127.0.0.1", 10_000, 60_000, "consumer",
+        (("range", b""),), True, True, "instance-1",
+    )  # fmt: skip
+    first = services.groups.submit("g", join)
+    shards = services.groups._shards
+    services.clock.advance(1)  # type: ignore[attr-defined]
+    shards.timers.run_due()
+    assert first.result().leader == "instance-1"  # type: ignore[attr-defined]
+    # A second member starts a rebalance, which the first one never joins.
+    from dataclasses import replace
+
+    second = services.groups.submit(
+        "g", replace(join, group_instance_id="other", new_member_id="other-1")
+    )
+    assert not second.done()
+    await services.groups.stop()
+    assert second.exception() is not None

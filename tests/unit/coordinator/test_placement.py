@@ -1,0 +1,45 @@
+"""Placement must be Java's: another hash would look for a group's offsets in the wrong file."""
+
+import pytest
+
+from coordinator.placement import java_string_hash, partition_for
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", 0),
+        ("a", 97),
+        ("group", 98629247),
+        ("polygenelubricants", 0x8000_0000),  # the well-known string whose hash is -2**31
+        ("ä", 228),
+        ("\U0001f600", (0xD83D * 31 + 0xDE00) & 0xFFFF_FFFF),  # two UTF-16 units
+        ("\ud83d", 0xD83D),  # a lone surrogate is a unit
+    ],
+)
+def test_hash_is_javas(text: str, expected: int) -> None:
+    assert java_string_hash(text) == expected
+
+
+def test_hash_wraps_at_32_bits() -> None:
+    signed = 0
+    for char in "a rather long transactional id":
+        signed = (signed * 31 + ord(char) + 2**31) % 2**32 - 2**31
+    assert java_string_hash("a rather long transactional id") == signed % 2**32
+
+
+def test_smallest_integer_has_no_absolute_value() -> None:
+    assert partition_for("polygenelubricants", 50) == 0
+
+
+def test_negative_hash_counts_by_its_absolute_value() -> None:
+    text = "a rather long transactional id"
+    value = java_string_hash(text)
+    negative = next(t for t in (f"{text}{n}" for n in range(100)) if java_string_hash(t) >= 2**31)
+    value = java_string_hash(negative)
+    assert partition_for(negative, 50) == (2**32 - value) % 50
+
+
+def test_partitions_stay_in_range() -> None:
+    assert {partition_for(f"group-{n}", 50) for n in range(5_000)} == set(range(50))
+    assert partition_for("anything", 1) == 0

@@ -1,0 +1,181 @@
+"""Keyed timers: what is cancelled or replaced never fires, what is due fires in order."""
+
+import asyncio
+from collections.abc import Hashable
+
+import pytest
+
+from coordinator.timers import MAX_FIRED_PER_PASS, TimerQueue, Timers
+from logcore.clock import ManualClock, SystemClock
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.fired: list[tuple[Hashable, int]] = []
+
+    def __call__(self, key: Hashable, now_ms: int) -> None:
+        self.fired.append((key, now_ms))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_000)
+
+
+@pytest.fixture
+async def queue(clock: ManualClock) -> TimerQueue:
+    return TimerQueue(clock, asyncio.get_running_loop())
+
+
+async def test_fires_at_its_deadline_and_not_before(queue: TimerQueue, clock: ManualClock) -> None:
+    fired = Recorder()
+    timers = queue.timers(fired)
+    timers.set("session", 1_010)
+    clock.advance(9)
+    assert queue.run_due() == 0
+    clock.advance(1)
+    assert queue.run_due() == 1
+    assert fired.fired == [("session", 1_010)]
+    assert len(timers) == len(queue) == 0
+
+
+async def test_fires_in_order_of_deadlines(queue: TimerQueue, clock: ManualClock) -> None:
+    fired = Recorder()
+    timers = queue.timers(fired)
+    for key, deadline in [("c", 1_030), ("a", 1_010), ("b", 1_020), ("b2", 1_020)]:
+        timers.set(key, deadline)
+    clock.advance(100)
+    queue.run_due()
+    assert [key for key, _ in fired.fired] == ["a", "b", "b2", "c"]
+
+
+async def test_cancelled_and_replaced_never_fire(queue: TimerQueue, clock: ManualClock) -> None:
+    fired = Recorder()
+    timers = queue.timers(fired)
+    timers.set("cancelled", 1_010)
+    timers.set("cancelled", None)
+    timers.set("replaced", 1_010)
+    timers.set("replaced", 1_050)
+    timers.set("unknown", None)
+    clock.advance(20)
+    assert queue.run_due() == 0
+    clock.advance(30)
+    queue.run_due()
+    assert fired.fired == [("replaced", 1_050)]
+
+
+async def test_cancelled_by_one_that_fires_in_the_same_pass(
+    queue: TimerQueue, clock: ManualClock
+) -> None:
+    fired: list[Hashable] = []
+
+    def fire(key: Hashable, _: int) -> None:
+        fired.append(key)
+        timers.set("second", None)
+
+    timers: Timers = queue.timers(fire)
+    timers.set("first", 1_001)
+    timers.set("second", 1_001)
+    clock.advance(1)
+    queue.run_due()
+    assert fired == ["first"]
+
+
+async def test_a_timer_may_set_itself_again(queue: TimerQueue, clock: ManualClock) -> None:
+    fired: list[int] = []
+
+    def fire(key: Hashable, now_ms: int) -> None:
+        fired.append(now_ms)
+        timers.set(key, now_ms + 10)
+
+    timers: Timers = queue.timers(fire)
+    timers.set("tick", 1_010)
+    for _ in range(3):
+        clock.advance(10)
+        queue.run_due()
+    assert fired == [1_010, 1_020, 1_030]
+
+
+async def test_same_key_of_two_shards_are_two_timers(queue: TimerQueue, clock: ManualClock) -> None:
+    one, two = Recorder(), Recorder()
+    first, second = queue.timers(one), queue.timers(two)
+    first.set("key", 1_010)
+    second.set("key", 1_010)
+    first.clear()
+    clock.advance(10)
+    queue.run_due()
+    assert (one.fired, two.fired) == ([], [("key", 1_010)])
+
+
+async def test_one_failing_owner_does_not_stop_the_queue(
+    queue: TimerQueue, clock: ManualClock
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("bug")
+
+    fired = Recorder()
+    queue.timers(fail).set("bad", 1_001)
+    queue.timers(fired).set("good", 1_002)
+    clock.advance(10)
+    with pytest.raises(RuntimeError):
+        queue.run_due()
+    await asyncio.sleep(0)
+    assert [key for key, _ in fired.fired] == ["good"]
+
+
+@pytest.mark.parametrize("count", [MAX_FIRED_PER_PASS, MAX_FIRED_PER_PASS + 1])
+async def test_a_pass_is_bounded(queue: TimerQueue, clock: ManualClock, count: int) -> None:
+    fired = Recorder()
+    timers = queue.timers(fired)
+    for key in range(count):
+        timers.set(key, 1_001)
+    clock.advance(1)
+    assert queue.run_due() == MAX_FIRED_PER_PASS
+    await asyncio.sleep(0)
+    assert len(fired.fired) == count
+
+
+async def test_real_time_drives_it() -> None:
+    clock = SystemClock()
+    queue = TimerQueue(clock, asyncio.get_running_loop())
+    fired = Recorder()
+    timers = queue.timers(fired)
+    now = clock.now_ms()
+    timers.set("late", now + 40)
+    timers.set("soon", now + 10)
+    timers.set("past", now - 10)
+    await asyncio.sleep(0.08)
+    assert [key for key, _ in fired.fired] == ["past", "soon", "late"]
+
+
+class JumpingClock(ManualClock):
+    """The wall clock jumps; the monotonic one does not."""
+
+    jumped_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.jumped_ms
+
+
+@pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000])
+async def test_a_jump_of_the_wall_clock_expires_nothing(jump_ms: int) -> None:
+    clock = JumpingClock(10_000_000)
+    queue = TimerQueue(clock, asyncio.get_running_loop())
+    fired = Recorder()
+    queue.timers(fired).set("session", 10_000_100)
+    clock.jumped_ms = jump_ms
+    clock.advance(99)
+    assert queue.run_due() == 0
+    clock.advance(1)
+    assert queue.run_due() == 1
+    [(_, now_ms)] = fired.fired
+    assert now_ms >= 10_000_100
+
+
+async def test_closed_queue_is_silent(queue: TimerQueue, clock: ManualClock) -> None:
+    fired = Recorder()
+    queue.timers(fired).set("key", 1_010)
+    queue.close()
+    clock.advance(100)
+    assert queue.run_due() == 0
+    assert fired.fired == []

@@ -1,0 +1,329 @@
+"""Both clients against a small broker: negotiation, routing, what is repeated and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from coordinator.handlers import CloseConnection, Context, Registry, handles
+from coordinator.handlers.api_versions import run as api_versions
+from coordinator.server import Server
+from coordinator.wire import ApiKey, UnsupportedVersion, request_factory
+from coordinator.wire.client import ApiError, AsyncWireClient, BrokerUnreachable, WireClient
+from coordinator.wire.cluster import parse_bootstrap, verdict
+
+
+class Cluster:
+    """Two nodes on one loop in a thread; node 2 leads ``t-0`` and coordinates everything."""
+
+    def __init__(self) -> None:
+        self.features = {"transaction.version": (0, 2, 2)}
+        self.calls: list[tuple[int, str]] = []
+        self.answers: list[int] = []
+        self.wrong_node = False
+        self.addresses: dict[int, tuple[str, int]] = {}
+        self._servers: list[Server] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+
+    async def _start(self) -> None:
+        for node in (1, 2):
+            registry = Registry(modules={})
+            registry.add(api_versions)
+            for make in (self._metadata, self._find, self._list_offsets, self._end_txn):
+                registry.add(make(node))
+            server = Server(self, registry=registry)
+            self.addresses[node] = await server.start("127.0.0.1", 0)
+            self._servers.append(server)
+
+    def stop(self) -> None:
+        async def stop() -> None:
+            for server in self._servers:
+                await server.stop()
+
+        asyncio.run_coroutine_threadsafe(stop(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def bootstrap(self) -> str:
+        host, port = self.addresses[1]
+        return f"{host}:{port}"
+
+    def _metadata(self, node: int) -> Callable[..., Any]:
+        @handles(ApiKey.METADATA, versions=(0, 13), permission="DESCRIBE Topic")
+        def run(ctx: Context) -> Any:
+            self.calls.append((node, "Metadata"))
+            make = ctx.respond
+            brokers = [
+                make.MetadataResponseBroker(node_id=n, host=h, port=p)
+                for n, (h, p) in self.addresses.items()
+            ]
+            leader = 1 if self.wrong_node else 2
+            part = make.MetadataResponsePartition(partition_index=0, leader_id=leader)
+            topic = make.MetadataResponseTopic(name="t", partitions=[part])
+            return make.message(
+                brokers=brokers, topics=[topic], controller_id=1, cluster_id="small"
+            )
+
+        return run
+
+    def _find(self, node: int) -> Callable[..., Any]:
+        @handles(ApiKey.FIND_COORDINATOR, versions=(0, 6), permission="DESCRIBE Group")
+        def run(ctx: Context) -> Any:
+            self.calls.append((node, "FindCoordinator"))
+            target = 1 if self.wrong_node else 2
+            host, port = self.addresses[target]
+            found = ctx.respond.Coordinator(node_id=target, host=host, port=port)
+            return ctx.respond.message(coordinators=[found], node_id=target, host=host, port=port)
+
+        return run
+
+    def _list_offsets(self, node: int) -> Callable[..., Any]:
+        @handles(ApiKey.LIST_OFFSETS, versions=(1, 11), permission="DESCRIBE Topic")
+        def run(ctx: Context) -> Any:
+            self.calls.append((node, "ListOffsets"))
+            make = ctx.respond
+            codes = [self._code(node)] if len(self.answers) < 2 else [self.answers.pop(0), 0]
+            parts = [
+                make.ListOffsetsPartitionResponse(partition_index=0, error_code=code, offset=42)
+                for code in codes
+            ]
+            return make.message(topics=[make.ListOffsetsTopicResponse(name="t", partitions=parts)])
+
+        return run
+
+    def _end_txn(self, node: int) -> Callable[..., Any]:
+        @handles(ApiKey.END_TXN, versions=(0, 5), permission="WRITE TransactionalId")
+        def run(ctx: Context) -> Any:
+            self.calls.append((node, "EndTxn"))
+            code = self._code(node)
+            if code == -2:
+                raise CloseConnection("test")
+            return ctx.respond.message(error_code=code)
+
+        return run
+
+    def _code(self, node: int) -> int:
+        if self.answers:
+            code = self.answers.pop(0)
+            self.wrong_node = False
+            return code
+        return 0 if node == 2 else 16
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster()
+    yield cluster
+    cluster.stop()
+
+
+def test_negotiation_takes_the_highest_common_version(cluster: Cluster) -> None:
+    with WireClient(cluster.bootstrap) as client:
+        assert client.versions()[ApiKey.END_TXN] == (0, 5)
+        assert client.features() == {"transaction.version": 2}
+        answer = client.call("EndTxn", to_transaction="x", transactional_id="x", committed=True)
+        assert type(answer).__version__ == 5
+        with pytest.raises(UnsupportedVersion):
+            client.call("Heartbeat", group_id="g")
+        with pytest.raises(UnsupportedVersion):
+            client.call("EndTxn", 6, to_node=2)
+        with pytest.raises(KeyError):
+            client.call("NoSuchApi")
+
+
+def test_calls_go_where_they_belong(cluster: Cluster) -> None:
+    with WireClient(cluster.bootstrap) as client:
+        answer = client.call("ListOffsets", to_leader=("t", 0), replica_id=-1)
+        assert answer.topics[0].partitions[0].offset == 42
+        client.call(ApiKey.END_TXN, 3, to_transaction="x", transactional_id="x")
+        client.call("end_txn", to_node=2)
+        metadata = client.metadata()
+        assert metadata.topics["t"].partitions[0].leader == 2
+        assert metadata.cluster_id == "small"
+        assert sorted(metadata.brokers) == [1, 2]
+        with pytest.raises(BrokerUnreachable, match="no broker 3"):
+            client.call("EndTxn", to_node=3, deadline_ms=200)
+    wanted = [(1, "Metadata"), (2, "ListOffsets"), (1, "FindCoordinator"), (2, "EndTxn")]
+    assert cluster.calls[:4] == wanted
+    assert cluster.calls[4] == (2, "EndTxn")
+
+
+def test_what_has_moved_is_looked_up_again(cluster: Cluster) -> None:
+    cluster.wrong_node = True
+    with WireClient(cluster.bootstrap) as client:
+        cluster.answers = [16]
+        client.call("EndTxn", to_transaction="x")
+        cluster.wrong_node = True
+        cluster.answers = [6]
+        client.metadata(refresh=True)
+        client.call("ListOffsets", to_leader=("t", 0))
+    ends = [call for call in cluster.calls if call[1] in {"EndTxn", "ListOffsets"}]
+    assert ends == [(1, "EndTxn"), (2, "EndTxn"), (1, "ListOffsets"), (2, "ListOffsets")]
+
+
+def test_retriable_errors_are_repeated_until_the_deadline(cluster: Cluster) -> None:
+    with WireClient(cluster.bootstrap) as client:
+        cluster.answers = [14, 51, 14]
+        assert client.call("EndTxn", to_transaction="x").error_code == 0
+        cluster.answers = [14] * 100
+        with pytest.raises(ApiError, match="EndTxn: COORDINATOR_LOAD_IN_PROGRESS") as caught:
+            client.call("EndTxn", to_transaction="x", deadline_ms=150)
+        assert caught.value.code is ErrorCode.coordinator_load_in_progress
+
+
+def test_other_errors_are_raised_or_returned(cluster: Cluster) -> None:
+    with WireClient(cluster.bootstrap) as client:
+        cluster.answers = [90]
+        with pytest.raises(ApiError, match=r"PRODUCER_FENCED \(90\)"):
+            client.call("EndTxn", to_transaction="x")
+        cluster.answers = [14]
+        answer = client.call("EndTxn", to_transaction="x", check=False)
+        assert answer.error_code == ErrorCode.coordinator_load_in_progress
+        cluster.answers = [29]
+        answer = client.call("ListOffsets", to_leader=("t", 0))
+        assert answer.topics[0].partitions[0].error_code == 29
+
+
+def test_half_a_success_is_not_repeated(cluster: Cluster) -> None:
+    with WireClient(cluster.bootstrap) as client:
+        cluster.answers = [6, 0, 0]
+        answer = client.call("ListOffsets", to_leader=("t", 0))
+        assert [part.error_code for part in answer.topics[0].partitions] == [6, 0]
+
+
+def test_an_unknown_topic_is_waited_for_only_briefly(cluster: Cluster) -> None:
+    with (
+        WireClient(cluster.bootstrap) as client,
+        pytest.raises(ApiError, match=r"UNKNOWN_TOPIC_OR_PARTITION.*nope-0"),
+    ):
+        client.call("ListOffsets", to_leader=("nope", 0))
+
+
+def test_a_lost_connection_under_a_change_is_not_repeated(cluster: Cluster) -> None:
+    with WireClient(cluster.bootstrap) as client:
+        cluster.answers = [-2]
+        with pytest.raises(BrokerUnreachable, match="EndTxn, fate unknown"):
+            client.call("EndTxn", to_transaction="x")
+        assert client.call("EndTxn", to_transaction="x").error_code == 0
+
+
+def test_request_judges_nothing(cluster: Cluster) -> None:
+    with WireClient(cluster.bootstrap) as client:
+        cluster.answers = [14]
+        body = request_factory(ApiKey.END_TXN, 1).message(transactional_id="x")
+        assert client.request(ApiKey.END_TXN, 1, body, to_node=2).error_code == 14
+
+
+def test_no_broker_names_every_address_tried() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(BrokerUnreachable, match=address):
+            WireClient(address).call("Metadata", deadline_ms=100)
+
+
+def test_the_second_bootstrap_server_will_do(cluster: Cluster) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        dead = f"127.0.0.1:{taken.getsockname()[1]}"
+        with WireClient([dead, cluster.bootstrap]) as client:
+            assert client.metadata().controller_id == 1
+
+
+def test_an_old_broker_that_answers_v0_to_api_versions() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asked: list[int] = []
+
+        def old_broker() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                for _ in range(2):
+                    frame = connection.recv(int.from_bytes(connection.recv(4), "big"))
+                    version, correlation_id = struct.unpack_from(">hi", frame, 2)
+                    asked.append(version)
+                    if version > 2:
+                        body = struct.pack(">hihhh", 35, 1, 18, 0, 2)
+                    else:
+                        body = struct.pack(">hihhhi", 0, 1, 12, 0, 3, 0)
+                    connection.sendall(struct.pack(">ii", len(body) + 4, correlation_id) + body)
+
+        thread = threading.Thread(target=old_broker)
+        thread.start()
+        with WireClient(f"127.0.0.1:{listener.getsockname()[1]}") as client:
+            assert client.versions() == {12: (0, 3)}
+        thread.join()
+        assert asked == [4, 2]
+
+
+def test_a_silent_broker_runs_into_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = WireClient(f"127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(BrokerUnreachable):
+            client.call("Metadata", deadline_ms=200)
+
+
+async def test_the_asynchronous_client_does_the_same(cluster: Cluster) -> None:
+    async with AsyncWireClient(cluster.bootstrap) as client:
+        answers = await asyncio.gather(
+            *(client.call("ListOffsets", to_leader=("t", 0)) for _ in range(50))
+        )
+        assert all(answer.topics[0].partitions[0].offset == 42 for answer in answers)
+        cluster.answers = [16, 14]
+        assert (await client.call("EndTxn", to_transaction="x")).error_code == 0
+        assert (await client.metadata()).cluster_id == "small"
+        assert (await client.versions())[18] == (0, 4)
+        cluster.answers = [-2]
+        with pytest.raises(BrokerUnreachable, match="fate unknown"):
+            await client.call("EndTxn", to_transaction="x")
+
+
+async def test_a_cancelled_call_leaves_the_connection_usable(cluster: Cluster) -> None:
+    async with AsyncWireClient(cluster.bootstrap) as client:
+        await client.metadata()
+        call = asyncio.create_task(client.call("EndTxn", to_node=2))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (await client.call("EndTxn", to_node=2)).error_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a:1", [("a", 1)]),
+        ("a", [("a", 9092)]),
+        ("a:1, b:2", [("a", 1), ("b", 2)]),
+        ("[::1]:7", [("::1", 7)]),
+        ("[::1]", [("::1", 9092)]),
+    ],
+)
+def test_bootstrap(text: str, found: list[tuple[str, int]]) -> None:
+    assert parse_bootstrap(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "a:b", ":1", [], "a:1,,b:2"])
+def test_bad_bootstrap(text: Any) -> None:
+    with pytest.raises(ValueError, match=r"server|host:port"):
+        parse_bootstrap(text)
+
+
+def test_verdict_of_a_response_without_items() -> None:
+    from coordinator.wire import response_factory
+
+    make = response_factory(ApiKey.HEARTBEAT, 4)
+    assert verdict(make.message(error_code=0)).failed == ()
+    assert verdict(make.message(error_code=14)).retriable
+    assert not verdict(make.message(error_code=90)).retriable

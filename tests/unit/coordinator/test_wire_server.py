@@ -1,0 +1,516 @@
+"""Connections and the server: order, isolation, limits, and what closes a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from coordinator.handlers import CloseConnection, Context, Registry, handles, request_ms
+from coordinator.handlers.api_versions import run as api_versions
+from coordinator.server import Server
+from coordinator.wire import (
+    ApiKey,
+    decode_response,
+    encode_request,
+    request_factory,
+)
+from coordinator.wire.limits import ConnectionLimits
+from logcore.machine import DomainError
+
+FEATURES = {"group.version": (0, 1, 0), "transaction.version": (0, 2, 2), "odd.version": (1, 3, 1)}
+
+
+class RefusedError(DomainError):
+    pass
+
+
+class Service:
+    """Handlers of a broker small enough to see through."""
+
+    def __init__(self, **limits: int) -> None:
+        self.features = FEATURES
+        self.seen: list[tuple[int, Any]] = []
+        self.gate: asyncio.Event = asyncio.Event()
+        self.registry = Registry(modules={})
+        for run in (self.heartbeat(), self.produce(), self.fetch(), api_versions):
+            self.registry.add(run)
+        self.server = Server(
+            self,
+            registry=self.registry,
+            limits=ConnectionLimits(**limits),
+            error_code=lambda error: 25 if isinstance(error, RefusedError) else -1,
+        )
+
+    def heartbeat(self) -> Callable[..., Any]:
+        @handles(ApiKey.HEARTBEAT, versions=(0, 4), permission="READ Group")
+        async def run(ctx: Context) -> Any:
+            group = ctx.body.group_id
+            self.seen.append((ctx.correlation_id, group))
+            if group == "slow":
+                await self.gate.wait()
+            elif group == "yield":
+                await asyncio.sleep(0)
+            elif group == "refused":
+                raise RefusedError("no such member")
+            elif group == "broken":
+                raise ZeroDivisionError
+            elif group == "hang up":
+                raise CloseConnection("asked to")
+            elif group == "unwritable":
+                return ctx.respond.HeartbeatResponse(error_code="a word")
+            return ctx.respond.HeartbeatResponse(error_code=0, throttle_time_ms=ctx.correlation_id)
+
+        return run
+
+    def produce(self) -> Callable[..., Any]:
+        @handles(ApiKey.PRODUCE, versions=(3, 13), permission="WRITE Topic")
+        def run(ctx: Context) -> Any:
+            self.seen.append((ctx.correlation_id, request_ms(ctx.body.timeout)))
+            if not ctx.body.topic_data:
+                raise ZeroDivisionError
+            if ctx.body.acks == 0:
+                return None
+            records = ctx.body.topic_data[0].partition_data[0].records
+            part = ctx.respond.PartitionProduceResponse(index=0, base_offset=sum(records))
+            topic = ctx.respond.TopicProduceResponse(name="t", partition_responses=[part])
+            return ctx.respond.message(responses=[topic])
+
+        return run
+
+    def fetch(self) -> Callable[..., Any]:
+        @handles(ApiKey.FETCH, versions=(4, 18), permission="READ Topic")
+        def run(ctx: Context) -> Awaitable[Any]:
+            self.seen.append((ctx.correlation_id, "fetch"))
+            future = asyncio.get_running_loop().create_future()
+            part = ctx.respond.PartitionData(partition_index=0, records=bytes(ctx.body.max_bytes))
+            topic = ctx.respond.FetchableTopicResponse(topic="t", partitions=[part])
+            future.set_result(ctx.respond.message(responses=[topic]))
+            return future
+
+        return run
+
+
+@asynccontextmanager
+async def serving(**limits: int) -> AsyncIterator[Service]:
+    service = Service(**limits)
+    await service.server.start("127.0.0.1", 0)
+    try:
+        yield service
+    finally:
+        service.gate.set()
+        await service.server.stop()
+
+
+class Peer:
+    """The other end of a connection, as raw as can be."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def of(cls, service: Service) -> Peer:
+        return cls(*await asyncio.open_connection(*service.server.address))
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def frame(self) -> bytes:
+        async with asyncio.timeout(10):
+            size = int.from_bytes(await self.reader.readexactly(4), "big")
+            return await self.reader.readexactly(size)
+
+    async def answer(self, key: int, version: int) -> tuple[int, Any]:
+        return decode_response(key, version, await self.frame())
+
+    async def closed(self) -> bool:
+        try:
+            async with asyncio.timeout(10):
+                return await self.reader.read() == b""
+        except ConnectionResetError:
+            return True
+
+
+def heartbeat(correlation_id: int, group: str = "g", version: int = 4) -> bytes:
+    body = request_factory(ApiKey.HEARTBEAT, version).message(group_id=group, member_id="m")
+    return b"".join(encode_request(ApiKey.HEARTBEAT, version, correlation_id, "test", body))
+
+
+def produce(correlation_id: int, records: bytes = b"", acks: int = -1, topics: int = 1) -> bytes:
+    make = request_factory(ApiKey.PRODUCE, 9)
+    part = make.PartitionProduceData(index=0, records=records)
+    topic = make.TopicProduceData(name="t", partition_data=[part])
+    body = make.message(acks=acks, timeout_ms=1234, topic_data=[topic] * topics)
+    return b"".join(encode_request(ApiKey.PRODUCE, 9, correlation_id, "test", body))
+
+
+def fetch(correlation_id: int, max_bytes: int) -> bytes:
+    body = request_factory(ApiKey.FETCH, 11).message(max_bytes=max_bytes)
+    return b"".join(encode_request(ApiKey.FETCH, 11, correlation_id, "test", body))
+
+
+# --- order and feeding ---
+
+
+async def test_pipelined_requests_are_answered_one_by_one_in_order() -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(b"".join(heartbeat(n, "yield" if n % 3 else "g") for n in range(1, 200)))
+        for n in range(1, 200):
+            correlation_id, body = await peer.answer(12, 4)
+            assert (correlation_id, request_ms(body.throttle_time)) == (n, n)
+        assert [n for n, _ in service.seen] == list(range(1, 200))
+
+
+async def test_the_next_request_waits_for_the_answer_of_the_one_before() -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(heartbeat(1, "slow"))
+        await wait_until(lambda: service.seen)
+        peer.send(heartbeat(2))
+        await asyncio.sleep(0.05)
+        assert [n for n, _ in service.seen] == [1]
+        service.gate.set()
+        assert [(await peer.answer(12, 4))[0] for _ in range(2)] == [1, 2]
+
+
+async def test_while_a_request_is_served_what_follows_stays_in_the_kernel() -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(heartbeat(1, "slow"))
+        await wait_until(lambda: service.seen)
+        peer.send(produce(2, bytes(8 << 20)))
+        await asyncio.sleep(0.1)
+        (connection,) = service.server.connections
+        assert connection.pending_bytes <= 64 << 10
+        service.gate.set()
+        assert [(await peer.answer(12, 4))[0], (await peer.answer(0, 9))[0]] == [1, 2]
+
+
+async def test_byte_by_byte_gives_the_same_bytes_as_all_at_once() -> None:
+    requests = heartbeat(1) + produce(2, b"\1" * 3000) + heartbeat(3, "refused") + fetch(4, 10)
+    answers = []
+    async with serving() as service:
+        for step in (len(requests), 1):
+            peer = await Peer.of(service)
+            for at in range(0, len(requests), step):
+                peer.send(requests[at : at + step])
+                await peer.writer.drain()
+                if step == 1 and at % 50 == 0:
+                    await asyncio.sleep(0)
+            answers.append([await peer.frame() for _ in range(4)])
+    assert answers[0] == answers[1]
+
+
+async def test_large_frames_both_ways() -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        size = 3 << 20
+        peer.send(produce(1, b"\1" * size) + heartbeat(2) + produce(3, b"\2" * size))
+        peer.send(fetch(4, size) + heartbeat(5))
+        topics = (await peer.answer(0, 9))[1].responses
+        assert topics[0].partition_responses[0].base_offset == size
+        assert (await peer.answer(12, 4))[0] == 2
+        topics = (await peer.answer(0, 9))[1].responses
+        assert topics[0].partition_responses[0].base_offset == 2 * size
+        fetched = (await peer.answer(1, 11))[1].responses[0].partitions[0].records
+        assert fetched == bytes(size)
+        assert (await peer.answer(12, 4))[0] == 5
+
+
+async def test_no_answer_to_acks_0_and_the_next_request_is_served() -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(produce(1, b"x", acks=0) + heartbeat(2))
+        assert (await peer.answer(12, 4))[0] == 2
+        assert service.seen == [(1, 1234), (2, "g")]
+
+
+async def test_a_client_that_does_not_read_is_not_served_further() -> None:
+    async with serving(write_high_water_bytes=100_000) as service:
+        peer = await Peer.of(service)
+        count = 30
+        peer.send(b"".join(fetch(n, 1 << 20) for n in range(count)))
+        await wait_until(lambda: len(service.seen) > 1)
+        await asyncio.sleep(0.2)
+        assert len(service.seen) < count
+        for n in range(count):
+            assert (await peer.answer(1, 11))[0] == n
+
+
+# --- failures stay where they are ---
+
+
+async def test_a_domain_error_becomes_the_top_level_code() -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(heartbeat(1, "refused") + heartbeat(2))
+        assert (await peer.answer(12, 4))[1].error_code == 25
+        assert (await peer.answer(12, 4))[1].error_code == 0
+
+
+async def test_a_broken_handler_is_answered_and_the_connection_lives() -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(heartbeat(1, "broken") + heartbeat(2))
+        assert (await peer.answer(12, 4))[1].error_code == -1
+        assert (await peer.answer(12, 4))[1].error_code == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(produce(1, topics=0), id="failure without an error field"),
+        pytest.param(heartbeat(1, "hang up"), id="the handler asks for it"),
+        pytest.param(heartbeat(1, "unwritable"), id="the response cannot be written"),
+        pytest.param(b"\xff\xff\xff\xff", id="negative size"),
+        pytest.param(struct.pack(">i", 2_000_001), id="size over the limit"),
+        pytest.param(struct.pack(">i", 0), id="empty frame"),
+        pytest.param(struct.pack(">ihhih", 10, 12, 5, 1, -1), id="unsupported version"),
+        pytest.param(struct.pack(">ihhih", 10, 0, 2, 1, -1), id="Produce below 3"),
+        pytest.param(struct.pack(">ihhih", 10, 999, 0, 1, -1), id="unknown API"),
+        pytest.param(struct.pack(">ihhih", 10, 3, 1, 1, -1), id="an API nobody handles"),
+        pytest.param(heartbeat(1)[:3] + b"\x12" + heartbeat(1)[4:], id="truncated"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", id="another protocol"),
+    ],
+)
+async def test_what_cannot_be_answered_closes_its_own_connection_only(bad: bytes) -> None:
+    async with serving(max_request_bytes=2_000_000) as service:
+        bystander, culprit = await Peer.of(service), await Peer.of(service)
+        bystander.send(heartbeat(7, "slow"))
+        await wait_until(lambda: service.seen)
+        culprit.send(bad + heartbeat(2))
+        assert await culprit.closed()
+        service.gate.set()
+        assert (await bystander.answer(12, 4))[0] == 7
+        bystander.send(heartbeat(8))
+        assert (await bystander.answer(12, 4))[0] == 8
+        assert len(service.server.connections) == 1
+
+
+async def test_the_frame_limit_on_both_sides() -> None:
+    async with serving(max_request_bytes=len(heartbeat(1)) - 4) as service:
+        peer = await Peer.of(service)
+        peer.send(heartbeat(1))
+        assert (await peer.answer(12, 4))[0] == 1
+        peer.send(heartbeat(2, "gg"))
+        assert await peer.closed()
+
+
+async def test_a_prefix_alone_reserves_no_memory() -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(struct.pack(">i", 100_000_000) + bytes(1000))
+        await wait_until(lambda: service.server.connections)
+        (connection,) = service.server.connections
+        await wait_until(lambda: connection.pending_bytes > 1000)
+        assert connection._frames.capacity <= 64 << 10
+
+
+async def test_the_object_limit_on_both_sides() -> None:
+    def topics(count: int) -> bytes:
+        make = request_factory(ApiKey.PRODUCE, 9)
+        part = make.PartitionProduceData(index=0, records=b"")
+        rest = [make.TopicProduceData(name="t") for _ in range(count - 2)]
+        first = make.TopicProduceData(name="t", partition_data=[part])
+        body = make.message(acks=1, topic_data=[first, *rest])
+        return b"".join(encode_request(ApiKey.PRODUCE, 9, 1, None, body))
+
+    async with serving(max_request_objects=1000) as service:
+        peer = await Peer.of(service)
+        peer.send(topics(1000))
+        assert (await peer.answer(0, 9))[0] == 1
+        peer.send(topics(1001))
+        assert await peer.closed()
+
+
+async def test_a_client_that_leaves_does_not_disturb_its_request() -> None:
+    async with serving() as service:
+        told: list[str] = []
+        peer = await Peer.of(service)
+        peer.send(heartbeat(1, "slow"))
+        await wait_until(lambda: service.seen)
+        (connection,) = service.server.connections
+        connection.on_close(lambda: told.append("kept"))
+        take_back = connection.on_close(lambda: told.append("taken back"))
+        take_back()
+        peer.writer.close()
+        await wait_until(lambda: not service.server.connections)
+        assert told == ["kept"]
+        service.gate.set()
+        await asyncio.sleep(0.01)
+        other = await Peer.of(service)
+        other.send(heartbeat(2))
+        assert (await other.answer(12, 4))[0] == 2
+
+
+# --- limits over time and number ---
+
+
+async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
+    async with serving(max_idle_ms=150) as service:
+        idle, busy = await Peer.of(service), await Peer.of(service)
+        busy.send(heartbeat(1, "slow"))
+        assert await idle.closed()
+        await asyncio.sleep(0.2)
+        service.gate.set()
+        assert (await busy.answer(12, 4))[0] == 1
+
+
+async def test_a_frame_that_stops_half_way_is_given_up() -> None:
+    async with serving(frame_timeout_ms=150) as service:
+        idle, stuck = await Peer.of(service), await Peer.of(service)
+        stuck.send(heartbeat(1)[:20])
+        assert await stuck.closed()
+        idle.send(heartbeat(2))
+        assert (await idle.answer(12, 4))[0] == 2
+
+
+@pytest.mark.parametrize("limit", ["max_connections", "max_connections_per_ip"])
+async def test_connection_limits_on_both_sides(limit: str) -> None:
+    async with serving(**{limit: 2}) as service:
+        peers = [await Peer.of(service) for _ in range(2)]
+        for peer in peers:
+            peer.send(heartbeat(1))
+            await peer.answer(12, 4)
+        assert service.server.refused == 0
+        assert await (await Peer.of(service)).closed()
+        assert service.server.refused == 1
+        peers[0].writer.close()
+        await wait_until(lambda: len(service.server.connections) == 1)
+        again = await Peer.of(service)
+        again.send(heartbeat(2))
+        assert (await again.answer(12, 4))[0] == 2
+
+
+async def test_stop_lets_requests_under_way_finish() -> None:
+    service = Service()
+    await service.server.start("127.0.0.1", 0)
+    peer = await Peer.of(service)
+    peer.send(heartbeat(1, "slow"))
+    await wait_until(lambda: service.seen)
+    stopping = asyncio.create_task(service.server.stop())
+    await asyncio.sleep(0.05)
+    assert not stopping.done()
+    service.gate.set()
+    await stopping
+    assert (await peer.answer(12, 4))[0] == 1
+    assert await peer.closed()
+
+
+async def test_stop_cuts_off_what_does_not_finish() -> None:
+    service = Service(drain_timeout_ms=100)
+    await service.server.start("127.0.0.1", 0)
+    peer = await Peer.of(service)
+    peer.send(heartbeat(1, "slow"))
+    await wait_until(lambda: service.seen)
+    await asyncio.wait_for(service.server.stop(), 5)
+    assert await peer.closed()
+
+
+# --- ApiVersions ---
+
+
+def versions_request(version: int, name: str = "test", software: str = "1.0") -> bytes:
+    body = request_factory(18, min(version, 4)).message(
+        client_software_name=name, client_software_version=software
+    )
+    frame = bytearray(b"".join(encode_request(18, min(version, 4), 5, "c", body)))
+    frame[6:8] = struct.pack(">h", version)
+    return bytes(frame)
+
+
+async def test_api_versions_of_an_unknown_version_is_answered_with_v0() -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(versions_request(99) + versions_request(4))
+        correlation_id, body = await peer.answer(18, 0)
+        assert (correlation_id, body.error_code) == (5, 35)
+        assert [(k.api_key, k.min_version, k.max_version) for k in body.api_keys] == [(18, 0, 4)]
+        assert (await peer.answer(18, 4))[1].error_code == 0
+
+
+@pytest.mark.parametrize("version", range(5))
+async def test_api_versions(version: int) -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(versions_request(version))
+        body = (await peer.answer(18, version))[1]
+        ranges = {k.api_key: (k.min_version, k.max_version) for k in body.api_keys}
+        assert ranges == {0: (0, 13), 1: (4, 18), 12: (0, 4), 18: (0, 4)}
+        if version >= 3:
+            supported = {f.name: (f.min_version, f.max_version) for f in body.supported_features}
+            finalized = {f.name: f.max_version_level for f in body.finalized_features}
+            assert finalized == {"transaction.version": 2, "odd.version": 1}
+            assert supported["odd.version"] == (1, 3)
+            assert ("group.version" in supported) is (version >= 4)
+            assert body.finalized_features_epoch == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "software", "fine"),
+    [
+        ("a", "1", True),
+        ("apache-kafka.java", "4.0.0-rc-1", True),
+        ("", "1", False),
+        ("a", "", False),
+        ("-a", "1", False),
+        ("a", "1.", False),
+        ("a b", "1", False),
+        ("ä", "1", False),
+        ("a\n", "1", False),
+    ],
+)
+async def test_client_software_names(name: str, software: str, fine: bool) -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(versions_request(3, name, software))
+        body = (await peer.answer(18, 3))[1]
+        assert body.error_code == (0 if fine else 42)
+        (connection,) = service.server.connections
+        assert connection.client_software == ((name, software) if fine else None)
+
+
+# --- the registry ---
+
+
+def test_only_apis_with_a_module_are_served() -> None:
+    registry = Registry(modules={18: "api_versions"})
+    assert list(registry.advertised()) == [(18, 0, 4)]
+    assert registry.handler(18).name == "ApiVersions"
+    assert [handler.key for handler in registry.handlers()] == [18]
+    assert ApiKey.API_VERSIONS in Registry().versions
+
+
+def test_unstable_versions_are_served_on_demand_only() -> None:
+    for unstable, highest in ((False, 5), (True, 6)):
+        registry = Registry(modules={22: "init_producer_id"}, unstable_versions=unstable)
+        assert list(registry.advertised()) == [(22, 0, highest)]
+
+
+def test_a_handler_must_name_the_versions_that_are_served() -> None:
+    with pytest.raises(ValueError, match="0-4"):
+        handles(ApiKey.HEARTBEAT, versions=(0, 3), permission="NONE")
+
+
+def test_a_module_must_handle_the_api_it_is_named_after() -> None:
+    with pytest.raises(ValueError, match="ApiVersions"):
+        Registry(modules={12: "api_versions"}).handler(12)
+
+
+async def wait_until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.002)
+
+
+def test_request_ms() -> None:
+    from datetime import timedelta
+
+    for value in (-1, 0, 1, 999, 2**31 - 1, -(2**31)):
+        assert request_ms(timedelta(milliseconds=value)) == value

@@ -1,0 +1,1 @@
+"""Judges of the broker. ``support`` holds what they share."""

@@ -1,0 +1,88 @@
+"""Which broker the scenarios judge, and the fixtures they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.support.cluster import Cluster
+    from tests.support.daemon import Daemon
+    from tests.support.kafka import Kafka
+    from tests.support.targets import Target
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--target",
+        choices=("fencepost", "kafka"),
+        default="fencepost",
+        help="the broker that tests/wire runs against",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # kafka-python loads its schemas in a way that Python 3.11 already calls old.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:(read_text|open_text) is deprecated:DeprecationWarning"
+    )
+
+
+@pytest.fixture(scope="session")
+def fencepost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One daemon for the whole session."""
+    from tests.support.daemon import Daemon
+
+    daemon = Daemon(tmp_path_factory.mktemp("fencepost")).start()
+    yield daemon
+    daemon.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """One Apache Kafka, and one JVM, for the whole session."""
+    from tests.support.kafka import Kafka, OracleMissingError, unavailable
+
+    broker = Kafka(tmp_path_factory.mktemp("kafka"))
+    try:
+        broker.start()
+    except OracleMissingError as missing:
+        unavailable(str(missing))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="session")
+def target(request: pytest.FixtureRequest) -> Target:
+    """The broker that ``--target`` names."""
+    broker: Target = request.getfixturevalue(request.config.getoption("--target"))
+    return broker
+
+
+@pytest.fixture(scope="session")
+def bootstrap(target: Target) -> str:
+    return target.bootstrap
+
+
+@pytest.fixture(scope="session")
+def java_tools() -> Path:
+    """The folder of Apache Kafka's jars, for its command-line tools."""
+    from tests.support.kafka import OracleMissingError, jars, unavailable
+
+    try:
+        return jars()
+    except OracleMissingError as missing:
+        unavailable(str(missing))
+        raise
+
+
+@pytest.fixture
+def cluster(bootstrap: str) -> Iterator[Cluster]:
+    """A raw connection to the target."""
+    from tests.support.cluster import Cluster
+
+    with Cluster(bootstrap) as connected:
+        yield connected

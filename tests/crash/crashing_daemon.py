@@ -1,0 +1,177 @@
+"""The real broker over a file system that kills the process at a chosen durable step.
+
+    python -m tests.crash.crashing_daemon --data-dir DIR --listen HOST:PORT --config KEY=VALUE …
+
+SIGUSR1 begins a count of durable steps and answers with the line ``armed``. CRASH_AT=N in the
+environment is the step that never happens (the first is 1); with CRASH_TORN=1 a write that is the
+N-th step happens by half; with CRASH_ARMED=1 the count begins with the process, so that recovery
+is killed too. SIGUSR2 answers ``steps K``: how many were counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from logcore.fs import FileMap, OsFileSystem, ReadableBuffer
+
+
+class StepCounter:
+    """Counts durable steps and ends the process at one of them."""
+
+    def __init__(self, crash_at: int, *, torn: bool, armed: bool) -> None:
+        self.steps = 0
+        self.armed = armed
+        self._crash_at = crash_at
+        self._torn = torn
+
+    def step(self) -> bool:
+        """Count one step. Returns True if it is the last one and should happen by half."""
+        if not self.armed:
+            return False
+        self.steps += 1
+        if self.steps != self._crash_at:
+            return False
+        if self._torn:
+            return True
+        self.die()
+        return False
+
+    @staticmethod
+    def die() -> None:
+        """Leave as by kill -9: no handler, no flush, no farewell."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CountedMap:
+    """A mapped file; a store into it is as durable against a kill as a write."""
+
+    def __init__(self, mapped: FileMap, counter: StepCounter) -> None:
+        self._mapped = mapped
+        self._counter = counter
+
+    def __getitem__(self, key: slice) -> bytes:
+        return self._mapped[key]
+
+    def __setitem__(self, key: slice, value: bytes) -> None:
+        if self._counter.step():
+            half = len(value) // 2
+            self._mapped[key.start : key.start + half] = bytes(value[:half])
+            self._counter.die()
+        self._mapped[key] = value
+
+    def flush(self) -> None:
+        if self._counter.step():
+            self._counter.die()
+        self._mapped.flush()
+
+    def close(self) -> None:
+        self._mapped.close()
+
+
+class CrashingFileSystem(OsFileSystem):
+    """The operating system's file system, with every durable step counted first."""
+
+    def __init__(self, counter: StepCounter) -> None:
+        self._counter = counter
+
+    def _step(self) -> None:
+        if self._counter.step():
+            self._counter.die()
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        if create:
+            self._step()
+        return super().open(path, create=create)
+
+    def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
+        if self._counter.step():
+            whole = b"".join(buffers)
+            super().write(handle, (whole[: len(whole) // 2],), position)
+            self._counter.die()
+        return super().write(handle, buffers, position)
+
+    def truncate(self, handle: int, size: int) -> None:
+        self._step()
+        super().truncate(handle, size)
+
+    def allocate(self, handle: int, position: int, count: int) -> None:
+        self._step()
+        super().allocate(handle, position, count)
+
+    def sync(self, handle: int) -> None:
+        self._step()
+        super().sync(handle)
+
+    def map(self, handle: int, size: int) -> FileMap:
+        return CountedMap(super().map(handle, size), self._counter)
+
+    def rename(self, source: str, target: str) -> None:
+        self._step()
+        super().rename(source, target)
+
+    def remove(self, path: str) -> None:
+        self._step()
+        super().remove(path)
+
+    def remove_tree(self, path: str) -> None:
+        self._step()
+        super().remove_tree(path)
+
+    def make_directory(self, path: str) -> None:
+        self._step()
+        super().make_directory(path)
+
+    def sync_directory(self, path: str) -> None:
+        self._step()
+        super().sync_directory(path)
+
+
+async def run(options: Any, counter: StepCounter) -> None:
+    """Serve until SIGTERM."""
+    from coordinator import Broker
+
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def arm() -> None:
+        counter.steps, counter.armed = 0, True
+        print("armed", flush=True)
+
+    def report() -> None:
+        print("steps", counter.steps, flush=True)
+
+    loop.add_signal_handler(signal.SIGUSR1, arm)
+    loop.add_signal_handler(signal.SIGUSR2, report)
+    loop.add_signal_handler(signal.SIGTERM, ended.set)
+    broker = Broker(
+        options.data_dir,
+        listen=options.listen,
+        config=dict(pair.split("=", 1) for pair in options.config),
+        fs=CrashingFileSystem(counter),
+    )
+    async with broker:
+        print("listening {}:{}".format(*broker.address), flush=True)
+        await ended.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--listen", default="127.0.0.1:0")
+    parser.add_argument("--config", action="append", default=[])
+    counter = StepCounter(
+        int(os.environ.get("CRASH_AT", "0")),
+        torn=os.environ.get("CRASH_TORN") == "1",
+        armed=os.environ.get("CRASH_ARMED") == "1",
+    )
+    asyncio.run(run(parser.parse_args(), counter))
+
+
+if __name__ == "__main__":
+    main()

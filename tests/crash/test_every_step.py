@@ -1,0 +1,251 @@
+"""One transaction, and the daemon killed at each of its durable steps in turn.
+
+After every kill the daemon is started again on the same directory and the client goes on, in one of
+two ways: *repeating* the request that got no answer, as a client library does, or *anew*, as a
+process does that was itself restarted and asks its committed offset what is left to do. Whatever
+the step was, a read-committed reader must then find every committed value once, no aborted one, and
+no transaction left open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash.stubborn_client import StubbornClient
+from tests.support.cluster import READ_COMMITTED, Cluster
+from tests.support.daemon import Daemon
+from tests.support.raw import ConnectionLostError
+from tests.support.targets import SETTINGS
+from tests.support.waits import until
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+
+TOPIC = "target"
+MOST_STEPS = 200
+"""More than a transaction can have: the loop must end by itself."""
+
+FIRST_STEPS_S = 10.0
+
+
+class CrashingDaemon(Daemon):
+    """The daemon over the file system that kills it."""
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(
+            data_dir, SETTINGS, command=(sys.executable, "-m", "tests.crash.crashing_daemon")
+        )
+
+    def arm(self) -> None:
+        """From now on durable steps are counted."""
+        self._signal(signal.SIGUSR1, r"^armed$")
+
+    def steps(self) -> int:
+        """How many there were since."""
+        return int(self._signal(signal.SIGUSR2, r"^steps (\d+)$"))
+
+    def _signal(self, number: signal.Signals, answer: str) -> str:
+        assert self.child is not None
+        os.kill(self.child.pid, number)
+        match = self.child.wait_for_line(answer, deadline_s=FIRST_STEPS_S)
+        return match.group(match.lastindex or 0)
+
+    @property
+    def is_dead(self) -> bool:
+        assert self.child is not None
+        return self.child.returncode is not None
+
+    @contextlib.contextmanager
+    def started_again_when_dead(self) -> Iterator[list[int]]:
+        """While it lasts, a daemon that dies is started again; yields a list of those starts."""
+        starts: list[int] = []
+        leave = threading.Event()
+
+        def watch() -> None:
+            while not leave.wait(0.005):
+                if self.is_dead:
+                    starts.append(len(starts))
+                    self.start()
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            yield starts
+        finally:
+            leave.set()
+            watcher.join()
+
+
+class Ledger:
+    """What must be found in the end: the values by partition, and the group's offset."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self.offset = -1
+        self.values: tuple[list[bytes], list[bytes]] = ([], [])
+        self.aborted: set[bytes] = set()
+
+    def commit(self, number: int) -> None:
+        for partition, values in enumerate(self.values):
+            values.append(value_of(number, partition))
+        self.offset = number
+
+    def check(self, bootstrap: str, when: str) -> None:
+        """Read everything back. Waits for the stable offset first: what hangs is a failure."""
+        with Cluster(bootstrap) as cluster:
+            for partition, wanted in enumerate(self.values):
+                until(
+                    lambda partition=partition: (
+                        cluster.lso(TOPIC, partition) == cluster.offset(TOPIC, partition)
+                    ),
+                    f"LSO = LEO in partition {partition} {when}",
+                    deadline_s=10,
+                )
+                found = cluster.values(TOPIC, partition=partition, isolation=READ_COMMITTED)
+                assert found == wanted, f"partition {partition} {when}"
+            assert cluster.committed(self.group, TOPIC, stable=True) == self.offset, when
+            until(
+                lambda: {
+                    t["transaction_state"]
+                    for t in cluster.call("list_transactions", 0)["transaction_states"]
+                }
+                <= {"Empty", "CompleteCommit", "CompleteAbort"},
+                f"no transaction in between {when}",
+                deadline_s=10,
+            )
+
+
+def value_of(number: int, partition: int) -> bytes:
+    return b"%d in %d" % (number, partition)
+
+
+def work(client: StubbornClient, number: int, group: str, *, commit: bool) -> None:
+    """The transaction under test."""
+    client.claim()
+    for partition in range(2):
+        client.send(TOPIC, partition, value_of(number, partition))
+    client.send_offset(group, TOPIC, number)
+    client.end(commit=commit)
+
+
+def work_anew(client: StubbornClient, ledger: Ledger, number: int, *, commit: bool) -> bool:
+    """What a restarted process does; returns whether the transaction counts as committed."""
+    client.claim()
+    with Cluster(client.bootstrap) as cluster:
+        done = cluster.committed(ledger.group, TOPIC, stable=True) == number
+    if not done and commit:
+        work(client, number, ledger.group, commit=True)
+    return done or commit
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[CrashingDaemon]:
+    daemon = CrashingDaemon(tmp_path / "data")
+    daemon.start()
+    yield daemon
+    assert daemon.child is not None
+    daemon.child.kill()
+
+
+def first_transaction(daemon: CrashingDaemon, ledger: Ledger, version: int) -> None:
+    """Topics, internal topics and one committed transaction, so that the rest is routine."""
+    with Cluster(daemon.bootstrap) as cluster:
+        cluster.create_topic(TOPIC, 2)
+    client = StubbornClient(daemon.bootstrap, ledger.group, version=version)
+    work(client, 0, ledger.group, commit=True)
+    client.close()
+    ledger.commit(0)
+    ledger.check(daemon.bootstrap, "before any kill")
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["clean", "torn"])
+@pytest.mark.parametrize("version", [1, 2], ids=["tv1", "tv2"])
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_a_client_that_repeats(
+    daemon: CrashingDaemon, commit: bool, version: int, torn: bool
+) -> None:
+    ledger = Ledger("repeats")
+    first_transaction(daemon, ledger, version)
+    for step in range(1, MOST_STEPS):
+        daemon.kill()
+        daemon.start(env={"CRASH_AT": str(step), "CRASH_TORN": str(int(torn))})
+        ledger.check(daemon.bootstrap, f"after the restart before step {step}")
+        daemon.arm()
+        client = StubbornClient(daemon.bootstrap, ledger.group, version=version)
+        with daemon.started_again_when_dead() as starts:
+            work(client, step, ledger.group, commit=commit)
+            client.close()
+        if commit:
+            ledger.commit(step)
+        ledger.check(daemon.bootstrap, f"after a kill at step {step}")
+        if not starts:
+            assert step > 4, "the transaction had hardly any durable step"
+            return
+    pytest.fail("the transaction never ran to its end")
+
+
+@pytest.mark.parametrize("version", [1, 2], ids=["tv1", "tv2"])
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_a_client_that_starts_anew(daemon: CrashingDaemon, commit: bool, version: int) -> None:
+    ledger = Ledger("anew")
+    first_transaction(daemon, ledger, version)
+    for step in range(1, MOST_STEPS):
+        daemon.kill()
+        daemon.start(env={"CRASH_AT": str(step)})
+        daemon.arm()
+        died = False
+        client = StubbornClient(daemon.bootstrap, ledger.group, version=version, mortal=True)
+        try:
+            work(client, step, ledger.group, commit=commit)
+            committed = commit
+        except ConnectionLostError:
+            died = True
+            client.close()
+            until(lambda: daemon.is_dead, "the death")
+            daemon.start()
+            anew = StubbornClient(daemon.bootstrap, ledger.group, version=version)
+            committed = work_anew(anew, ledger, step, commit=commit)
+            anew.close()
+        assert committed == commit, f"step {step}: an abort was a commit"
+        if commit:
+            ledger.commit(step)
+        ledger.check(daemon.bootstrap, f"after a kill at step {step}")
+        if not died:
+            assert step > 4, "the transaction had hardly any durable step"
+            return
+    pytest.fail("the transaction never ran to its end")
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["clean", "torn"])
+def test_recovery_is_killed_too(daemon: CrashingDaemon, torn: bool) -> None:
+    """Die in the middle of a transaction, then at every durable step of coming back."""
+    ledger = Ledger("recovery")
+    first_transaction(daemon, ledger, 2)
+    client = StubbornClient(daemon.bootstrap, ledger.group, version=2)
+    client.claim()
+    client.send(TOPIC, 0, value_of(1, 0))
+    daemon.kill()
+    for step in range(1, MOST_STEPS):
+        settings = {"CRASH_AT": str(step), "CRASH_TORN": str(int(torn)), "CRASH_ARMED": "1"}
+        child = daemon.launch(env=settings)
+        try:
+            daemon.wait_until_listening()
+        except RuntimeError:
+            assert child.returncode == -signal.SIGKILL, child.tail()
+            continue
+        break
+    daemon.kill()
+    daemon.start()
+    client.send(TOPIC, 1, value_of(1, 1))
+    client.send_offset(ledger.group, TOPIC, 1)
+    client.end(commit=True)
+    client.close()
+    ledger.commit(1)
+    ledger.check(daemon.bootstrap, f"after {step} kills in recovery")

@@ -1,0 +1,90 @@
+"""The same requests to Apache Kafka and to Fencepost; the answers must be the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import zip_longest
+
+import pytest
+
+from tests.oracle import traces_data, traces_frames, traces_groups, traces_txn
+from tests.oracle.tracer import Tracer
+from tests.support.cluster import Cluster
+from tests.support.daemon import Daemon
+from tests.support.kafka import Kafka
+
+pytestmark = pytest.mark.oracle
+
+BROKE = "the trace broke"
+
+TRACES: list[Callable[[Tracer], None]] = [
+    *traces_groups.TRACES,
+    *traces_txn.TRACES,
+    *traces_data.TRACES,
+    *traces_frames.TRACES,
+]
+
+
+def run(trace: Callable[[Tracer], None], bootstrap: str) -> list[tuple[str, object]]:
+    tracer = Tracer(bootstrap)
+    try:
+        trace(tracer)
+    except Exception as broke:  # noqa: BLE001 - that one broker alone breaks the trace is a finding
+        tracer.steps.append((BROKE, repr(broke)))
+    finally:
+        tracer.close()
+    return tracer.steps
+
+
+def differences(ours: object, theirs: object, where: str = "") -> list[str]:
+    """The leaves that differ, each on a line."""
+    if ours == theirs:
+        return []
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
+        return [d for k in ours for d in differences(ours[k], theirs[k], f"{where}.{k}")]
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        return [
+            d
+            for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
+            for d in differences(a, b, f"{where}[{i}]")
+        ]
+    return [f"{where or 'answer'}: {_text(ours)} instead of {_text(theirs)}"]
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, default=repr, ensure_ascii=False)[:1500]
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.__name__)
+def test_the_answers_are_the_same(
+    trace: Callable[[Tracer], None], kafka: Kafka, fencepost: Daemon
+) -> None:
+    theirs, ours = run(trace, kafka.bootstrap), run(trace, fencepost.bootstrap)
+    assert theirs[-1][0] != BROKE, f"Apache Kafka itself broke the trace: {theirs[-1]}"
+    found = []
+    for number, pair in enumerate(zip_longest(ours, theirs, fillvalue=("nothing", None))):
+        (our_step, our_answer), (their_step, their_answer) = pair
+        # What was asked may hold ids of the broker, so only the request's name is compared.
+        if our_step.split()[0] != their_step.split()[0]:
+            found.append(f"step {number}: {our_step}, {our_answer} | {their_step}, {their_answer}")
+            break
+        found += [
+            f"step {number}: {their_step}\n      {line}"
+            for line in differences(our_answer, their_answer)
+        ]
+    assert not found, f"{len(found)} differences:\n" + "\n".join(found)
+
+
+def test_the_advertised_versions_are_the_same(kafka: Kafka, fencepost: Daemon) -> None:
+    """What we serve, we serve at Apache Kafka's versions; nothing is served that it does not."""
+
+    def ranges(bootstrap: str) -> dict[int, tuple[int, int]]:
+        with Cluster(bootstrap) as cluster:
+            answer = cluster.call(
+                "api_versions", 4, client_software_name="raw", client_software_version="1"
+            )
+        return {a["api_key"]: (a["min_version"], a["max_version"]) for a in answer["api_keys"]}
+
+    ours, theirs = ranges(fencepost.bootstrap), ranges(kafka.bootstrap)
+    assert {key: ours[key] for key in ours} == {key: theirs.get(key) for key in ours}

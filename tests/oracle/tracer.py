@@ -1,0 +1,165 @@
+"""Runs one request sequence against a broker and writes down the answers, made comparable.
+
+What differs between any two brokers by right (ids made by the server, addresses, instants, wording)
+is replaced by a name that tells the first seen from the second, so that *the same id again* and
+*another id* still differ in the trace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import pkgutil
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import kio.schema
+
+from tests.support.batches import batches
+from tests.support.cluster import Cluster
+from tests.support.raw import Answer, ConnectionLostError, _entity, _hints, errors_in
+
+PASSING = frozenset(
+    {
+        "concurrent_transactions",
+        "coordinator_load_in_progress",
+        "coordinator_not_available",
+        "not_coordinator",
+    }
+)
+"""Asked again until they pass: whether a broker needs a moment is not what is compared."""
+
+WORDING = frozenset({"throttle_time", "error_message"})
+NAMED = {
+    "member_id": "member",
+    "leader": "member",
+    "topic_id": "topic",
+    "producer_id": "producer",
+    "cluster_id": "cluster",
+}
+INSTANTS = frozenset({"log_append_time", "last_timestamp", "transaction_start_time"})
+ADDRESSES = frozenset({"host", "port", "client_host", "finalized_features_epoch"})
+
+Step = tuple[str, Any]
+
+
+@functools.cache
+def _fields_of_any_version(api: str) -> frozenset[str]:
+    package = importlib.import_module(f"kio.schema.{api}")
+    names: set[str] = set()
+    for version in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{kio.schema.__name__}.{api}.{version.name}.request")
+        for value in vars(module).values():
+            if dataclasses.is_dataclass(value):
+                names.update(field.name for field in dataclasses.fields(value))
+    return frozenset(names)
+
+
+def _fitting(api: str, hint: Any, value: Any) -> Any:
+    """Leave out the fields that a version lacks; one that no version has is a TypeError."""
+    arms = [hint, *getattr(hint, "__args__", ())]
+    arms += [inner for arm in arms for inner in getattr(arm, "__args__", ())]
+    entity = next((a for a in arms if dataclasses.is_dataclass(a)), None)
+    if entity is None or value is None:
+        return value
+    if isinstance(value, Mapping):
+        if unknown := value.keys() - _fields_of_any_version(api):
+            raise TypeError(f"{api} has no {sorted(unknown)} in any version")
+        hints = _hints(entity)
+        return {k: _fitting(api, hints[k], v) for k, v in value.items() if k in hints}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_fitting(api, entity, item) for item in value]
+    return value
+
+
+class Tracer:
+    """``t("heartbeat", 4, group_id="g")`` sends, writes down, and returns the answer as it came."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.steps: list[Step] = []
+        self._names: dict[tuple[str, Any], str] = {}
+        self._connection: Cluster | None = None
+
+    @property
+    def cluster(self) -> Cluster:
+        """The connection, opened again if the broker closed it."""
+        if self._connection is None:
+            self._connection = Cluster(self.bootstrap, deadline_s=15)
+        return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def note(self, what: str, value: Any) -> None:
+        """Write down something else, made comparable as well."""
+        self.steps.append((what, self._comparable(None, value)))
+
+    def __call__(self, api: str, version: int, /, **body: Any) -> Answer:
+        """Send one request. An answer of ``{}`` means that the broker closed the connection."""
+        answer = self.quietly(api, version, **body)
+        shown = self._comparable(None, answer) if answer else "connection closed"
+        self.steps.append((f"{api} v{version} {_short(body)}", shown))
+        return answer
+
+    def quietly(self, api: str, version: int, /, **body: Any) -> Answer:
+        """Send without writing it down, fields that the version lacks left out."""
+        fitted = _fitting(api, _entity(api, version, "request"), body)
+        end = time.monotonic() + 5
+        while True:
+            try:
+                answer = self.cluster.call(api, version, **fitted)
+            except ConnectionLostError:
+                self.close()
+                return {}
+            if not PASSING.intersection(errors_in(answer)) or time.monotonic() > end:
+                return answer
+            time.sleep(0.02)
+
+    def bytes(self, what: str, data: bytes) -> bytes | None:
+        """Send bytes as they are on a connection of their own; write down what becomes of it.
+
+        Returns the frame that came back, None if there was none.
+        """
+        answer = None
+        with Cluster(self.bootstrap, deadline_s=3) as alone:
+            try:
+                alone.send_bytes(data)
+                answer = alone.receive_frame()
+                shown = "an answer"
+            except (ConnectionLostError, BrokenPipeError):
+                shown = "connection closed"
+            except TimeoutError:
+                shown = "no answer"
+        self.steps.append((what, shown))
+        return answer
+
+    def _comparable(self, name: str | None, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {k: self._comparable(k, v) for k, v in value.items() if k not in WORDING}
+        if isinstance(value, list | tuple):
+            return [self._comparable(name, item) for item in value]
+        if name in NAMED and value not in (None, "", -1):
+            known = self._names
+            kind = NAMED[name]
+            count = sum(other == kind for other, _ in known) + 1
+            return known.setdefault((kind, value), f"{kind} {count}")
+        if name in INSTANTS:
+            return "an instant" if value is not None and value > 0 else "none"
+        if name in ADDRESSES:
+            return "an address"
+        if name == "records":
+            return [
+                (b.base_offset, b.last_offset, b.attributes, b.producer_epoch, b.values)
+                for b in batches(value or b"")
+            ]
+        return value
+
+
+def _short(body: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{name}={value!r}" for name, value in body.items())
+    return text if len(text) < 160 else text[:157] + "..."

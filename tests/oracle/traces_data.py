@@ -1,0 +1,546 @@
+"""Request sequences at partitions, at topics and at the settings of both."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from typing import Any
+
+from tests.oracle.tracer import Tracer
+from tests.support.batches import CONTROL, NOW_MS, batch, seal
+from tests.support.raw import Answer
+from tests.support.waits import until
+
+UNKNOWN_ID = uuid.UUID(int=4711)
+
+
+def produce(t: Tracer, version: int, topic: str, records: bytes | None, **more: Any) -> Answer:
+    return t(
+        "produce",
+        version,
+        acks=more.pop("acks", -1),
+        timeout=5000,
+        topic_data=[
+            {
+                "name": topic,
+                "topic_id": more.pop("topic_id", None),
+                "partition_data": [{"index": more.pop("partition", 0), "records": records}],
+            }
+        ],
+        **more,
+    )
+
+
+def refused_batches(t: Tracer) -> None:
+    t.cluster.create_topic("refused", configs={"max.message.bytes": "500"})
+    topic_id = t.cluster.topic_id("refused")
+    good = batch([b"good"])
+    torn = bytearray(good)
+    torn[30] ^= 1
+    for version in range(3, 14):
+        name = {"topic_id": topic_id} if version == 13 else {}
+        produce(t, version, "refused", good, **name)
+        produce(t, version, "refused", bytes(torn), **name)
+        produce(t, version, "no-such-topic", good, topic_id=UNKNOWN_ID)
+        produce(t, version, "refused", good, partition=9, **name)
+        produce(t, version, "refused", good, acks=2, **name)
+        produce(t, version, "refused", batch([bytes(1000)]), **name)
+    for version in (3, 8, 9):
+        produce(t, version, "refused", b"")
+        produce(t, version, "refused", good + good)
+        produce(t, version, "refused", good[:-3])
+        produce(t, version, "refused", good[:20])
+        produce(t, version, "refused", seal(b"", count=0))
+        produce(t, version, "refused", seal(good[61:], count=2))
+        produce(t, version, "refused", seal(good[61:], count=1, attributes=CONTROL))
+        produce(t, version, "refused", seal(good[61:], count=1, attributes=7))
+        produce(t, version, "refused", seal(b"junk" * 9, count=1))
+        produce(t, version, "refused", batch([b"from the future"], timestamp_ms=NOW_MS * 2))
+        produce(t, version, "refused", seal(good[61:], count=1, magic=3))
+        produce(t, version, "refused", batch([b"v"], producer_id=5, producer_epoch=-1, sequence=0))
+    produce(t, 9, "__consumer_offsets", good)
+    produce(t, 9, "__transaction_state", good)
+    t.note("written", t.cluster.offset("refused"))
+
+
+def keyless_in_a_compacted_topic(t: Tracer) -> None:
+    t.cluster.create_topic("compacted", configs={"cleanup.policy": "compact"})
+    for version in (3, 8, 9):
+        produce(t, version, "compacted", batch([b"no key"]))
+        produce(t, version, "compacted", batch([b"v"], key=b"k"))
+
+
+def fetch(t: Tracer, version: int, topic: str, offset: int, **more: Any) -> Answer:
+    part = {
+        "partition": more.pop("partition", 0),
+        "fetch_offset": offset,
+        "partition_max_bytes": more.pop("partition_max_bytes", 1 << 20),
+        "current_leader_epoch": more.pop("epoch", -1),
+        "last_fetched_epoch": -1,
+        "log_start_offset": -1,
+    }
+    body: dict[str, Any] = {
+        "replica_id": -1,
+        "max_wait": 0,
+        "min_bytes": 1,
+        "max_bytes": 1 << 20,
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": -1,
+        **more,
+    }
+    body.setdefault(
+        "topics",
+        [{"topic": topic, "topic_id": body.pop("topic_id", None), "partitions": [part]}],
+    )
+    body.pop("topic_id", None)
+    return t("fetch", version, **body)
+
+
+def fetching(t: Tracer) -> None:
+    t.cluster.create_topic("fetched")
+    topic_id = t.cluster.topic_id("fetched")
+    for i in range(4):
+        t.cluster.produce("fetched", [b"%d" % i, b"%d again" % i])
+    for version in range(4, 19):
+        topic = {"topic_id": topic_id} if version >= 13 else {}
+        for offset in (0, 3, 8, 9, -1):
+            fetch(t, version, "fetched", offset, **topic)
+        fetch(t, version, "fetched", 0, isolation_level=1, **topic)
+        fetch(t, version, "fetched", 0, partition=9, **topic)
+        fetch(t, version, "no-such-topic", 0, topic_id=UNKNOWN_ID)
+        fetch(t, version, "fetched", 0, epoch=0, **topic)
+        fetch(t, version, "fetched", 0, epoch=7, **topic)
+        fetch(t, version, "fetched", 0, partition_max_bytes=1, **topic)
+        fetch(t, version, "fetched", 0, max_bytes=1, **topic)
+        fetch(t, version, "fetched", 0, session_id=4711, session_epoch=1, **topic)
+    for version in (7, 12):
+        fetch(t, version, "fetched", 0, topics=[])
+
+
+def listing_offsets(t: Tracer) -> None:
+    t.cluster.create_topic("listed", 2)
+    for i in range(4):
+        t.cluster.produce("listed", batch([b"v"], timestamp_ms=NOW_MS + i))
+    for version in range(1, 12):
+        for isolation in (0, 1):
+            t(
+                "list_offsets",
+                version,
+                replica_id=-1,
+                isolation_level=isolation,
+                topics=[
+                    {
+                        "name": "listed",
+                        "partitions": [
+                            {
+                                "partition_index": 0,
+                                "timestamp": stamp,
+                                "current_leader_epoch": -1,
+                            }
+                        ],
+                    }
+                    for stamp in (-1,)
+                ],
+            )
+        for stamp in (-2, -3, -4, -5, -6, -7, 0, NOW_MS, NOW_MS + 2, NOW_MS + 4):
+            t(
+                "list_offsets",
+                version,
+                replica_id=-1,
+                topics=[
+                    {
+                        "name": "listed",
+                        "partitions": [
+                            {
+                                "partition_index": index,
+                                "timestamp": stamp,
+                                "current_leader_epoch": -1,
+                            }
+                            for index in (0, 1)
+                        ],
+                    }
+                ],
+            )
+        for name, index, epoch in (
+            ("no-such-topic", 0, -1),
+            ("listed", 9, -1),
+            ("listed", 0, 0),
+            ("listed", 0, 7),
+        ):
+            t(
+                "list_offsets",
+                version,
+                replica_id=-1,
+                topics=[
+                    {
+                        "name": name,
+                        "partitions": [
+                            {
+                                "partition_index": index,
+                                "timestamp": -1,
+                                "current_leader_epoch": epoch,
+                            }
+                        ],
+                    }
+                ],
+            )
+    twice = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}
+    t(
+        "list_offsets",
+        5,
+        replica_id=-1,
+        topics=[{"name": "listed", "partitions": [twice, twice]}],
+    )
+    for version in (2, 3, 4):
+        for epoch, asked in ((-1, 0), (-1, 5), (0, 0), (7, 0), (-1, -1)):
+            t(
+                "offset_for_leader_epoch",
+                version,
+                replica_id=-1,
+                topics=[
+                    {
+                        "topic": "listed",
+                        "partitions": [
+                            {"partition": 0, "current_leader_epoch": epoch, "leader_epoch": asked},
+                            {"partition": 9, "current_leader_epoch": -1, "leader_epoch": 0},
+                        ],
+                    }
+                ],
+            )
+
+
+def metadata(t: Tracer) -> None:
+    t.cluster.create_topic("described", 2)
+    topic_id = t.cluster.topic_id("described")
+    for version in range(14):
+        topics = ["described", "no-such-topic", "bad name"] if version < 13 else ["described"]
+        t(
+            "metadata",
+            version,
+            topics=[{"name": n} for n in topics],
+            allow_auto_topic_creation=False,
+        )
+        t("metadata", version, topics=[{"name": "no-such-topic"}])
+        if version >= 1:
+            t("metadata", version, topics=[])
+            everything = t.quietly("metadata", version, topics=None)
+            t.note(
+                f"metadata v{version} of all",
+                [x for x in everything["topics"] if x["name"] in ("described", "__consumer_offsets")]
+                and [x["is_internal"] for x in everything["topics"] if x["name"] == "described"],
+            )
+        if version >= 12:
+            t("metadata", version, topics=[{"name": None, "topic_id": topic_id}])
+            t("metadata", version, topics=[{"name": None, "topic_id": UNKNOWN_ID}])
+        if version >= 8:
+            t(
+                "metadata",
+                version,
+                topics=[{"name": "described"}],
+                include_topic_authorized_operations=True,
+            )
+    for version in range(3):
+        t("describe_cluster", version, endpoint_type=1)
+    t("describe_cluster", 1, endpoint_type=2)
+    t(
+        "describe_topic_partitions",
+        0,
+        topics=[{"name": "described"}, {"name": "no-such-topic"}],
+        response_partition_limit=2000,
+        cursor=None,
+    )
+
+
+def finding_coordinators(t: Tracer) -> None:
+    t.cluster.coordinator("g", 0)
+    t.cluster.coordinator("x", 1)
+    for version in range(7):
+        for kind in (0, 1, 2, 3, -1):
+            if version == 0 and kind:
+                continue
+            for key in ("g", ""):
+                t(
+                    "find_coordinator",
+                    version,
+                    key=key,
+                    key_type=kind,
+                    coordinator_keys=[key, "another"],
+                )
+
+
+def creating_topics(t: Tracer) -> None:
+    for version in range(2, 8):
+        t(
+            "create_topics",
+            version,
+            timeout=5000,
+            validate_only=False,
+            topics=[
+                {"name": f"made-v{version}", "num_partitions": 2, "replication_factor": 1},
+                {"name": "twice", "num_partitions": 1, "replication_factor": 1},
+                {"name": "twice", "num_partitions": 1, "replication_factor": 1},
+                {"name": "bad name", "num_partitions": 1, "replication_factor": 1},
+                {"name": "", "num_partitions": 1, "replication_factor": 1},
+                {"name": "none", "num_partitions": 0, "replication_factor": 1},
+                {"name": "minus", "num_partitions": -2, "replication_factor": 1},
+                {"name": "copies", "num_partitions": 1, "replication_factor": 2},
+                {"name": "nocopies", "num_partitions": 1, "replication_factor": 0},
+                {
+                    "name": "config",
+                    "num_partitions": 1,
+                    "replication_factor": 1,
+                    "configs": [{"name": "retention.ms", "value": "x"}],
+                },
+                {
+                    "name": "nullconfig",
+                    "num_partitions": 1,
+                    "replication_factor": 1,
+                    "configs": [{"name": "retention.ms", "value": None}],
+                },
+                {
+                    "name": "both",
+                    "num_partitions": 1,
+                    "replication_factor": 1,
+                    "assignments": [{"partition_index": 0, "broker_ids": [1]}],
+                },
+                {
+                    "name": "gap",
+                    "num_partitions": -1,
+                    "replication_factor": -1,
+                    "assignments": [{"partition_index": 1, "broker_ids": [1]}],
+                },
+            ],
+        )
+        again = {"name": f"made-v{version}", "num_partitions": 2, "replication_factor": 1}
+        t("create_topics", version, timeout=5000, topics=[again])
+    t(
+        "create_topics",
+        5,
+        timeout=5000,
+        topics=[{"name": "defaults", "num_partitions": -1, "replication_factor": -1}],
+    )
+    t(
+        "create_topics",
+        7,
+        timeout=5000,
+        topics=[{"name": "with.dot", "num_partitions": 1, "replication_factor": 1}],
+    )
+    # Metric names cannot tell a dot from an underscore.
+    t(
+        "create_topics",
+        7,
+        timeout=5000,
+        topics=[{"name": "with_dot", "num_partitions": 1, "replication_factor": 1}],
+    )
+    until(lambda: t.cluster.leaders("made-v2") == 2, "made-v2")
+    for version in range(4):
+        for name, count in (("made-v2", 2), ("made-v2", 1), ("no-such-topic", 3), ("made-v2", 0)):
+            t("create_partitions", version, timeout=5000, topics=[{"name": name, "count": count}])
+        grow = {"name": "made-v2", "count": 3 + version}
+        t("create_partitions", version, timeout=5000, validate_only=True, topics=[grow])
+        t("create_partitions", version, timeout=5000, topics=[grow])
+        until(lambda version=version: t.cluster.leaders("made-v2") == 3 + version, "more")
+        t("create_partitions", version, timeout=5000, topics=[grow, grow])
+    for version in range(1, 6):
+        names = [f"made-v{version + 1}", "no-such-topic"]
+        t("delete_topics", version, timeout=5000, topic_names=names)
+    t(
+        "delete_topics",
+        6,
+        timeout=5000,
+        topics=[
+            {"name": "made-v7", "topic_id": None},
+            {"name": None, "topic_id": UNKNOWN_ID},
+            {"name": "no-such-topic", "topic_id": None},
+        ],
+    )
+
+
+TOPIC, BROKER = 2, 4
+
+
+def settings(t: Tracer) -> None:
+    t.cluster.create_topic("set", configs={"retention.ms": "1000"})
+    keys = [
+        "cleanup.policy",
+        "compression.type",
+        "max.message.bytes",
+        "message.timestamp.type",
+        "min.insync.replicas",
+        "retention.bytes",
+        "retention.ms",
+        "segment.bytes",
+        "segment.ms",
+        "delete.retention.ms",
+        "flush.messages",
+        "index.interval.bytes",
+        "unclean.leader.election.enable",
+    ]
+
+    def shown(version: int, kind: int, name: str, wanted: list[str] | None) -> None:
+        answer = t.quietly(
+            "describe_configs",
+            version,
+            include_synonyms=True,
+            resources=[
+                {"resource_type": kind, "resource_name": name, "configuration_keys": wanted}
+            ],
+        )
+        (result,) = answer["results"]
+        t.note(
+            f"describe_configs v{version} {kind} {name} {wanted and len(wanted)}",
+            [
+                result["error_code"],
+                *sorted(
+                    (
+                        c["name"],
+                        c["value"],
+                        c["read_only"],
+                        c.get("config_source"),
+                        c["is_sensitive"],
+                        tuple((s["name"], s["value"], s["source"]) for s in c["synonyms"]),
+                        c.get("config_type"),
+                    )
+                    for c in result["configs"]
+                ),
+            ],
+        )
+
+    for version in range(1, 5):
+        shown(version, TOPIC, "set", keys)
+        shown(version, TOPIC, "no-such-topic", keys)
+        shown(version, TOPIC, "bad name", keys)
+        shown(version, TOPIC, "set", ["no.such.key"])
+        shown(version, TOPIC, "set", [])
+    shown(4, BROKER, "99", ["log.retention.ms"])
+    shown(4, BROKER, "x", ["log.retention.ms"])
+    shown(4, 99, "set", keys)
+
+    def change(version: int, kind: int, name: str, *configs: tuple[str, int, str | None]) -> None:
+        t(
+            "incremental_alter_configs",
+            version,
+            resources=[
+                {
+                    "resource_type": kind,
+                    "resource_name": name,
+                    "configs": [
+                        {"name": n, "config_operation": operation, "value": value}
+                        for n, operation, value in configs
+                    ],
+                }
+            ],
+        )
+
+    set_, delete, append, subtract = range(4)
+    for version in (0, 1):
+        change(version, TOPIC, "set", ("retention.ms", set_, "2000"))
+        change(version, TOPIC, "set", ("retention.ms", set_, "x"))
+        change(version, TOPIC, "set", ("retention.ms", set_, None))
+        change(version, TOPIC, "set", ("no.such.key", set_, "1"))
+        change(version, TOPIC, "set", ("cleanup.policy", append, "compact"))
+        change(version, TOPIC, "set", ("cleanup.policy", subtract, "compact"))
+        change(version, TOPIC, "set", ("retention.ms", append, "1"))
+        change(version, TOPIC, "set", ("retention.ms", 9, "1"))
+        change(
+            version, TOPIC, "set", ("retention.ms", set_, "1"), ("retention.ms", delete, None)
+        )
+        change(version, TOPIC, "no-such-topic", ("retention.ms", set_, "1"))
+        change(version, 99, "set", ("retention.ms", set_, "1"))
+        change(version, TOPIC, "set", ("retention.ms", delete, None))
+    for version in range(3):
+        for name, key, value in (
+            ("set", "retention.ms", "3000"),
+            ("set", "retention.ms", "x"),
+            ("no-such-topic", "retention.ms", "1"),
+        ):
+            t(
+                "alter_configs",
+                version,
+                resources=[
+                    {
+                        "resource_type": TOPIC,
+                        "resource_name": name,
+                        "configs": [{"name": key, "value": value}],
+                    }
+                ],
+            )
+
+    def is_changed() -> bool:
+        answer = t.cluster.call(
+            "describe_configs",
+            4,
+            resources=[
+                {
+                    "resource_type": TOPIC,
+                    "resource_name": "set",
+                    "configuration_keys": ["retention.ms"],
+                }
+            ],
+        )
+        return bool(answer["results"][0]["configs"][0]["value"] == "3000")
+
+    until(is_changed, "the last change")
+    shown(4, TOPIC, "set", keys)
+
+
+def deleting_records(t: Tracer) -> None:
+    t.cluster.create_topic("trimmed")
+    t.cluster.create_topic("trimmed-compact", configs={"cleanup.policy": "compact"})
+    for i in range(6):
+        t.cluster.produce("trimmed", [b"%d" % i])
+    for version in range(3):
+        for name, index, offset in (
+            ("trimmed", 0, 2 + version),
+            ("trimmed", 0, 1),
+            ("trimmed", 0, 7),
+            ("trimmed", 0, -2),
+            ("trimmed", 9, 0),
+            ("no-such-topic", 0, 0),
+            ("trimmed-compact", 0, 0),
+            ("__consumer_offsets", 0, 0),
+        ):
+            t(
+                "delete_records",
+                version,
+                timeout=5000,
+                topics=[
+                    {
+                        "name": name,
+                        "partitions": [{"partition_index": index, "offset": offset}],
+                    }
+                ],
+            )
+    t(
+        "delete_records",
+        2,
+        timeout=5000,
+        topics=[{"name": "trimmed", "partitions": [{"partition_index": 0, "offset": -1}]}],
+    )
+    fetch(t, 11, "trimmed", 0)
+    fetch(t, 11, "trimmed", 6)
+
+
+def old_message_formats(t: Tracer) -> None:
+    """Formats 0 and 1 are refused from Produce v3 on."""
+    t.cluster.create_topic("old-format")
+    body = struct.pack(">bb", 1, 0) + struct.pack(">q", NOW_MS) + struct.pack(">i", -1)
+    body += struct.pack(">i", 1) + b"v"
+    message = struct.pack(">qiI", 0, 4 + len(body), 0) + body
+    for version in (3, 9):
+        produce(t, version, "old-format", message)
+
+
+TRACES = [
+    refused_batches,
+    keyless_in_a_compacted_topic,
+    fetching,
+    listing_offsets,
+    metadata,
+    finding_coordinators,
+    creating_topics,
+    settings,
+    deleting_records,
+    old_message_formats,
+]

@@ -1,0 +1,519 @@
+"""Request sequences at the transaction coordinator and at the partitions it ends transactions in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.oracle.tracer import Tracer
+from tests.support.batches import batch
+from tests.support.cluster import GROUP, TRANSACTION
+from tests.support.raw import Answer
+from tests.support.waits import until
+
+Identity = tuple[int, int]
+
+
+def init(t: Tracer, name: str | None, version: int = 4, **more: Any) -> Answer:
+    body = {
+        "transactional_id": name,
+        "transaction_timeout": 60_000,
+        "producer_id": -1,
+        "producer_epoch": -1,
+        **more,
+    }
+    return t("init_producer_id", version, **body)
+
+
+def claimed(t: Tracer, name: str) -> Identity:
+    t.cluster.coordinator(name, TRANSACTION)
+    answer = init(t, name)
+    return answer["producer_id"], answer["producer_epoch"]
+
+
+def add(t: Tracer, version: int, name: str, who: Identity, topics: Any) -> Answer:
+    return t(
+        "add_partitions_to_txn",
+        version,
+        v3_and_below_transactional_id=name,
+        v3_and_below_producer_id=who[0],
+        v3_and_below_producer_epoch=who[1],
+        v3_and_below_topics=[{"name": n, "partitions": p} for n, p in topics],
+    )
+
+
+def end(t: Tracer, version: int, name: str, who: Identity, commit: bool) -> Answer:
+    return t(
+        "end_txn",
+        version,
+        transactional_id=name,
+        producer_id=who[0],
+        producer_epoch=who[1],
+        committed=commit,
+    )
+
+
+def produce(
+    t: Tracer,
+    version: int,
+    topic: str,
+    name: str | None,
+    who: Identity,
+    sequence: int,
+    *,
+    transactional: bool = True,
+    partition: int = 0,
+) -> Answer:
+    data = batch(
+        [b"v"],
+        producer_id=who[0],
+        producer_epoch=who[1],
+        sequence=sequence,
+        transactional=transactional,
+    )
+    return t(
+        "produce",
+        version,
+        transactional_id=name,
+        acks=-1,
+        timeout=5000,
+        topic_data=[{"name": topic, "partition_data": [{"index": partition, "records": data}]}],
+    )
+
+
+def settle(t: Tracer, topic: str, partition: int = 0) -> None:
+    """Wait for the markers, then write down how long the log is and what it holds."""
+    until(
+        lambda: t.cluster.lso(topic, partition) == t.cluster.offset(topic, partition),
+        f"the end of every transaction in {topic}",
+    )
+    t.note(
+        f"{topic}-{partition}",
+        [
+            (b.base_offset, b.attributes, b.producer_epoch, b.base_sequence)
+            for b in t.cluster.read(topic, partition=partition, controls=True)
+        ],
+    )
+
+
+def ended(t: Tracer, name: str) -> None:
+    """Wait until no end of ``name``'s transaction is under way."""
+
+    def state() -> bool:
+        listed = t.cluster.call("list_transactions", 0)["transaction_states"]
+        found = [x["transaction_state"] for x in listed if x["transactional_id"] == name]
+        return not any(x.startswith("Prepare") for x in found)
+
+    until(state, f"completion of {name}")
+
+
+def initialising(t: Tracer) -> None:
+    for version in range(6):
+        init(t, None, version)
+        name = f"init-v{version}"
+        t.cluster.coordinator(name, TRANSACTION)
+        init(t, name, version)
+        init(t, name, version)
+        init(t, "", version)
+        for timeout_ms in (0, -1, 900_001, 900_000, 1):
+            init(t, name, version, transaction_timeout=timeout_ms)
+    for version in (3, 4, 5):
+        name = f"init-bump-v{version}"
+        pid, epoch = claimed(t, name)
+        init(t, name, version, producer_id=pid)
+        init(t, name, version, producer_epoch=epoch)
+        init(t, name, version, producer_id=pid, producer_epoch=epoch)
+        # A retry of the bump: the last epoch is given again.
+        init(t, name, version, producer_id=pid, producer_epoch=epoch)
+        init(t, name, version, producer_id=pid, producer_epoch=epoch + 5)
+        init(t, name, version, producer_id=pid + 1000, producer_epoch=epoch)
+        init(t, f"{name}-unknown", version, producer_id=pid, producer_epoch=epoch)
+
+
+def claiming_an_open_transaction(t: Tracer) -> None:
+    t.cluster.create_topic("claimed")
+    for version in (0, 3, 4, 5):
+        name = f"claim-v{version}"
+        who = claimed(t, name)
+        add(t, 3, name, who, [("claimed", [0])])
+        produce(t, 9, "claimed", name, who, 0)
+        init(t, name, version)
+        settle(t, "claimed")
+        for end_version in range(6):
+            end(t, end_version, name, who, True)
+            ended(t, name)
+        produce(t, 9, "claimed", name, who, 1)
+        produce(t, 12, "claimed", name, who, 1)
+        for add_version in range(4):
+            add(t, add_version, name, who, [("claimed", [0])])
+    who = claimed(t, "claim-bump")
+    add(t, 3, "claim-bump", who, [("claimed", [0])])
+    init(t, "claim-bump", 4, producer_id=who[0], producer_epoch=who[1])
+    settle(t, "claimed")
+
+
+def adding_partitions(t: Tracer) -> None:
+    t.cluster.create_topic("added", 2)
+    t.cluster.coordinator("added", GROUP)
+    for version in range(4):
+        name = f"add-v{version}"
+        who = claimed(t, name)
+        pid, epoch = who
+        add(t, version, "", who, [("added", [0])])
+        add(t, version, f"{name}-unknown", who, [("added", [0])])
+        add(t, version, name, (pid + 1000, epoch), [("added", [0])])
+        add(t, version, name, (pid, epoch + 1), [("added", [0])])
+        add(t, version, name, (pid, epoch - 1), [("added", [0])])
+        add(t, version, name, who, [("added", [0, 9]), ("no-such-topic", [0])])
+        add(t, version, name, who, [("__consumer_offsets", [0]), ("added", [0])])
+        add(t, version, name, who, [("__transaction_state", [0])])
+        add(t, version, name, who, [])
+        add(t, version, name, who, [("added", [0, 1])])
+        add(t, version, name, who, [("added", [1])])
+        t("describe_transactions", 0, transactional_ids=[name])
+        end(t, 3, name, who, False)
+        ended(t, name)
+    for version in range(5):
+        name = f"add-offsets-v{version}"
+        pid, epoch = claimed(t, name)
+        for given, group in (
+            ((pid, epoch), ""),
+            ((pid + 1000, epoch), "added"),
+            ((pid, epoch + 1), "added"),
+            ((pid, epoch), "added"),
+            ((pid, epoch), "added"),
+        ):
+            t(
+                "add_offsets_to_txn",
+                version,
+                transactional_id=name,
+                producer_id=given[0],
+                producer_epoch=given[1],
+                group_id=group,
+            )
+        t(
+            "add_offsets_to_txn",
+            version,
+            transactional_id=f"{name}-unknown",
+            producer_id=pid,
+            producer_epoch=epoch,
+            group_id="added",
+        )
+
+
+def adding_as_a_broker_does(t: Tracer) -> None:
+    t.cluster.create_topic("batched", 2)
+    for version in (4, 5):
+        one, two = claimed(t, f"batched-1-v{version}"), claimed(t, f"batched-2-v{version}")
+        for verify in (True, False, True):
+            t(
+                "add_partitions_to_txn",
+                version,
+                transactions=[
+                    {
+                        "transactional_id": name,
+                        "producer_id": who[0],
+                        "producer_epoch": who[1] + extra,
+                        "verify_only": verify,
+                        "topics": [{"name": "batched", "partitions": [0, 1]}],
+                    }
+                    for name, who, extra in (
+                        (f"batched-1-v{version}", one, 0),
+                        (f"batched-2-v{version}", two, 1),
+                        (f"batched-none-v{version}", two, 0),
+                    )
+                ],
+            )
+
+
+def ending_in_every_state(t: Tracer) -> None:
+    """Versions 0–5, commit and abort, in each resting state, then each of them once more."""
+    t.cluster.create_topic("ended", 6)
+    for version in range(6):
+        for first in (True, False):
+            name = f"end-v{version}-{first}"
+            who = claimed(t, name)
+            pid, epoch = who
+            end(t, version, "", who, first)
+            end(t, version, f"{name}-unknown", who, first)
+            end(t, version, name, (pid + 1000, epoch), first)
+            end(t, version, name, (pid, epoch + 1), first)
+            end(t, version, name, (pid, epoch - 1), first)
+            # Empty: nothing was ever added.
+            answer = end(t, version, name, who, first)
+            if version == 5 and answer["error_code"] == "none":
+                who = answer["producer_id"], answer["producer_epoch"]
+            ended(t, name)
+            add(t, 3, name, who, [("ended", [version])])
+            produce(t, 9, "ended", name, who, 0, partition=version)
+            for commit in (first, first, not first):
+                end(t, version, name, who, commit)
+                ended(t, name)
+            settle(t, "ended", version)
+            if version == 5:
+                late = pid, who[1] + 1
+                for commit in (first, not first):
+                    end(t, version, name, late, commit)
+                    ended(t, name)
+                # The old request in the new state.
+                end(t, 4, name, late, first)
+                end(t, 4, name, (pid, who[1] + 2), first)
+            else:
+                end(t, 5, name, who, first)
+                ended(t, name)
+            answer = t.quietly("describe_transactions", 0, transactional_ids=[name])
+            state = answer["transaction_states"][0]
+            t.note(f"state of {name}", [state["transaction_state"], state["producer_epoch"]])
+
+
+def producing_in_transactions(t: Tracer) -> None:
+    t.cluster.create_topic("produced", 2)
+    for version in (3, 7, 9, 10, 11, 12):
+        name = f"produce-v{version}"
+        who = claimed(t, name)
+        pid, epoch = who
+        # Not added: an error before version 12, an implicit add from then on.
+        produce(t, version, "produced", name, who, 0)
+        add(t, 3, name, who, [("produced", [0, 1])])
+        produce(t, version, "produced", name, who, 0, partition=1)
+        produce(t, version, "produced", name, who, 0)
+        produce(t, version, "produced", name, who, 0)
+        produce(t, version, "produced", name, who, 5)
+        produce(t, version, "produced", name, (pid, epoch + 1), 0)
+        produce(t, version, "produced", name, (pid + 1000, epoch), 0)
+        produce(t, version, "produced", name, who, 1, transactional=False)
+        produce(t, version, "produced", None, who, 1)
+        produce(t, version, "produced", f"{name}-unknown", who, 1)
+        end(t, 4, name, who, version % 2 == 1)
+        settle(t, "produced", 0)
+        produce(t, version, "produced", name, who, 2)
+        produce(t, version, "produced", None, who, 2, transactional=False)
+        ended(t, name)
+        answer = t.quietly("describe_transactions", 0, transactional_ids=[name])
+        state = answer["transaction_states"][0]
+        t.note(f"state of {name}", [state["transaction_state"], state["producer_epoch"]])
+        end(t, 4, name, who, True)
+        ended(t, name)
+    settle(t, "produced", 1)
+
+
+def sequences(t: Tracer) -> None:
+    t.cluster.create_topic("sequences", 3)
+    who = t.cluster.init_producer()
+    pid, epoch = who
+    for sequence in (0, 1, 2, 2, 0, 4, 3, 4, 5, 6, 7, 1, 3, 7):
+        produce(t, 9, "sequences", None, (pid, epoch), sequence, transactional=False)
+    for given, sequence in ((epoch + 1, 1), (epoch + 1, 0), (epoch, 8), (epoch + 1, 1)):
+        produce(t, 9, "sequences", None, (pid, given), sequence, transactional=False)
+    produce(t, 9, "sequences", None, (pid + 7777, 3), 42, transactional=False, partition=1)
+    for sequence in (2**31 - 1, 0, 1):
+        produce(
+            t, 9, "sequences", None, (pid + 8888, 0), sequence, transactional=False, partition=2
+        )
+    t("describe_producers", 0, topics=[{"name": "sequences", "partition_indexes": [0, 9]}])
+    t("describe_producers", 0, topics=[{"name": "no-such-topic", "partition_indexes": [0]}])
+
+
+def the_kip_890_producer(t: Tracer) -> None:
+    t.cluster.create_topic("kip890", 2)
+    t.cluster.coordinator("kip890", GROUP)
+    name = "kip890"
+    pid, epoch = claimed(t, name)
+
+    def offsets(version: int, given: int) -> None:
+        t(
+            "txn_offset_commit",
+            version,
+            transactional_id=name,
+            group_id="kip890",
+            producer_id=pid,
+            producer_epoch=given,
+            generation_id=-1,
+            topics=[
+                {
+                    "name": "kip890",
+                    "partitions": [
+                        {
+                            "partition_index": 0,
+                            "committed_offset": 5,
+                            "committed_leader_epoch": -1,
+                            "committed_metadata": "",
+                        }
+                    ],
+                }
+            ],
+        )
+
+    for number in range(3):
+        current = epoch + number
+        produce(t, 12, "kip890", name, (pid, current), 1)
+        produce(t, 12, "kip890", name, (pid, current), 0)
+        offsets(5, current)
+        offsets(5, current + 1)
+        offsets(4, current)
+        offsets(3, current - 1)
+        t(
+            "offset_fetch",
+            7,
+            group_id="kip890",
+            require_stable=True,
+            topics=[{"name": "kip890", "partition_indexes": [0]}],
+        )
+        end(t, 5, name, (pid, current), number != 1)
+        settle(t, "kip890")
+        ended(t, name)
+        end(t, 5, name, (pid, current), number != 1)
+        produce(t, 12, "kip890", name, (pid, current), 1)
+        offsets(5, current)
+    t.note("committed", t.cluster.committed("kip890", "kip890", stable=True))
+
+
+def offsets_in_transactions(t: Tracer) -> None:
+    t.cluster.create_topic("txn-offsets")
+    t.cluster.coordinator("txn-offsets", GROUP)
+    name = "txn-offsets"
+    who = claimed(t, name)
+    mark = {
+        "partition_index": 0,
+        "committed_offset": 5,
+        "committed_leader_epoch": -1,
+        "committed_metadata": "",
+    }
+    base: dict[str, Any] = {
+        "transactional_id": name,
+        "group_id": "txn-offsets",
+        "producer_id": who[0],
+        "producer_epoch": who[1],
+        "generation_id": -1,
+        "topics": [{"name": "txn-offsets", "partitions": [mark]}],
+    }
+    for version in range(5):
+        t("txn_offset_commit", version, **base)
+    t(
+        "add_offsets_to_txn",
+        3,
+        transactional_id=name,
+        producer_id=who[0],
+        producer_epoch=who[1],
+        group_id="txn-offsets",
+    )
+    for version in range(6):
+        t("txn_offset_commit", version, **base)
+        for changed in (
+            {"producer_id": who[0] + 1000},
+            {"producer_epoch": who[1] + 1},
+            {"group_id": ""},
+            {"transactional_id": "txn-offsets-unknown"},
+            {"topics": [{"name": "no-such-topic", "partitions": [mark]}]},
+            {
+                "topics": [
+                    {"name": "txn-offsets", "partitions": [{**mark, "partition_index": 9}]},
+                    {
+                        "name": "txn-offsets",
+                        "partitions": [{**mark, "committed_metadata": "y" * 4097}],
+                    },
+                ]
+            },
+        ):
+            t("txn_offset_commit", version, **{**base, **changed})
+        if version >= 3:
+            t("txn_offset_commit", version, **{**base, "generation_id": 5, "member_id": "m"})
+            t("txn_offset_commit", version, **{**base, "group_instance_id": "i"})
+    end(t, 3, name, who, True)
+    ended(t, name)
+    t.note("committed", t.cluster.committed("txn-offsets", "txn-offsets", stable=True))
+
+
+def markers_by_hand(t: Tracer) -> None:
+    t.cluster.create_topic("marked")
+    name = "marked"
+    who = claimed(t, name)
+    produce(t, 12, "marked", name, who, 0)
+
+    def mark(version: int, given: Identity, coordinator_epoch: int, topic: str, at: int) -> None:
+        t(
+            "write_txn_markers",
+            version,
+            markers=[
+                {
+                    "producer_id": given[0],
+                    "producer_epoch": given[1],
+                    "transaction_result": False,
+                    "topics": [{"name": topic, "partition_indexes": [at]}],
+                    "coordinator_epoch": coordinator_epoch,
+                    "transaction_version": 2,
+                }
+            ],
+        )
+
+    mark(1, who, 0, "no-such-topic", 0)
+    mark(1, who, 0, "marked", 9)
+    mark(1, (who[0], who[1] - 1), 0, "marked", 0)
+    mark(2, who, 0, "marked", 0)
+    mark(1, who, 0, "marked", 0)
+    mark(1, who, 0, "marked", 0)
+    mark(2, who, 0, "marked", 0)
+    mark(1, (who[0] + 4444, 3), 5, "marked", 0)
+    mark(1, (who[0] + 4444, 3), 4, "marked", 0)
+    settle(t, "marked")
+    t("describe_producers", 0, topics=[{"name": "marked", "partition_indexes": [0]}])
+
+
+def showing_transactions(t: Tracer) -> None:
+    t.cluster.create_topic("shown")
+    who = claimed(t, "shown-ongoing")
+    add(t, 3, "shown-ongoing", who, [("shown", [0])])
+    claimed(t, "shown-empty")
+    t(
+        "describe_transactions",
+        0,
+        transactional_ids=["shown-ongoing", "shown-none"],
+    )
+    for version in range(3):
+        for states, producers in (([], []), (["Ongoing"], []), (["Nonsense"], []), ([], [who[0]])):
+            answer = t.quietly(
+                "list_transactions",
+                version,
+                state_filters=states,
+                producer_id_filters=producers,
+                duration_filter=-1,
+            )
+            t.note(
+                f"list_transactions v{version} {states} {bool(producers)}",
+                [
+                    answer["error_code"],
+                    answer["unknown_state_filters"],
+                    *sorted(
+                        (x["transactional_id"], x["transaction_state"])
+                        for x in answer["transaction_states"]
+                        if x["transactional_id"].startswith("shown")
+                    ),
+                ],
+            )
+    for pattern in ("shown-.*", "shown", "(", ""):
+        answer = t.quietly("list_transactions", 2, transactional_id_pattern=pattern)
+        t.note(
+            f"list_transactions of {pattern!r}",
+            [
+                answer["error_code"],
+                *sorted(
+                    x["transactional_id"]
+                    for x in answer["transaction_states"]
+                    if x["transactional_id"].startswith("shown")
+                ),
+            ],
+        )
+
+
+TRACES = [
+    initialising,
+    claiming_an_open_transaction,
+    adding_partitions,
+    adding_as_a_broker_does,
+    ending_in_every_state,
+    producing_in_transactions,
+    sequences,
+    the_kip_890_producer,
+    offsets_in_transactions,
+    markers_by_hand,
+    showing_transactions,
+]

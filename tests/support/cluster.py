@@ -1,0 +1,267 @@
+"""Everyday questions and orders to a broker, on raw requests: no client in the way."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+
+from tests.support.batches import Batch, batch, batches
+from tests.support.raw import Answer, RawClient
+from tests.support.waits import until
+
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+GROUP, TRANSACTION = 0, 1
+LATEST, EARLIEST = -1, -2
+
+
+def unique(stem: str) -> str:
+    """A name that no other test uses."""
+    return f"{stem}-{uuid.uuid4().hex[:10]}"
+
+
+class Cluster(RawClient):
+    """A raw connection with the helpers that scenarios set the scene and look at the end with."""
+
+    def create_topic(
+        self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None
+    ) -> str:
+        """Create a topic and wait until every partition has a leader."""
+        answer = self.call(
+            "create_topics",
+            5,
+            timeout=10_000,
+            topics=[
+                {
+                    "name": name,
+                    "num_partitions": partitions,
+                    "replication_factor": 1,
+                    "configs": [{"name": k, "value": v} for k, v in (configs or {}).items()],
+                }
+            ],
+        )
+        assert answer["topics"][0]["error_code"] == "none", answer
+        until(lambda: self.leaders(name) == partitions, f"leaders of {name}")
+        return name
+
+    def leaders(self, topic: str) -> int:
+        """How many partitions of ``topic`` can be used.
+
+        Apache Kafka's metadata names a leader a moment before that leader knows of its office, so
+        the leaders are asked as well.
+        """
+        answer = self.call("metadata", 8, topics=[{"name": topic}])
+        led = [
+            part["partition_index"]
+            for part in answer["topics"][0]["partitions"]
+            if part["error_code"] == "none" and part["leader_id"] >= 0
+        ]
+        if not led:
+            return 0
+        asked = [
+            {"partition_index": index, "timestamp": LATEST, "current_leader_epoch": -1}
+            for index in led
+        ]
+        found = self.call(
+            "list_offsets", 5, replica_id=-1, topics=[{"name": topic, "partitions": asked}]
+        )
+        return sum(part["error_code"] == "none" for part in found["topics"][0]["partitions"])
+
+    def topic_id(self, topic: str) -> uuid.UUID:
+        """The id of a topic, as fetch v13 and produce v13 want it."""
+        answer = self.call("metadata", 12, topics=[{"name": topic}])
+        return uuid.UUID(answer["topics"][0]["topic_id"])
+
+    def coordinator(self, key: str, kind: int) -> None:
+        """Wait until the coordinator of ``key`` serves; internal topics are made on first use."""
+
+        def probe() -> bool:
+            answer = self.call("find_coordinator", 2, key=key, key_type=kind)
+            if answer["error_code"] != "none":
+                return False
+            if kind == TRANSACTION:
+                listed = self.call("list_transactions", 0)
+                return bool(listed["error_code"] == "none")
+            beat = self.call("offset_fetch", 5, group_id=key, topics=[])
+            return bool(beat["error_code"] == "none")
+
+        until(probe, f"coordinator of {key}")
+
+    def init_producer(
+        self,
+        transactional_id: str | None = None,
+        *,
+        timeout_ms: int = 60_000,
+        producer: tuple[int, int] = (-1, -1),
+        version: int = 4,
+    ) -> tuple[int, int]:
+        """InitProducerId until it is not refused for a passing reason; (id, epoch)."""
+        if transactional_id is not None:
+            self.coordinator(transactional_id, TRANSACTION)
+
+        def probe() -> Answer | None:
+            answer = self.call(
+                "init_producer_id",
+                version,
+                transactional_id=transactional_id,
+                transaction_timeout=timeout_ms,
+                producer_id=producer[0],
+                producer_epoch=producer[1],
+            )
+            passing = {"concurrent_transactions", "coordinator_load_in_progress", "not_coordinator"}
+            return None if answer["error_code"] in passing else answer
+
+        answer = until(probe, f"producer id for {transactional_id}")
+        assert answer["error_code"] == "none", answer
+        return answer["producer_id"], answer["producer_epoch"]
+
+    def produce(
+        self,
+        topic: str,
+        records: bytes | Sequence[bytes | None],
+        *,
+        partition: int = 0,
+        version: int = 9,
+        transactional_id: str | None = None,
+        acks: int = -1,
+    ) -> Answer:
+        """Produce a batch (or plain values) and return the partition's part of the answer."""
+        data = records if isinstance(records, bytes) else batch(records)
+        answer = self.call(
+            "produce",
+            version,
+            transactional_id=transactional_id,
+            acks=acks,
+            timeout=10_000,
+            topic_data=[{"name": topic, "partition_data": [{"index": partition, "records": data}]}],
+        )
+        part: Answer = answer["responses"][0]["partition_responses"][0]
+        return part
+
+    def fetch(
+        self,
+        topic: str,
+        *,
+        partition: int = 0,
+        offset: int = 0,
+        isolation: int = READ_UNCOMMITTED,
+        max_wait_ms: int = 0,
+        max_bytes: int = 50_000_000,
+        version: int = 11,
+    ) -> Answer:
+        """Fetch once and return the partition's part of the answer."""
+        answer = self.call(
+            "fetch",
+            version,
+            replica_id=-1,
+            max_wait=max_wait_ms,
+            min_bytes=1,
+            max_bytes=max_bytes,
+            isolation_level=isolation,
+            session_epoch=-1,
+            topics=[
+                {
+                    "topic": topic,
+                    "partitions": [
+                        {
+                            "partition": partition,
+                            "fetch_offset": offset,
+                            "partition_max_bytes": max_bytes,
+                            "current_leader_epoch": -1,
+                        }
+                    ],
+                }
+            ],
+        )
+        assert answer["error_code"] == "none", answer
+        part: Answer = answer["responses"][0]["partitions"][0]
+        return part
+
+    def read(
+        self,
+        topic: str,
+        *,
+        partition: int = 0,
+        isolation: int = READ_UNCOMMITTED,
+        controls: bool = False,
+    ) -> list[Batch]:
+        """All batches from the log start to the end that ``isolation`` shows, aborted left out.
+
+        Control batches are left out too, unless ``controls`` asks for them.
+
+        The rule for aborted ones is the consumer's: a producer's batches are skipped from the
+        first offset of an aborted transaction on, until its next control batch.
+        """
+        offset = self.offset(topic, partition, EARLIEST)
+        end = self.offset(topic, partition, LATEST, isolation=isolation)
+        found: list[Batch] = []
+        while offset < end:
+            part = self.fetch(topic, partition=partition, offset=offset, isolation=isolation)
+            assert part["error_code"] == "none", part
+            aborted = sorted(
+                (a["first_offset"], a["producer_id"]) for a in part["aborted_transactions"] or ()
+            )
+            skipping: set[int] = set()
+            got = batches(part["records"] or b"")
+            assert got, f"nothing at {offset} of {end} in {topic}-{partition}"
+            for one in got:
+                while aborted and aborted[0][0] <= one.last_offset:
+                    skipping.add(aborted.pop(0)[1])
+                if one.is_control:
+                    skipping.discard(one.producer_id)
+                    found += [one] if controls else []
+                elif not (one.is_transactional and one.producer_id in skipping):
+                    found.append(one)
+                offset = one.last_offset + 1
+        return found
+
+    def values(
+        self, topic: str, *, partition: int = 0, isolation: int = READ_UNCOMMITTED
+    ) -> list[bytes | None]:
+        """The values of :meth:`read`."""
+        read = self.read(topic, partition=partition, isolation=isolation)
+        return [value for one in read for value in one.values]
+
+    def offset(
+        self, topic: str, partition: int = 0, at: int = LATEST, *, isolation: int = READ_UNCOMMITTED
+    ) -> int:
+        """ListOffsets of one partition; LATEST under READ_COMMITTED is the LSO."""
+        answer = self.call(
+            "list_offsets",
+            5,
+            replica_id=-1,
+            isolation_level=isolation,
+            topics=[
+                {
+                    "name": topic,
+                    "partitions": [
+                        {"partition_index": partition, "timestamp": at, "current_leader_epoch": -1}
+                    ],
+                }
+            ],
+        )
+        part = answer["topics"][0]["partitions"][0]
+        assert part["error_code"] == "none", part
+        return int(part["offset"])
+
+    def lso(self, topic: str, partition: int = 0) -> int:
+        """The last stable offset."""
+        return self.offset(topic, partition, isolation=READ_COMMITTED)
+
+    def committed(self, group: str, topic: str, partition: int = 0, *, stable: bool = False) -> int:
+        """The committed offset of a group, -1 if none; with ``stable`` waits for open ones."""
+
+        def probe() -> Answer | None:
+            answer = self.call(
+                "offset_fetch",
+                7,
+                group_id=group,
+                require_stable=stable,
+                topics=[{"name": topic, "partition_indexes": [partition]}],
+            )
+            assert answer["error_code"] == "none", answer
+            part: Answer = answer["topics"][0]["partitions"][0]
+            return None if part["error_code"] == "unstable_offset_commit" else part
+
+        part = until(probe, f"stable offset of {group}")
+        assert part["error_code"] == "none", part
+        return int(part["committed_offset"])

@@ -1,0 +1,69 @@
+"""Starts the real daemon, as a user does: ``fencepost serve`` in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.support.processes import Child
+from tests.support.targets import SETTINGS
+
+START_S = 20.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Daemon:
+    """One ``fencepost serve``. Its port stays the same over restarts, so that clients come back."""
+
+    name = "fencepost"
+
+    def __init__(
+        self,
+        data_dir: Path,
+        settings: Mapping[str, str] = SETTINGS,
+        *,
+        command: Sequence[str] = (sys.executable, "-m", "coordinator.cli", "serve"),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.data_dir = data_dir
+        self.settings = dict(settings)
+        self.bootstrap = ""
+        self.child: Child | None = None
+        self._command = list(command)
+        self._env = dict(env or {})
+
+    def start(self, *, env: Mapping[str, str] | None = None) -> Daemon:
+        """Start and wait for the line ``listening HOST:PORT``. ``env`` is for this start only."""
+        self.launch(env=env)
+        return self.wait_until_listening()
+
+    def launch(self, *, env: Mapping[str, str] | None = None) -> Child:
+        """Start without waiting; a test that expects an early death looks after the child."""
+        pairs = [item for pair in self.settings.items() for item in ("--config", "=".join(pair))]
+        listen = self.bootstrap or "127.0.0.1:0"
+        self.child = Child(
+            [*self._command, "--data-dir", str(self.data_dir), "--listen", listen, *pairs],
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **self._env, **(env or {})},
+            cwd=ROOT,
+        )
+        return self.child
+
+    def wait_until_listening(self) -> Daemon:
+        assert self.child is not None
+        match = self.child.wait_for_line(r"^listening (\S+:\d+)$", deadline_s=START_S)
+        self.bootstrap = match.group(1)
+        return self
+
+    def kill(self) -> None:
+        """Kill -9."""
+        assert self.child is not None
+        self.child.kill()
+
+    def stop(self) -> None:
+        """SIGTERM; the daemon must end by itself and with status 0."""
+        assert self.child is not None
+        status = self.child.terminate()
+        if status != 0:
+            raise RuntimeError(f"exit status {status}:\n{self.child.tail()}")

@@ -1,0 +1,188 @@
+"""Apache Kafka from Maven Central's jars: a single KRaft node on loopback, and its tools."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import Child
+from tests.support.targets import SETTINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+POM = ROOT / "tests" / "oracle" / "pom.xml"
+CACHE = ROOT / ".cache" / "oracle"
+START_S = 60.0
+
+# The judge shares the machine with what it judges: small heap, one collector thread, quick warm-up.
+JAVA_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+
+LOG4J = """\
+<?xml version="1.0" encoding="UTF-8"?>
+<Configuration status="error">
+  <Appenders>
+    <Console name="out"><PatternLayout pattern="%d{HH:mm:ss.SSS} %p %c{1} %m%n"/></Console>
+  </Appenders>
+  <Loggers>
+    <Logger name="kafka.server.KafkaRaftServer" level="info"/>
+    <Root level="warn"><AppenderRef ref="out"/></Root>
+  </Loggers>
+</Configuration>
+"""
+
+
+class OracleMissingError(Exception):
+    """Something that the judge needs is not on this machine."""
+
+
+def unavailable(missing: str) -> None:
+    """Skip for the named reason; with REQUIRE_ORACLE=1 a missing judge is a failure."""
+    reason = f"Apache Kafka cannot judge here: {missing}"
+    if os.environ.get("REQUIRE_ORACLE") == "1":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def jars() -> Path:
+    """The folder of the jars, resolved on first use. OracleMissingError says what is missing."""
+    for tool in ("java", "mvn"):
+        if shutil.which(tool) is None:
+            raise OracleMissingError(f"`{tool}` is not on the PATH")
+    # The pom decides what is in the folder, so its content names the folder's state.
+    libs, stamp = CACHE / "libs", CACHE / "resolved.pom.xml"
+    if stamp.exists() and stamp.read_bytes() == POM.read_bytes() and any(libs.glob("kafka_*.jar")):
+        return libs
+    CACHE.mkdir(parents=True, exist_ok=True)
+    resolved = subprocess.run(
+        [
+            "mvn",
+            "-q",
+            "-B",
+            "-f",
+            str(POM),
+            "dependency:copy-dependencies",
+            f"-DoutputDirectory={libs}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if resolved.returncode != 0:
+        raise OracleMissingError(f"mvn could not resolve the jars: {resolved.stdout[-800:]}")
+    stamp.write_bytes(POM.read_bytes())
+    return libs
+
+
+def java_command(main: str, *arguments: str) -> list[str]:
+    """The command line of a Java tool on the judge's class path."""
+    libs = jars()
+    log4j = CACHE / "log4j2.xml"
+    if not log4j.exists() or log4j.read_text() != LOG4J:
+        log4j.write_text(LOG4J)
+    return [
+        "java",
+        *JAVA_OPTIONS,
+        f"-Dlog4j2.configurationFile={log4j}",
+        "-cp",
+        f"{libs}/*",
+        main,
+        *arguments,
+    ]
+
+
+def run_tool(main: str, *arguments: str, deadline_s: float = 90) -> str:
+    """Run a tool to its end and return all it said. A non-zero exit is an AssertionError."""
+    done = subprocess.run(
+        java_command(main, *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=deadline_s,
+        check=False,
+    )
+    assert done.returncode == 0, f"{main} {arguments} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def _free_ports(count: int) -> list[int]:
+    # All are held until all are known, or the same port could be handed out twice.
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in held]
+    for server in held:
+        server.close()
+    return ports
+
+
+class Kafka:
+    """One Apache Kafka, broker and controller in one process."""
+
+    name = "kafka"
+
+    def __init__(self, directory: Path, settings: Mapping[str, str] = SETTINGS) -> None:
+        self.data_dir = directory / "data"
+        self.bootstrap = ""
+        self.child: Child | None = None
+        self._directory = directory
+        self._settings = dict(settings)
+
+    def start(self) -> Kafka:
+        """Format the storage, start, wait until it serves."""
+        port, controller = _free_ports(2)
+        properties = self._directory / "server.properties"
+        properties.write_text(
+            "".join(f"{key}={value}\n" for key, value in self._properties(port, controller).items())
+        )
+        if not (self.data_dir / "meta.properties").exists():
+            run_tool(
+                "kafka.tools.StorageTool",
+                "format",
+                "-t",
+                "AAAAAAAAQACAAAAAAAAAAQ",
+                "-c",
+                str(properties),
+            )
+        self.child = Child(java_command("kafka.Kafka", str(properties)))
+        self.child.wait_for_line(r"Kafka Server started", deadline_s=START_S)
+        self.bootstrap = f"127.0.0.1:{port}"
+        return self
+
+    def _properties(self, port: int, controller: int) -> dict[str, str]:
+        one = dict.fromkeys(
+            (
+                "offsets.topic.replication.factor",
+                "transaction.state.log.replication.factor",
+                "transaction.state.log.min.isr",
+                "share.coordinator.state.topic.replication.factor",
+                "share.coordinator.state.topic.min.isr",
+                "share.coordinator.state.topic.num.partitions",
+            ),
+            "1",
+        )
+        return {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": str(self.data_dir),
+            "log.cleaner.dedupe.buffer.size": "4194304",
+            "log.cleaner.threads": "1",
+            "num.io.threads": "4",
+            "num.network.threads": "2",
+            **one,
+            **self._settings,
+        }
+
+    def stop(self) -> None:
+        """End it; a judge has no data worth a slow farewell."""
+        assert self.child is not None
+        self.child.kill()

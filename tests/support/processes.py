@@ -1,0 +1,100 @@
+"""Child processes whose output is read by a thread, so that no pipe ever fills up."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+class Child:
+    """One child process. Standard output and error are kept, line by line, in ``lines``."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        self.command = list(command)
+        self.lines: list[str] = []
+        self._grown = threading.Condition()
+        self._process = subprocess.Popen(
+            self.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            env=None if env is None else dict(env),
+            cwd=cwd,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._grown:
+                self.lines.append(line.rstrip("\n"))
+                self._grown.notify_all()
+        self._process.wait()
+        with self._grown:
+            self._grown.notify_all()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs, the negative signal number if one ended it."""
+        return self._process.poll()
+
+    def wait_for_line(self, pattern: str, *, deadline_s: float) -> re.Match[str]:
+        """Return the match of the first line, past or to come, in which ``pattern`` is found."""
+        end = time.monotonic() + deadline_s
+        seen = 0
+        with self._grown:
+            while True:
+                for line in self.lines[seen:]:
+                    if match := re.search(pattern, line):
+                        return match
+                seen = len(self.lines)
+                if not self._reader.is_alive():
+                    raise RuntimeError(f"{self.command} ended ({self.returncode}):\n{self.tail()}")
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"no {pattern!r} within {deadline_s} s:\n{self.tail()}")
+                self._grown.wait(min(left, 0.1))
+
+    def tail(self, lines: int = 60) -> str:
+        """The end of its output."""
+        return "\n".join(self.lines[-lines:])
+
+    def kill(self) -> None:
+        """Kill -9 and wait until it is gone."""
+        if self.returncode is None:
+            self._process.kill()
+        self.wait(10)
+
+    def terminate(self, *, deadline_s: float = 15) -> int:
+        """SIGTERM, then wait; a process that does not end in time is killed, and TimeoutError."""
+        if self.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            return self.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise TimeoutError(f"SIGTERM did not end {self.command}:\n{self.tail()}") from None
+
+    def wait(self, deadline_s: float) -> int:
+        """Wait for its end, and for the last of its output; returns the exit status."""
+        status = self._process.wait(deadline_s)
+        self._reader.join(deadline_s)
+        return status

@@ -1,0 +1,223 @@
+"""Requests as plain data, sent over a plain socket: no retries, no caches, nothing hidden.
+
+``RawClient.call("join_group", 5, group_id="g", …)`` fills what is not named with the schema's
+default, or with the zero of its type, and returns the response as dictionaries, lists and numbers:
+errors by name (``"unknown_member_id"``), durations and instants in milliseconds, ids as text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import importlib
+import io
+import itertools
+import socket
+import struct
+import types
+import typing
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+from kio.schema.index import api_key_map
+from kio.serial import entity_reader, entity_writer
+
+API_KEYS = {name: key for key, name in api_key_map.items()}
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+Answer = dict[str, Any]
+
+
+class ConnectionLostError(Exception):
+    """The broker closed the connection instead of answering."""
+
+
+@functools.cache
+def _entity(api: str, version: int, kind: str) -> type:
+    module = importlib.import_module(f"kio.schema.{api}.v{version}.{kind}")
+    wanted = f"{api.replace('_', '')}{kind}".lower()
+    return next(value for name, value in vars(module).items() if name.lower() == wanted)
+
+
+@functools.cache
+def _hints(entity: type) -> dict[str, Any]:
+    return typing.get_type_hints(entity)
+
+
+def _is_nested(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) and isinstance(hint, type)
+
+
+def _zero(hint: Any) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (types.UnionType, typing.Union):
+        return None
+    if origin is tuple:
+        return ()
+    if _is_nested(hint):
+        return build(hint, {})
+    if issubclass(hint, datetime.timedelta):
+        return datetime.timedelta(0)
+    for kind in (str, bytes, bool, int):
+        if issubclass(hint, kind):
+            return kind()
+    if issubclass(hint, uuid.UUID):
+        return uuid.UUID(int=0)
+    raise TypeError(f"no zero for {hint}")
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    origin = typing.get_origin(hint)
+    if origin in (types.UnionType, typing.Union):
+        return _value(
+            next(arm for arm in typing.get_args(hint) if arm is not types.NoneType), value
+        )
+    if origin is tuple:
+        return tuple(_value(typing.get_args(hint)[0], item) for item in value)
+    if _is_nested(hint):
+        return build(hint, value)
+    if isinstance(hint, type) and issubclass(hint, datetime.timedelta):
+        return datetime.timedelta(milliseconds=value)
+    return value
+
+
+def build(entity: type, values: Mapping[str, Any]) -> Any:
+    """Build a schema entity from plain data. A field that it lacks is a TypeError."""
+    hints = _hints(entity)
+    known = {field.name: field for field in dataclasses.fields(entity)}
+    if unknown := values.keys() - known.keys():
+        raise TypeError(f"{entity.__module__}.{entity.__name__} has no {sorted(unknown)}")
+    filled = {}
+    for name, field in known.items():
+        if name in values:
+            filled[name] = _value(hints[name], values[name])
+        elif field.default is dataclasses.MISSING:
+            filled[name] = _zero(hints[name])
+    return entity(**filled)
+
+
+def plain(value: Any) -> Any:
+    """Turn a decoded entity into plain data."""
+    if isinstance(value, ErrorCode):
+        return value.name
+    if dataclasses.is_dataclass(value):
+        return {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, datetime.timedelta):
+        return round(value / datetime.timedelta(milliseconds=1))
+    if isinstance(value, datetime.datetime):
+        return round((value - EPOCH) / datetime.timedelta(milliseconds=1))
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    return value
+
+
+def encode(
+    api: str, version: int, correlation_id: int, client_id: str, body: Mapping[str, Any]
+) -> bytes:
+    """One request with its header, without the length in front."""
+    entity = build(_entity(api, version, "request"), body)
+    header = build(
+        type(entity).__header_schema__,
+        {
+            "request_api_key": API_KEYS[api],
+            "request_api_version": version,
+            "correlation_id": correlation_id,
+            "client_id": client_id,
+        },
+    )
+    out = io.BytesIO()
+    entity_writer(type(header))(out, header)
+    entity_writer(type(entity))(out, entity)
+    return out.getvalue()
+
+
+def decode(api: str, version: int, frame: bytes) -> tuple[int, Answer]:
+    """(correlation id, response) of one frame; every byte of it must be used."""
+    entity = _entity(api, version, "response")
+    header, used = entity_reader(entity.__header_schema__)(frame, 0)
+    body, size = entity_reader(entity)(frame, used)
+    assert used + size == len(frame), (
+        f"{api} v{version}: {len(frame) - used - size} bytes left over"
+    )
+    return header.correlation_id, plain(body)
+
+
+class RawClient:
+    """One connection."""
+
+    def __init__(self, bootstrap: str, *, client_id: str = "raw", deadline_s: float = 20) -> None:
+        host, port = bootstrap.rsplit(":", 1)
+        self.client_id = client_id
+        self._correlation = itertools.count(1)
+        self._waiting: list[tuple[str, int, int]] = []
+        self._socket = socket.create_connection((host, int(port)), deadline_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send as it is; for malformed requests."""
+        self._socket.sendall(data)
+
+    def send(self, api: str, version: int, **body: Any) -> None:
+        """Send without waiting; the answer is fetched with :meth:`receive`."""
+        correlation_id = next(self._correlation)
+        frame = encode(api, version, correlation_id, self.client_id, body)
+        self.send_bytes(struct.pack(">i", len(frame)) + frame)
+        self._waiting.append((api, version, correlation_id))
+
+    def receive(self) -> Answer:
+        """The answer to the oldest request that waits for one."""
+        frame = self.receive_frame()
+        api, version, correlation_id = self._waiting.pop(0)
+        echoed, answer = decode(api, version, frame)
+        assert echoed == correlation_id, f"{api}: correlation {echoed}, not {correlation_id}"
+        return answer
+
+    def call(self, api: str, version: int, **body: Any) -> Answer:
+        """Send and wait. ConnectionLostError when the broker closes the connection instead."""
+        self.send(api, version, **body)
+        return self.receive()
+
+    def receive_frame(self) -> bytes:
+        """One whole frame, without its length."""
+        (size,) = struct.unpack(">i", self._exactly(4))
+        return self._exactly(size)
+
+    def _exactly(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            try:
+                part = self._socket.recv(min(size, 1 << 20))
+            except ConnectionResetError:
+                part = b""
+            if not part:
+                raise ConnectionLostError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+
+def errors_in(answer: Any) -> list[str]:
+    """Every error name in an answer, in order, ``none`` included."""
+    if isinstance(answer, Mapping):
+        own = [value for name, value in answer.items() if name == "error_code"]
+        return own + [error for value in answer.values() for error in errors_in(value)]
+    if isinstance(answer, Sequence) and not isinstance(answer, str | bytes):
+        return [error for item in answer for error in errors_in(item)]
+    return []

@@ -1,0 +1,55 @@
+"""Waiting for states, each with a deadline. Nothing in the tests sleeps for a fixed time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+POLL_S = 0.01
+"""Pause between two looks at a state that cannot tell of its change."""
+
+DEADLINE_S = 30.0
+"""Default patience; generous, because it is only ever spent by a failing test."""
+
+
+def until(
+    probe: Callable[[], T | None],
+    what: str,
+    *,
+    deadline_s: float = DEADLINE_S,
+    poll_s: float = POLL_S,
+) -> T:
+    """Call ``probe`` until it returns something true and return that.
+
+    Raises TimeoutError naming ``what`` and the last value seen.
+    """
+    end = time.monotonic() + deadline_s
+    while True:
+        seen = probe()
+        if seen:
+            return seen
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what}: not within {deadline_s} s; last seen: {seen!r}")
+        time.sleep(poll_s)
+
+
+async def until_async(
+    probe: Callable[[], Awaitable[T | None]],
+    what: str,
+    *,
+    deadline_s: float = DEADLINE_S,
+    poll_s: float = POLL_S,
+) -> T:
+    """Do as :func:`until` does, for a coroutine function."""
+    end = time.monotonic() + deadline_s
+    while True:
+        seen = await probe()
+        if seen:
+            return seen
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what}: not within {deadline_s} s; last seen: {seen!r}")
+        await asyncio.sleep(poll_s)

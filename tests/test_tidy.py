@@ -1,0 +1,259 @@
+"""Rules about the code's shape that no linter knows. Every rule is first shown to bite."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+from kio.schema.index import api_key_map
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("coordinator", "groups", "logcore", "pipelines", "txn")
+SHIPPED = (*PACKAGES, "bench", "examples")
+EVERYTHING = (*SHIPPED, "tests")
+
+FUNCTION_LINES, MODULE_LINES, LINE_LENGTH = 70, 600, 100
+
+ALLOWED_IMPORTS = {
+    "coordinator/wire": ("coordinator.wire",),
+    "coordinator": ("coordinator", "groups", "txn", "logcore"),
+    "groups": ("groups", "logcore.machine", "logcore.errors"),
+    "txn": ("txn", "logcore.machine", "logcore.errors"),
+    "logcore": ("logcore",),
+    "pipelines": ("pipelines", "coordinator.wire"),
+}
+"""What of our own code each folder may import; the longest matching folder decides."""
+
+IMPURE = frozenset(
+    "asyncio datetime logging os random secrets socket structlog threading time uuid".split()
+)
+"""A state machine has no clock, no randomness and no I/O: it is told."""
+
+DOORS = {
+    "logcore/fs.py": frozenset({"os", "shutil", "mmap", "fcntl"}),
+    "logcore/clock.py": frozenset({"time"}),
+}
+"""The log's only ways to the operating system, so that a simulator can stand behind them."""
+
+BEHIND_DOORS = frozenset.union(*DOORS.values()) | {
+    "asyncio",
+    "secrets",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+}
+
+API_NAMES = frozenset(api_key_map.values())
+"""What a handler module may be called; others in that folder are what handlers share."""
+
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common"}
+
+Rule = Callable[[str, str], Iterator[str]]
+"""(path relative to the root, source text) → complaints."""
+
+
+def _imported(tree: ast.Module, path: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted module) of every import, wherever in the file it stands."""
+    package = PurePosixPath(path).parent.parts
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *([node.module] if node.module else [])))
+            # `from groups import machine` imports the module groups.machine.
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def _within(module: str, prefixes: tuple[str, ...]) -> bool:
+    return any(module == prefix or module.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def imports_go_one_way(path: str, source: str) -> Iterator[str]:
+    folders = [folder for folder in ALLOWED_IMPORTS if path.startswith(f"{folder}/")]
+    if not folders:
+        return
+    allowed = ALLOWED_IMPORTS[max(folders, key=len)]
+    for line, module in _imported(ast.parse(source), path):
+        ours = module.split(".")[0] in SHIPPED or module.split(".")[0] == "tests"
+        if ours and not _within(module, allowed):
+            yield f"{path}:{line} imports {module}; allowed here: {', '.join(allowed)}"
+
+
+def state_machines_are_pure(path: str, source: str) -> Iterator[str]:
+    if not path.startswith(("groups/", "txn/")):
+        return
+    for line, module in _imported(ast.parse(source), path):
+        if module.split(".")[0] in IMPURE:
+            yield f"{path}:{line} imports {module}: a state machine is told the time and its ids"
+
+
+def the_log_has_two_doors(path: str, source: str) -> Iterator[str]:
+    if not path.startswith("logcore/"):
+        return
+    for line, module in _imported(ast.parse(source), path):
+        name = module.split(".")[0]
+        if name in BEHIND_DOORS - DOORS.get(path, frozenset()):
+            yield f"{path}:{line} imports {module}: that is for {', '.join(DOORS)}"
+
+
+def functions_are_short(path: str, source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_LINES:
+                yield f"{path}:{node.lineno} {node.name} has {length} lines (most: {FUNCTION_LINES})"
+
+
+def modules_are_short(path: str, source: str) -> Iterator[str]:
+    length = len(source.splitlines())
+    # Tables of cases may be as long as they are.
+    if length > MODULE_LINES and not path.startswith("tests/"):
+        yield f"{path} has {length} lines (most: {MODULE_LINES})"
+
+
+def lines_are_short(path: str, source: str) -> Iterator[str]:
+    for number, line in enumerate(source.splitlines(), 1):
+        if len(line) > LINE_LENGTH:
+            yield f"{path}:{number} has {len(line)} characters (most: {LINE_LENGTH})"
+
+
+def checks_are_no_asserts(path: str, source: str) -> Iterator[str]:
+    if path.startswith("tests/"):
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assert):
+            yield f"{path}:{node.lineno} asserts; `python -O` would drop the check"
+
+
+def names_say_something(path: str, source: str) -> Iterator[str]:
+    pure = PurePosixPath(path)
+    for part in (*pure.parts[:-1], pure.stem):
+        if part in VAGUE_NAMES:
+            yield f"{path}: {part!r} says nothing of what is in it"
+
+
+def handlers_declare_themselves(path: str, source: str) -> Iterator[str]:
+    pure = PurePosixPath(path)
+    if pure.parent.as_posix() != "coordinator/handlers" or pure.stem not in API_NAMES:
+        return
+    marks = [
+        decorator
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "run"
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call)
+        and isinstance(decorator.func, ast.Name)
+        and decorator.func.id == "handles"
+    ]
+    if len(marks) != 1:
+        yield f"{path}: one function `run` marked with @handles, not {len(marks)}"
+        return
+    (mark,) = marks
+    named = {keyword.arg: keyword.value for keyword in mark.keywords}
+    key = mark.args[0] if mark.args else None
+    if not (isinstance(key, ast.Attribute) and key.attr.lower() == pure.stem):
+        yield f"{path}:{mark.lineno} the first argument is ApiKey.{pure.stem.upper()}"
+    versions = named.get("versions")
+    if not (isinstance(versions, ast.Tuple) and len(versions.elts) == 2):
+        yield f"{path}:{mark.lineno} versions=(lowest, highest)"
+    permission = named.get("permission")
+    if not (isinstance(permission, ast.Constant) and permission.value):
+        yield f"{path}:{mark.lineno} permission says what a client would need"
+
+
+RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
+    imports_go_one_way: (
+        ("groups/x.py", "from txn.machine import TxnMachine"),
+        ("txn/x.py", "import groups"),
+        ("groups/x.py", "from logcore import fs"),
+        ("groups/x.py", "def f():\n    import logcore.partition"),
+        ("logcore/x.py", "import coordinator.broker"),
+        ("pipelines/x.py", "from coordinator.broker import Broker"),
+        ("pipelines/x.py", "from logcore.batch import encode_batch"),
+        ("coordinator/wire/x.py", "from .. import broker"),
+        ("coordinator/x.py", "from tests.support import waits"),
+    ),
+    state_machines_are_pure: (
+        ("groups/x.py", "import time"),
+        ("txn/x.py", "from datetime import datetime"),
+        ("txn/x.py", "def f():\n    import os.path"),
+    ),
+    the_log_has_two_doors: (
+        ("logcore/x.py", "import os"),
+        ("logcore/fs.py", "import time"),
+        ("logcore/clock.py", "import os"),
+        ("logcore/x.py", "from time import time"),
+    ),
+    functions_are_short: (
+        ("txn/x.py", "def f():\n" + "    x = 1\n" * FUNCTION_LINES),
+        ("txn/x.py", "class A:\n  async def f(self):\n" + "    x = 1\n" * FUNCTION_LINES),
+    ),
+    modules_are_short: (("txn/x.py", "x = 1\n" * (MODULE_LINES + 1)),),
+    lines_are_short: (("txn/x.py", "# " + "x" * (LINE_LENGTH - 1)),),
+    checks_are_no_asserts: (("txn/x.py", "def f(x):\n    assert x"),),
+    names_say_something: (("txn/utils.py", ""), ("txn/helpers/x.py", "")),
+    handlers_declare_themselves: (
+        ("coordinator/handlers/fetch.py", "def run(ctx): ..."),
+        (
+            "coordinator/handlers/fetch.py",
+            "@handles(ApiKey.PRODUCE, versions=(0, 1), permission='READ Topic')\ndef run(c): ...",
+        ),
+        (
+            "coordinator/handlers/fetch.py",
+            "@handles(ApiKey.FETCH, versions=(0, 1), permission='')\ndef run(ctx): ...",
+        ),
+        (
+            "coordinator/handlers/fetch.py",
+            "@handles(ApiKey.FETCH, permission='READ Topic')\ndef run(ctx): ...",
+        ),
+    ),
+}
+"""Every rule, with snippets that it must complain of."""
+
+GOOD: dict[str, str] = {
+    "groups/good.py": "from logcore.machine import Decision\nfrom groups.errors import GroupError",
+    "logcore/fs.py": "import os\nimport mmap",
+    "logcore/clock.py": "import time",
+    "pipelines/good.py": "from coordinator.wire.client import WireClient\nimport time",
+    "coordinator/good.py": "from txn import machine\nfrom groups import machine as g\nimport os",
+    "coordinator/wire/good.py": "from .api import ApiKey\nfrom coordinator.wire import codec",
+    "coordinator/handlers/fetch.py": (
+        "@handles(ApiKey.FETCH, versions=(4, 18), permission='READ Topic')\nasync def run(ctx): ..."
+    ),
+    "txn/limit.py": "def f():\n" + "    x = 1\n" * (FUNCTION_LINES - 1),
+    "txn/module.py": "x = 1\n" * MODULE_LINES,
+    "txn/line.py": "# " + "x" * (LINE_LENGTH - 2),
+    "tests/unit/good.py": "def test_it():\n    assert True",
+}
+"""What every rule must let pass, at its very limit where it has one."""
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    for folder in EVERYTHING:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            yield file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")
+
+
+def _name(value: object) -> str:
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=_name)
+def test_the_rule_bites(rule: Rule) -> None:
+    for path, snippet in RULES[rule]:
+        assert list(rule(path, snippet)), f"{_name(rule)} lets pass: {path}: {snippet[:60]!r}"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=_name)
+def test_the_rule_lets_pass_what_is_right(rule: Rule) -> None:
+    assert [c for path, snippet in GOOD.items() for c in rule(path, snippet)] == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=_name)
+def test_the_code_keeps_the_rule(rule: Rule) -> None:
+    complaints = [c for path, source in sources() for c in rule(path, source)]
+    assert not complaints, "\n" + "\n".join(complaints)

@@ -1,0 +1,476 @@
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logcore.clock import ManualClock
+from logcore.errors import (
+    InvalidProducerEpochError,
+    InvalidTxnStateError,
+    OutOfOrderSequenceError,
+    TransactionCoordinatorFencedError,
+)
+from logcore.fs import OsFileSystem
+from logcore.machine import ProducerStamp
+from logcore.partition import Isolation
+from logcore.producers import (
+    CorruptSnapshotError,
+    ProducerStateManager,
+    decode_snapshot,
+)
+from tests.unit.logcore.partition_driver import (
+    T0,
+    append,
+    client_batch,
+    crash_image,
+    marker,
+    open_partition,
+    state_of,
+)
+
+PID = 7
+MAX_SEQUENCE = 0x7FFFFFFF
+
+
+# --- sequences (kafka: ProducerAppendInfo) ---
+
+
+@pytest.mark.parametrize(
+    ("epoch", "sequence", "error"),
+    [
+        (3, 2, None),
+        (3, 3, OutOfOrderSequenceError),
+        (3, 1, OutOfOrderSequenceError),
+        (3, 0, OutOfOrderSequenceError),
+        (4, 0, None),
+        (4, 2, OutOfOrderSequenceError),
+        (2, 2, InvalidProducerEpochError),
+        (2, 0, InvalidProducerEpochError),
+    ],
+)
+def test_second_batch(
+    tmp_path: Path, epoch: int, sequence: int, error: type[Exception] | None
+) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, 2, producer_id=PID, epoch=3, sequence=0)
+    if error is None:
+        assert append(partition, producer_id=PID, epoch=epoch, sequence=sequence).base_offset == 2
+    else:
+        with pytest.raises(error):
+            append(partition, producer_id=PID, epoch=epoch, sequence=sequence)
+        assert partition.log_end_offset == 2
+        # A refused batch leaves no trace.
+        assert append(partition, producer_id=PID, epoch=3, sequence=2).base_offset == 2
+
+
+@pytest.mark.parametrize("sequence", [0, 5, MAX_SEQUENCE])
+def test_an_unknown_producer_may_begin_anywhere(tmp_path: Path, sequence: int) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, producer_id=PID, epoch=9, sequence=sequence)
+
+
+def test_sequences_wrap(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, 3, producer_id=PID, sequence=MAX_SEQUENCE - 1)
+    assert partition.producers()[0].last_sequence == 0
+    append(partition, producer_id=PID, sequence=1)
+    other = open_partition(tmp_path, name="other")
+    append(other, producer_id=PID, sequence=MAX_SEQUENCE)
+    with pytest.raises(OutOfOrderSequenceError):
+        append(other, producer_id=PID, sequence=1)
+    append(other, producer_id=PID, sequence=0)
+
+
+def test_a_verified_transaction_of_version_2_begins_with_sequence_0(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    late = client_batch(producer_id=PID, sequence=3, transactional=True)
+    with pytest.raises(OutOfOrderSequenceError):
+        partition.append(late, now_ms=T0, transaction_verified=True, transaction_version=2)
+    partition.append(late, now_ms=T0, transaction_verified=True, transaction_version=1)
+    other = open_partition(tmp_path, name="other")
+    first = client_batch(producer_id=PID, sequence=0, transactional=True)
+    other.append(first, now_ms=T0, transaction_verified=True, transaction_version=2)
+
+
+def test_each_of_the_last_five_batches_is_recognised(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    sent = []
+    for at in range(7):
+        data = client_batch(2, producer_id=PID, sequence=2 * at)
+        sent.append((data, partition.append(data, now_ms=T0)))
+    for data, first in sent[2:]:
+        again = partition.append(data, now_ms=T0)
+        assert again == first._replace(duplicate=True)
+    for data, _ in sent[:2]:
+        with pytest.raises(OutOfOrderSequenceError):
+            partition.append(data, now_ms=T0)
+    assert partition.log_end_offset == 14
+
+
+def test_a_new_epoch_begins_a_new_window(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, producer_id=PID, epoch=0, sequence=0)
+    append(partition, producer_id=PID, epoch=1, sequence=0)
+    with pytest.raises(InvalidProducerEpochError):
+        append(partition, producer_id=PID, epoch=0, sequence=0)
+    assert append(partition, producer_id=PID, epoch=1, sequence=0).duplicate
+
+
+def test_other_bounds_are_no_duplicate(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, 3, producer_id=PID, sequence=0)
+    with pytest.raises(OutOfOrderSequenceError):
+        append(partition, 2, producer_id=PID, sequence=0)
+    with pytest.raises(OutOfOrderSequenceError):
+        append(partition, 2, producer_id=PID, sequence=1)
+
+
+# --- transactions ---
+
+
+def test_a_transaction_must_be_verified_to_begin(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    data = [client_batch(producer_id=PID, sequence=at, transactional=True) for at in range(4)]
+    with pytest.raises(InvalidTxnStateError):
+        partition.append(data[0], now_ms=T0)
+    assert partition.producers() == []
+    partition.append(data[0], now_ms=T0, transaction_verified=True)
+    assert partition.has_open_transaction(PID, 0)
+    partition.append(data[1], now_ms=T0)
+    assert not partition.has_open_transaction(PID, 1)
+    marker(partition, PID, commit=True)
+    assert not partition.has_open_transaction(PID, 0)
+    # A batch of the old transaction that arrives behind its marker.
+    with pytest.raises(InvalidTxnStateError):
+        partition.append(data[2], now_ms=T0)
+    # A retry of what is in the log needs no verification.
+    assert partition.append(data[1], now_ms=T0).duplicate
+
+
+def test_an_open_transaction_refuses_other_batches_of_its_producer(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, producer_id=PID, transactional=True)
+    with pytest.raises(InvalidTxnStateError):
+        append(partition, producer_id=PID, sequence=1)
+    append(partition, producer_id=8)
+
+
+def test_a_newer_epoch_leaves_the_transaction_open_until_its_marker(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, producer_id=PID, transactional=True)
+    append(partition, producer_id=PID, epoch=1, transactional=True)
+    assert partition.last_stable_offset == 0
+    marker(partition, PID, 1, commit=False)
+    assert partition.last_stable_offset == partition.log_end_offset
+
+
+def test_coordinator_records_skip_the_sequence_but_not_the_epoch(tmp_path: Path) -> None:
+    from logcore.machine import Record
+
+    partition = open_partition(tmp_path)
+    records = [Record(b"k", b"v")]
+    for _ in range(3):
+        partition.append_records(records, now_ms=T0, producer=ProducerStamp(PID, 1))
+    assert partition.last_stable_offset == 0
+    with pytest.raises(InvalidProducerEpochError):
+        partition.append_records(records, now_ms=T0, producer=ProducerStamp(PID, 0))
+    marker(partition, PID, 1, commit=True)
+    assert partition.last_stable_offset == partition.log_end_offset == 4
+
+
+# --- markers (kafka: ProducerAppendInfo.appendEndTxnMarker) ---
+
+
+@pytest.mark.parametrize(
+    ("current", "epoch", "version", "is_open", "error"),
+    [
+        (5, 5, 0, True, None),
+        (5, 5, 0, False, None),
+        (5, 6, 0, True, None),
+        (5, 4, 0, True, InvalidProducerEpochError),
+        (5, 4, 0, False, InvalidProducerEpochError),
+        (5, 6, 2, True, None),
+        (5, 5, 2, True, InvalidProducerEpochError),
+        (5, 5, 2, False, None),
+        (5, 4, 2, False, InvalidProducerEpochError),
+        (32767, 32767, 2, True, None),
+    ],
+)
+def test_marker_epochs(
+    tmp_path: Path,
+    current: int,
+    epoch: int,
+    version: int,
+    is_open: bool,
+    error: type[Exception] | None,
+) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, producer_id=PID, epoch=current, transactional=True)
+    if not is_open:
+        marker(partition, PID, current, commit=True)
+    end = partition.log_end_offset
+    if error is None:
+        marker(partition, PID, epoch, commit=True, version=version)
+        assert partition.last_stable_offset == partition.log_end_offset == end + 1
+        assert partition.producers()[0].producer_epoch == epoch
+    else:
+        with pytest.raises(error):
+            marker(partition, PID, epoch, commit=True, version=version)
+        assert partition.log_end_offset == end
+
+
+def test_marker_of_a_replaced_coordinator(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    stamp = ProducerStamp(PID, 0)
+    partition.append_marker(stamp, commit=True, coordinator_epoch=4, now_ms=T0)
+    with pytest.raises(TransactionCoordinatorFencedError):
+        partition.append_marker(stamp, commit=True, coordinator_epoch=3, now_ms=T0)
+    partition.append_marker(stamp, commit=True, coordinator_epoch=4, now_ms=T0)
+    assert partition.producers()[0].coordinator_epoch == 4
+
+
+def test_marker_for_an_unknown_producer_makes_its_state(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    marker(partition, PID, 3, commit=False)
+    state = partition.producers()[0]
+    assert (state.producer_id, state.producer_epoch, state.last_sequence) == (PID, 3, -1)
+    # An empty transaction is no abort that a reader has to know of.
+    assert partition._log.active.txn_index.entries == []
+    with pytest.raises(OutOfOrderSequenceError):
+        append(partition, producer_id=PID, epoch=3, sequence=1)
+    append(partition, producer_id=PID, epoch=3, sequence=0)
+
+
+def test_window_survives_a_marker_of_the_same_epoch_only(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, producer_id=PID, transactional=True)
+    marker(partition, PID, 0, commit=True)
+    append(partition, producer_id=PID, sequence=1, transactional=True)
+    marker(partition, PID, 1, commit=True, version=2)
+    with pytest.raises(OutOfOrderSequenceError):
+        append(partition, producer_id=PID, epoch=1, sequence=2, transactional=True)
+    append(partition, producer_id=PID, epoch=1, sequence=0, transactional=True)
+
+
+def test_aborted_entry_carries_the_stable_offset_behind_it(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, producer_id=1, transactional=True)  # 0
+    append(partition, producer_id=2, transactional=True)  # 1
+    marker(partition, 1, commit=False)  # 2
+    marker(partition, 2, commit=False)  # 3
+    assert partition._log.active.txn_index.entries == [(1, 0, 2, 1), (2, 1, 3, 4)]
+
+
+# --- the last stable offset and the aborted list, against a model ---
+
+
+@dataclass
+class Txn:
+    producer_id: int
+    first: int
+    last: int | None = None
+    aborted: bool = False
+
+
+class DumbModel:
+    """All transactions in a list, everything computed by going over it."""
+
+    def __init__(self) -> None:
+        self.txns: list[Txn] = []
+        self.end = 0
+
+    def data(self, producer_id: int, count: int) -> None:
+        if not any(one.producer_id == producer_id and one.last is None for one in self.txns):
+            self.txns.append(Txn(producer_id, self.end))
+        self.end += count
+
+    def mark(self, producer_id: int, *, commit: bool) -> None:
+        for one in self.txns:
+            if one.producer_id == producer_id and one.last is None:
+                one.last, one.aborted = self.end, not commit
+        self.end += 1
+
+    def stable(self) -> int:
+        return min([one.first for one in self.txns if one.last is None] + [self.end])
+
+    def must_be_listed(self, offset: int, upto: int) -> set[tuple[int, int]]:
+        return {
+            (one.producer_id, one.first)
+            for one in self.txns
+            if one.aborted and one.last is not None and one.last >= offset and one.first < upto
+        }
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("data"), st.integers(1, 4), st.integers(1, 3)),
+        st.tuples(st.just("plain"), st.just(0), st.integers(1, 3)),
+        st.tuples(st.sampled_from(["commit", "abort"]), st.integers(1, 4), st.just(0)),
+        st.tuples(st.sampled_from(["roll", "restart", "crash"]), st.just(0), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(STEPS)
+def test_stable_offset_and_aborted_list_equal_the_model(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
+) -> None:
+    root = tmp_path_factory.mktemp("model")
+    partition, model, sequences = open_partition(root), DumbModel(), dict.fromkeys(range(9), 0)
+    for kind, producer_id, count in steps:
+        if kind == "data":
+            sequence = sequences[producer_id]
+            append(
+                partition, count, producer_id=producer_id, sequence=sequence, transactional=True
+            )
+            sequences[producer_id] += count
+            model.data(producer_id, count)
+        elif kind == "plain":
+            append(partition, count)
+            model.end += count
+        elif kind in {"commit", "abort"}:
+            marker(partition, producer_id, commit=kind == "commit")
+            model.mark(producer_id, commit=kind == "commit")
+        elif kind == "roll":
+            partition._roll(T0)
+        else:
+            before = state_of(partition)
+            if kind == "crash":
+                root = crash_image(partition, tmp_path_factory.mktemp("crash"))
+            partition.close()
+            partition = open_partition(root, clean=kind == "restart")
+            assert state_of(partition) == before
+        assert partition.last_stable_offset == model.stable()
+    for offset in range(model.stable() + 1):
+        fetched = partition.fetch(offset, 1 << 20, Isolation.READ_COMMITTED, at_least_one=True)
+        assert fetched.aborted is not None
+        seen = set(fetched.aborted)
+        assert len(seen) == len(fetched.aborted)
+        if fetched.records:
+            from tests.unit.logcore.partition_driver import last_offset
+
+            end = last_offset(fetched.records) + 1
+            assert end <= model.stable()
+            assert model.must_be_listed(offset, end) <= seen
+        assert seen <= model.must_be_listed(offset, model.end)
+    partition.close()
+
+
+# --- snapshots ---
+
+
+def producers(path: Path) -> ProducerStateManager:
+    return ProducerStateManager(OsFileSystem(), str(path))
+
+
+def test_snapshot_file_is_kafkas(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, 3, producer_id=PID, epoch=2, sequence=10, timestamp_ms=5000)
+    append(partition, 2, producer_id=8, transactional=True, timestamp_ms=6000)
+    partition.append_marker(ProducerStamp(9, 1), commit=True, coordinator_epoch=4, now_ms=7000)
+    partition.close()
+    raw = (tmp_path / "orders-0" / f"{6:020d}.snapshot").read_bytes()
+    body = struct.pack(">i", 3)
+    body += struct.pack(">qhiqiqiq", PID, 2, 12, 2, 2, 5002, -1, -1)
+    body += struct.pack(">qhiqiqiq", 8, 0, 1, 4, 1, 6001, -1, 3)
+    body += struct.pack(">qhiqiqiq", 9, 1, -1, -1, 0, 7000, 4, -1)
+    assert raw == struct.pack(">hI", 1, crc32c(body)) + body
+
+
+def test_every_flipped_bit_of_a_snapshot_is_noticed(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, producer_id=PID)
+    partition.close()
+    raw = (tmp_path / "orders-0" / f"{1:020d}.snapshot").read_bytes()
+    assert len(decode_snapshot(raw)) == 1
+    for at in range(len(raw) * 8):
+        damaged = bytearray(raw)
+        damaged[at // 8] ^= 1 << at % 8
+        with pytest.raises(CorruptSnapshotError):
+            decode_snapshot(bytes(damaged))
+    for size in range(len(raw)):
+        with pytest.raises(CorruptSnapshotError):
+            decode_snapshot(raw[:size])
+
+
+@pytest.mark.parametrize("damage", [1, 2])
+def test_a_corrupt_snapshot_falls_back_to_the_next_older(tmp_path: Path, damage: int) -> None:
+    partition = open_partition(tmp_path)
+    for at in range(3):
+        append(partition, producer_id=PID, sequence=at, transactional=True)
+        append(partition, producer_id=100 + at)
+        partition._roll(T0)
+    append(partition, producer_id=PID, sequence=3, transactional=True)
+    before = state_of(partition)
+    partition.close()
+    snapshots = sorted((tmp_path / "orders-0").glob("*.snapshot"))
+    assert [int(one.stem) for one in snapshots] == [2, 4, 6, 7]
+    for one in snapshots[-damage:]:
+        one.write_bytes(one.read_bytes()[:-1] + b"\x01")
+    again = open_partition(tmp_path)
+    assert state_of(again) == before
+    assert not snapshots[-1].exists()
+    assert again.append(
+        client_batch(producer_id=PID, sequence=3, transactional=True), now_ms=T0
+    ).duplicate
+
+
+def test_replay_brings_the_window_back(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    sent = [client_batch(producer_id=PID, sequence=at) for at in range(7)]
+    for data in sent:
+        partition.append(data, now_ms=T0)
+    replayed = open_partition(crash_image(partition, tmp_path / "crash"), clean=False)
+    assert [replayed.append(data, now_ms=T0).base_offset for data in sent[2:]] == [2, 3, 4, 5, 6]
+    partition.close()
+    # A clean start reads nothing of the log and knows the last batch.
+    loaded = open_partition(tmp_path)
+    assert loaded.append(sent[6], now_ms=T0).duplicate
+    with pytest.raises(OutOfOrderSequenceError):
+        loaded.append(sent[5], now_ms=T0)
+
+
+def test_stray_snapshots_are_removed_but_for_the_newest(tmp_path: Path) -> None:
+    manager = producers(tmp_path)
+    for offset in (5, 10, 12, 15):
+        manager.map_end_offset = offset
+        manager.take_snapshot()
+    manager.remove_stray_snapshots({0, 10})
+    assert manager.snapshot_offsets == {10, 15}
+    assert sorted(int(one.stem) for one in tmp_path.iterdir()) == [10, 15]
+    manager.remove_stray_snapshots({0, 20})
+    assert manager.snapshot_offsets == set()
+
+
+# --- expiry ---
+
+
+def test_silent_producers_expire_unless_a_transaction_is_open(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, producer_id=1, timestamp_ms=T0)
+    append(partition, producer_id=2, timestamp_ms=T0, transactional=True)
+    append(partition, producer_id=3, timestamp_ms=T0 + 50)
+    assert partition.expire_producers(T0 + 99, 100) == 0
+    assert partition.expire_producers(T0 + 100, 100) == 1
+    assert [one.producer_id for one in partition.producers()] == [2, 3]
+    append(partition, producer_id=1, sequence=77)
+
+
+def test_expired_producers_of_a_snapshot_are_dropped(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, producer_id=1, timestamp_ms=T0)
+    append(partition, producer_id=2, timestamp_ms=T0, transactional=True)
+    partition.close()
+    again = open_partition(
+        tmp_path, clock=ManualClock(T0 + 100), producer_id_expiration_ms=100
+    )
+    assert [one.producer_id for one in again.producers()] == [2]
+    assert again.last_stable_offset == 1

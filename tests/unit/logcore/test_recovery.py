@@ -1,0 +1,505 @@
+"""What a crash may leave, and what recovery makes of it."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from logcore.batch import encode_batch, iter_headers
+from logcore.batch import LogRecord
+from logcore.compression import Codec
+from logcore.errors import LogError, StorageError
+from logcore.fs import OsFileSystem, ReadableBuffer
+from logcore.machine import ProducerStamp, Record
+from logcore.partition import Isolation, Partition
+from tests.unit.logcore.partition_driver import (
+    T0,
+    append,
+    client_batch,
+    config,
+    crash_image,
+    fetch_all,
+    marker,
+    open_partition,
+    read_log,
+    state_of,
+)
+
+LOG = f"orders-0/{0:020d}.log"
+
+
+def last_batches(partition: Partition) -> None:
+    """Plain, compressed, transactional batches and both markers, behind some older ones."""
+    append(partition, 3)
+    append(partition, producer_id=9, transactional=True)
+    append(partition, 2)
+    append(partition, 2, producer_id=5, sequence=0)
+    for codec in Codec:
+        append(partition, 4, size=30, codec=codec)
+    append(partition, 2, producer_id=7, sequence=0, transactional=True, codec=Codec.ZSTD)
+    append(partition, producer_id=8, sequence=0, transactional=True)
+    marker(partition, 7, commit=True)
+    marker(partition, 8, commit=False)
+    partition.append_records([Record(b"k", b"v")], now_ms=T0, producer=ProducerStamp(7, 1))
+
+
+def states_after_each_batch(build: Callable[[Partition], None], root: Path) -> dict[int, object]:
+    """The state a log of each length has, by its size: replayed one batch at a time."""
+    whole = open_partition(root / "whole")
+    build(whole)
+    raw = (root / "whole" / LOG).read_bytes()
+    states: dict[int, object] = {}
+    for size in [0, *(position + header.size for position, header in iter_headers(raw))]:
+        copy = crash_image(whole, root / f"prefix-{size}")
+        (copy / LOG).write_bytes(raw[:size])
+        partition = open_partition(copy, clean=False)
+        assert (partition.recovery is None) == (size == 0 and partition.recovery is None)
+        states[size] = state_of(partition)
+        partition.close()
+    whole.close()
+    return states
+
+
+def test_the_log_cut_at_every_byte(tmp_path: Path) -> None:
+    states = states_after_each_batch(last_batches, tmp_path)
+    raw = (tmp_path / "whole" / LOG).read_bytes()
+    root = tmp_path / "cut"
+    for size in range(len(raw) + 1):
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(tmp_path / "whole", root)
+        # The index, epochs and snapshot of the whole log stay as they were.
+        (root / LOG).write_bytes(raw[:size])
+        partition = open_partition(root, clean=False)
+        kept = max(one for one in states if one <= size)
+        assert state_of(partition) == states[kept], size
+        assert (root / LOG).stat().st_size == kept
+        report = partition.recovery
+        assert report is not None
+        assert (report.truncated_bytes, report.removed_segments) == (size - kept, 0)
+        assert not report.valid_data_removed
+        if kept != len(raw):
+            assert append(partition).base_offset == partition.log_end_offset - 1
+        partition.close()
+
+
+def test_every_flipped_byte_of_the_last_batch_is_noticed(tmp_path: Path) -> None:
+    whole = open_partition(tmp_path / "whole")
+    last_batches(whole)
+    whole.close()
+    raw = (tmp_path / "whole" / LOG).read_bytes()
+    *_, (start, _) = iter_headers(raw)
+    root = tmp_path / "flipped"
+    shutil.copytree(tmp_path / "whole", root)
+    for position in range(start, len(raw)):
+        for mask in (0x01, 0x80, 0xFF):
+            damaged = bytearray(raw)
+            damaged[position] ^= mask
+            (root / LOG).write_bytes(damaged)
+            partition = open_partition(root, clean=False)
+            assert (root / LOG).read_bytes() == raw[:start], (position, mask)
+            assert fetch_all(partition) == raw[:start]
+            partition._log.close()
+
+
+def test_a_flipped_byte_further_back_cuts_there_and_says_so(tmp_path: Path) -> None:
+    whole = open_partition(tmp_path / "whole")
+    last_batches(whole)
+    whole._log.close()
+    raw = (tmp_path / "whole" / LOG).read_bytes()
+    starts = [position for position, _ in iter_headers(raw)]
+    for index, start in enumerate(starts[:-1]):
+        root = tmp_path / f"flip-{index}"
+        shutil.copytree(tmp_path / "whole", root)
+        damaged = bytearray(raw)
+        damaged[start + 61] ^= 0x10
+        (root / LOG).write_bytes(damaged)
+        partition = open_partition(root, clean=False)
+        assert (root / LOG).read_bytes() == raw[:start]
+        assert partition.recovery is not None
+        assert partition.recovery.valid_data_removed
+        assert "CRC" in partition.recovery.reason
+        partition._log.close()
+
+
+# --- several segments ---
+
+
+def segments(root: Path, count: int = 4) -> Partition:
+    partition = open_partition(root, config=config(index_interval_bytes=100))
+    for at in range(count):
+        if at:
+            partition._roll(T0)
+        append(partition, 3, producer_id=1, sequence=6 * at, size=90)
+        append(partition, 3, producer_id=1, sequence=6 * at + 3, size=90)
+        append(partition, 2, producer_id=2, sequence=2 * at, transactional=True)
+        marker(partition, 2, commit=at % 2 == 0)
+    return partition
+
+
+def damage(path: Path, position: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[position] ^= 0x01
+    path.write_bytes(raw)
+
+
+def test_a_bad_batch_removes_the_later_segments(tmp_path: Path) -> None:
+    root = crash_image(segments(tmp_path / "whole"), tmp_path / "crash")
+    damage(root / "orders-0" / f"{9:020d}.log", 500)
+    partition = open_partition(root, clean=False)
+    assert partition.log_end_offset == 12
+    assert [one.base_offset for one in partition._log.segments] == [0, 9]
+    report = partition.recovery
+    assert report is not None
+    assert (report.scanned_segments, report.removed_segments) == (2, 2)
+    assert report.valid_data_removed
+    names = {int(one.stem) for one in (root / "orders-0").glob("0*")}
+    assert names == {0, 9}
+    # The producer state is that of what is left.
+    assert append(partition, producer_id=1, sequence=9).base_offset == 12
+
+
+def test_what_lies_below_the_recovery_point_is_not_read(tmp_path: Path) -> None:
+    whole = segments(tmp_path / "whole")
+    before = state_of(whole)
+    root = crash_image(whole, tmp_path / "crash")
+    damage(root / "orders-0" / f"{0:020d}.log", 300)
+    partition = open_partition(root, clean=False, recovery_point=9)
+    assert partition.recovery is not None
+    assert partition.recovery.scanned_segments == 3
+    assert partition.log_end_offset == 36
+    partition._log.close()
+    # The active segment is scanned whatever the recovery point says.
+    last = open_partition(root, clean=False, recovery_point=1000)
+    assert last.recovery is not None
+    assert last.recovery.scanned_segments == 1
+    assert last.producers() == before[5 - 1]
+
+
+def test_clean_open_scans_nothing_and_unclean_finds_the_same(tmp_path: Path) -> None:
+    whole = segments(tmp_path / "whole")
+    before = state_of(whole)
+    crashed = crash_image(whole, tmp_path / "crash")
+    whole.close()
+    clean = open_partition(tmp_path / "whole")
+    unclean = open_partition(crashed, clean=False)
+    assert clean.recovery is None
+    assert state_of(clean) == state_of(unclean) == before
+
+
+def test_indexes_are_built_as_they_were_written(tmp_path: Path) -> None:
+    whole = segments(tmp_path / "whole")
+    whole.close()
+    root = tmp_path / "copy"
+    shutil.copytree(tmp_path / "whole", root)
+    directory = root / "orders-0"
+    expected = {
+        one.name: one.read_bytes()
+        for one in directory.iterdir()
+        if one.suffix in {".index", ".timeindex", ".txnindex", ".snapshot"}
+    }
+    assert sum(one.endswith(".txnindex") for one in expected) == 2
+    assert all(data for name, data in expected.items() if name.endswith(".index"))
+    for name in expected:
+        (directory / name).unlink()
+    again = open_partition(root, clean=False, config=config(index_interval_bytes=100))
+    again.close()
+    assert {name: (directory / name).read_bytes() for name in expected} == expected
+
+
+def test_stale_snapshots_ahead_of_the_log_are_not_believed(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition, producer_id=1, sequence=0)
+    append(partition, producer_id=1, sequence=1)
+    partition.close()
+    raw = (tmp_path / LOG).read_bytes()
+    (tmp_path / LOG).write_bytes(raw[: len(raw) // 2])
+    again = open_partition(tmp_path, clean=False, high_watermark=2)
+    assert again.producers()[0].last_sequence == 0
+    assert not list((tmp_path / "orders-0").glob("*.snapshot"))
+    # The checkpointed high watermark shows what was acknowledged and is gone.
+    assert again.recovery is not None
+    assert again.recovery.lost_offsets == 1
+    assert again.high_watermark == 1
+
+
+# --- odd files ---
+
+
+def test_an_index_without_a_log_is_removed(tmp_path: Path) -> None:
+    segments(tmp_path).close()
+    directory = tmp_path / "orders-0"
+    for suffix in (".index", ".timeindex", ".txnindex"):
+        (directory / f"{99:020d}{suffix}").write_bytes(b"")
+    open_partition(tmp_path)
+    assert not list(directory.glob(f"{99:020d}.*"))
+
+
+def test_a_missing_index_or_a_bad_transaction_index_is_recovered_even_if_clean(
+    tmp_path: Path,
+) -> None:
+    whole = segments(tmp_path)
+    before = state_of(whole)
+    whole.close()
+    directory = tmp_path / "orders-0"
+    (directory / f"{18:020d}.index").unlink()
+    again = open_partition(tmp_path)
+    assert again.recovery is not None
+    assert again.recovery.scanned_segments == 2
+    assert state_of(again) == before
+    again.close()
+    path = directory / f"{9:020d}.txnindex"
+    path.write_bytes(path.read_bytes()[:-3])
+    again = open_partition(tmp_path)
+    assert again.recovery is not None
+    assert again.recovery.scanned_segments == 3
+    assert state_of(again) == before
+
+
+def test_a_torn_tail_is_cut_even_if_the_mark_says_clean(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition)
+    append(partition)
+    partition.close()
+    raw = (tmp_path / LOG).read_bytes()
+    (tmp_path / LOG).write_bytes(raw[:-1])
+    again = open_partition(tmp_path)
+    assert again.log_end_offset == 1
+    assert fetch_all(again) == raw[: len(raw) // 2]
+
+
+def test_leftovers_are_removed(tmp_path: Path) -> None:
+    segments(tmp_path).close()
+    directory = tmp_path / "orders-0"
+    names = [
+        f"{0:020d}.log.deleted",
+        f"{5:020d}.log.cleaned",
+        f"{5:020d}.index.cleaned",
+        f"{5:020d}.log.swap",  # at or behind a .cleaned file: its compaction had not finished
+        "leader-epoch-checkpoint.tmp",
+    ]
+    for name in names:
+        (directory / name).write_bytes(b"rubbish")
+    before = state_of(open_partition(tmp_path))
+    assert not [name for name in names if (directory / name).exists()]
+    assert before[1] == 36
+
+
+def test_a_finished_compaction_is_rolled_forward(tmp_path: Path) -> None:
+    whole = segments(tmp_path)
+    whole.close()
+    directory = tmp_path / "orders-0"
+    # One segment that takes the place of the first two, with a hole where batches were dropped.
+    kept = [
+        (base, data) for base, data in read_log(open_partition(tmp_path)) if base in {3, 12, 17}
+    ]
+    (directory / f"{0:020d}.log.swap").write_bytes(b"".join(data for _, data in kept))
+    for suffix in (".index", ".timeindex"):
+        (directory / f"{0:020d}{suffix}.swap").write_bytes(b"")
+    again = open_partition(tmp_path)
+    assert [one.base_offset for one in again._log.segments] == [0, 18, 27]
+    assert [base for base, _ in read_log(again)][:4] == [3, 12, 17, 18]
+    again.close()
+    unclean = open_partition(tmp_path, clean=False)
+    assert [base for base, _ in read_log(unclean)][:4] == [3, 12, 17, 18]
+    fetched = unclean.fetch(5, 1, Isolation.READ_UNCOMMITTED, at_least_one=True)
+    assert fetched.records == kept[1][1]
+
+
+def test_log_start_beyond_the_log_end_starts_anew(tmp_path: Path) -> None:
+    whole = segments(tmp_path)
+    whole.close()
+    again = open_partition(tmp_path, log_start_offset=50)
+    assert (again.log_start_offset, again.log_end_offset, again.size_bytes) == (50, 50, 0)
+    assert again.producers() == []
+    assert append(again).base_offset == 50
+    again.close()
+    assert open_partition(tmp_path, clean=False, log_start_offset=50).log_end_offset == 51
+
+
+def test_a_hole_in_the_last_segment_is_no_compaction(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    for _ in range(3):
+        append(partition)
+    partition.close()
+    raw = (tmp_path / LOG).read_bytes()
+    third = len(raw) // 3
+    (tmp_path / LOG).write_bytes(raw[:third] + raw[2 * third :])
+    assert open_partition(tmp_path, clean=False).log_end_offset == 1
+
+
+def test_leader_epochs_are_rebuilt_from_the_batches(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    append(partition)
+    partition.leader_epoch = 4
+    append(partition)
+    root = crash_image(partition, tmp_path / "crash")
+    for text in (None, "rubbish"):
+        path = root / "orders-0" / "leader-epoch-checkpoint"
+        path.unlink()
+        if text is not None:
+            path.write_text(text)
+        again = open_partition(root, clean=False)
+        assert again._epochs.entries == [(0, 0), (4, 1)]
+        # A leader can't be older than its log.
+        assert again.leader_epoch == 4
+        again.close()
+
+
+def test_old_message_formats_are_refused_not_destroyed(tmp_path: Path) -> None:
+    open_partition(tmp_path).close()
+    value = struct.pack(">bbq", 1, 0, T0) + struct.pack(">i", -1) + struct.pack(">i", 1) + b"v"
+    message = struct.pack(">I", zlib.crc32(value)) + value
+    old = struct.pack(">qi", 0, len(message)) + message
+    (tmp_path / LOG).write_bytes(old)
+    with pytest.raises(StorageError, match="format v1"):
+        open_partition(tmp_path, clean=False)
+    assert (tmp_path / LOG).read_bytes() == old
+
+
+# --- a kill at every step ---
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class DyingFileSystem(OsFileSystem):
+    """Stops before the n-th step that changes a file or a name; a write may stop half-way."""
+
+    def __init__(self, steps: int, half_write: bool) -> None:
+        self.left = steps
+        self.half_write = half_write
+
+    def _step(self) -> None:
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        if create and not Path(path).exists():
+            self._step()
+        return super().open(path, create=create)
+
+    def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
+        if self.left == 0 and self.half_write:
+            data = b"".join(bytes(one) for one in buffers)
+            super().write(handle, (data[: len(data) // 2],), position)
+        self._step()
+        return super().write(handle, buffers, position)
+
+    def truncate(self, handle: int, size: int) -> None:
+        self._step()
+        super().truncate(handle, size)
+
+    def rename(self, source: str, target: str) -> None:
+        self._step()
+        super().rename(source, target)
+
+    def remove(self, path: str) -> None:
+        self._step()
+        super().remove(path)
+
+    def make_directory(self, path: str) -> None:
+        self._step()
+        super().make_directory(path)
+
+
+def workload(partition: Partition, acknowledged: list[tuple[int, bytes]]) -> None:
+    """Data, transactions, rolls, retention; what is acknowledged is noted at once."""
+
+    def note(base: int) -> None:
+        acknowledged.append((base, b""))
+
+    for at in range(4):
+        note(append(partition, 2, producer_id=1, sequence=2 * at, size=60).base_offset)
+        note(append(partition, producer_id=2, sequence=at, transactional=True).base_offset)
+        note(marker(partition, 2, commit=at % 2 == 0).base_offset)
+        if at == 2:
+            partition.delete_records_before(4)
+            partition.retention(T0)
+    partition.close()
+
+
+def run_until_killed(root: Path, steps: int, *, half_write: bool) -> list[tuple[int, bytes]] | None:
+    """Acknowledged base offsets, None if the workload came to its end."""
+    acknowledged: list[tuple[int, bytes]] = []
+    fs = DyingFileSystem(steps, half_write)
+    settings = config(segment_bytes=500, index_interval_bytes=50, file_delete_delay_ms=0)
+    try:
+        workload(open_partition(root, fs=fs, config=settings), acknowledged)
+    except Killed:
+        return acknowledged
+    return None
+
+
+@pytest.mark.parametrize("half_write", [False, True])
+def test_killed_before_any_step_nothing_acknowledged_is_lost(
+    tmp_path: Path, half_write: bool
+) -> None:
+    steps = 0
+    while True:
+        root = tmp_path / str(steps)
+        acknowledged = run_until_killed(root, steps, half_write=half_write)
+        if acknowledged is None:
+            break
+        partition = open_partition(root, clean=False)
+        offsets = [base for base, _ in read_log(partition)]
+        wanted = [base for base, _ in acknowledged if base >= partition.log_start_offset]
+        # Everything acknowledged, and at most the one append that was under way.
+        assert offsets[: len(wanted)] == wanted, steps
+        assert len(offsets) <= len(wanted) + 1
+        assert partition.log_start_offset <= 4
+        recovered = state_of(partition)
+        assert append(partition, producer_id=3).base_offset == recovered[1]
+        partition.close()
+        shutil.rmtree(root)
+        steps += 1
+    assert steps > 60
+
+
+def test_killed_again_inside_recovery(tmp_path: Path) -> None:
+    whole = crash_image(segments(tmp_path / "whole"), tmp_path / "crash")
+    damage(whole / "orders-0" / f"{9:020d}.log", 500)
+    shutil.copytree(whole, tmp_path / "straight")
+    expected = state_of(open_partition(tmp_path / "straight", clean=False))
+    for steps in range(200):
+        root = tmp_path / f"again-{steps}"
+        shutil.copytree(whole, root)
+        try:
+            open_partition(root, clean=False, fs=DyingFileSystem(steps, half_write=True))
+        except Killed:
+            assert state_of(open_partition(root, clean=False)) == expected, steps
+        else:
+            break
+        shutil.rmtree(root)
+    assert steps > 10
+
+
+def test_batches_of_other_writers_are_read_as_they_are(tmp_path: Path) -> None:
+    """Record batches that only compaction or KRaft makes: without records, or of unknown kind."""
+    open_partition(tmp_path).close()
+    empty = encode_batch(
+        [], base_offset=0, last_offset_delta=4, producer_id=3, producer_epoch=1, base_sequence=0
+    )
+    marker_gone = encode_batch(
+        [],
+        base_offset=5,
+        last_offset_delta=0,
+        producer_id=3,
+        producer_epoch=1,
+        transactional=True,
+        control=True,
+    )
+    key = struct.pack(">hh", 0, 2)
+    leader_change = encode_batch([LogRecord(6, T0, key, b"\x00\x00")], control=True)
+    (tmp_path / LOG).write_bytes(empty + marker_gone + leader_change)
+    partition = open_partition(tmp_path, clean=False)
+    assert partition.log_end_offset == 7
+    state = partition.producers()[0]
+    assert (state.producer_epoch, state.last_sequence) == (1, 4)
+    assert issubclass(StorageError, LogError)

@@ -1,0 +1,1 @@
+"""Scenarios of real clients; each judges any broker by its bootstrap address."""

@@ -1,0 +1,223 @@
+"""The command line for people, as a user runs it; it must work on any Kafka broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.cluster import unique
+from tests.wire.clients import confluent_consumer, confluent_producer
+
+
+def fencepost(
+    *arguments: str, bootstrap: str = "", stdin: str = "", status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Run the command, check its exit status, return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "coordinator.cli", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "FENCEPOST_BOOTSTRAP": bootstrap} if bootstrap else None,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def topic(bootstrap):
+    name = unique("cli")
+    fencepost("topics", "create", name, "--partitions", "3", bootstrap=bootstrap)
+    return name
+
+
+def test_topics_are_created_listed_described_and_deleted(bootstrap):
+    name = unique("cli")
+    made = fencepost(
+        "topics", "create", name, "-p", "2", "--config", "retention.ms=1000", bootstrap=bootstrap
+    )
+    assert made.stdout == f"created {name} (2 partitions)\n"
+    listed = rows(fencepost("topics", "list", "--format", "json", bootstrap=bootstrap))
+    assert [row["partitions"] for row in listed if row["topic"] == name] == [2]
+    table = fencepost("topics", "list", bootstrap=bootstrap).stdout.splitlines()
+    assert table[0].split() == ["TOPIC", "PARTITIONS", "REPLICAS", "TOPIC_ID"]
+    described = rows(fencepost("topics", "describe", name, "--format", "json", bootstrap=bootstrap))
+    assert [(row["partition"], row["earliest"], row["latest"]) for row in described] == [
+        (0, 0, 0),
+        (1, 0, 0),
+    ]
+    settings = rows(
+        fencepost("topics", "describe", name, "--configs", "--format", "json", bootstrap=bootstrap)
+    )
+    assert {row["key"]: (row["value"], row["source"]) for row in settings}["retention.ms"] == (
+        "1000",
+        "topic",
+    )
+    assert fencepost("topics", "delete", name, "--yes", bootstrap=bootstrap).stdout == (
+        f"deleted {name}\n"
+    )
+    gone = fencepost("topics", "describe", name, bootstrap=bootstrap, status=1)
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in gone.stderr.upper()
+
+
+def test_validate_only_creates_nothing(bootstrap):
+    name = unique("cli")
+    done = fencepost("topics", "create", name, "-p", "2", "--validate-only", bootstrap=bootstrap)
+    assert done.stdout.startswith(f"would create {name}")
+    fencepost("topics", "describe", name, bootstrap=bootstrap, status=1)
+
+
+def test_a_refusal_names_its_reason(bootstrap, topic):
+    again = fencepost("topics", "create", topic, bootstrap=bootstrap, status=1)
+    assert "TOPIC_ALREADY_EXISTS" in again.stderr.upper()
+    assert topic in again.stderr
+    bad = fencepost("topics", "create", "x", "--config", "novalue", bootstrap=bootstrap, status=2)
+    assert "KEY=VALUE" in bad.stderr
+
+
+def test_no_broker_is_exit_status_3():
+    gone = fencepost("topics", "list", "--timeout", "1", bootstrap="127.0.0.1:1", status=3)
+    assert "127.0.0.1:1" in gone.stderr
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_lines_go_in_and_come_out(bootstrap, topic, codec):
+    lines = "".join(f"k{n % 5}\tvalue {n}\n" for n in range(50))
+    done = fencepost(
+        *("produce", topic, "--key-separator", "\t", "--compression", codec),
+        *("--header", "source=test"),
+        bootstrap=bootstrap,
+        stdin=lines,
+    )
+    assert "50 records acknowledged" in done.stderr
+    out = fencepost("consume", topic, "--format", "json", bootstrap=bootstrap).stdout
+    seen = [json.loads(line) for line in out.splitlines()]
+    assert sorted(row["value"] for row in seen) == sorted(f"value {n}" for n in range(50))
+    assert all(row["headers"] == [["source", "test"]] for row in seen)
+    assert len({(row["key"], row["partition"]) for row in seen}) == 5
+
+
+def test_keys_go_where_other_clients_put_them(bootstrap, topic):
+    keys = [f"key-{n}" for n in range(20)]
+    fencepost(
+        *("produce", topic, "--key-separator", "="),
+        bootstrap=bootstrap,
+        stdin="".join(f"{key}=cli\n" for key in keys),
+    )
+    with confluent_producer(bootstrap, partitioner="murmur2") as producer:
+        for key in keys:
+            producer.produce(topic, b"client", key)
+    out = fencepost("consume", topic, "--format", "json", bootstrap=bootstrap).stdout
+    places = {(row["key"], row["partition"]) for row in map(json.loads, out.splitlines())}
+    assert len(places) == len(keys)
+
+
+def test_a_transaction_is_seen_whole_and_an_aborted_one_not_at_all(bootstrap, topic):
+    fencepost("produce", topic, "--transactional-id", topic, bootstrap=bootstrap, stdin="a\nb\n")
+    with confluent_producer(bootstrap, transactional_id=unique("aborts")) as producer:
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        producer.produce(topic, b"hidden")
+        producer.flush(10)
+        producer.abort_transaction(20)
+    committed = fencepost("consume", topic, bootstrap=bootstrap).stdout
+    assert sorted(committed.split()) == ["a", "b"]
+    everything = fencepost(
+        "consume", topic, "--isolation", "read_uncommitted", bootstrap=bootstrap
+    ).stdout
+    assert sorted(everything.split()) == ["a", "b", "hidden"]
+
+
+def test_a_line_without_key_aborts_the_whole_transaction(bootstrap, topic):
+    bad = fencepost(
+        *("produce", topic, "--transactional-id", topic, "--key-separator", ":"),
+        bootstrap=bootstrap,
+        stdin="k:v\n" * 3000 + "no separator\n",
+        status=1,
+    )
+    assert "line 3001" in bad.stderr
+    assert fencepost("consume", topic, bootstrap=bootstrap).stdout == ""
+
+
+def test_consume_begins_where_it_is_told_and_stops_at_the_limit(bootstrap, topic):
+    fencepost("produce", topic, "--partition", "1", bootstrap=bootstrap, stdin="a\nb\nc\nd\n")
+
+    def read(*arguments: str) -> list[str]:
+        return fencepost(
+            "consume", topic, "-p", "1", *arguments, bootstrap=bootstrap
+        ).stdout.split()
+
+    assert read("--from", "2") == ["c", "d"]
+    assert read("--limit", "3") == ["a", "b", "c"]
+    assert read("--from", "latest") == []
+    assert read("--from", "2000-01-01T00:00:00+00:00") == ["a", "b", "c", "d"]
+    assert read("--from", "2999-01-01T00:00:00+00:00") == []
+    fencepost("consume", topic, "--from", "yesterday", bootstrap=bootstrap, status=2)
+    fencepost("consume", topic, "-p", "9", bootstrap=bootstrap, status=1)
+
+
+def test_groups_are_listed_and_described(bootstrap, topic):
+    group = unique("group")
+    fencepost("produce", topic, "--partition", "0", bootstrap=bootstrap, stdin="a\nb\nc\n")
+    with confluent_consumer(bootstrap, group_id=group, client_id="reader") as consumer:
+        consumer.subscribe([topic])
+        message = consumer.poll(20)
+        assert message is not None
+        consumer.commit(message, asynchronous=False)
+        listed = rows(fencepost("groups", "list", "--format", "json", bootstrap=bootstrap))
+        assert [row["state"] for row in listed if row["group"] == group] == ["Stable"]
+        members = rows(
+            fencepost(
+                "groups", "describe", group, "--members", "--format", "json", bootstrap=bootstrap
+            )
+        )
+        assert [row["client"] for row in members] == ["reader"]
+        assert members[0]["assigned"] == [f"{topic}:{n}" for n in range(3)]
+        offsets = rows(
+            fencepost("groups", "describe", group, "--format", "json", bootstrap=bootstrap)
+        )
+        assert [(row["partition"], row["committed"], row["lag"]) for row in offsets] == [(0, 1, 2)]
+    table = fencepost("groups", "describe", group, bootstrap=bootstrap).stdout
+    assert table.startswith(f"{group}: Empty, 0 members")
+    missing = fencepost("groups", "describe", unique("none"), bootstrap=bootstrap, status=1)
+    assert "no group" in missing.stderr or "GROUP_ID_NOT_FOUND" in missing.stderr.upper()
+
+
+def test_transactions_are_listed_and_described(bootstrap, topic):
+    name = unique("txn")
+    with confluent_producer(bootstrap, transactional_id=name) as producer:
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        producer.produce(topic, b"open", partition=2)
+        producer.flush(10)
+        listed = rows(
+            fencepost("txns", "list", "--state", "Ongoing", "--format", "json", bootstrap=bootstrap)
+        )
+        assert name in [row["transactional_id"] for row in listed]
+        seen = rows(fencepost("txns", "describe", name, "--format", "json", bootstrap=bootstrap))
+        assert (seen[0]["state"], seen[0]["partitions"]) == ("Ongoing", [f"{topic}:2"])
+        producer.commit_transaction(20)
+    after = rows(fencepost("txns", "describe", name, "--format", "json", bootstrap=bootstrap))
+    assert after[0]["state"] in {"CompleteCommit", "PrepareCommit"}
+    assert "TRANSACTIONAL_ID_NOT_FOUND" in (
+        fencepost("txns", "describe", unique("none"), bootstrap=bootstrap, status=1).stderr.upper()
+    )
+    unknown = fencepost("txns", "list", "--state", "Nonsense", bootstrap=bootstrap, status=1)
+    assert "Nonsense" in unknown.stderr
+
+
+def test_help_lists_every_command():
+    text = fencepost("--help").stdout
+    for name in ("serve", "topics", "produce", "consume", "groups", "txns"):
+        assert name in text
+        assert "Usage" in fencepost(name, "--help").stdout

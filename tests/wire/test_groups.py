@@ -1,0 +1,434 @@
+"""Consumer groups as clients live them: joining, sharing, leaving, coming back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+import aiokafka
+import confluent_kafka
+import kafka
+import pytest
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+
+from tests.support.cluster import GROUP, Cluster, unique
+from tests.support.waits import until, until_async
+from tests.wire.clients import (
+    aio_consumer,
+    confluent_consumer,
+    confluent_producer,
+    drain,
+    kp_admin,
+    kp_consumer,
+    poll_until,
+)
+
+
+def fill(bootstrap: str, topic: str, partitions: int, each: int) -> None:
+    with confluent_producer(bootstrap, linger_ms=5) as producer:
+        for partition in range(partitions):
+            for i in range(each):
+                producer.produce(topic, b"%d:%d" % (partition, i), partition=partition)
+
+
+def describe(cluster: Cluster, group: str) -> dict[str, object]:
+    answer = cluster.call("describe_groups", 5, groups=[group])
+    described: dict[str, object] = answer["groups"][0]
+    assert described["error_code"] == "none"
+    return described
+
+
+def shares(consumers: Sequence[aiokafka.AIOKafkaConsumer], partitions: int) -> bool:
+    """Every partition has exactly one owner and everybody has something."""
+    owned = [tp.partition for consumer in consumers for tp in consumer.assignment()]
+    return sorted(owned) == list(range(partitions)) and all(c.assignment() for c in consumers)
+
+
+@pytest.mark.parametrize(
+    "assignor", [RangePartitionAssignor, RoundRobinPartitionAssignor, StickyPartitionAssignor]
+)
+async def test_three_consumers_share_and_take_over(
+    bootstrap: str, cluster: Cluster, assignor: type
+) -> None:
+    topic, group = cluster.create_topic(unique("share"), 6), unique("g")
+    cluster.coordinator(group, GROUP)
+    conf = {"group_id": group, "partition_assignment_strategy": (assignor,)}
+    async with aio_consumer(bootstrap, topic, **conf) as first:
+
+        async def alone() -> bool:
+            return shares([first], 6)
+
+        await until_async(alone, "the only member owns everything")
+        async with (
+            aio_consumer(bootstrap, topic, **conf) as second,
+            aio_consumer(bootstrap, topic, **conf) as third,
+        ):
+
+            async def shared() -> bool:
+                return shares([first, second, third], 6) and all(
+                    len(c.assignment()) == 2 for c in (first, second, third)
+                )
+
+            await until_async(shared, "two partitions each")
+            described = describe(cluster, group)
+            assert described["group_state"] == "Stable"
+            assert described["protocol_type"] == "consumer"
+            assert described["protocol_data"] == assignor.name
+            assert len(described["members"]) == 3
+        await until_async(alone, "the leavers' partitions come back")
+    assert describe(cluster, group)["group_state"] == "Empty"
+
+
+async def test_work_is_done_once_across_a_rebalance(bootstrap: str, cluster: Cluster) -> None:
+    """Commit on revocation, resume at the commit: nothing twice, nothing lost."""
+    topic, group = cluster.create_topic(unique("once"), 4), unique("g")
+    fill(bootstrap, topic, 4, 50)
+    seen: list[tuple[int, bytes]] = []
+
+    class CommitOnRevoke(aiokafka.ConsumerRebalanceListener):
+        def __init__(self, consumer: aiokafka.AIOKafkaConsumer) -> None:
+            self.consumer = consumer
+
+        async def on_partitions_revoked(self, revoked: set[aiokafka.TopicPartition]) -> None:
+            if revoked:
+                await self.consumer.commit()
+
+        async def on_partitions_assigned(self, assigned: set[aiokafka.TopicPartition]) -> None:
+            pass
+
+    async def work(consumer: aiokafka.AIOKafkaConsumer, stop: asyncio.Event) -> None:
+        consumer.subscribe([topic], listener=CommitOnRevoke(consumer))
+        while not stop.is_set():
+            for records in (await consumer.getmany(timeout_ms=50, max_records=3)).values():
+                seen.extend((r.partition, r.value) for r in records)
+        if consumer.assignment():
+            await consumer.commit()
+
+    async def read(count: int) -> None:
+        async def enough() -> bool:
+            for task in tasks:
+                if task.done():
+                    task.result()
+            return len(seen) >= count
+
+        await until_async(enough, f"{count} records")
+
+    async def settled() -> bool:
+        # A commit in the middle of a rebalance may rightly be refused.
+        group_now = describe(cluster, group)
+        return group_now["group_state"] == "Stable" and len(group_now["members"]) == 3
+
+    tasks: list[asyncio.Task[None]] = []
+    stops = [asyncio.Event() for _ in range(3)]
+    async with contextlib.AsyncExitStack() as stack:
+        consumers = [
+            await stack.enter_async_context(aio_consumer(bootstrap, group_id=group))
+            for _ in range(3)
+        ]
+        for consumer, stop in zip(consumers, stops, strict=True):
+            tasks.append(asyncio.create_task(work(consumer, stop)))
+            await read(20 * len(tasks))
+        await until_async(settled, "three members")
+        stops[1].set()
+        await tasks[1]
+        await consumers[1].stop()
+        await read(200)
+        for stop in stops:
+            stop.set()
+        await asyncio.gather(*tasks)
+
+    assert len(seen) == len(set(seen)) == 200
+    assert sum(cluster.committed(group, topic, p) for p in range(4)) == 200
+
+
+def test_a_restarted_consumer_resumes_at_its_commit(bootstrap: str, cluster: Cluster) -> None:
+    topic, group = cluster.create_topic(unique("resume")), unique("g")
+    fill(bootstrap, topic, 1, 30)
+    with confluent_consumer(bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        got = drain(consumer, 10)
+        consumer.commit(message=got[-1], asynchronous=False)
+        drain(consumer, 5)
+    with confluent_consumer(bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        assert drain(consumer, 1)[0].offset() == 10
+        (committed,) = consumer.committed([confluent_kafka.TopicPartition(topic, 0)], timeout=10)
+        assert committed.offset == 10
+
+
+def test_offsets_carry_metadata_and_are_read_by_another_client(
+    bootstrap: str, cluster: Cluster
+) -> None:
+    topic, group = cluster.create_topic(unique("meta"), 2), unique("g")
+    with kp_consumer(bootstrap, group_id=group) as writer:
+        writer.commit(
+            {
+                kafka.TopicPartition(topic, 0): kafka.OffsetAndMetadata(7, "état 🦔", -1),
+                kafka.TopicPartition(topic, 1): kafka.OffsetAndMetadata(9, "", -1),
+            }
+        )
+    with confluent_consumer(bootstrap, group_id=group) as reader:
+        asked = [confluent_kafka.TopicPartition(topic, p) for p in (0, 1)]
+        first, second = reader.committed(asked, timeout=10)
+        assert (first.offset, first.metadata) == (7, "état 🦔")
+        assert second.offset == 9
+    with kp_admin(bootstrap) as admin:
+        listed = admin.list_group_offsets({group: None})[group]
+    assert {(tp.partition, meta.offset) for tp, meta in listed.items()} == {(0, 7), (1, 9)}
+
+
+def test_automatic_commits(bootstrap: str, cluster: Cluster) -> None:
+    topic, group = cluster.create_topic(unique("auto")), unique("g")
+    fill(bootstrap, topic, 1, 20)
+    with confluent_consumer(
+        bootstrap, group_id=group, enable_auto_commit=True, auto_commit_interval_ms=50
+    ) as consumer:
+        consumer.subscribe([topic])
+        drain(consumer, 20)
+        poll_until([consumer], lambda: cluster.committed(group, topic) == 20, "the commit")
+
+
+def test_cooperative_rebalance_moves_only_what_must_move(bootstrap: str, cluster: Cluster) -> None:
+    topic, group = cluster.create_topic(unique("coop"), 4), unique("g")
+    cluster.coordinator(group, GROUP)
+    revoked: dict[str, list[int]] = {"first": [], "second": []}
+    owned: dict[str, set[int]] = {"first": set(), "second": set()}
+
+    def join(name: str, consumer: confluent_kafka.Consumer) -> None:
+        def gained(c: confluent_kafka.Consumer, got: list[confluent_kafka.TopicPartition]) -> None:
+            c.incremental_assign(got)
+            owned[name] |= {tp.partition for tp in got}
+
+        def lost(c: confluent_kafka.Consumer, gone: list[confluent_kafka.TopicPartition]) -> None:
+            c.incremental_unassign(gone)
+            revoked[name] += [tp.partition for tp in gone]
+            owned[name] -= {tp.partition for tp in gone}
+
+        consumer.subscribe([topic], on_assign=gained, on_revoke=lost)
+
+    conf = {"group_id": group, "partition_assignment_strategy": "cooperative-sticky"}
+    with confluent_consumer(bootstrap, **conf) as first:
+        join("first", first)
+        poll_until([first], lambda: owned["first"] == {0, 1, 2, 3}, "all four")
+        with confluent_consumer(bootstrap, **conf) as second:
+            join("second", second)
+            poll_until(
+                [first, second],
+                lambda: len(owned["first"]) == len(owned["second"]) == 2,
+                "two each",
+            )
+            assert owned["first"] | owned["second"] == {0, 1, 2, 3}
+            assert len(revoked["first"]) == 2
+            moved = set(revoked["first"])
+            assert moved == owned["second"]
+            described = describe(cluster, group)
+            assert described["protocol_data"] == "cooperative-sticky"
+        poll_until([first], lambda: owned["first"] == {0, 1, 2, 3}, "all four again")
+        assert set(revoked["first"]) == moved
+
+
+def test_a_static_member_comes_back_without_a_rebalance(bootstrap: str, cluster: Cluster) -> None:
+    topic, group = cluster.create_topic(unique("static"), 4), unique("g")
+    cluster.coordinator(group, GROUP)
+    assigned: list[str] = []
+
+    @contextlib.contextmanager
+    def member(instance: str):  # type: ignore[no-untyped-def]
+        with confluent_consumer(bootstrap, group_id=group, group_instance_id=instance) as consumer:
+            consumer.subscribe([topic], on_assign=lambda *_: assigned.append(instance))
+            yield consumer
+
+    def ids() -> dict[str, str]:
+        described = describe(cluster, group)
+        if described["group_state"] != "Stable":
+            return {}
+        return {m["group_instance_id"]: m["member_id"] for m in described["members"]}
+
+    with member("one") as one:
+        with member("two") as two:
+            poll_until(
+                [one, two],
+                lambda: len(one.assignment()) == len(two.assignment()) == 2 and len(ids()) == 2,
+                "both members",
+            )
+            before = ids()
+        # A static member says no goodbye.
+        assert ids() == before
+        assigned.clear()
+        with member("two") as two:
+            poll_until([one, two], lambda: "two" in assigned, "the return")
+            after = ids()
+            assert after["one"] == before["one"]
+            assert after["two"] != before["two"]
+            assert "one" not in assigned
+
+
+def test_an_instance_id_used_twice_fences_the_older(bootstrap: str, cluster: Cluster) -> None:
+    topic, group = cluster.create_topic(unique("twice")), unique("g")
+    fenced: list[confluent_kafka.KafkaError] = []
+    older = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "group.instance.id": "i",
+            "session.timeout.ms": 6000,
+            "heartbeat.interval.ms": 100,
+            "error_cb": fenced.append,
+        }
+    )
+    older.subscribe([topic])
+    poll_until([older], older.assignment, "assignment")
+    with confluent_consumer(bootstrap, group_id=group, group_instance_id="i") as newer:
+        newer.subscribe([topic])
+        poll_until([newer], newer.assignment, "the newer's assignment")
+
+        def hears_of_it() -> bool:
+            message = older.poll(0.05)
+            if message is not None and message.error():
+                fenced.append(message.error())
+            return any(
+                e.code()
+                in (
+                    confluent_kafka.KafkaError._FATAL,
+                    confluent_kafka.KafkaError.FENCED_INSTANCE_ID,
+                )
+                for e in fenced
+            )
+
+        until(hears_of_it, "the older is fenced")
+        assert newer.assignment()
+    older.close()
+
+
+async def test_a_silent_member_is_removed(bootstrap: str, cluster: Cluster) -> None:
+    topic, group = cluster.create_topic(unique("silent"), 2), unique("g")
+    cluster.coordinator(group, GROUP)
+    # A member that joins by hand and is never heard of again.
+    with Cluster(bootstrap) as ghost:
+        join = {
+            "group_id": group,
+            "session_timeout": 1000,
+            "rebalance_timeout": 1000,
+            "protocol_type": "consumer",
+            "protocols": [
+                {"name": "roundrobin", "metadata": _subscription(topic)},
+            ],
+        }
+        known = ghost.call("join_group", 5, **join)
+        joined = ghost.call("join_group", 5, member_id=known["member_id"], **join)
+        assert joined["error_code"] == "none"
+        ghost.call(
+            "sync_group",
+            3,
+            group_id=group,
+            generation_id=joined["generation_id"],
+            member_id=joined["member_id"],
+        )
+    async with aio_consumer(bootstrap, topic, group_id=group) as consumer:
+
+        async def all_mine() -> bool:
+            return len(consumer.assignment()) == 2
+
+        await until_async(all_mine, "the ghost is gone")
+    assert describe(cluster, group)["members"] == []
+
+
+def _subscription(topic: str) -> bytes:
+    name = topic.encode()
+    return b"\0\0\0\0\0\1" + len(name).to_bytes(2, "big") + name + b"\xff\xff\xff\xff"
+
+
+def test_a_consumer_finds_topics_that_match_its_pattern(bootstrap: str, cluster: Cluster) -> None:
+    stem = unique("pattern")
+    first, second = cluster.create_topic(f"{stem}-a"), cluster.create_topic(f"{stem}-b")
+    cluster.create_topic(f"other-{stem}")
+    fill(bootstrap, first, 1, 3)
+    fill(bootstrap, second, 1, 3)
+    with confluent_consumer(bootstrap, group_id=unique("g")) as consumer:
+        consumer.subscribe([f"^{stem}-.*"])
+        assert {m.topic() for m in drain(consumer, 6)} == {first, second}
+
+
+def test_kafka_python_members_share(bootstrap: str, cluster: Cluster) -> None:
+    topic, group = cluster.create_topic(unique("kp"), 2), unique("g")
+    cluster.coordinator(group, GROUP)
+    fill(bootstrap, topic, 2, 10)
+    with (
+        kp_consumer(bootstrap, topic, group_id=group) as first,
+        kp_consumer(bootstrap, topic, group_id=group) as second,
+    ):
+
+        def both() -> bool:
+            first.poll(50)
+            second.poll(50)
+            return len(first.assignment()) == len(second.assignment()) == 1
+
+        until(both, "one partition each")
+
+
+def test_listing_describing_and_deleting_groups(bootstrap: str, cluster: Cluster) -> None:
+    topic, group = cluster.create_topic(unique("admin")), unique("g")
+    with kp_admin(bootstrap) as admin:
+        with confluent_consumer(bootstrap, group_id=group) as consumer:
+            consumer.subscribe([topic])
+            poll_until([consumer], consumer.assignment, "assignment")
+            mark = confluent_kafka.TopicPartition(topic, 0, 0)
+            consumer.commit(offsets=[mark], asynchronous=False)
+            listed = {g["group_id"]: g for g in admin.list_groups()}[group]
+            assert listed["protocol_type"] == "consumer"
+            assert listed["group_state"] == "Stable"
+            refused = cluster.call("delete_groups", 2, groups_names=[group])
+            assert refused["results"][0]["error_code"] == "non_empty_group"
+            still = cluster.call(
+                "offset_delete",
+                0,
+                group_id=group,
+                topics=[{"name": topic, "partitions": [{"partition_index": 0}]}],
+            )
+            part = still["topics"][0]["partitions"][0]
+            assert part["error_code"] == "group_subscribed_to_topic"
+        assert describe(cluster, group)["group_state"] == "Empty"
+        assert cluster.committed(group, topic) == 0
+        assert cluster.call("delete_groups", 2, groups_names=[group])["results"] == [
+            {"group_id": group, "error_code": "none"}
+        ]
+        assert group not in {g["group_id"] for g in admin.list_groups()}
+    assert cluster.committed(group, topic) == -1
+    gone = cluster.call("delete_groups", 2, groups_names=[group])
+    assert gone["results"][0]["error_code"] == "group_id_not_found"
+
+
+def test_offsets_of_an_empty_group_can_be_deleted_one_by_one(
+    bootstrap: str, cluster: Cluster
+) -> None:
+    topic, group = cluster.create_topic(unique("offdel"), 2), unique("g")
+    with confluent_consumer(bootstrap, group_id=group) as consumer:
+        consumer.commit(
+            offsets=[confluent_kafka.TopicPartition(topic, p, 3) for p in (0, 1)],
+            asynchronous=False,
+        )
+    answer = cluster.call(
+        "offset_delete",
+        0,
+        group_id=group,
+        topics=[{"name": topic, "partitions": [{"partition_index": 0}]}],
+    )
+    assert answer["error_code"] == "none"
+    assert cluster.committed(group, topic, 0) == -1
+    assert cluster.committed(group, topic, 1) == 3
+
+
+def test_deleting_a_topic_forgets_its_offsets(bootstrap: str, cluster: Cluster) -> None:
+    topic, group = cluster.create_topic(unique("forgotten")), unique("g")
+    with confluent_consumer(bootstrap, group_id=group) as consumer:
+        consumer.commit(offsets=[confluent_kafka.TopicPartition(topic, 0, 3)], asynchronous=False)
+    cluster.call("delete_topics", 5, topic_names=[topic], timeout=10_000)
+
+    def gone() -> bool:
+        answer = cluster.call("offset_fetch", 7, group_id=group, topics=None)
+        return answer["topics"] == []
+
+    until(gone, "no offsets left")

@@ -13,6 +13,7 @@ from txn.epochs import Identity
 from txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
+    InvalidTransactionStateError,
     TooManyPartitionsError,
     TransactionAbortableError,
 )
@@ -28,13 +29,19 @@ def decide(shard: Shard, token: Token, command: AddPartitions, now_ms: int) -> D
     if shard.is_pending(transactional_id):
         raise ConcurrentTransactionsError("the last transaction is being completed")
     txn = shard.transactions.get(transactional_id)
-    if txn is None or txn.producer_id != command.producer_id:
+    if txn is None or command.producer_id not in {
+        txn.producer_id,
+        txn.client_identity.producer_id,
+    }:
         raise InvalidProducerIdMappingError(
             f"{transactional_id} is not the id of producer {command.producer_id}"
         )
     request = Identity(command.producer_id, command.producer_epoch)
-    if request != txn.identity or request.epoch > epochs.LAST_CLIENT_EPOCH:
-        return refuse_fenced(token, transactional_id, request, txn.identity, "AddPartitions")
+    owner = txn.client_identity
+    if request != owner or request.epoch > epochs.LAST_CLIENT_EPOCH:
+        return refuse_fenced(token, transactional_id, request, owner, "AddPartitions")
+    if txn.is_kept:
+        raise InvalidTransactionStateError("a prepared transaction can only be ended")
     if txn.state in state.PREPARED:
         raise ConcurrentTransactionsError("the last transaction is being completed")
     if command.verify_only:

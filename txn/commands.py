@@ -34,6 +34,10 @@ class InitProducerId:
 
     Where the claim has to abort an ongoing transaction first, the reply waits for the markers.
 
+    ``enable_2pc`` makes the transactions of the id have no timeout (KIP-939). ``keep_prepared``
+    leaves an ongoing one as it is, for a producer that was restarted between the two phases; it
+    goes with no identity, and where nothing is ongoing it changes nothing.
+
     Errors: InvalidTxnRequest, TwoPhaseCommitDisabled, KeepPreparedUnsupported,
     InvalidTransactionTimeout, ConcurrentTransactions, ProducerFenced, ProducerIdsUnavailable,
     TooManyTransactionalIds.
@@ -49,7 +53,12 @@ class InitProducerId:
 
 @dataclass(frozen=True, slots=True)
 class InitProducerIdResult:
-    """The identity to produce with. The ``ongoing`` fields stay -1 (KIP-939 will fill them)."""
+    """The identity to send with.
+
+    The ``ongoing`` fields name the transaction that ``keep_prepared`` left open, by the identity
+    it was prepared under; -1 where there is none. EndTxn is sent with the identity to send with,
+    never with this one.
+    """
 
     producer_id: int
     producer_epoch: int
@@ -68,7 +77,7 @@ class AddPartitions:
     above, TxnOffsetCommit v5 and above), 0 otherwise.
 
     Errors: InvalidTxnRequest, ConcurrentTransactions, InvalidProducerIdMapping, ProducerFenced,
-    TooManyPartitions.
+    InvalidTransactionState (a kept transaction can only be ended), TooManyPartitions.
     """
 
     transactional_id: str

@@ -112,8 +112,9 @@ def decide(shard: Shard, token: Token, command: EndTxn, now_ms: int) -> Decision
         raise InvalidProducerIdMappingError(
             f"{transactional_id} is not the id of producer {command.producer_id}"
         )
+    owner = txn.client_identity
     if relation is Relation.FENCED:
-        return refuse_fenced(token, transactional_id, request, txn.identity, "EndTxn")
+        return refuse_fenced(token, transactional_id, request, owner, "EndTxn")
     if pending:
         raise ConcurrentTransactionsError("the last transaction is being completed")
     if version >= TV2:
@@ -121,14 +122,14 @@ def decide(shard: Shard, token: Token, command: EndTxn, now_ms: int) -> Decision
     else:
         verdict = TV1_TABLE[txn.state, command.commit]
     if verdict is Verdict.FENCED:
-        return refuse_fenced(token, transactional_id, request, txn.identity, "EndTxn")
+        return refuse_fenced(token, transactional_id, request, owner, "EndTxn")
     if verdict is Verdict.WAIT:
         raise ConcurrentTransactionsError("this transaction is being completed")
     if verdict is Verdict.ILLEGAL:
         wanted = "commit" if command.commit else "abort"
         raise InvalidTransactionStateError(f"no {wanted} in state {txn.state.kafka_name}")
     draft = Draft(shard)
-    after = txn.identity
+    after = owner
     if verdict is Verdict.END:
         prepared = _end(shard, draft, transactional_id, txn, version, now_ms, commit=command.commit)
         _note_end(draft, transactional_id, txn, prepared, "EndTxn")
@@ -154,8 +155,8 @@ def abort_fenced(
         transactional_id,
         cause=cause,
         producer_id=owned.producer_id,
-        fenced_epoch=owned.producer_epoch,
-        producer_epoch=prepared.producer_epoch,
+        fenced_epoch=owned.client_identity.epoch,
+        producer_epoch=prepared.next_identity.epoch,
     )
 
 
@@ -166,9 +167,13 @@ def _rules(transaction_version: int) -> int:
 
 def _relate(request: Identity, txn: TransactionMetadata, version: int) -> Relation:
     if version < TV2:
-        relation = epochs.relate_tv1(request, txn.identity)
+        relation = epochs.relate_tv1(request, txn.client_identity)
     else:
-        relation = epochs.relate_tv2(request, txn.identity, txn.previous_producer_id)
+        relation = epochs.relate_tv2(request, txn.client_identity, txn.previous_producer_id)
+    # The producer that prepared a transaction, after another one has taken that over: the producer
+    # id of the two may differ, and it must hear that it is fenced, not that its id is unknown.
+    if relation is Relation.OTHER_ID and request == txn.identity:
+        return Relation.FENCED
     # No client was ever given the last epoch, so whoever sends it has made it up.
     if relation is not Relation.OTHER_ID and request.epoch > epochs.LAST_CLIENT_EPOCH:
         return Relation.FENCED
@@ -191,7 +196,7 @@ def _end(
 ) -> TransactionMetadata:
     """Draft the Prepare record and its markers."""
     next_producer_id = NO_PRODUCER_ID
-    if version >= TV2 and epochs.is_exhausted(txn.producer_epoch):
+    if version >= TV2 and epochs.is_exhausted(txn.client_identity.epoch):
         next_producer_id = shard.ids.take()
     prepared = state.prepared(
         txn,
@@ -202,7 +207,7 @@ def _end(
     )
     draft.prepare(transactional_id, prepared)
     if version >= TV2:
-        shard.successors[transactional_id] = (prepared.next_identity, txn.identity)
+        shard.successors[transactional_id] = (prepared.next_identity, txn.client_identity)
     return prepared
 
 
@@ -223,16 +228,16 @@ def _note_end(
             state=owned.state.kafka_name,
             partitions=len(owned.partitions),
         )
-    after = prepared.next_identity
-    if after.producer_id != owned.producer_id:
+    before, after = owned.client_identity, prepared.next_identity
+    if after.producer_id != before.producer_id:
         draft.note(
             "producer-id-rotated",
             transactional_id,
             cause=cause,
             producer_id=after.producer_id,
-            former_producer_id=owned.producer_id,
+            former_producer_id=before.producer_id,
         )
-    elif after.epoch != owned.producer_epoch:
+    elif after.epoch != before.epoch:
         draft.note(
             "epoch-bumped",
             transactional_id,

@@ -26,7 +26,7 @@ class TwoPhaseCommitDisabledError(TxnError):
 
 
 class KeepPreparedUnsupportedError(TxnError):
-    """Keeping a prepared transaction is not offered (UNSUPPORTED_VERSION)."""
+    """Two-phase commit is off, so nothing can be kept (UNSUPPORTED_VERSION)."""
 
 
 class ConcurrentTransactionsError(TxnError):

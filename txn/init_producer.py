@@ -1,6 +1,6 @@
 """InitProducerId: who owns a transactional id from now on.
 
-Sources: ``TransactionCoordinator.handleInitProducerId``; KIP-98, KIP-360, KIP-939 (its switches).
+Sources: ``TransactionCoordinator.handleInitProducerId``; KIP-98, KIP-360, KIP-939.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from txn.errors import (
     TwoPhaseCommitDisabledError,
 )
 from txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS
-from txn.shard import PARK_TIMER, Draft, Parked, Shard, refuse_fenced, require_id
+from txn.shard import PARK_TIMER, TIMEOUT_TIMER, Draft, Parked, Shard, refuse_fenced, require_id
 from txn.state import TransactionMetadata, TransactionState
 
 
@@ -42,11 +42,14 @@ def decide(shard: Shard, token: Token, command: InitProducerId, now_ms: int) -> 
             )
         txn = state.created(shard.ids.take(), command.transaction_timeout_ms, now_ms)
     given = _given(command)
-    if given is not None and not epochs.may_continue(given, txn.identity, txn.previous_producer_id):
-        return refuse_fenced(token, transactional_id, given, txn.identity, "InitProducerId")
+    owner = txn.client_identity
+    if given is not None and not epochs.may_continue(given, owner, txn.previous_producer_id):
+        return refuse_fenced(token, transactional_id, given, owner, "InitProducerId")
     if txn.state in state.PREPARED:
         raise ConcurrentTransactionsError("the last transaction is being completed")
     if txn.state is TransactionState.ONGOING:
+        if command.keep_prepared:
+            return _keep(shard, token, command, txn, now_ms)
         return _take_over(shard, token, command, txn, now_ms)
     draft = Draft(shard)
     try:
@@ -150,8 +153,8 @@ def _take_over(
     """
     transactional_id = command.transactional_id
     given = _given(command)
-    if given is not None and given != txn.identity:
-        return refuse_fenced(token, transactional_id, given, txn.identity, "InitProducerId")
+    if given is not None and given != txn.client_identity:
+        return refuse_fenced(token, transactional_id, given, txn.client_identity, "InitProducerId")
     draft = Draft(shard)
     end_txn.abort_fenced(shard, draft, transactional_id, now_ms, cause="InitProducerId")
     if len(shard.parked) < shard.limits.max_parked_requests:
@@ -159,6 +162,44 @@ def _take_over(
         draft.set_timer((PARK_TIMER, transactional_id), now_ms + shard.limits.max_park_ms)
     else:
         draft.reply(token, ConcurrentTransactionsError("the open transaction is being aborted"))
+    return draft.decision()
+
+
+def _keep(
+    shard: Shard, token: Token, command: InitProducerId, txn: TransactionMetadata, now_ms: int
+) -> Decision:
+    """Leave the open transaction open, and give the id to the sender so that it can end it.
+
+    The identity moves on with every such claim, so that of several restarted producers only the
+    last one decides. The timeout of the transaction stays: nobody may shorten what was prepared;
+    but a sender that says two-phase commit takes it away.
+    """
+    transactional_id = command.transactional_id
+    before = txn.client_identity
+    if epochs.is_exhausted(before.epoch):
+        client = Identity(shard.ids.take(), 0)
+    else:
+        client = Identity(before.producer_id, epochs.bump(before.epoch))
+    timeout_ms = TWO_PHASE_COMMIT_TIMEOUT_MS if command.enable_2pc else txn.timeout_ms
+    kept = state.kept(txn, client, timeout_ms=timeout_ms, now_ms=now_ms)
+    draft = Draft(shard)
+    draft.write(transactional_id, kept)
+    if timeout_ms != txn.timeout_ms:
+        draft.set_timer((TIMEOUT_TIMER, transactional_id), None)
+    shard.successors.pop(transactional_id, None)
+    draft.note(
+        "transaction-kept",
+        transactional_id,
+        cause="InitProducerId",
+        ongoing_producer_id=txn.producer_id,
+        ongoing_producer_epoch=txn.producer_epoch,
+        former_producer_id=before.producer_id,
+        former_producer_epoch=before.epoch,
+        producer_id=client.producer_id,
+        producer_epoch=client.epoch,
+        open_ms=now_ms - txn.start_ms,
+    )
+    draft.reply(token, InitProducerIdResult(*client, *txn.identity))
     return draft.decision()
 
 
@@ -175,8 +216,10 @@ def _validate(shard: Shard, command: InitProducerId) -> None:
         raise InvalidTxnRequestError("producer id and epoch have to be given together")
     if command.enable_2pc and not shard.limits.two_phase_commit_enable:
         raise TwoPhaseCommitDisabledError("two-phase commit is off on this broker")
-    if command.keep_prepared:
-        raise KeepPreparedUnsupportedError("prepared transactions can not be kept")
+    if command.keep_prepared and not shard.limits.two_phase_commit_enable:
+        raise KeepPreparedUnsupportedError("prepared transactions are not kept on this broker")
+    if command.keep_prepared and id_given:
+        raise InvalidTxnRequestError("a producer that has an identity can not keep a transaction")
     longest_ms = shard.limits.max_transaction_timeout_ms
     if not command.enable_2pc and not 0 < command.transaction_timeout_ms <= longest_ms:
         raise InvalidTransactionTimeoutError(

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from logcore.machine import Record
 from txn.commands import NO_PRODUCER_ID, TopicPartition
+from txn.epochs import NO_EPOCH
 from txn.errors import MalformedTransactionRecordError
 from txn.state import TV2, TransactionMetadata, TransactionState
 
@@ -28,6 +29,7 @@ MAX_STRING_BYTES = 2**15 - 1
 _TAG_PREVIOUS_PRODUCER_ID = 0
 _TAG_NEXT_PRODUCER_ID = 1
 _TAG_CLIENT_TRANSACTION_VERSION = 2
+_TAG_NEXT_PRODUCER_EPOCH = 3
 
 _HEAD = struct.Struct(">hqhib")
 _TIMES = struct.Struct(">qq")
@@ -51,10 +53,11 @@ def encode(transactional_id: str, txn: TransactionMetadata, transaction_version:
     """Build the record for ``txn``.
 
     ``transaction_version`` is the cluster's: value version 1 from 1 on, as in Kafka. A transaction
-    of a TV2 client is written as version 1 in any case, because version 0 can not say which
-    producer id the client was promised.
+    of a TV2 client, and one that was kept, is written as version 1 in any case, because version 0
+    can not say which identity the client was promised.
     """
-    flexible = transaction_version >= FLEXIBLE_VERSION or txn.client_transaction_version >= TV2
+    promised = txn.client_transaction_version >= TV2 or txn.is_kept
+    flexible = transaction_version >= FLEXIBLE_VERSION or promised
     return Record(encode_key(transactional_id), encode_value(txn, FLEXIBLE_VERSION * flexible))
 
 
@@ -135,6 +138,7 @@ def _decode_body(reader: _Reader, *, flexible: bool) -> TransactionMetadata:
         start_ms=start_ms,
         last_update_ms=last_update_ms,
         client_transaction_version=_tag(tags, _TAG_CLIENT_TRANSACTION_VERSION, _INT16, 0),
+        next_producer_epoch=_tag(tags, _TAG_NEXT_PRODUCER_EPOCH, _INT16, NO_EPOCH),
     )
 
 
@@ -169,6 +173,8 @@ def _tagged_fields(txn: TransactionMetadata) -> bytes:
         fields.append(
             (_TAG_CLIENT_TRANSACTION_VERSION, _INT16.pack(txn.client_transaction_version))
         )
+    if txn.is_kept:
+        fields.append((_TAG_NEXT_PRODUCER_EPOCH, _INT16.pack(txn.next_producer_epoch)))
     return _uvarint(len(fields)) + b"".join(
         _uvarint(tag) + _uvarint(len(data)) + data for tag, data in fields
     )

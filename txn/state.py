@@ -17,7 +17,7 @@ from types import MappingProxyType
 from logcore.machine import InvariantViolation
 from txn import epochs
 from txn.commands import NO_PRODUCER_ID, TopicPartition
-from txn.epochs import Identity
+from txn.epochs import NO_EPOCH, Identity
 
 NO_TIMESTAMP_MS = -1
 """The start of a transaction that has not begun."""
@@ -70,10 +70,11 @@ LEGAL_PREDECESSORS: Mapping[TransactionState, frozenset[TransactionState]] = Map
 
 CAUSES: Mapping[tuple[TransactionState, TransactionState], str] = MappingProxyType(
     {(old, _S.EMPTY): "InitProducerId" for old in AT_REST}
-    | {(old, _S.ONGOING): "AddPartitions" for old in LEGAL_PREDECESSORS[_S.ONGOING]}
+    | {(old, _S.ONGOING): "AddPartitions" for old in AT_REST}
     | {(old, _S.PREPARE_ABORT): "EndTxn abort, TV2" for old in AT_REST}
     | {(old, _S.DEAD): "expiry" for old in AT_REST}
     | {
+        (_S.ONGOING, _S.ONGOING): "AddPartitions, InitProducerId keeping it",
         (_S.ONGOING, _S.PREPARE_COMMIT): "EndTxn commit",
         (_S.ONGOING, _S.PREPARE_ABORT): "EndTxn abort",
         (_S.ONGOING, _S.PREPARE_EPOCH_FENCE): "timeout, InitProducerId",
@@ -92,6 +93,10 @@ class TransactionMetadata:
     ``previous_producer_id`` is the producer id before the last transition, ``next_producer_id``
     the one to switch to when the running completion ends (-1: stay). The last producer epoch,
     which recognises a repeated InitProducerId, is not here: Kafka does not store it either.
+
+    A transaction that InitProducerId *kept* (KIP-939) has two identities: ``producer_id`` and
+    ``producer_epoch`` go on being those of its batches and markers, while the client has
+    ``next_producer_id`` and ``next_producer_epoch``. The latter is -1 for all others.
     """
 
     producer_id: int
@@ -104,15 +109,28 @@ class TransactionMetadata:
     start_ms: int
     last_update_ms: int
     client_transaction_version: int
+    next_producer_epoch: int = NO_EPOCH
 
     @property
     def identity(self) -> Identity:
-        """The stored producer id and epoch."""
+        """The producer id and epoch of the transaction's batches and markers."""
         return Identity(self.producer_id, self.producer_epoch)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the client's identity has moved on from that of its transaction (KIP-939)."""
+        return self.next_producer_epoch != NO_EPOCH
+
+    @property
+    def client_identity(self) -> Identity:
+        """The producer id and epoch that the owner of the id has to send."""
+        return self.next_identity if self.is_kept else self.identity
 
     @property
     def next_identity(self) -> Identity:
         """The identity after the running completion."""
+        if self.is_kept:
+            return Identity(self.next_producer_id, self.next_producer_epoch)
         if self.next_producer_id != NO_PRODUCER_ID:
             return Identity(self.next_producer_id, 0)
         return self.identity
@@ -168,6 +186,23 @@ def initialised(
     )
 
 
+def kept(
+    old: TransactionMetadata, client: Identity, *, timeout_ms: int, now_ms: int
+) -> TransactionMetadata:
+    """Leave an open transaction as it is and give its id to ``client`` (KIP-939)."""
+    require_legal(old.state, _S.ONGOING)
+    if old.state is not _S.ONGOING:
+        raise InvariantViolation(f"nothing to keep in {old.state.name}")
+    return replace(
+        old,
+        previous_producer_id=old.client_identity.producer_id,
+        next_producer_id=client.producer_id,
+        next_producer_epoch=client.epoch,
+        timeout_ms=timeout_ms,
+        last_update_ms=now_ms,
+    )
+
+
 def extended(
     old: TransactionMetadata,
     partitions: frozenset[TopicPartition],
@@ -196,10 +231,12 @@ def fenced(old: TransactionMetadata, transaction_version: int) -> TransactionMet
     epoch, and run over the last one (KAFKA-19367).
     """
     require_legal(old.state, _S.PREPARE_EPOCH_FENCE)
-    epoch = old.producer_epoch
-    if transaction_version < TV2:
-        epoch = epochs.bump_to_fence(epoch)
-    return replace(old, producer_epoch=epoch, state=_S.PREPARE_EPOCH_FENCE)
+    turned = replace(old, state=_S.PREPARE_EPOCH_FENCE)
+    if transaction_version >= TV2:
+        return turned
+    if old.is_kept:
+        return replace(turned, next_producer_epoch=epochs.bump_to_fence(old.next_producer_epoch))
+    return replace(turned, producer_epoch=epochs.bump_to_fence(old.producer_epoch))
 
 
 def prepared(
@@ -210,18 +247,32 @@ def prepared(
     next_producer_id: int,
     now_ms: int,
 ) -> TransactionMetadata:
-    """Decide the outcome. Under TV2 this bumps the epoch, so that no request of it comes late."""
+    """Decide the outcome. Under TV2 this bumps the epoch, so that no request of it comes late.
+
+    A kept transaction has its markers at a bumped epoch in any case: they are what turns the
+    producer away that prepared it. Under TV2 its client's identity moves on as well, or an EndTxn
+    that was sent before the answer came would end the client's next transaction.
+    """
     new_state = _S.PREPARE_COMMIT if commit else _S.PREPARE_ABORT
     require_legal(old.state, new_state)
     if old.state in AT_REST and client_transaction_version < TV2:
         raise InvariantViolation(f"only TV2 may abort what has not begun ({old.state.name})")
+    tv2 = client_transaction_version >= TV2
     epoch = old.producer_epoch
-    if client_transaction_version >= TV2:
+    if tv2 or old.is_kept:
         epoch = epochs.bump(epoch) if commit else epochs.bump_to_fence(epoch)
+    next_epoch = NO_EPOCH
+    if old.is_kept:
+        next_epoch = epochs.bump(old.next_producer_epoch) if tv2 else old.next_producer_epoch
+        if next_producer_id != NO_PRODUCER_ID:
+            next_epoch = 0
+        else:
+            next_producer_id = old.next_producer_id
     return replace(
         old,
-        previous_producer_id=old.producer_id,
+        previous_producer_id=old.client_identity.producer_id,
         next_producer_id=next_producer_id,
+        next_producer_epoch=next_epoch,
         producer_epoch=epoch,
         state=new_state,
         start_ms=now_ms if old.state in AT_REST else old.start_ms,
@@ -238,8 +289,10 @@ def completed(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
     return replace(
         old,
         producer_id=producer_id,
-        previous_producer_id=old.producer_id,
+        # The client's, by which a retry of its EndTxn is known across a rotation.
+        previous_producer_id=old.previous_producer_id if old.is_kept else old.producer_id,
         next_producer_id=NO_PRODUCER_ID,
+        next_producer_epoch=NO_EPOCH,
         producer_epoch=epoch,
         state=new_state,
         partitions=frozenset(),
@@ -267,13 +320,27 @@ def check_step(old: TransactionMetadata | None, new: TransactionMetadata) -> Non
     if new.state is _S.EMPTY:
         sound = _is_sound_claim(old, new)
     elif new.state is _S.ONGOING:
-        sound = new.identity == old.identity and new.partitions >= old.partitions
+        sound = new.identity == old.identity and _is_sound_addition(old, new)
     elif new.state in PREPARED:
         sound = _is_sound_prepare(old, new)
     else:
         sound = new.identity == old.next_identity and new.start_ms != NO_TIMESTAMP_MS
-    if not sound or (new.state is not _S.EMPTY and new.timeout_ms != old.timeout_ms):
+    timeout_may_change = new.state is _S.EMPTY or new.is_kept
+    if not sound or (new.timeout_ms != old.timeout_ms and not timeout_may_change):
         raise InvariantViolation(f"unsound transition from {old} to {new}")
+
+
+def _is_sound_addition(old: TransactionMetadata, new: TransactionMetadata) -> bool:
+    if not new.is_kept:
+        return new.partitions >= old.partitions and not old.is_kept
+    same = new.partitions == old.partitions and new.start_ms == old.start_ms
+    return same and _moves_on(old.client_identity, new.client_identity)
+
+
+def _moves_on(old: Identity, new: Identity) -> bool:
+    if new.producer_id == old.producer_id:
+        return new.epoch == old.epoch + 1
+    return new.epoch == 0 and epochs.is_exhausted(old.epoch)
 
 
 def _is_sound_claim(old: TransactionMetadata, new: TransactionMetadata) -> bool:
@@ -287,14 +354,29 @@ def _is_sound_prepare(old: TransactionMetadata, new: TransactionMetadata) -> boo
     legal_epochs = {epochs.bump_to_fence(old.producer_epoch)} if tv2 else {old.producer_epoch}
     if new.state is _S.PREPARE_ABORT:
         legal_epochs.add(epochs.bump_to_fence(old.producer_epoch))
-    rotates = new.next_producer_id != NO_PRODUCER_ID
+    if old.is_kept:
+        legal_epochs = {epochs.bump_to_fence(old.producer_epoch)}
+        moved = _moves_on(old.client_identity, new.next_identity)
+        succession = moved or (not tv2 and _is_sound_tv1_end(old, new))
+    else:
+        rotates = new.next_producer_id != NO_PRODUCER_ID
+        succession = rotates == (tv2 and epochs.is_exhausted(old.producer_epoch))
     return (
         new.producer_id == old.producer_id
         and new.producer_epoch in legal_epochs
         and new.partitions == old.partitions
+        and new.is_kept == old.is_kept
         and (new.start_ms == old.start_ms or old.state in AT_REST)
-        and rotates == (tv2 and epochs.is_exhausted(old.producer_epoch))
+        and succession
     )
+
+
+def _is_sound_tv1_end(old: TransactionMetadata, new: TransactionMetadata) -> bool:
+    """Under TV1 the client keeps its identity, unless the abort is a fence."""
+    legal = {old.next_producer_epoch}
+    if new.state is _S.PREPARE_ABORT:
+        legal.add(epochs.bump_to_fence(old.next_producer_epoch))
+    return new.next_producer_id == old.next_producer_id and new.next_producer_epoch in legal
 
 
 def check_shape(transactional_id: str, txn: TransactionMetadata) -> None:
@@ -307,8 +389,20 @@ def check_shape(transactional_id: str, txn: TransactionMetadata) -> None:
         and (begun or not txn.partitions)
         and (not begun or txn.start_ms != NO_TIMESTAMP_MS)
         and (txn.state is not _S.EMPTY or txn.start_ms == NO_TIMESTAMP_MS)
-        and (txn.state in PREPARED or txn.next_producer_id == NO_PRODUCER_ID)
-        and txn.next_producer_id != txn.producer_id
+        and _is_sound_next(txn)
     )
     if not sound:
         raise InvariantViolation(f"{transactional_id}: impossible state {txn}")
+
+
+def _is_sound_next(txn: TransactionMetadata) -> bool:
+    if txn.is_kept:
+        begun = txn.state is _S.ONGOING or txn.state in PREPARED
+        ahead = txn.next_producer_id != txn.producer_id or (
+            txn.next_producer_epoch > txn.producer_epoch
+            or (txn.state in PREPARED and txn.next_producer_epoch == txn.producer_epoch)
+        )
+        return begun and ahead and txn.next_producer_id >= 0 and txn.next_producer_epoch >= 0
+    if txn.next_producer_id == NO_PRODUCER_ID:
+        return True
+    return txn.state in PREPARED and txn.next_producer_id != txn.producer_id

@@ -336,7 +336,7 @@ def sweep_crashes(driver: Driver) -> None:
                 assert after == txn
                 if txn.state is S.ONGOING and txn.timeout_ms < 2**31 - 1:
                     assert (TIMEOUT_TIMER, one) in held.timers
-            assert after.identity == txn.next_identity
+            assert after.client_identity == txn.next_identity
         # Reporting the same markers again changes nothing.
         digest, written = held.machine.digest(), len(held.log)
         for order in orders:

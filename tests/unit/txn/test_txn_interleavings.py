@@ -78,7 +78,9 @@ class Schedules(RuleBasedStateMachine):
         self.driver = Driver(
             transaction_version=tv,
             hold=hold,
-            limits=TxnLimits(transactional_id_expiration_ms=20 * TIMEOUT_MS),
+            limits=TxnLimits(
+                transactional_id_expiration_ms=20 * TIMEOUT_MS, two_phase_commit_enable=True
+            ),
         )
         if epoch >= 0:
             self.driver.place(metadata(S.COMPLETE_COMMIT, identity=Identity(500, epoch), tv=0))
@@ -95,7 +97,7 @@ class Schedules(RuleBasedStateMachine):
         before, stored = self.driver.machine.digest(), self.driver.machine.transaction(T)
         token = self.driver.submit(command)
         # A TV1 owner that claims its id anew amid a transaction fences itself, as in Kafka.
-        owner = stored is not None and stored.identity == _identity(command)
+        owner = stored is not None and stored.client_identity == _identity(command)
         if isinstance(self.driver.replies.get(token), ProducerFencedError) and not owner:
             assert self.driver.machine.digest() == before, "a fenced producer changed something"
         producer.waiting[token] = command
@@ -118,6 +120,8 @@ class Schedules(RuleBasedStateMachine):
             identity = Identity(answer.producer_id, answer.producer_epoch)
             assert 0 <= identity.epoch <= 32_766
             assert self.owners.setdefault(identity, producer) is producer, "shared identity"
+            if isinstance(answer, InitProducerIdResult) and answer.ongoing_producer_id >= 0:
+                producer.begun[identity] = self.transaction
             if isinstance(command, EndTxn):
                 assert (identity == asked_as) == (producer.tv == 0)
                 number = producer.begun.get(asked_as)
@@ -132,6 +136,17 @@ class Schedules(RuleBasedStateMachine):
         producer = self.producers[who]
         given = {"fresh": NONE, "continue": producer.identity, "repeat": producer.last}[proceed]
         self._send(producer, InitProducerId(T, TIMEOUT_MS, *given))
+
+    @rule(who=WHO, endless=st.booleans())
+    def keep(self, who: int, endless: bool) -> None:
+        command = InitProducerId(T, TIMEOUT_MS, *NONE, enable_2pc=endless, keep_prepared=True)
+        self._send(self.producers[who], command)
+
+    @rule(who=WHO, partition=PARTITION, commit=st.booleans())
+    def decide_what_was_kept(self, who: int, partition: tuple[str, int], commit: bool) -> None:
+        self.begin(1 - who, partition)
+        self.keep(who, endless=False)
+        self.end(who, commit, stale=False)
 
     @rule(who=WHO, partition=PARTITION, verify=st.sampled_from([False, False, True]))
     def add(self, who: int, partition: tuple[str, int], verify: bool) -> None:

@@ -134,7 +134,7 @@ def test_unknown_versions_are_passed_over(record: Record) -> None:
 
 
 def test_unknown_tags_are_passed_over() -> None:
-    value = EMPTY_V1[:-11] + bytes.fromhex("02 00 08 00000000000001f4 03 02 0007")
+    value = EMPTY_V1[:-11] + bytes.fromhex("02 00 08 00000000000001f4 04 02 0007")
     decoded = records.decode(Record(KEY, value))
     assert decoded is not None
     assert decoded.txn == metadata(S.EMPTY, tv=0)

@@ -1,0 +1,444 @@
+"""KIP-939, sentence by sentence: a transaction that waits for the decision of another store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from logcore.machine import DomainError
+from tests.unit.txn.driver import TIMEOUT_MS, A, AbortTimedOut, B, Driver, S, T, metadata
+from txn import records
+from txn.commands import (
+    AddPartitions,
+    DescribeTransaction,
+    EndTxn,
+    EndTxnResult,
+    InitProducerId,
+    InitProducerIdResult,
+)
+from txn.epochs import Identity
+from txn.errors import (
+    ConcurrentTransactionsError,
+    InvalidProducerIdMappingError,
+    InvalidTransactionStateError,
+    InvalidTransactionTimeoutError,
+    InvalidTxnRequestError,
+    KeepPreparedUnsupportedError,
+    ProducerFencedError,
+    TwoPhaseCommitDisabledError,
+)
+from txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS, TxnLimits
+
+YEAR_MS = 365 * 24 * 3_600_000
+Make = Callable[..., Driver]
+
+
+@pytest.fixture
+def on(shard: Make) -> Make:
+    """Drivers of a shard on which two-phase commit is allowed."""
+
+    def make(**options: object) -> Driver:
+        return shard(limits=TxnLimits(two_phase_commit_enable=True), **options)
+
+    return make
+
+
+def prepared_by(driver: Driver, *, tv: int = 2) -> Identity:
+    """A two-phase transaction whose producer has written everything, and is gone."""
+    identity = driver.started(enable_2pc=True, timeout_ms=0)
+    driver.begin(identity, A, B, tv=tv)
+    return identity
+
+
+def keep(driver: Driver, *, enable_2pc: bool = True) -> tuple[Identity, Identity]:
+    """Take over as a restarted producer does; returns its identity and the transaction's."""
+    answer = driver.init(keep_prepared=True, enable_2pc=enable_2pc)
+    assert isinstance(answer, InitProducerIdResult), answer
+    return (
+        Identity(answer.producer_id, answer.producer_epoch),
+        Identity(answer.ongoing_producer_id, answer.ongoing_producer_epoch),
+    )
+
+
+NONE = Identity(-1, -1)
+
+
+# -- the switch
+
+
+def test_both_flags_are_refused_where_the_broker_does_not_allow_them(shard: Make) -> None:
+    driver = shard()
+    assert isinstance(driver.init(enable_2pc=True), TwoPhaseCommitDisabledError)
+    assert isinstance(driver.init(keep_prepared=True), KeepPreparedUnsupportedError)
+    assert not driver.log
+
+
+def test_keeping_goes_without_two_phase_commit(on: Make) -> None:
+    driver = on()
+    identity = driver.started()
+    driver.begin(identity)
+    client, ongoing = keep(driver, enable_2pc=False)
+    assert (client, ongoing) == (Identity(1000, 1), Identity(1000, 0))
+    assert driver.txn().timeout_ms == TIMEOUT_MS
+
+
+def test_a_plain_timeout_is_still_checked_when_keeping(on: Make) -> None:
+    driver = on()
+    answer = driver.init(keep_prepared=True, timeout_ms=10**9)
+    assert isinstance(answer, InvalidTransactionTimeoutError)
+
+
+def test_keeping_and_an_identity_of_ones_own_exclude_each_other(on: Make) -> None:
+    driver = on()
+    identity = driver.started()
+    driver.begin(identity)
+    before = driver.machine.digest()
+    assert isinstance(driver.init(identity, keep_prepared=True), InvalidTxnRequestError)
+    assert driver.machine.digest() == before
+
+
+# -- no timeout
+
+
+@pytest.mark.parametrize("tv", [0, 2])
+def test_a_two_phase_transaction_is_never_aborted_for_its_age(on: Make, tv: int) -> None:
+    driver = on(transaction_version=tv)
+    prepared_by(driver, tv=tv)
+    assert driver.txn().timeout_ms == TWO_PHASE_COMMIT_TIMEOUT_MS == 2_147_483_647
+    for _ in range(3):
+        driver.advance(YEAR_MS)
+        assert driver.ask(AbortTimedOut()).aborted == ()
+        driver.reload()
+    assert driver.state is S.ONGOING
+
+
+def test_the_switch_may_be_turned_off_under_a_transaction_that_has_none(shard: Make) -> None:
+    driver = shard(limits=TxnLimits(two_phase_commit_enable=True))
+    identity = prepared_by(driver)
+    driver.limits = TxnLimits()
+    driver.reload()
+    driver.advance(YEAR_MS)
+    assert driver.state is S.ONGOING
+    assert isinstance(driver.end(identity, commit=True), EndTxnResult)
+
+
+def test_a_kept_transaction_without_two_phase_commit_does_time_out(on: Make) -> None:
+    driver = on()
+    driver.begin(driver.started())
+    client, _ = keep(driver, enable_2pc=False)
+    driver.reload()
+    driver.advance(TIMEOUT_MS + 1)
+    assert driver.state is S.COMPLETE_ABORT
+    assert isinstance(driver.end(client, commit=True), DomainError)
+    assert "transaction-timed-out" in driver.kinds()
+
+
+def test_keeping_with_two_phase_commit_takes_the_timeout_away(on: Make) -> None:
+    driver = on()
+    driver.begin(driver.started())
+    keep(driver)
+    assert driver.timers == {}
+    driver.advance(YEAR_MS)
+    assert driver.state is S.ONGOING
+
+
+def test_keeping_without_two_phase_commit_does_not_bring_a_timeout(on: Make) -> None:
+    driver = on()
+    prepared_by(driver)
+    keep(driver, enable_2pc=False)
+    driver.advance(YEAR_MS)
+    assert driver.state is S.ONGOING
+
+
+# -- keeping
+
+
+def test_the_ongoing_transaction_is_answered_and_the_client_gets_the_next_epoch(on: Make) -> None:
+    driver = on()
+    identity = prepared_by(driver)
+    started_ms = driver.txn().start_ms
+    driver.advance(5)
+    client, ongoing = keep(driver)
+    assert ongoing == identity
+    assert client == Identity(identity.producer_id, identity.epoch + 1)
+    txn = driver.txn()
+    assert (txn.state, txn.start_ms, txn.partitions) == (S.ONGOING, started_ms, {A, B})
+    assert (txn.identity, txn.client_identity) == (ongoing, client)
+    assert driver.orders == []
+
+
+def test_of_several_successors_only_the_last_one_decides(on: Make) -> None:
+    driver = on()
+    identity = prepared_by(driver)
+    clients = []
+    for _ in range(3):
+        client, ongoing = keep(driver)
+        assert ongoing == identity
+        clients.append(client)
+        driver.reload()
+    assert [client.epoch for client in clients] == [1, 2, 3]
+    for late in (identity, *clients[:-1]):
+        for tv in (0, 2):
+            assert isinstance(driver.end(late, commit=True, tv=tv), ProducerFencedError)
+            assert isinstance(driver.end(late, commit=False, tv=tv), ProducerFencedError)
+    assert driver.state is S.ONGOING
+    assert driver.ended(clients[-1], commit=True) == Identity(1000, 4)
+
+
+def test_nothing_ongoing_is_a_plain_claim_without_an_ongoing_identity(on: Make) -> None:
+    driver = on()
+    assert keep(driver) == (Identity(1000, 0), NONE)
+    assert driver.state is S.EMPTY
+    assert keep(driver) == (Identity(1000, 1), NONE)
+    identity = driver.transact(Identity(1000, 1))
+    assert keep(driver) == (Identity(1000, identity.epoch + 1), NONE)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_keeping_waits_while_the_outcome_is_being_written(on: Make, commit: bool) -> None:
+    driver = on(hold=True)
+    identity = prepared_by(driver)
+    client = driver.ended(identity, commit=commit)
+    assert isinstance(driver.init(keep_prepared=True), ConcurrentTransactionsError)
+    driver.write_markers()
+    assert keep(driver) == (Identity(1000, client.epoch + 1), NONE)
+
+
+def test_claiming_without_keeping_aborts_what_is_prepared(on: Make) -> None:
+    driver = on()
+    identity = prepared_by(driver)
+    client, _ = keep(driver)
+    newcomer = driver.started()
+    assert newcomer.producer_id == identity.producer_id
+    assert newcomer.epoch > client.epoch + 1
+    assert driver.state is S.EMPTY
+    assert [order.commit for order in driver.orders] == [False]
+    for late in (identity, client):
+        assert isinstance(driver.end(late, commit=True), ProducerFencedError)
+
+
+def test_the_successor_may_claim_anew_with_the_identity_it_was_given(on: Make) -> None:
+    driver = on()
+    identity = prepared_by(driver)
+    client, _ = keep(driver)
+    assert isinstance(driver.init(identity), ProducerFencedError)
+    assert driver.state is S.ONGOING
+    assert isinstance(driver.init(client), InitProducerIdResult)
+    assert driver.state is S.EMPTY
+
+
+# -- what a kept transaction lets happen
+
+
+def test_a_kept_transaction_can_only_be_ended(on: Make) -> None:
+    driver = on()
+    identity = prepared_by(driver)
+    client, _ = keep(driver)
+    for partition in (A, ("new", 0)):
+        for verify in (False, True):
+            answer = driver.add(client, partition, verify_only=verify)
+            assert isinstance(answer, InvalidTransactionStateError)
+            answer = driver.add(identity, partition, verify_only=verify)
+            assert isinstance(answer, ProducerFencedError)
+    assert isinstance(driver.add(Identity(7, 0)), InvalidProducerIdMappingError)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_the_end_sends_markers_as_the_transaction_and_bumps_the_client(
+    on: Make, commit: bool
+) -> None:
+    driver = on()
+    identity = prepared_by(driver)
+    keep(driver)
+    client, _ = keep(driver)
+    after = driver.ended(client, commit=commit)
+    assert after == Identity(client.producer_id, client.epoch + 1)
+    (order,) = driver.orders
+    assert (order.stamp.producer_id, order.stamp.producer_epoch) == (1000, identity.epoch + 1)
+    assert (order.commit, order.partitions) == (commit, (A, B))
+    assert driver.stored == after
+    assert not driver.txn().is_kept
+    driver.transact(after)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_repeated_end_is_confirmed_also_after_a_restart(on: Make, commit: bool) -> None:
+    driver = on()
+    identity = prepared_by(driver)
+    client, _ = keep(driver)
+    after = driver.ended(client, commit=commit)
+    driver.reload()
+    assert driver.ended(client, commit=commit) == after
+    assert isinstance(driver.end(client, commit=not commit), InvalidTransactionStateError)
+    assert isinstance(driver.end(identity, commit=commit), ProducerFencedError)
+
+
+def test_a_delayed_end_does_not_end_the_next_transaction(on: Make) -> None:
+    """The example of the KIP's patch: a commit times out, is sent again, then arrives late."""
+    driver = on()
+    prepared_by(driver)
+    client, _ = keep(driver)
+    after = driver.ended(client, commit=True)
+    driver.begin(after)
+    assert isinstance(driver.end(client, commit=True), ProducerFencedError)
+    assert driver.state is S.ONGOING
+
+
+def test_requests_wait_while_markers_of_a_kept_transaction_are_written(on: Make) -> None:
+    driver = on(hold=True)
+    prepared_by(driver)
+    client, _ = keep(driver)
+    after = driver.ended(client, commit=True)
+    for commit in (True, False):
+        assert isinstance(driver.end(client, commit=commit), ConcurrentTransactionsError)
+    assert isinstance(driver.add(after), ConcurrentTransactionsError)
+    driver.reload()
+    driver.write_markers()
+    assert driver.state is S.COMPLETE_COMMIT
+    assert driver.stored == after
+
+
+def test_an_end_by_an_older_client_leaves_its_identity_and_still_fences(on: Make) -> None:
+    driver = on(transaction_version=0)
+    identity = prepared_by(driver, tv=0)
+    client, _ = keep(driver)
+    assert driver.ended(client, commit=True, tv=0) == client
+    (order,) = driver.orders
+    assert order.stamp.producer_epoch == identity.epoch + 1
+    assert order.transaction_version == 0
+    assert driver.stored == client
+    assert driver.ended(client, commit=True, tv=0) == client
+    driver.transact(client, tv=0)
+
+
+@pytest.mark.parametrize("tv", [0, 1, 2])
+def test_a_forced_abort_of_a_kept_transaction_fences_its_client(on: Make, tv: int) -> None:
+    driver = on(transaction_version=tv)
+    prepared_by(driver, tv=tv)
+    client, _ = keep(driver)
+    newcomer = driver.started()
+    assert newcomer.epoch == client.epoch + 2
+    assert isinstance(driver.end(client, commit=True, tv=min(tv, 2)), ProducerFencedError)
+
+
+# -- the last epoch
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_keeping_at_the_last_epoch_rotates_the_client_alone(on: Make, commit: bool) -> None:
+    driver = on()
+    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_765)))
+    assert keep(driver) == (Identity(500, 32_766), Identity(500, 32_765))
+    client, ongoing = keep(driver)
+    assert (client, ongoing) == (Identity(1000, 0), Identity(500, 32_765))
+    driver.reload()
+    assert isinstance(driver.end(ongoing, commit=commit), ProducerFencedError)
+    assert isinstance(driver.add(ongoing), ProducerFencedError)
+    assert driver.ended(client, commit=commit) == Identity(1000, 1)
+    (order,) = driver.orders
+    assert (order.stamp.producer_id, order.stamp.producer_epoch) == (500, 32_766)
+    assert driver.ended(client, commit=commit) == Identity(1000, 1)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_end_at_the_last_epoch_rotates_and_its_retry_is_known(on: Make, commit: bool) -> None:
+    driver = on()
+    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_764)))
+    keep(driver)
+    client, _ = keep(driver)
+    assert client == Identity(500, 32_766)
+    assert driver.ended(client, commit=commit) == Identity(1000, 0)
+    (order,) = driver.orders
+    assert (order.stamp.producer_id, order.stamp.producer_epoch) == (500, 32_765)
+    driver.reload()
+    assert driver.ended(client, commit=commit) == Identity(1000, 0)
+
+
+def test_a_transaction_at_the_last_epoch_of_all_is_marked_with_the_fence_epoch(on: Make) -> None:
+    driver = on()
+    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_766)))
+    client, _ = keep(driver)
+    assert client == Identity(1000, 0)
+    assert driver.ended(client, commit=True) == Identity(1000, 1)
+    assert driver.orders[-1].stamp.producer_epoch == 32_767
+
+
+@pytest.mark.parametrize("tv", [0, 2])
+def test_a_forced_abort_at_the_clients_last_epoch(on: Make, tv: int) -> None:
+    driver = on(transaction_version=tv)
+    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_765), tv=tv))
+    client, _ = keep(driver)
+    assert client.epoch == 32_766
+    newcomer = driver.started()
+    assert newcomer.producer_id >= 1000
+    assert isinstance(
+        driver.end(client, commit=True, tv=tv), ProducerFencedError | InvalidProducerIdMappingError
+    )
+
+
+# -- what is stored
+
+
+def test_a_kept_transaction_is_written_with_tag_3_whatever_the_version(on: Make) -> None:
+    driver = on(transaction_version=0)
+    prepared_by(driver, tv=0)
+    client, ongoing = keep(driver)
+    record = driver.log[-1]
+    assert record.value is not None
+    assert record.value[:2] == b"\0\1"
+    assert record.value.endswith(bytes([3, 2, *client.epoch.to_bytes(2, "big")]))
+    decoded = records.decode(record)
+    assert decoded is not None
+    assert decoded.txn is not None
+    assert (decoded.txn.identity, decoded.txn.client_identity) == (ongoing, client)
+
+
+def test_the_admin_sees_the_transaction_by_its_own_identity(on: Make) -> None:
+    driver = on()
+    identity = prepared_by(driver)
+    keep(driver)
+    described = driver.ask(DescribeTransaction(T))
+    assert (described.producer_id, described.producer_epoch) == identity
+    assert described.transaction_timeout_ms == TWO_PHASE_COMMIT_TIMEOUT_MS
+
+
+def test_a_crash_at_any_record_leaves_a_transaction_that_can_be_decided(on: Make) -> None:
+    """Cut the log behind every record: a successor finds out what to do, and does it."""
+    driver = on()
+    prepared_by(driver)
+    keep(driver)
+    client, _ = keep(driver)
+    driver.ended(client, commit=True)
+    outcomes = []
+    for length in range(1, len(driver.log) + 1):
+        cut = on(log=driver.log[:length], now_ms=driver.now_ms + YEAR_MS)
+        client, ongoing = keep(cut)
+        if ongoing == NONE:
+            outcomes.append(cut.state.name)
+            continue
+        assert ongoing == Identity(1000, 0)
+        cut.ended(client, commit=True)
+        outcomes.append(cut.state.name)
+    # Nothing begun · begun · kept · kept again · PrepareCommit, completed by loading · complete.
+    assert outcomes == ["EMPTY", *["COMPLETE_COMMIT"] * 3, "EMPTY", "EMPTY"]
+
+
+def test_the_cause_is_noted(on: Make) -> None:
+    driver = on()
+    prepared_by(driver)
+    client, _ = keep(driver)
+    event = next(event for event in driver.events if event.kind == "transaction-kept")
+    assert event.subject == T
+    assert event.detail["producer_epoch"] == client.epoch
+    assert event.detail["former_producer_epoch"] == 0
+
+
+def test_commands_of_other_ids_are_untouched(on: Make) -> None:
+    driver = on()
+    prepared_by(driver)
+    keep(driver)
+    other = driver.ask(InitProducerId("other", TIMEOUT_MS))
+    identity = Identity(other.producer_id, other.producer_epoch)
+    assert driver.ask(AddPartitions("other", *identity, (A,))).errors == {}
+    assert isinstance(driver.ask(EndTxn("other", *identity, True, 2)), EndTxnResult)

@@ -32,6 +32,7 @@ from coordinator.replicas import Replicas
 from coordinator.server import Server
 from coordinator.topics import TopicAdmin
 from coordinator.txn_coordinator import TxnCoordinator
+from coordinator.wire.api import ApiKey
 from coordinator.wire.limits import ConnectionLimits
 from logcore.checkpoints import (
     LOCK,
@@ -210,7 +211,11 @@ class Broker:
             max_connections_per_ip=config.int("max.connections.per.ip"),
             max_idle_ms=config.int("connections.max.idle.ms"),
         )
-        registry = Registry(unstable_versions=config.bool("unstable.api.versions.enable"))
+        two_phase = config.bool("transaction.two.phase.commit.enable")
+        registry = Registry(
+            unstable_versions=config.bool("unstable.api.versions.enable"),
+            unstable_apis=(ApiKey.INIT_PRODUCER_ID,) if two_phase else (),
+        )
         self._server = Server(self, registry=registry, limits=limits, error_code=error_code)
         host, port = self._listen
         try:

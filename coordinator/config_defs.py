@@ -486,7 +486,7 @@ _TXN_KEYS = (
         "transaction.two.phase.commit.enable",
         _B,
         "false",
-        "Let producers ask for transactions without a timeout.",
+        "Serve InitProducerId 6: transactions that wait for the decision of another store.",
     ),
     ConfigKey(
         "transaction.state.log.num.partitions",

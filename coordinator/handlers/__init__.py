@@ -37,7 +37,7 @@ that a handler's reader sees them; importing a module whose range differs fails.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -126,6 +126,7 @@ class Registry:
 
     By default: every API of ``coordinator.wire.api`` that has a module in ``package``. ``modules``
     narrows or replaces that list (module names by key); tests give ``{}`` and call :meth:`add`.
+    ``unstable_versions`` serves what Kafka calls unstable of all APIs, ``unstable_apis`` of some.
     """
 
     def __init__(
@@ -134,17 +135,21 @@ class Registry:
         package: str = __name__,
         modules: Mapping[int, str] | None = None,
         unstable_versions: bool = False,
+        unstable_apis: Collection[ApiKey] = (),
     ) -> None:
         self._package = package
         self._modules = dict(_modules_in(package) if modules is None else modules)
         self._handlers: dict[int, Handler] = {}
         self._versions: dict[int, tuple[int, int]] = {}
-        self._unstable = unstable_versions
+        self._unstable = frozenset(APIS if unstable_versions else unstable_apis)
         for key in self._modules:
             self._serve(APIS[key])
 
     def _serve(self, api: Api) -> None:
-        self._versions[api.key] = api.min_version, api.max_served(unstable=self._unstable)
+        self._versions[api.key] = (
+            api.min_version,
+            api.max_served(unstable=api.key in self._unstable),
+        )
 
     def add(self, run: Run) -> None:
         """Serve the API of ``run``, which :func:`handles` has marked, whatever the modules say."""

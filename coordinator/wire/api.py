@@ -3,7 +3,8 @@
 Source of keys and ranges: Kafka 4.3's ``ApiKeys`` and the message schemas. The two deliberate lies
 of Kafka's ApiVersions answer are kept here as data: Produce is advertised from version 0 although
 0-2 are refused (older librdkafka reads codec support from that range, KAFKA-18659), and a version
-that Kafka marks unstable is served only under ``unstable.api.versions.enable``.
+that Kafka marks unstable is served only under ``unstable.api.versions.enable``, and InitProducerId
+6 also under ``transaction.two.phase.commit.enable``, which nobody could use without it.
 """
 
 from __future__ import annotations

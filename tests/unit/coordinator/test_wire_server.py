@@ -489,7 +489,11 @@ def test_only_apis_with_a_module_are_served() -> None:
 
 def test_unstable_versions_are_served_on_demand_only() -> None:
     for unstable, highest in ((False, 5), (True, 6)):
-        registry = Registry(modules={22: "init_producer_id"}, unstable_versions=unstable)
+        modules = {22: "init_producer_id"}
+        registry = Registry(modules=modules, unstable_versions=unstable)
+        assert list(registry.advertised()) == [(22, 0, highest)]
+        apis = [ApiKey.INIT_PRODUCER_ID] if unstable else [ApiKey.PRODUCE]
+        registry = Registry(modules=modules, unstable_apis=apis)
         assert list(registry.advertised()) == [(22, 0, highest)]
 
 

@@ -1,0 +1,125 @@
+"""KIP-939 over the wire, on a daemon of its own: v6 by raw requests, kill -9 between the phases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from coordinator.wire.client import BrokerUnreachable, WireClient
+from coordinator.wire.errors import WireError
+from tests.support.batches import batch
+from tests.support.cluster import READ_COMMITTED, Cluster, unique
+from tests.support.daemon import Daemon
+from tests.support.targets import SETTINGS
+
+INIT_PRODUCER_ID = 22
+SWITCH = {"transaction.two.phase.commit.enable": "true"}
+NOBODY = (-1, -1)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    started = Daemon(tmp_path_factory.mktemp("two-phase"), {**SETTINGS, **SWITCH}).start()
+    yield started
+    started.stop()
+
+
+def init(client: WireClient, name: str, *, keep: bool = False, two_phase: bool = True) -> Any:
+    return client.call(
+        "InitProducerId",
+        6,
+        to_transaction=name,
+        entity=lambda f: f.message(
+            transactional_id=name,
+            transaction_timeout=1_000,
+            producer_id=-1,
+            producer_epoch=-1,
+            enable2_pc=two_phase,
+            keep_prepared_txn=keep,
+        ),
+    )
+
+
+def end(client: WireClient, name: str, producer: tuple[int, int], *, commit: bool) -> Any:
+    return client.call(
+        "EndTxn",
+        5,
+        to_transaction=name,
+        check=False,
+        entity=lambda f: f.message(
+            transactional_id=name,
+            producer_id=producer[0],
+            producer_epoch=producer[1],
+            committed=commit,
+        ),
+    )
+
+
+def prepare(client: WireClient, bootstrap: str, name: str, topic: str) -> tuple[int, int]:
+    """Begin a transaction, write into it, and be gone."""
+    answer = init(client, name)
+    assert (answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch) == NOBODY
+    producer = answer.producer_id, answer.producer_epoch
+    data = batch(
+        [b"prepared"],
+        producer_id=producer[0],
+        producer_epoch=producer[1],
+        sequence=0,
+        transactional=True,
+    )
+    with Cluster(bootstrap) as cluster:
+        appended = cluster.produce(topic, data, version=12, transactional_id=name)
+    assert appended["error_code"] == "none"
+    return producer
+
+
+def test_v6_is_served_because_the_switch_is_on(daemon: Daemon, fencepost: Daemon) -> None:
+    for broker, highest in ((daemon, 6), (fencepost, 5)):
+        with WireClient(broker.bootstrap) as client:
+            assert client.versions()[INIT_PRODUCER_ID] == (0, highest)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_what_is_prepared_waits_for_its_decision_over_timeout_and_crash(
+    daemon: Daemon, commit: bool
+) -> None:
+    name, topic = unique("two-phase"), unique("orders")
+    with Cluster(daemon.bootstrap) as cluster:
+        cluster.create_topic(topic)
+    with WireClient(daemon.bootstrap) as client:
+        prepared = prepare(client, daemon.bootstrap, name, topic)
+        first = init(client, name, keep=True)
+    daemon.kill()
+    daemon.start()
+    with WireClient(daemon.bootstrap) as client:
+        answer = init(client, name, keep=True)
+        assert (answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch) == prepared
+        successor = answer.producer_id, answer.producer_epoch
+        assert successor == (first.producer_id, first.producer_epoch + 1)
+        described = client.call(
+            "DescribeTransactions", to_transaction=name, transactional_ids=(name,)
+        ).transaction_states[0]
+        assert described.transaction_state == "Ongoing"
+        assert described.transaction_timeout.total_seconds() * 1000 == 2**31 - 1
+        for late in (prepared, (first.producer_id, first.producer_epoch)):
+            refused = end(client, name, late, commit=not commit)
+            assert refused.error_code is ErrorCode.producer_fenced
+        done = end(client, name, successor, commit=commit)
+        assert done.error_code is ErrorCode.none
+        assert (done.producer_id, done.producer_epoch) == (successor[0], successor[1] + 1)
+        again = end(client, name, successor, commit=commit)
+        assert (again.error_code, again.producer_epoch) == (ErrorCode.none, successor[1] + 1)
+    with Cluster(daemon.bootstrap) as cluster:
+        found = cluster.values(topic, isolation=READ_COMMITTED)
+    assert found == ([b"prepared"] if commit else [])
+
+
+def test_the_switch_off_refuses_v6_by_closing_the_connection(fencepost: Daemon) -> None:
+    with (
+        WireClient(fencepost.bootstrap, timeout_ms=1_000) as client,
+        pytest.raises((WireError, BrokerUnreachable)),
+    ):
+        init(client, unique("off"))

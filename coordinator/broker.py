@@ -50,10 +50,6 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-FEATURES: Mapping[str, tuple[int, int, int]] = {"transaction.version": (0, 2, 2)}
-"""Lowest, highest supported and finalized level of each feature, for ApiVersions. Transactions are
-served at level 2 (KIP-890); the consumer protocol's group.version is not offered."""
-
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 
 
@@ -98,7 +94,6 @@ class Broker:
         self.config = BrokerConfig(config)
         self.fs: FileSystem = OsFileSystem() if fs is None else fs
         self.clock: Clock = SystemClock() if clock is None else clock
-        self.features = FEATURES
         self.data_dir = Path(data_dir)
         self.rack = self.config.text("broker.rack")
         self._listen = split_address(listen)
@@ -120,6 +115,16 @@ class Broker:
         from coordinator.thread import BrokerThread  # noqa: PLC0415 - the daemon needs no threads
 
         return BrokerThread(lambda: cls(data_dir, listen, config))
+
+    @property
+    def features(self) -> Mapping[str, tuple[int, int, int]]:
+        """Lowest, highest supported and finalized level of each feature, for ApiVersions."""
+        return self.metadata.features
+
+    @property
+    def features_epoch(self) -> int:
+        """Grows with every change of a finalized level."""
+        return self.metadata.features_epoch
 
     # --- addresses ---
 

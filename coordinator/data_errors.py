@@ -56,5 +56,9 @@ class PolicyViolationError(DataError):
     """The topic's configuration forbids it (POLICY_VIOLATION)."""
 
 
+class InvalidUpdateVersionError(DataError):
+    """A feature can not have this level, or not in this way (INVALID_UPDATE_VERSION)."""
+
+
 class MetadataUnavailableError(DataError):
     """The metadata log could not be written; nothing was changed (KAFKA_STORAGE_ERROR)."""

@@ -47,6 +47,7 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     data_errors.TopicDeletionDisabledError: ErrorCode.topic_deletion_disabled,
     data_errors.TopicLimitExceededError: ErrorCode.policy_violation,
     data_errors.PolicyViolationError: ErrorCode.policy_violation,
+    data_errors.InvalidUpdateVersionError: ErrorCode.invalid_update_version,
     data_errors.MetadataUnavailableError: ErrorCode.kafka_storage_error,
     shard_errors.CoordinatorLoadInProgressError: ErrorCode.coordinator_load_in_progress,
     shard_errors.NotCoordinatorError: ErrorCode.not_coordinator,

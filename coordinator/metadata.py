@@ -57,6 +57,12 @@ and some more, so that replaying it stays a matter of milliseconds."""
 _RECORDS_PER_BATCH = 500
 
 _TOPIC, _SETTINGS, _PRODUCER_IDS, _STARTS = "topic", "broker-configs", "producer-ids", "starts"
+_FEATURE = "feature"
+
+TRANSACTION_VERSION = "transaction.version"
+FEATURES: Mapping[str, tuple[int, int, int]] = {TRANSACTION_VERSION: (0, 2, 2)}
+"""Lowest and highest supported level of each feature, and the level until somebody sets another.
+The consumer protocol's group.version is not offered."""
 
 DEFAULT_SETTINGS = ""
 """The name under which the dynamic default of all brokers is kept."""
@@ -108,6 +114,8 @@ class _State:
     by_unified: dict[str, str] = field(default_factory=dict)
     deleted: set[uuid.UUID] = field(default_factory=set)
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
+    levels: dict[str, int] = field(default_factory=dict)
+    features_epoch: int = 0
     next_producer_id: int = 0
     starts: int = 0
     partitions: int = 0
@@ -195,6 +203,25 @@ class MetadataLog:
         """Dynamic broker settings of a node id, or of :data:`DEFAULT_SETTINGS`."""
         return self._state.settings.get(scope, {})
 
+    @property
+    def features(self) -> Mapping[str, tuple[int, int, int]]:
+        """Lowest, highest supported and finalized level of each feature."""
+        levels = self._state.levels
+        return {
+            name: (low, high, levels.get(name, default))
+            for name, (low, high, default) in FEATURES.items()
+        }
+
+    @property
+    def features_epoch(self) -> int:
+        """How often a finalized level was changed; clients keep what came with the highest."""
+        return self._state.features_epoch
+
+    def feature_level(self, name: str) -> int:
+        """The finalized level of a feature; 0 stands for off."""
+        level = self._state.levels.get(name)
+        return FEATURES[name][2] if level is None else level
+
     def listen(self, callback: Callable[[Topic], None]) -> None:
         """Have ``callback`` called with every topic whose settings or partitions changed."""
         self._listeners.append(callback)
@@ -264,6 +291,11 @@ class MetadataLog:
         value = _pack({"configs": dict(settings)}) if settings else None
         self._append([Record(_key(_SETTINGS, scope), value)])
 
+    def finalize_features(self, levels: Mapping[str, int]) -> None:
+        """Give features other levels, all or none; the caller has checked them."""
+        epoch = self._state.features_epoch + 1
+        self._append([_feature_record(name, level, epoch) for name, level in levels.items()])
+
     def allocate_producer_ids(self) -> tuple[int, int]:
         """Reserve a block of producer ids; returns its first id and its length."""
         first = self._state.next_producer_id
@@ -295,6 +327,8 @@ class MetadataLog:
         state = self._state
         yield _starts_record(state.starts)
         yield _producer_ids_record(state.next_producer_id)
+        for feature, level in state.levels.items():
+            yield _feature_record(feature, level, state.features_epoch)
         for scope, settings in state.settings.items():
             yield Record(_key(_SETTINGS, scope), _pack({"configs": settings}))
         for topic in state.topics.values():
@@ -346,6 +380,9 @@ class MetadataLog:
                 state.settings[name] = {}
             else:
                 state.settings[name] = dict(value["configs"])
+        elif kind == _FEATURE and value is not None:
+            state.levels[name] = int(value["level"])
+            state.features_epoch = int(value["epoch"])
         elif kind == _PRODUCER_IDS and value is not None:
             state.next_producer_id = value["next"]
         elif kind == _STARTS and value is not None:
@@ -442,3 +479,7 @@ def _producer_ids_record(next_id: int) -> Record:
 
 def _starts_record(count: int) -> Record:
     return Record(_key(_STARTS), _pack({"count": count}))
+
+
+def _feature_record(name: str, level: int, epoch: int) -> Record:
+    return Record(_key(_FEATURE, name), _pack({"level": level, "epoch": epoch}))

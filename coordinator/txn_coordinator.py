@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from coordinator.markers import LocalMarkerWriter, MarkerWriter
-from coordinator.metadata import TRANSACTION_STATE
+from coordinator.metadata import TRANSACTION_STATE, TRANSACTION_VERSION
 from coordinator.runtime import Shard
 from coordinator.shard_errors import (
     CoordinatorLoadInProgressError,
@@ -230,7 +230,13 @@ class TxnCoordinator:
             transactional_id_expiration_ms=config.int("transactional.id.expiration.ms"),
             two_phase_commit_enable=config.bool("transaction.two.phase.commit.enable"),
         )
-        return TxnMachine(limits, self._ids, partition.leader_epoch)
+        metadata = self._broker.metadata
+        return TxnMachine(
+            limits,
+            self._ids,
+            partition.leader_epoch,
+            lambda: metadata.feature_level(TRANSACTION_VERSION),
+        )
 
 
 def verification_error(error: DomainError | None, api: str, version: int) -> DomainError | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from kio.schema.errors import ErrorCode
 
@@ -31,7 +32,7 @@ def run(ctx: Context) -> Entity:
             return ctx.respond.error(ErrorCode.invalid_request)
         ctx.connection.client_software = name, version
     make = ctx.respond
-    features: dict[str, tuple[int, int, int]] = ctx.broker.features
+    features: Mapping[str, tuple[int, int, int]] = ctx.broker.features
     return make.message(
         error_code=ErrorCode.none,
         throttle_time_ms=0,
@@ -44,7 +45,7 @@ def run(ctx: Context) -> Entity:
             for name, (low, high, _) in sorted(features.items())
             if low > 0 or ctx.version >= FIRST_VERSION_WITH_ZERO_MINIMUM
         ],
-        finalized_features_epoch=0,
+        finalized_features_epoch=ctx.broker.features_epoch,
         finalized_features=[
             make.FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
             for name, (_, _, level) in sorted(features.items())

@@ -47,6 +47,7 @@ class ApiKey(IntEnum):
     DELETE_GROUPS = 42
     INCREMENTAL_ALTER_CONFIGS = 44
     OFFSET_DELETE = 47
+    UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
     DESCRIBE_TRANSACTIONS = 65
@@ -128,6 +129,7 @@ APIS: Mapping[int, Api] = {
         _api(ApiKey.DELETE_GROUPS, (0, 2)),
         _api(ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1)),
         _api(ApiKey.OFFSET_DELETE, (0, 0)),
+        _api(ApiKey.UPDATE_FEATURES, (0, 2)),
         _api(ApiKey.DESCRIBE_CLUSTER, (0, 2)),
         _api(ApiKey.DESCRIBE_PRODUCERS, (0, 0)),
         _api(ApiKey.DESCRIBE_TRANSACTIONS, (0, 0)),

@@ -25,6 +25,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.features = {"transaction.version": (0, 2, 2)}
+        self.features_epoch = 0
         self.calls: list[tuple[int, str]] = []
         self.answers: list[int] = []
         self.wrong_node = False

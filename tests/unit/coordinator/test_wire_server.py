@@ -34,6 +34,7 @@ class Service:
 
     def __init__(self, **limits: int) -> None:
         self.features = FEATURES
+        self.features_epoch = 7
         self.seen: list[tuple[int, Any]] = []
         self.gate: asyncio.Event = asyncio.Event()
         self.registry = Registry(modules={})
@@ -449,7 +450,7 @@ async def test_api_versions(version: int) -> None:
             assert finalized == {"transaction.version": 2, "odd.version": 1}
             assert supported["odd.version"] == (1, 3)
             assert ("group.version" in supported) is (version >= 4)
-            assert body.finalized_features_epoch == 0
+            assert body.finalized_features_epoch == 7
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""Finalized features: what is refused in which words, what survives, and who obeys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.data_errors import InvalidUpdateVersionError
+from coordinator.features import FeatureUpdate, UpgradeType, update_features
+from coordinator.metadata import COMPACT_SLACK_RECORDS, TRANSACTION_VERSION
+from logcore.batch import decode_records
+from tests.unit.coordinator.services import Services
+from txn.commands import InitProducerId
+
+UP, SAFE, UNSAFE = UpgradeType.UPGRADE, UpgradeType.SAFE_DOWNGRADE, UpgradeType.UNSAFE_DOWNGRADE
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Services:
+    return Services(tmp_path)
+
+
+def update(services: Services, *updates: FeatureUpdate, validate_only: bool = False) -> None:
+    update_features(services.metadata, updates, node_id=1, validate_only=validate_only)
+
+
+def level(services: Services) -> tuple[int, int]:
+    return services.metadata.feature_level(TRANSACTION_VERSION), services.metadata.features_epoch
+
+
+def test_it_goes_down_and_up_and_every_change_has_an_epoch(services: Services) -> None:
+    assert level(services) == (2, 0)
+    update(services, FeatureUpdate(TRANSACTION_VERSION, 1, SAFE))
+    assert level(services) == (1, 1)
+    update(services, FeatureUpdate(TRANSACTION_VERSION, 0, UNSAFE))
+    assert level(services) == (0, 2)
+    update(services, FeatureUpdate(TRANSACTION_VERSION, 2))
+    assert level(services) == (2, 3)
+    assert services.metadata.features == {TRANSACTION_VERSION: (0, 2, 2)}
+
+
+@pytest.mark.parametrize("kind", [UP, SAFE, UNSAFE])
+def test_the_level_that_it_has_is_no_change(services: Services, kind: UpgradeType) -> None:
+    update(services, FeatureUpdate(TRANSACTION_VERSION, 2, kind))
+    assert level(services) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (FeatureUpdate(TRANSACTION_VERSION, 3), "Local controller 1 only supports versions 0-2"),
+        (FeatureUpdate(TRANSACTION_VERSION, -1), "A feature version cannot be less than 0."),
+        (FeatureUpdate("odd", 1), "Local controller 1 does not support this feature."),
+        (FeatureUpdate("odd", 0, SAFE), "Local controller 1 does not support this feature."),
+        (FeatureUpdate(TRANSACTION_VERSION, 1), "Can't downgrade the version of this feature"),
+        (FeatureUpdate(TRANSACTION_VERSION, 2, UpgradeType.UNKNOWN), "the given upgrade type"),
+    ],
+)
+def test_refusals(services: Services, wanted: FeatureUpdate, reason: str) -> None:
+    with pytest.raises(InvalidUpdateVersionError) as refused:
+        update(services, wanted)
+    assert reason in str(refused.value)
+    assert f"Invalid update version {wanted.level} for feature {wanted.name}." in str(refused.value)
+    assert level(services) == (2, 0)
+
+
+def test_a_downgrade_does_not_go_up(services: Services) -> None:
+    update(services, FeatureUpdate(TRANSACTION_VERSION, 0, SAFE))
+    for kind in (SAFE, UNSAFE):
+        with pytest.raises(InvalidUpdateVersionError, match="Can't downgrade to a newer version"):
+            update(services, FeatureUpdate(TRANSACTION_VERSION, 1, kind))
+
+
+def test_all_or_none_and_only_looking(services: Services) -> None:
+    lower = FeatureUpdate(TRANSACTION_VERSION, 1, SAFE)
+    with pytest.raises(InvalidUpdateVersionError):
+        update(services, lower, FeatureUpdate("odd", 1))
+    update(services, lower, validate_only=True)
+    assert level(services) == (2, 0)
+
+
+def test_it_survives_restart_and_compaction_of_the_log(tmp_path: Path) -> None:
+    first = Services(tmp_path)
+    for _ in range(COMPACT_SLACK_RECORDS // 2 + 50):
+        update(first, FeatureUpdate(TRANSACTION_VERSION, 0, SAFE))
+        update(first, FeatureUpdate(TRANSACTION_VERSION, 1))
+    before = level(first)
+    assert before[0] == 1
+    start = first.metadata.partition.log_start_offset
+    first.metadata.compact()
+    assert first.metadata.partition.log_start_offset > start
+    first.replicas.close()
+    assert level(Services(tmp_path)) == before
+
+
+@pytest.mark.parametrize(("version", "form"), [(0, 0), (1, 1), (2, 1)])
+async def test_records_of_the_coordinator_follow(tmp_path: Path, version: int, form: int) -> None:
+    services = await Services(tmp_path).start()
+    update(services, FeatureUpdate(TRANSACTION_VERSION, version, SAFE))
+    services.txns.ensure_open()
+    await services.txns.submit("t", InitProducerId("t", 1000))
+    partition = services.replicas.partition("__transaction_state", services.txns.partition_for("t"))
+    ((header, batch),) = partition.read_all()
+    (record,) = decode_records(batch, 0, header)
+    assert record.value is not None
+    assert int.from_bytes(record.value[:2], "big") == form
+    await services.stop()
+
+
+@pytest.mark.parametrize(("version", "epoch"), [(0, 2), (2, 2)])
+async def test_takeovers_follow_without_a_restart(tmp_path: Path, version: int, epoch: int) -> None:
+    """Under TV1 the fence is an abort at the next epoch; under TV2 the same, by other means."""
+    from txn.commands import AddPartitions
+
+    services = await Services(tmp_path).start()
+    services.topic("t")
+    services.txns.ensure_open()
+    first = await services.txns.submit("t", InitProducerId("t", 1000))
+    add = AddPartitions("t", first.producer_id, first.producer_epoch, (("t", 0),))  # type: ignore[attr-defined]
+    await services.txns.submit("t", add)
+    update(services, FeatureUpdate(TRANSACTION_VERSION, version, SAFE))
+    second = await services.txns.submit("t", InitProducerId("t", 1000))
+    assert second.producer_epoch == epoch  # type: ignore[attr-defined]
+    shard = next(one for one in services.txns._shards.shards if len(one.machine))  # type: ignore[arg-type]
+    stored = shard.machine.transaction("t")  # type: ignore[attr-defined]
+    assert stored.client_transaction_version == version
+    await services.stop()

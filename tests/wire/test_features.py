@@ -1,0 +1,81 @@
+"""UpdateFeatures over the wire: each version's shapes, and a level that survives kill -9."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.daemon import Daemon
+
+FEATURE = "transaction.version"
+UPGRADE, SAFE_DOWNGRADE = 1, 2
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    started = Daemon(tmp_path_factory.mktemp("features")).start()
+    yield started
+    started.stop()
+
+
+def finalized(cluster: Cluster) -> tuple[dict[str, int], int]:
+    answer = cluster.call("api_versions", 4, client_software_name="t", client_software_version="1")
+    levels = {one["name"]: one["max_version_level"] for one in answer["finalized_features"]}
+    return levels, answer["finalized_features_epoch"]
+
+
+def test_down_and_up_again_in_every_version(daemon: Daemon) -> None:
+    with Cluster(daemon.bootstrap) as cluster:
+        levels, epoch = finalized(cluster)
+        assert levels == {FEATURE: 2}
+        steps = [
+            (0, {"max_version_level": 1, "allow_downgrade": True}, {FEATURE: 1}),
+            (0, {"max_version_level": 2}, {FEATURE: 2}),
+            (1, {"max_version_level": 0, "upgrade_type": SAFE_DOWNGRADE}, {}),
+            (1, {"max_version_level": 1, "upgrade_type": UPGRADE}, {FEATURE: 1}),
+            (2, {"max_version_level": 2, "upgrade_type": UPGRADE}, {FEATURE: 2}),
+        ]
+        for number, (version, update, expected) in enumerate(steps, 1):
+            answer = cluster.call(
+                "update_features", version, feature_updates=[{"feature": FEATURE, **update}]
+            )
+            assert answer["error_code"] == "none", answer
+            if version < 2:
+                (result,) = answer["results"]
+                assert (result["feature"], result["error_code"]) == (FEATURE, "none")
+            assert finalized(cluster) == (expected, epoch + number)
+
+
+def test_a_refusal_is_that_of_the_whole_request(daemon: Daemon) -> None:
+    with Cluster(daemon.bootstrap) as cluster:
+        before = finalized(cluster)
+        for version in (0, 1, 2):
+            answer = cluster.call(
+                "update_features",
+                version,
+                feature_updates=[{"feature": FEATURE, "max_version_level": 3}],
+            )
+            assert answer["error_code"] == "invalid_update_version"
+            assert answer["error_message"] == (
+                "The update failed for all features since the following feature had an error: "
+                f"Invalid update version 3 for feature {FEATURE}. "
+                "Local controller 1 only supports versions 0-2"
+            )
+        assert finalized(cluster) == before
+
+
+def test_only_looking_changes_nothing_and_a_crash_loses_nothing(daemon: Daemon) -> None:
+    lower = [{"feature": FEATURE, "max_version_level": 1, "upgrade_type": SAFE_DOWNGRADE}]
+    with Cluster(daemon.bootstrap) as cluster:
+        before = finalized(cluster)
+        answer = cluster.call("update_features", 2, feature_updates=lower, validate_only=True)
+        assert answer["error_code"] == "none"
+        assert finalized(cluster) == before
+        assert cluster.call("update_features", 2, feature_updates=lower)["error_code"] == "none"
+        after = finalized(cluster)
+    daemon.kill()
+    daemon.start()
+    with Cluster(daemon.bootstrap) as cluster:
+        assert finalized(cluster) == after == ({FEATURE: 1}, before[1] + 1)

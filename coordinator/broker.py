@@ -24,6 +24,7 @@ from coordinator.config import BrokerConfig, ConfigError
 from coordinator.errors import error_code
 from coordinator.group_coordinator import GroupCoordinator
 from coordinator.handlers import Registry
+from coordinator.history import History
 from coordinator.logs import configure_quietly
 from coordinator.maintenance import Maintenance
 from coordinator.metadata import MetadataLog, Topic
@@ -77,6 +78,8 @@ class Broker:
     """Consumer groups and their offsets."""
     txns: TxnCoordinator
     """Transactions and producer ids."""
+    history: History
+    """The causes of what groups and transactions went through."""
     polls: Polls
     """Requests that wait for records."""
     cluster_id: str
@@ -100,6 +103,7 @@ class Broker:
         self._advertised = _advertised(self.config)
         self._lock: int | None = None
         self._opened = False
+        self._remembering = False
         self._coordinators: list[GroupCoordinator | TxnCoordinator] = []
         self._server: Server | None = None
         self._maintenance: Maintenance | None = None
@@ -158,6 +162,8 @@ class Broker:
             _log.warning("setting has no effect", key=key, reason=reason)
         try:
             self._open()
+            self.history.start()
+            self._remembering = True
             for coordinator in (self.groups, self.txns):
                 self._coordinators.append(coordinator)
                 await coordinator.start()
@@ -189,6 +195,7 @@ class Broker:
         self.metadata.compact()
         self.topics = TopicAdmin(self.metadata, self.replicas, self.config, self.node_id)
         self.polls = Polls()
+        self.history = History(self.metadata, self.replicas, self.config, self.clock)
         self.groups = GroupCoordinator(self)
         self.txns = TxnCoordinator(self)
 
@@ -256,6 +263,9 @@ class Broker:
             await self._server.stop()
             self._server = None
         if self._opened:
+            if self._remembering:
+                self.history.stop()
+                self._remembering = False
             self.replicas.close()
             self._opened = False
         if self._lock is not None:

@@ -364,6 +364,28 @@ _BROKER_KEYS = (
         "false",
         "Serve versions that Kafka calls unstable (InitProducerId 6).",
     ),
+    ConfigKey(
+        "fencepost.history.enable",
+        _B,
+        "true",
+        "Keep the causes of the coordinators' decisions in __fencepost_history.",
+    ),
+    ConfigKey(
+        "fencepost.history.retention.bytes",
+        _L,
+        "67108864",
+        "Size of that topic when it is created; later its own retention.bytes counts.",
+        "bytes",
+        _MIB,
+    ),
+    ConfigKey(
+        "fencepost.history.retention.ms",
+        _L,
+        "604800000",
+        "Age of its records when it is created; later its own retention.ms counts.",
+        "ms",
+        1,
+    ),
     ConfigKey("log.cleaner.enable", _B, "true", "Compact topics whose cleanup.policy says so."),
     ConfigKey(
         "log.cleaner.backoff.ms",

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
+from coordinator.history import Origin
 from coordinator.metadata import CONSUMER_OFFSETS
 from coordinator.runtime import Shard
 from coordinator.shard_errors import (
@@ -53,6 +54,7 @@ class GroupCoordinator:
             build=self._build,
             perform=self._perform,
             while_loading=_while_loading,
+            remember=broker.history.remember,
         )
 
     async def start(self) -> None:
@@ -84,9 +86,11 @@ class GroupCoordinator:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def submit(self, group_id: str, command: object) -> asyncio.Future[object]:
+    def submit(
+        self, group_id: str, command: object, origin: Origin | None = None
+    ) -> asyncio.Future[object]:
         """Send a command of ``groups.commands`` to the shard of ``group_id``."""
-        return self._shards.submit(group_id, command)
+        return self._shards.submit(group_id, command, origin)
 
     def partition_for(self, group_id: str) -> int:
         """The partition of ``__consumer_offsets`` that ``group_id`` lives on.

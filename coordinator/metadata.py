@@ -24,9 +24,10 @@ import msgpack
 
 from coordinator.config import BrokerConfig, ConfigSource
 from coordinator.data_errors import TopicLimitExceededError, UnknownTopicOrPartitionError
+from coordinator.history_format import HISTORY_TOPIC
 from logcore.batch import decode_records
 from logcore.clock import Clock
-from logcore.config import LogConfig
+from logcore.config import MAX_INT64, LogConfig
 from logcore.machine import Record
 from logcore.partition import Partition
 
@@ -37,7 +38,7 @@ METADATA_TOPIC_ID = uuid.UUID(int=1)
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 SHARE_GROUP_STATE = "__share_group_state"
-INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE})
+INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE, HISTORY_TOPIC})
 """Topics that Metadata marks as internal and that clients may not write to."""
 
 PRODUCER_ID_BLOCK = 1000
@@ -55,6 +56,9 @@ COMPACT_FACTOR = 4
 and some more, so that replaying it stays a matter of milliseconds."""
 
 _RECORDS_PER_BATCH = 500
+
+_HISTORY_SEGMENTS = 8
+_MIN_SEGMENT_BYTES = 1 << 20
 
 _TOPIC, _SETTINGS, _PRODUCER_IDS, _STARTS = "topic", "broker-configs", "producer-ids", "starts"
 _FEATURE = "feature"
@@ -272,6 +276,8 @@ class MetadataLog:
         topic = self._state.topics.get(name)
         if topic is not None:
             return topic
+        if name == HISTORY_TOPIC:
+            return self.create_topic(name, 1, self._history_configs())
         prefix = {CONSUMER_OFFSETS: "offsets.topic", TRANSACTION_STATE: "transaction.state.log"}[
             name
         ]
@@ -285,6 +291,20 @@ class MetadataLog:
             configs["compression.type"] = "uncompressed"
             configs["unclean.leader.election.enable"] = "false"
         return self.create_topic(name, self._config.int(f"{prefix}.num.partitions"), configs)
+
+    def _history_configs(self) -> dict[str, str]:
+        """Segments small enough for the bounds to be kept to; never forced to disk by itself."""
+        retention_bytes = self._config.int("fencepost.history.retention.bytes")
+        retention_ms = self._config.int("fencepost.history.retention.ms")
+        return {
+            "cleanup.policy": "delete",
+            "retention.bytes": str(retention_bytes),
+            "retention.ms": str(retention_ms),
+            "segment.bytes": str(max(_MIN_SEGMENT_BYTES, retention_bytes // _HISTORY_SEGMENTS)),
+            "segment.ms": str(max(1, retention_ms // _HISTORY_SEGMENTS)),
+            "flush.messages": str(MAX_INT64),
+            "flush.ms": str(MAX_INT64),
+        }
 
     def set_settings(self, scope: str, settings: Mapping[str, str]) -> None:
         """Replace the dynamic broker settings of a node id or of all; the caller checked them."""

@@ -32,6 +32,7 @@ from functools import partial
 
 import structlog
 
+from coordinator.history import Origin
 from coordinator.shard_errors import (
     CoordinatorLoadInProgressError,
     NotCoordinatorError,
@@ -45,6 +46,7 @@ from logcore.errors import LogError, RecordListTooLargeError, RecordTooLargeErro
 from logcore.machine import (
     Decision,
     DomainError,
+    Event,
     InvariantViolation,
     Machine,
     ProducerStamp,
@@ -124,6 +126,10 @@ WhileLoading = Callable[[object], object | None]
 """What to answer a command while the shard loads; None stands for the usual error."""
 
 
+Remember = Callable[[str, str, Event, Origin | None], None]
+"""Keeps a cause: ``remember(topic, shard, event, origin)``. It must not fail."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardServices:
     """What a shard needs from the daemon."""
@@ -133,6 +139,7 @@ class ShardServices:
     timers: TimerQueue
     perform: Perform
     while_loading: WhileLoading
+    remember: Remember
 
 
 class Shard:
@@ -148,6 +155,8 @@ class Shard:
         self._loop = services.loop
         self._perform = services.perform
         self._while_loading = services.while_loading
+        self._remember = services.remember
+        self._origin: Origin | None = None
         self._timers = services.timers.timers(self._fire)
         self._state = ShardState.INITIAL
         self._machine = build()
@@ -172,9 +181,10 @@ class Shard:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def submit(self, command: object) -> asyncio.Future[object]:
+    def submit(self, command: object, origin: Origin | None = None) -> asyncio.Future[object]:
         """Decide on ``command``; the future holds the result, or will once a later turn gives it.
 
+        ``origin`` is who asks, for the history of what comes of it.
         Fails with a :class:`DomainError`: the machine's own, or a :class:`ShardError`.
         """
         future: asyncio.Future[object] = self._loop.create_future()
@@ -187,7 +197,11 @@ class Shard:
             return future
         self._last_token = token = self._last_token + 1
         self._waiting[token] = future
-        self._turn(partial(self._machine.decide, token, command), self._clock.now_ms(), token)
+        self._origin = origin
+        try:
+            self._turn(partial(self._machine.decide, token, command), self._clock.now_ms(), token)
+        finally:
+            self._origin = None
         return future
 
     def feed(self, command: object) -> None:
@@ -274,6 +288,7 @@ class Shard:
             if _log.is_enabled_for(level):
                 where = {"subject": event.subject, "shard": self.name}
                 _log.log(level, event.kind, **{**event.detail, **where})
+            self._remember(self.partition.topic, self.name, event, self._origin)
         replies += decision.replies
         for effect in decision.effects:
             self._perform(self, effect, now_ms)

@@ -6,8 +6,17 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from coordinator.history import Origin
 from coordinator.placement import partition_for
-from coordinator.runtime import Pace, Perform, Shard, ShardServices, ShardState, WhileLoading
+from coordinator.runtime import (
+    Pace,
+    Perform,
+    Remember,
+    Shard,
+    ShardServices,
+    ShardState,
+    WhileLoading,
+)
 from coordinator.shard_errors import NotCoordinatorError, ShardError
 from coordinator.timers import TimerQueue
 from logcore.clock import Clock
@@ -36,7 +45,8 @@ class ShardSet:
     """The shards of ``topic``.
 
     ``build`` makes an empty machine for a partition; ``perform`` carries out what the machines ask
-    of the world, ``while_loading`` answers what a loading shard may answer.
+    of the world, ``while_loading`` answers what a loading shard may answer, ``remember`` keeps the
+    causes of what they decide.
     """
 
     def __init__(
@@ -47,6 +57,7 @@ class ShardSet:
         build: Build,
         perform: Perform,
         while_loading: WhileLoading,
+        remember: Remember,
     ) -> None:
         self.topic = topic
         self.shards: list[Shard] = []
@@ -55,6 +66,7 @@ class ShardSet:
         self._build = build
         self._perform = perform
         self._while_loading = while_loading
+        self._remember = remember
         self._loop: asyncio.AbstractEventLoop
         self._loading: asyncio.Task[None] | None = None
         self._closed = False
@@ -71,7 +83,12 @@ class ShardSet:
         made then.
         """
         services = ShardServices(
-            self._clock, self._loop, self.timers, self._perform, self._while_loading
+            self._clock,
+            self._loop,
+            self.timers,
+            self._perform,
+            self._while_loading,
+            self._remember,
         )
         opened = [source.partition(self.topic, index) for index in range(partitions)]
         self.shards = [self._shard(partition, services) for partition in opened]
@@ -107,10 +124,12 @@ class ShardSet:
             raise NotCoordinatorError(f"{self.topic} does not exist")
         return partition_for(key, len(self.shards))
 
-    def submit(self, key: str, command: object) -> asyncio.Future[object]:
+    def submit(
+        self, key: str, command: object, origin: Origin | None = None
+    ) -> asyncio.Future[object]:
         """Send ``command`` to the shard of ``key``; see :meth:`Shard.submit`."""
         if self.shards:
-            return self.shards[partition_for(key, len(self.shards))].submit(command)
+            return self.shards[partition_for(key, len(self.shards))].submit(command, origin)
         future: asyncio.Future[object] = self._loop.create_future()
         future.set_exception(NotCoordinatorError(f"{self.topic} does not exist"))
         return future

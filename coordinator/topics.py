@@ -27,6 +27,7 @@ from coordinator.data_errors import (
     TopicLimitExceededError,
     UnknownTopicOrPartitionError,
 )
+from coordinator.history_format import HISTORY_TOPIC
 from coordinator.metadata import METADATA_TOPIC, MetadataLog, Topic
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def check_name(name: str) -> None:
         raise InvalidTopicError(
             f"the topic name {name!r} is not made of letters, digits, '.', '_' and '-' alone"
         )
-    if name == METADATA_TOPIC:
-        raise InvalidTopicError(f"{METADATA_TOPIC} is the broker's own")
+    if name in {METADATA_TOPIC, HISTORY_TOPIC}:
+        raise InvalidTopicError(f"{name} is the broker's own")
 
 
 class TopicAdmin:

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
+from coordinator.history import Origin
 from coordinator.markers import LocalMarkerWriter, MarkerWriter
 from coordinator.metadata import TRANSACTION_STATE, TRANSACTION_VERSION
 from coordinator.runtime import Shard
@@ -80,6 +81,7 @@ class TxnCoordinator:
             build=self._build,
             perform=self._perform,
             while_loading=lambda _command: None,
+            remember=broker.history.remember,
         )
         self.markers: MarkerWriter
 
@@ -118,9 +120,11 @@ class TxnCoordinator:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def submit(self, transactional_id: str, command: object) -> asyncio.Future[object]:
+    def submit(
+        self, transactional_id: str, command: object, origin: Origin | None = None
+    ) -> asyncio.Future[object]:
         """Send a command of ``txn.commands`` to the shard of ``transactional_id``."""
-        return self._shards.submit(transactional_id, command)
+        return self._shards.submit(transactional_id, command, origin)
 
     def partition_for(self, transactional_id: str) -> int:
         """The partition of ``__transaction_state`` that ``transactional_id`` lives on.
@@ -165,6 +169,7 @@ class TxnCoordinator:
         producer_id: int,
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
+        origin: Origin | None = None,
     ) -> dict[TopicPartition, DomainError | None]:
         """Make sure that partitions are in the producer's transaction before it writes to them.
 
@@ -184,7 +189,7 @@ class TxnCoordinator:
             verify_only=not adds,
             client_transaction_version=2 if adds else 0,
         )
-        future = self.submit(transactional_id, command)
+        future = self.submit(transactional_id, command, origin)
         if not future.done():
             raise InvariantViolation("AddPartitions was not answered in its own turn")
         error = future.exception()

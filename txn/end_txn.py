@@ -228,6 +228,16 @@ def _note_end(
             state=owned.state.kafka_name,
             partitions=len(owned.partitions),
         )
+    elif owned.is_kept:
+        draft.note(
+            "transaction-committed",
+            transactional_id,
+            cause=cause,
+            producer_id=owned.producer_id,
+            producer_epoch=owned.producer_epoch,
+            open_ms=prepared.last_update_ms - owned.start_ms,
+            partitions=len(owned.partitions),
+        )
     before, after = owned.client_identity, prepared.next_identity
     if after.producer_id != before.producer_id:
         draft.note(
@@ -235,7 +245,9 @@ def _note_end(
             transactional_id,
             cause=cause,
             producer_id=after.producer_id,
+            producer_epoch=after.epoch,
             former_producer_id=before.producer_id,
+            former_producer_epoch=before.epoch,
         )
     elif after.epoch != before.epoch:
         draft.note(
@@ -244,4 +256,5 @@ def _note_end(
             cause=cause,
             producer_id=after.producer_id,
             producer_epoch=after.epoch,
+            former_producer_epoch=before.epoch,
         )

@@ -84,7 +84,9 @@ def grant(
             transactional_id,
             cause="InitProducerId",
             producer_id=identity.producer_id,
+            producer_epoch=identity.epoch,
             former_producer_id=stored.producer_id,
+            former_producer_epoch=stored.epoch,
         )
     elif verdict is Claim.BUMP:
         identity = Identity(stored.producer_id, epochs.bump(stored.epoch))
@@ -94,6 +96,7 @@ def grant(
             cause="InitProducerId",
             producer_id=identity.producer_id,
             producer_epoch=identity.epoch,
+            former_producer_epoch=stored.epoch,
         )
     else:
         identity = stored

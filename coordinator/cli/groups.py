@@ -1,10 +1,12 @@
-"""``fencepost groups``: list and describe."""
+"""``fencepost groups``: list, describe, history."""
 
 from __future__ import annotations
 
 import click
 
+from coordinator.cli.history import history_options, show
 from coordinator.cli.output import emit, format_option, shared_options
+from coordinator.history_format import GROUP
 
 
 @click.group("groups")
@@ -99,6 +101,18 @@ def describe(bootstrap: str, timeout: float, group: str, form: str, *, members: 
     if form == "table":
         click.echo(f"{group}: {answer.group_state}, {len(answer.members)} members")
     emit(rows, ["topic", "partition", "committed", "stable", "lag", "member"], form)
+
+
+@command.command("history")
+@click.argument("group")
+@history_options
+@format_option
+@shared_options
+def history(
+    bootstrap: str, timeout: float, group: str, begin: str, form: str, *, follow: bool
+) -> None:
+    """Tell what happened to GROUP, and why: who came and went, each rebalance and its cause."""
+    show(bootstrap, timeout, GROUP, group, begin, form, follow=follow)
 
 
 def _assigned(blob: bytes) -> list[str]:

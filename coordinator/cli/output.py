@@ -88,11 +88,11 @@ def emit(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:
         numeric = all(isinstance(row.get(column), int) for row in rows) and bool(rows)
         table.add_column(column.upper(), justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(_text(row.get(column))) for column in columns))
+        table.add_row(*(Text(text_of(row.get(column))) for column in columns))
     Console(width=TABLE_WIDTH, highlight=False, soft_wrap=True).print(table)
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
     """One cell: nothing is a dash, control characters of a peer never reach the terminal."""
     if value is None or value == "":
         return "-"

@@ -1,4 +1,4 @@
-"""``fencepost txns``: list and describe."""
+"""``fencepost txns``: list, describe, history."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import time
 
 import click
 
+from coordinator.cli.history import history_options, show
 from coordinator.cli.output import emit, format_option, shared_options
+from coordinator.history_format import TRANSACTION
 
 
 @click.group("txns")
@@ -85,3 +87,18 @@ def describe(bootstrap: str, timeout: float, transactional_id: str, form: str) -
         ],
     }
     emit([row], list(row), form)
+
+
+@command.command("history")
+@click.argument("transactional_id")
+@history_options
+@format_option
+@shared_options
+def history(
+    bootstrap: str, timeout: float, transactional_id: str, begin: str, form: str, *, follow: bool
+) -> None:
+    """Tell what happened to TRANSACTIONAL_ID, and why: claims, fences, aborts, time-outs.
+
+    Ends that went as their producer asked are not told, except of prepared transactions.
+    """
+    show(bootstrap, timeout, TRANSACTION, transactional_id, begin, form, follow=follow)

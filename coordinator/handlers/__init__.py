@@ -44,6 +44,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from coordinator.history import Origin
 from coordinator.wire.api import APIS, Api, ApiKey
 from coordinator.wire.build import ResponseFactory
 from coordinator.wire.schema import Entity
@@ -87,6 +88,11 @@ class Context:
     """The :class:`coordinator.connection.Connection`; its identity tells connections apart."""
     size_bytes: int = 0
     """The request's size on the wire."""
+
+    @property
+    def origin(self) -> Origin:
+        """Who asks, for the history."""
+        return Origin(self.client_id, self.peer_host)
 
 
 def request_ms(duration: timedelta) -> int:

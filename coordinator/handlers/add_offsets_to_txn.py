@@ -39,7 +39,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         body.transactional_id, body.producer_id, body.producer_epoch, (partition,)
     )
     return answer(
-        ctx.broker.txns.submit(body.transactional_id, command),
+        ctx.broker.txns.submit(body.transactional_id, command, ctx.origin),
         lambda _: respond.AddOffsetsToTxnResponse(error_code=ErrorCode.none),
         refuse,
     )

@@ -51,7 +51,7 @@ def _run_one(ctx: Context) -> Entity | Awaitable[Entity]:
         return _client_response(ctx, lambda _: said)
 
     return answer(
-        ctx.broker.txns.submit(command.transactional_id, command),
+        ctx.broker.txns.submit(command.transactional_id, command, ctx.origin),
         lambda result: _client_response(ctx, lambda key: code_of(result.errors.get(key))),
         refuse,
     )
@@ -93,7 +93,7 @@ async def _transaction(ctx: Context, transaction: Any) -> Callable[[TopicPartiti
         client_transaction_version=2,
     )
     result: AddPartitionsResult | DomainError = await outcome(
-        ctx.broker.txns.submit(command.transactional_id, command)
+        ctx.broker.txns.submit(command.transactional_id, command, ctx.origin)
     )
     if isinstance(result, DomainError):
         code = code_of(result)

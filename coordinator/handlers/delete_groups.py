@@ -15,7 +15,7 @@ async def run(ctx: Context) -> Entity:
     submit, respond = ctx.broker.groups.submit, ctx.respond
     # A repeated name is one deletion, as in Kafka.
     names = dict.fromkeys(ctx.body.groups_names)
-    asked = [(name, outcome(submit(name, DeleteGroup(name)))) for name in names]
+    asked = [(name, outcome(submit(name, DeleteGroup(name), ctx.origin))) for name in names]
     results = [(name, await answer) for name, answer in asked]
     return respond.DeleteGroupsResponse(
         results=tuple(

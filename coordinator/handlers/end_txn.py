@@ -42,4 +42,4 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         commit=body.committed,
         client_transaction_version=2 if ctx.version >= FIRST_TV2_VERSION else 0,
     )
-    return answer(ctx.broker.txns.submit(body.transactional_id, command), build, refuse)
+    return answer(ctx.broker.txns.submit(body.transactional_id, command, ctx.origin), build, refuse)

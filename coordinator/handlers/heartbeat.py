@@ -23,7 +23,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         getattr(body, "group_instance_id", None),
     )
     return answer(
-        ctx.broker.groups.submit(body.group_id, command),
+        ctx.broker.groups.submit(body.group_id, command, ctx.origin),
         lambda _: respond.HeartbeatResponse(error_code=ErrorCode.none),
         lambda code: respond.HeartbeatResponse(error_code=code),
     )

@@ -67,4 +67,4 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         enable_2pc=getattr(body, "enable2_pc", False),
         keep_prepared=getattr(body, "keep_prepared_txn", False),
     )
-    return answer(ctx.broker.txns.submit(body.transactional_id, command), build, refuse)
+    return answer(ctx.broker.txns.submit(body.transactional_id, command, ctx.origin), build, refuse)

@@ -24,7 +24,7 @@ from groups.errors import MemberIdRequiredError
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
     """Join."""
     body = ctx.body
-    future = ctx.broker.groups.submit(body.group_id, _command(ctx))
+    future = ctx.broker.groups.submit(body.group_id, _command(ctx), ctx.origin)
 
     def refuse(code: ErrorCode) -> Entity:
         member_id = body.member_id

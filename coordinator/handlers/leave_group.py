@@ -50,4 +50,4 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         )
 
     command = LeaveGroup(body.group_id, members)
-    return answer(ctx.broker.groups.submit(body.group_id, command), build, refuse)
+    return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)

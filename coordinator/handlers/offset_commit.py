@@ -52,7 +52,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         retention_time_ms=(request_ms(body.retention_time) if version <= 4 else NO_RETENTION),
         is_v9_or_later=version >= 9,
     )
-    return answer(ctx.broker.groups.submit(body.group_id, command), build, refuse)
+    return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)
 
 
 def _sort_out(ctx: Context) -> tuple[list[ErrorCode | None], list[OffsetToCommit]]:

@@ -50,7 +50,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         )
 
     return answer(
-        ctx.broker.groups.submit(body.group_id, command),
+        ctx.broker.groups.submit(body.group_id, command, ctx.origin),
         build,
         lambda code: respond.OffsetDeleteResponse(error_code=code),
     )

@@ -73,7 +73,7 @@ def _run_one(ctx: Context) -> Entity | Awaitable[Entity]:
         topics=_all_or_asked(body.topics),
         require_stable=getattr(body, "require_stable", False),
     )
-    return answer(ctx.broker.groups.submit(body.group_id, command), build, refuse)
+    return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)
 
 
 def _all_or_asked(topics: Any) -> tuple[FetchTopic, ...] | None:
@@ -118,7 +118,7 @@ def _ask(ctx: Context, group: Any) -> tuple[list[str | None], Awaitable[Any]]:
         member_id=getattr(group, "member_id", None),
         member_epoch=getattr(group, "member_epoch", -1),
     )
-    return names, outcome(ctx.broker.groups.submit(group.group_id, command))
+    return names, outcome(ctx.broker.groups.submit(group.group_id, command, ctx.origin))
 
 
 def _group(

@@ -208,7 +208,7 @@ def _verify(ctx: Context) -> Mapping[TopicPartition, DomainError | None]:
     if not asked:
         return {}
     verified: dict[TopicPartition, DomainError | None] = broker.txns.verify(
-        "Produce", ctx.version, body.transactional_id, producer_id, epoch, asked
+        "Produce", ctx.version, body.transactional_id, producer_id, epoch, asked, ctx.origin
     )
     return verified
 

@@ -43,4 +43,4 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         protocol_name=protocol_name,
         assignments=tuple((entry.member_id, entry.assignment) for entry in body.assignments),
     )
-    return answer(ctx.broker.groups.submit(body.group_id, command), build, refuse)
+    return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)

@@ -87,7 +87,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         offsets=offsets,
         producer=ProducerStamp(body.producer_id, body.producer_epoch),
     )
-    return answer(ctx.broker.groups.submit(body.group_id, command), build, refuse)
+    return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)
 
 
 def _verify(ctx: Context) -> None:
@@ -106,6 +106,7 @@ def _verify(ctx: Context) -> None:
         body.producer_id,
         body.producer_epoch,
         (key,),
+        ctx.origin,
     )
     error: DomainError | None = errors[key]
     if error is not None:

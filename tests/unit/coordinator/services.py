@@ -7,6 +7,7 @@ from pathlib import Path
 
 from coordinator.config import BrokerConfig
 from coordinator.group_coordinator import GroupCoordinator
+from coordinator.history import History
 from coordinator.metadata import MetadataLog
 from coordinator.replicas import Replicas
 from coordinator.txn_coordinator import TxnCoordinator
@@ -39,10 +40,12 @@ class Services:
         )
         self.metadata.count_start()
         self.replicas.load(self.metadata)
+        self.history = History(self.metadata, self.replicas, self.config, self.clock)
         self.groups = GroupCoordinator(self)  # type: ignore[arg-type]
         self.txns = TxnCoordinator(self)  # type: ignore[arg-type]
 
     async def start(self) -> Services:
+        self.history.start()
         await self.groups.start()
         await self.txns.start()
         return self
@@ -50,10 +53,14 @@ class Services:
     async def stop(self) -> None:
         await self.txns.stop()
         await self.groups.stop()
+        self.history.stop()
         self.replicas.close()
 
     async def kill(self) -> None:
         """Stop without a trace in the files: tasks and timers end, nothing is written."""
+        self.history._loop = None
+        if self.history._timer is not None:
+            self.history._timer.cancel()
         for shards in (self.groups._shards, self.txns._shards):
             shards.timers.close()
             if shards._loading is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,8 @@ from coordinator.features import FeatureUpdate, UpgradeType, update_features
 from coordinator.metadata import COMPACT_SLACK_RECORDS, TRANSACTION_VERSION
 from logcore.batch import decode_records
 from tests.unit.coordinator.services import Services
-from txn.commands import InitProducerId
+from txn.commands import AddPartitions, InitProducerId
+from txn.machine import TxnMachine
 
 UP, SAFE, UNSAFE = UpgradeType.UPGRADE, UpgradeType.SAFE_DOWNGRADE, UpgradeType.UNSAFE_DOWNGRADE
 
@@ -111,18 +113,18 @@ async def test_records_of_the_coordinator_follow(tmp_path: Path, version: int, f
 @pytest.mark.parametrize(("version", "epoch"), [(0, 2), (2, 2)])
 async def test_takeovers_follow_without_a_restart(tmp_path: Path, version: int, epoch: int) -> None:
     """Under TV1 the fence is an abort at the next epoch; under TV2 the same, by other means."""
-    from txn.commands import AddPartitions
-
     services = await Services(tmp_path).start()
     services.topic("t")
     services.txns.ensure_open()
-    first = await services.txns.submit("t", InitProducerId("t", 1000))
-    add = AddPartitions("t", first.producer_id, first.producer_epoch, (("t", 0),))  # type: ignore[attr-defined]
+    first: Any = await services.txns.submit("t", InitProducerId("t", 1000))
+    add = AddPartitions("t", first.producer_id, first.producer_epoch, (("t", 0),))
     await services.txns.submit("t", add)
     update(services, FeatureUpdate(TRANSACTION_VERSION, version, SAFE))
-    second = await services.txns.submit("t", InitProducerId("t", 1000))
-    assert second.producer_epoch == epoch  # type: ignore[attr-defined]
-    shard = next(one for one in services.txns._shards.shards if len(one.machine))  # type: ignore[arg-type]
-    stored = shard.machine.transaction("t")  # type: ignore[attr-defined]
+    second: Any = await services.txns.submit("t", InitProducerId("t", 1000))
+    assert second.producer_epoch == epoch
+    shard = services.txns._shards.shards[services.txns.partition_for("t")]
+    assert isinstance(shard.machine, TxnMachine)
+    stored = shard.machine.transaction("t")
+    assert stored is not None
     assert stored.client_transaction_version == version
     await services.stop()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.history import Origin
 from coordinator.runtime import Pace, Shard, ShardServices, ShardState
 from coordinator.shard_errors import (
     CoordinatorLoadInProgressError,
@@ -199,6 +200,7 @@ class Bench:
         self.loop = asyncio.get_running_loop()
         self.timers = TimerQueue(self.clock, self.loop)
         self.effects: list[object] = []
+        self.remembered: list[tuple[str, str, Event, Origin | None]] = []
         self.machines: list[TableMachine] = []
         self.answer: Callable[[Shard, object], None] = self.report
         self.shard = self.new_shard()
@@ -236,6 +238,9 @@ class Bench:
             self.timers,
             self.perform,
             lambda command: "loading" if command == Get("loading") else None,
+            lambda topic, shard, event, origin: self.remembered.append(
+                (topic, shard, event, origin)
+            ),
         )
         return Shard(self.partition, self.build, services)  # type: ignore[arg-type]
 
@@ -506,3 +511,18 @@ async def test_empty_log_is_served_at_once(bench: Bench) -> None:
     assert bench.shard.state is ShardState.ACTIVE
     await bench.shard.submit(Put("a", "1"))
     assert not bench.new_shard().load_empty()
+
+
+async def test_causes_are_handed_on_with_who_asked(bench: Bench) -> None:
+    shard = await bench.load()
+    me = Origin("client", "host")
+    await shard.submit(Put("a", "1"), me)
+    await shard.submit(Put("b", "2"))
+    with pytest.raises(RefusedError):
+        await shard.submit(Put("", "3"), me)
+    with pytest.raises(NotCoordinatorError):
+        await shard.submit(Put("bug", "4"), me)
+    told = [(topic, name, event.subject, who) for topic, name, event, who in bench.remembered]
+    topic = shard.partition.topic
+    assert told == [(topic, shard.name, "a", me), (topic, shard.name, "b", None)]
+    await shard.close()

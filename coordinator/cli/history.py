@@ -1,0 +1,163 @@
+"""The history of one group or transactional id as a timeline: what ``… history`` prints."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import click
+
+from coordinator.cli.output import emit, text_of
+from coordinator.history_format import HISTORY_TOPIC, Entry, decode_value, encode_key
+
+if TYPE_CHECKING:
+    from coordinator.cli.session import Session
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+COLUMNS = ("time", "what", "change", "why", "who", "client", "host")
+_WIDTHS = (24, 26, 22, 40, 24, 16, 15)
+"""Columns of a line that is printed as it comes, when nobody knows how wide the next will be."""
+
+LOOK_AGAIN_S = 0.5
+"""How often a broker that has no history yet is asked again."""
+
+_WHY = ("reason", "cause", "during")
+_WHO = ("member", "leader")
+_EPOCHS = ("former_producer_epoch", "fenced_epoch", "given_producer_epoch")
+
+
+def history_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Add ``--from`` and ``--follow``."""
+    function = click.option(
+        "--from",
+        "begin",
+        default="earliest",
+        show_default=True,
+        metavar="WHERE",
+        help="earliest, latest, or a time as 2013-01-31T12:00:00+00:00.",
+    )(function)
+    return click.option(
+        "--follow", "-f", is_flag=True, help="Go on telling as it happens, until Ctrl-C."
+    )(function)
+
+
+def show(
+    bootstrap: str,
+    timeout: float,
+    scope: str,
+    subject: str,
+    begin: str,
+    form: str,
+    *,
+    follow: bool,
+) -> None:
+    """Print the entries of ``subject``, oldest first; with ``follow`` as JSON lines, or in lines.
+
+    A broker that has not written any history yet has none to show, which is no error.
+    """
+    from coordinator.cli.session import Session
+
+    with Session(bootstrap, timeout) as session:
+        entries = _entries(session, scope, subject, begin, follow=follow)
+        if not follow:
+            emit([row_of(entry) for entry in entries], COLUMNS, form)
+            return
+        try:
+            if form == "table":
+                click.echo(_line({name: name.upper() for name in COLUMNS}))
+            for entry in entries:
+                row = row_of(entry)
+                line = json.dumps(row, ensure_ascii=False) if form == "json" else _line(row)
+                click.echo(line)
+        except KeyboardInterrupt:
+            return
+
+
+def row_of(entry: Entry) -> dict[str, Any]:
+    """What is printed of an entry; JSON shows all of it, ``detail`` with what has no column."""
+    when = dt.datetime.fromtimestamp(entry.at_ms / 1000, dt.UTC)
+    detail = dict(entry.detail)
+    return {
+        "time": when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "what": entry.what,
+        "change": _change(detail),
+        "why": _first(detail, _WHY),
+        "who": _first(detail, _WHO) or _producer(detail),
+        "client": detail.get("client_id") or entry.client_id,
+        "host": _host(detail.get("client_host") or entry.client_host),
+        "subject": entry.subject,
+        "shard": entry.shard,
+        "detail": detail,
+    }
+
+
+def _change(detail: Mapping[str, Any]) -> str | None:
+    """Old → new, of what is counted: generations of a group, epochs of a producer."""
+    old = detail.get("old_generation")
+    if old is not None:
+        new = detail.get("new_generation")
+        return f"generation {old}" if new is None else f"generation {old} → {new}"
+    new = detail.get("producer_epoch")
+    old = next((detail[name] for name in _EPOCHS if detail.get(name) is not None), None)
+    if old is None or new is None:
+        return None
+    if old < 0:
+        return f"epoch {new}"
+    before, after = detail.get("former_producer_id"), detail.get("producer_id")
+    if before is not None and before != after:
+        return f"producer {before}:{old} → {after}:{new}"
+    # A refused producer does not become the owner: it is behind him.
+    arrow = "≠" if "given_producer_epoch" in detail else "→"
+    return f"epoch {old} {arrow} {new}"
+
+
+def _host(host: str | None) -> str | None:
+    """Groups write addresses down as Java prints them, with a slash before."""
+    return None if host is None else host.removeprefix("/")
+
+
+def _producer(detail: Mapping[str, Any]) -> str | None:
+    producer_id = detail.get("given_producer_id")
+    if producer_id is None:
+        producer_id = detail.get("producer_id")
+    return None if producer_id is None else f"producer {producer_id}"
+
+
+def _first(detail: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((str(detail[name]) for name in names if detail.get(name)), None)
+
+
+def _entries(
+    session: Session, scope: str, subject: str, begin: str, *, follow: bool
+) -> Iterator[Entry]:
+    from coordinator.cli.consume import Reader
+    from coordinator.wire.client import ApiError
+
+    key = encode_key(scope, subject)
+    reader = Reader(session, HISTORY_TOPIC, committed=False)
+    while True:
+        try:
+            reader.seek((), begin)
+            break
+        except ApiError as error:
+            if error.code.name != "unknown_topic_or_partition":
+                raise
+            if not follow:
+                return
+            time.sleep(LOOK_AGAIN_S)
+            begin = "earliest"
+    for _, record in reader.records(follow=follow):
+        if record.key == key and record.value is not None:
+            entry = decode_value(record.value)
+            if entry is not None:
+                yield entry
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    cells = (text_of(row[name]).ljust(width) for name, width in zip(COLUMNS, _WIDTHS, strict=True))
+    return "  ".join(cells).rstrip()

@@ -1,0 +1,162 @@
+"""The history as an operator sees it: over the wire, by the command line, closed to writers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from coordinator.history_format import HISTORY_TOPIC
+from tests.support.batches import batch
+from tests.support.cluster import Cluster, unique
+from tests.support.daemon import Daemon
+from tests.support.processes import Child
+from tests.support.waits import until
+
+ME = "history-test"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    started = Daemon(tmp_path_factory.mktemp("history")).start()
+    yield started
+    started.stop()
+
+
+def command(daemon: Daemon, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "coordinator.cli", *arguments, "-b", daemon.bootstrap]
+
+
+def run(daemon: Daemon, *arguments: str) -> str:
+    done = subprocess.run(
+        command(daemon, *arguments), capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout
+
+
+def told(daemon: Daemon, kind: str, name: str, *kinds: str) -> list[dict[str, Any]]:
+    """The history of ``name`` as JSON, as soon as all ``kinds`` are in it."""
+
+    def look() -> list[dict[str, Any]] | None:
+        rows: list[dict[str, Any]] = json.loads(run(daemon, kind, "history", name, "--format=json"))
+        return rows if set(kinds) <= {row["what"] for row in rows} else None
+
+    return until(look, f"{kinds} of {name}")
+
+
+def join(cluster: Cluster, group: str, member: str = "") -> Any:
+    return cluster.call(
+        "join_group",
+        5,
+        group_id=group,
+        session_timeout=6_000,
+        rebalance_timeout=6_000,
+        member_id=member,
+        protocol_type="consumer",
+        protocols=[{"name": "range", "metadata": b""}],
+    )
+
+
+def test_nothing_is_told_of_who_never_was(daemon: Daemon) -> None:
+    assert json.loads(run(daemon, "groups", "history", "nobody", "--format", "json")) == []
+    assert run(daemon, "txns", "history", "nobody").split()[:3] == ["TIME", "WHAT", "CHANGE"]
+
+
+def test_the_timeline_of_a_group(daemon: Daemon) -> None:
+    group = unique("told")
+    with Cluster(daemon.bootstrap) as cluster:
+        cluster.coordinator(group, 0)
+        member = join(cluster, group)["member_id"]
+        joined = join(cluster, group, member)
+        assert joined["error_code"] == "none"
+        left = cluster.call("leave_group", 2, group_id=group, member_id=member)
+        assert left["error_code"] == "none"
+    rows = told(daemon, "groups", group, "member-left")
+    assert [row["what"] for row in rows][:2] == ["group-created", "member-joined"]
+    whats = {row["what"]: row for row in rows}
+    assert whats["member-joined"]["who"] == member
+    assert whats["member-joined"]["host"] == "127.0.0.1"
+    changes = [row["change"] for row in rows if row["what"] == "generation-started"]
+    assert changes == ["generation 0 → 1", "generation 1 → 2"]
+    assert {row["subject"] for row in rows} == {group}
+    table = run(daemon, "groups", "history", group).splitlines()
+    assert len(table) == len(rows) + 1
+    assert member in table[2]
+
+
+def test_the_timeline_of_a_transactional_id_also_while_it_happens(daemon: Daemon) -> None:
+    name = unique("told")
+    with Cluster(daemon.bootstrap) as cluster:
+        first = cluster.init_producer(name)
+        follower = Child([*command(daemon, "txns", "history", name, "--follow")])
+        try:
+            follower.wait_for_line(r"epoch-bumped +epoch 0 +InitProducerId", deadline_s=20)
+            second = cluster.init_producer(name)
+            follower.wait_for_line(r"epoch-bumped +epoch 0 → 1 +InitProducerId", deadline_s=20)
+            refused = cluster.call(
+                "end_txn",
+                3,
+                transactional_id=name,
+                producer_id=first[0],
+                producer_epoch=first[1],
+                committed=True,
+            )
+            assert refused["error_code"] == "producer_fenced"
+            follower.wait_for_line(r"producer-refused +epoch 0 ≠ 1 +EndTxn", deadline_s=20)
+        finally:
+            follower.kill()
+    rows = told(daemon, "txns", name, "producer-refused")
+    assert rows[-1]["who"] == f"producer {first[0]}"
+    assert rows[-1]["host"] == "127.0.0.1"
+    assert rows[-1]["detail"]["producer_epoch"] == second[1]
+
+
+def test_clients_read_it_and_can_not_write_it(daemon: Daemon) -> None:
+    name = unique("told")
+    with Cluster(daemon.bootstrap) as cluster:
+        cluster.init_producer(name)
+        told(daemon, "txns", name, "epoch-bumped")
+        (topic,) = cluster.call("metadata", 8, topics=[{"name": HISTORY_TOPIC}])["topics"]
+        assert (topic["is_internal"], len(topic["partitions"])) == (True, 1)
+        end = cluster.offset(HISTORY_TOPIC)
+        assert end > 0
+        refused = cluster.produce(HISTORY_TOPIC, batch([b"forged"]))
+        assert refused["error_code"] == "invalid_topic_exception"
+        deleted = cluster.call(
+            "delete_records",
+            1,
+            timeout=1_000,
+            topics=[{"name": HISTORY_TOPIC, "partitions": [{"partition_index": 0, "offset": end}]}],
+        )
+        assert deleted["topics"][0]["partitions"][0]["error_code"] != "none"
+        for api, version, fields in (
+            ("delete_topics", 3, {"topic_names": [HISTORY_TOPIC], "timeout": 1_000}),
+            (
+                "create_topics",
+                5,
+                {
+                    "timeout": 1_000,
+                    "topics": [
+                        {"name": HISTORY_TOPIC, "num_partitions": 2, "replication_factor": 1}
+                    ],
+                },
+            ),
+        ):
+            answer = cluster.call(api, version, **fields)
+            (one,) = answer.get("topics") or answer["responses"]
+            assert one["error_code"] == "invalid_topic_exception", api
+        assert cluster.offset(HISTORY_TOPIC) == end
+
+
+def test_it_is_there_after_a_restart(daemon: Daemon) -> None:
+    name = unique("told")
+    with Cluster(daemon.bootstrap) as cluster:
+        cluster.init_producer(name)
+    before = told(daemon, "txns", name, "epoch-bumped")
+    daemon.stop()
+    daemon.start()
+    assert told(daemon, "txns", name, "epoch-bumped") == before

@@ -419,7 +419,7 @@ class Partition(ReadablePartition):
 
     def _flush(self, now_ms: int) -> None:
         end = self._log.log_end_offset
-        if end > self._recovery_point or self._log.directory_changed:
+        if end > self._recovery_point or (end and self._log.directory_changed):
             self._producers.sync_snapshots(self._recovery_point)
             if self._epochs.flush():
                 self._log.directory_changed = False

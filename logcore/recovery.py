@@ -352,7 +352,6 @@ class _Loader:
     def _load_producers(self, upto: int) -> None:
         """Build the producer state as of ``upto``: newest snapshot, then the log behind it."""
         producers = self._producers
-        producers.remove_snapshots_above(max(upto, self._log.active.base_offset))
         offset = producers.load_snapshot(upto, self._log.first_offset, self._options.now_ms)
         replay_producers(self._log, producers, offset, upto)
 

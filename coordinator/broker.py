@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -181,7 +181,7 @@ class Broker:
         self.metadata.count_start()
         self.replicas.load(self.metadata)
         self.metadata.compact()
-        self.topics = TopicAdmin(self.metadata, self.replicas, self.config, self.node_id)
+        self.topics = TopicAdmin(self.metadata, self.config, self.node_id)
         self.polls = Polls()
         self.groups = GroupCoordinator(self)
         self.txns = TxnCoordinator(self)
@@ -266,12 +266,12 @@ class Broker:
 
     # --- what touches more than one service ---
 
-    def delete_topic(self, name: str) -> Topic:
-        """Delete a topic and what groups remember of it; see :meth:`TopicAdmin.delete`."""
-        topic = self.topics.delete(name)
-        self.groups.on_topics_deleted([(topic.name, topic.topic_id.bytes)])
+    def forget_topics(self, topics: Sequence[Topic]) -> None:
+        """Remove what is left of topics whose records are gone: directories, groups' offsets."""
+        for topic in topics:
+            self.replicas.delete(topic)
+        self.groups.on_topics_deleted([(one.name, one.topic_id.bytes) for one in topics])
         self.polls.wake_all()
-        return topic
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -40,6 +40,11 @@ _Int = int
 _Bool = bool
 # BrokerConfig has methods of these names, which would hide the types in its annotations.
 
+_LOG_FIELDS = frozenset(LogConfig.__dataclass_fields__)
+
+HIDDEN_SEGMENT_BYTES = "internal.segment.bytes"
+"""Overrides ``segment.bytes`` without its lower bound."""
+
 MAX_CONFIG_FILE_BYTES = 1 << 20
 """Bytes of a configuration file: far above what all keys together need."""
 
@@ -293,10 +298,10 @@ def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
     parse_topic_configs(overrides)
     values: dict[str, Any] = {
         name.replace(".", "_"): config.topic_value(name, overrides)
-        for name, key in TOPIC_KEYS.items()
-        if not key.inert
+        for name in TOPIC_KEYS
+        if name.replace(".", "_") in _LOG_FIELDS or name == HIDDEN_SEGMENT_BYTES
     }
-    hidden_segment_bytes = values.pop("internal_segment_bytes")
+    hidden_segment_bytes = values.pop(HIDDEN_SEGMENT_BYTES.replace(".", "_"))
     if hidden_segment_bytes is not None:
         values["segment_bytes"] = hidden_segment_bytes
     values["cleanup_policy"] = frozenset(values["cleanup_policy"])

@@ -21,6 +21,8 @@ _SH, _L, _D, _LI = ConfigType.SHORT, ConfigType.LONG, ConfigType.DOUBLE, ConfigT
 ONE_NODE = "there is one node and one copy"
 _ONE_LOOP = "all work is done on one event loop"
 _NO_CONSUMER_PROTOCOL = "only the classic group protocol is served"
+_NO_COMPACTION = "logs are not compacted yet; records stay"
+_NO_PREALLOCATION = "segments grow with what is written"
 _SAME_TURN = "writes are complete when they are answered"
 
 _POLICIES = ("delete", "compact")
@@ -38,9 +40,12 @@ def _dynamic(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
+    inert: str = "",
 ) -> ConfigKey:
     """A key that can be changed while the broker runs."""
-    return ConfigKey(name, kind, default, doc, unit, low, high, choices, updatable=True)
+    return ConfigKey(
+        name, kind, default, doc, unit, low, high, choices, updatable=True, inert=inert
+    )
 
 
 _LOG_KEYS = (
@@ -141,7 +146,7 @@ _LOG_KEYS = (
         "log.flush.interval.ms",
         _L,
         None,
-        "Longest time an append stays unforced; not set means log.flush.scheduler.interval.ms.",
+        "Longest time an append stays unforced; it is looked at every 250 ms.",
         "ms",
         0,
     ),
@@ -149,7 +154,7 @@ _LOG_KEYS = (
         "log.flush.scheduler.interval.ms",
         _L,
         str(LONG_MAX),
-        "How often partitions are looked at that are due by log.flush.interval.ms.",
+        "What log.flush.interval.ms is where that is not set.",
         "ms",
         1,
     ),
@@ -161,7 +166,13 @@ _LOG_KEYS = (
         "ms",
         0,
     ),
-    _dynamic("log.preallocate", _B, "false", "Reserve the whole file of a new segment."),
+    _dynamic(
+        "log.preallocate",
+        _B,
+        "false",
+        "Reserve the whole file of a new segment.",
+        inert=_NO_PREALLOCATION,
+    ),
     _dynamic(
         "log.message.timestamp.type",
         _S,
@@ -212,9 +223,16 @@ _LOG_KEYS = (
         "How long tombstones outlive compaction.",
         "ms",
         0,
+        inert=_NO_COMPACTION,
     ),
     _dynamic(
-        "log.cleaner.min.compaction.lag.ms", _L, "0", "Younger records are not compacted.", "ms", 0
+        "log.cleaner.min.compaction.lag.ms",
+        _L,
+        "0",
+        "Younger records are not compacted.",
+        "ms",
+        0,
+        inert=_NO_COMPACTION,
     ),
     _dynamic(
         "log.cleaner.max.compaction.lag.ms",
@@ -223,6 +241,7 @@ _LOG_KEYS = (
         "Older records are compacted whatever the dirty ratio.",
         "ms",
         1,
+        inert=_NO_COMPACTION,
     ),
     _dynamic(
         "log.cleaner.min.cleanable.ratio",
@@ -232,6 +251,7 @@ _LOG_KEYS = (
         "",
         0,
         1,
+        inert=_NO_COMPACTION,
     ),
 )
 
@@ -363,15 +383,6 @@ _BROKER_KEYS = (
         _B,
         "false",
         "Serve versions that Kafka calls unstable (InitProducerId 6).",
-    ),
-    ConfigKey("log.cleaner.enable", _B, "true", "Compact topics whose cleanup.policy says so."),
-    ConfigKey(
-        "log.cleaner.backoff.ms",
-        _L,
-        "15000",
-        "Pause of the cleaner when nothing is worth compacting.",
-        "ms",
-        1,
     ),
 )
 
@@ -512,6 +523,8 @@ def inert_key(name: str, kind: ConfigType, default: str | None, reason: str) -> 
 
 
 _INERT_KEYS = (
+    inert_key("log.cleaner.enable", _B, "true", _NO_COMPACTION),
+    inert_key("log.cleaner.backoff.ms", _L, "15000", _NO_COMPACTION),
     inert_key("min.insync.replicas", _I, "1", ONE_NODE),
     inert_key("unclean.leader.election.enable", _B, "false", ONE_NODE),
     inert_key("auto.leader.rebalance.enable", _B, "true", ONE_NODE),

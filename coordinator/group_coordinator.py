@@ -125,7 +125,7 @@ class GroupCoordinator:
         """
         command = TopicsDeleted(tuple(topics))
         for shard in self._shards.shards:
-            self._shards.insist(shard, command)
+            self._shards.send(shard, command, insist=True)
 
     def complete_transaction(
         self,
@@ -152,7 +152,7 @@ class GroupCoordinator:
 
     def _expire_offsets(self, _key: Hashable, _now_ms: int) -> None:
         for shard in self._shards.shards:
-            self._shards.insist(shard, ExpireOffsets())
+            self._shards.send(shard, ExpireOffsets())
         self._set_upkeep()
 
     def _set_upkeep(self) -> None:

@@ -16,7 +16,8 @@ Source: the tasks are those of ``QuorumController`` with ``ReplicationControlMan
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -137,6 +138,7 @@ class MetadataLog:
         self._node_id = node_id
         self._state = _State()
         self._records = 0
+        self._grouped = False
         self._listeners: list[Callable[[Topic], None]] = []
         self._load()
 
@@ -312,9 +314,25 @@ class MetadataLog:
             listener(topic)
         return topic
 
+    @contextmanager
+    def grouped(self) -> Iterator[None]:
+        """Force the changes made inside to disk together, at the end: for one answer on many.
+
+        Raises :class:`logcore.errors.LogError` if that fails; then none of them may be answered.
+        """
+        begin = self.partition.log_end_offset
+        self._grouped = True
+        try:
+            yield
+        finally:
+            self._grouped = False
+            if self.partition.log_end_offset > begin:
+                self.partition.flush()
+
     def _append(self, records: list[Record]) -> None:
         self.partition.append_records(records, now_ms=self._clock.now_ms())
-        self.partition.flush()
+        if not self._grouped:
+            self.partition.flush()
         for record in records:
             self._apply(record)
             kind, name = _unpack_key(record.key)
@@ -338,9 +356,10 @@ class MetadataLog:
         value = None if record.value is None else _unpack(record.value)
         state = self._state
         if kind == _TOPIC:
-            self._remove(name)
-            if value is not None:
-                self._add(_topic_of(name, value))
+            if value is None:
+                self._remove(name)
+            else:
+                self._put(_topic_of(name, value))
         elif kind == _SETTINGS:
             if value is None:
                 state.settings[name] = {}
@@ -353,13 +372,16 @@ class MetadataLog:
         else:
             raise MetadataError(f"{METADATA_TOPIC} holds an unknown record {kind!r}")
 
-    def _add(self, topic: Topic) -> None:
+    def _put(self, topic: Topic) -> None:
         state = self._state
+        old = state.topics.get(topic.name)
+        if old is not None and old.topic_id != topic.topic_id:
+            self._remove(topic.name)
+            old = None
+        state.partitions += topic.partitions - (0 if old is None else old.partitions)
         state.topics[topic.name] = topic
         state.by_id[topic.topic_id] = topic
         state.by_unified[_unified(topic.name)] = topic.name
-        state.partitions += topic.partitions
-        state.deleted.discard(topic.topic_id)
 
     def _remove(self, name: str) -> None:
         state = self._state

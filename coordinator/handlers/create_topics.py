@@ -24,15 +24,14 @@ from logcore.machine import DomainError
 def run(ctx: Context) -> Entity:
     """Create, or only check, each topic by itself; a name that stands there twice is refused."""
     named = Counter(topic.name for topic in ctx.body.topics)
-    return ctx.respond.CreateTopicsResponse(
-        throttle_time_ms=0,
-        topics=tuple(
+    with ctx.broker.metadata.grouped():
+        topics = tuple(
             _create(ctx, topic)
             if named[topic.name] == 1
             else _refused(ctx, topic.name, ErrorCode.invalid_request, "Duplicate topic name.")
             for topic in {topic.name: topic for topic in ctx.body.topics}.values()
-        ),
-    )
+        )
+    return ctx.respond.CreateTopicsResponse(throttle_time_ms=0, topics=topics)
 
 
 def _create(ctx: Context, topic: Any) -> Entity:

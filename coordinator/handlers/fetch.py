@@ -186,6 +186,6 @@ class _Fetch:
             high_watermark=-1,
             last_stable_offset=-1,
             log_start_offset=-1,
-            aborted_transactions=() if self._isolation is Isolation.READ_COMMITTED else None,
+            aborted_transactions=(),
             records=b"",
         )

@@ -49,6 +49,8 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
             ),
         )
 
+    if not command.topics:
+        return build(DeleteOffsetsResult(()))
     return answer(
         ctx.broker.groups.submit(body.group_id, command),
         build,

@@ -14,7 +14,14 @@ class CorruptRecordError(LogError):
 
 
 class InvalidRecordError(LogError):
-    """A batch is well formed but breaks a rule of the append path (INVALID_RECORD)."""
+    """A batch is well formed but breaks a rule of the append path (INVALID_RECORD).
+
+    ``record_errors`` holds (index in the batch, reason) of each record that is to blame.
+    """
+
+    def __init__(self, message: str, record_errors: tuple[tuple[int, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.record_errors = record_errors
 
 
 class InvalidTimestampError(LogError):

@@ -126,16 +126,21 @@ def _check_times(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
 def _check_records(data: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
     earliest = now_ms - config.message_timestamp_before_max_ms
     check_times = config.message_timestamp_type != LOG_APPEND_TIME
+    keyless: list[tuple[int, str]] = []
     for index, record in enumerate(decode_records(data, 0, header)):
         if record.offset != index:
             raise InvalidRecordError(f"record {index} has offset delta {record.offset}")
         if record.key is None and config.is_compacted:
-            raise InvalidRecordError(f"record {index} has no key, which a compacted topic needs")
+            keyless.append((index, "a compacted topic needs a key"))
         if check_times and 0 <= record.timestamp_ms < earliest:
             raise InvalidTimestampError(
                 f"timestamp {record.timestamp_ms} of record {index} is more than"
                 f" {config.message_timestamp_before_max_ms} ms back"
             )
+    if keyless:
+        raise InvalidRecordError(
+            f"{len(keyless)} records have no key, which a compacted topic needs", tuple(keyless)
+        )
 
 
 def _rewrite(

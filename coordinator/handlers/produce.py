@@ -121,9 +121,7 @@ def _append(
             min_zstd_ok=ctx.version >= FIRST_WITH_ZSTD,
         )
     except InvalidRecordError as error:
-        return _refused(
-            ctx, index, ErrorCode.invalid_record, str(error), getattr(error, "record_errors", ())
-        )
+        return _refused(ctx, index, ErrorCode.invalid_record, str(error), error.record_errors)
     return ctx.respond.PartitionProduceResponse(
         index=index,
         error_code=ErrorCode.none,

@@ -207,8 +207,9 @@ def test_old_timestamps(tmp_path: Path) -> None:
 def test_a_compacted_topic_needs_keys(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=config(cleanup_policy=frozenset({"compact"})))
     for codec in Codec:
-        with pytest.raises(InvalidRecordError, match="key"):
+        with pytest.raises(InvalidRecordError, match="key") as refused:
             append(partition, key=None, codec=codec)
+        assert [index for index, _ in refused.value.record_errors] == [0]
         append(partition, codec=codec)
 
 

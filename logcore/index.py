@@ -170,6 +170,12 @@ class MappedIndex:
         self._unmap()
         self._entries = None
 
+    def retire(self) -> None:
+        """Be empty from now on, whatever comes to stand under the file's name."""
+        self._unmap()
+        self._entries = 0
+        self._read_last()
+
     def _unmap(self) -> None:
         if self._map is not None:
             self._map.close()

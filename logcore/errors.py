@@ -1,4 +1,4 @@
-"""What can go wrong in a log. No class here knows wire numbers (``coordinator/errors.py`` does)."""
+"""What can go wrong in a log. No class here knows a wire number: ``coordinator/errors.py`` does."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
 from coordinator.cli.output import EXIT_REFUSED, emit, format_option
 
 if TYPE_CHECKING:

@@ -94,7 +94,7 @@ class Transactions:
         heapify(self._waiting)
         self._open_aborted: dict[int, AbortedTransaction] = {}
         self._open_committed: set[int] = set()
-        self.retained_aborts: list[AbortedTransaction] = []
+        self.retained_aborts: dict[AbortedTransaction, None] = {}
         """Aborted transactions whose data or marker was still seen: they stay in the index."""
 
     def _begin_up_to(self, offset: int) -> None:
@@ -111,8 +111,7 @@ class Transactions:
         if entry is None:
             self._open_committed.add(header.producer_id)
             return False
-        if entry not in self.retained_aborts[-1:]:
-            self.retained_aborts.append(entry)
+        self.retained_aborts[entry] = None
         return True
 
     def marker(self, header: BatchHeader, buf: Buffer) -> bool:

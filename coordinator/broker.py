@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
+from coordinator.cleaner import Cleaner
 from coordinator.config import BrokerConfig, ConfigError
 from coordinator.errors import error_code
 from coordinator.group_coordinator import GroupCoordinator
@@ -107,6 +108,7 @@ class Broker:
         self._coordinators: list[GroupCoordinator | TxnCoordinator] = []
         self._server: Server | None = None
         self._maintenance: Maintenance | None = None
+        self.cleaner: Cleaner | None = None
 
     @classmethod
     def in_thread(
@@ -219,6 +221,8 @@ class Broker:
             raise BrokerError(f"can not listen on {host}:{port}: {error}") from error
         self._maintenance = Maintenance(self.replicas, config, self.clock)
         self._maintenance.start()
+        self.cleaner = Cleaner(self.replicas, config, self.clock, self.fs, str(self.data_dir))
+        self.cleaner.start()
         _log.info(
             "broker started",
             cluster_id=self.cluster_id,
@@ -240,6 +244,9 @@ class Broker:
         if self._maintenance is not None:
             await self._maintenance.stop()
             self._maintenance = None
+        if self.cleaner is not None:
+            await self.cleaner.stop()
+            self.cleaner = None
         while self._coordinators:
             await self._coordinators.pop().stop()
         if self._server is not None:

@@ -166,6 +166,13 @@ class BrokerConfig:
             raise TypeError(f"{name} is no boolean: {value!r}")
         return value
 
+    def number(self, name: str) -> float:
+        """The value of a number key, whole or not."""
+        value = self._values[name]
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise TypeError(f"{name} is no number: {value!r}")
+        return value
+
     def text(self, name: str) -> str | None:
         """The value of a text key; None if it is not set."""
         value = self._values[name]

@@ -21,7 +21,6 @@ _SH, _L, _D, _LI = ConfigType.SHORT, ConfigType.LONG, ConfigType.DOUBLE, ConfigT
 ONE_NODE = "there is one node and one copy"
 _ONE_LOOP = "all work is done on one event loop"
 _NO_CONSUMER_PROTOCOL = "only the classic group protocol is served"
-_NO_COMPACTION = "logs are not compacted yet; records stay"
 _NO_PREALLOCATION = "segments grow with what is written"
 _SAME_TURN = "writes are complete when they are answered"
 
@@ -223,7 +222,6 @@ _LOG_KEYS = (
         "How long tombstones outlive compaction.",
         "ms",
         0,
-        inert=_NO_COMPACTION,
     ),
     _dynamic(
         "log.cleaner.min.compaction.lag.ms",
@@ -232,7 +230,6 @@ _LOG_KEYS = (
         "Younger records are not compacted.",
         "ms",
         0,
-        inert=_NO_COMPACTION,
     ),
     _dynamic(
         "log.cleaner.max.compaction.lag.ms",
@@ -241,7 +238,6 @@ _LOG_KEYS = (
         "Older records are compacted whatever the dirty ratio.",
         "ms",
         1,
-        inert=_NO_COMPACTION,
     ),
     _dynamic(
         "log.cleaner.min.cleanable.ratio",
@@ -251,7 +247,6 @@ _LOG_KEYS = (
         "",
         0,
         1,
-        inert=_NO_COMPACTION,
     ),
 )
 
@@ -298,6 +293,31 @@ _BROKER_KEYS = (
         "300000",
         "How often retention looks for segments to delete.",
         "ms",
+        1,
+    ),
+    ConfigKey("log.cleaner.enable", _B, "true", "Whether compacted logs are cleaned."),
+    ConfigKey(
+        "log.cleaner.backoff.ms",
+        _L,
+        "15000",
+        "How long the cleaner waits before it looks again, when there was nothing to clean.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "log.cleaner.dedupe.buffer.size",
+        _L,
+        "134217728",
+        "Memory for the keys of one round; with more keys a log takes several rounds.",
+        "bytes",
+        1024,
+    ),
+    ConfigKey(
+        "log.cleaner.io.max.bytes.per.second",
+        _D,
+        "1.7976931348623157E308",
+        "What the cleaner may read and write together.",
+        "bytes/s",
         1,
     ),
     ConfigKey(
@@ -523,8 +543,6 @@ def inert_key(name: str, kind: ConfigType, default: str | None, reason: str) -> 
 
 
 _INERT_KEYS = (
-    inert_key("log.cleaner.enable", _B, "true", _NO_COMPACTION),
-    inert_key("log.cleaner.backoff.ms", _L, "15000", _NO_COMPACTION),
     inert_key("min.insync.replicas", _I, "1", ONE_NODE),
     inert_key("unclean.leader.election.enable", _B, "false", ONE_NODE),
     inert_key("auto.leader.rebalance.enable", _B, "true", ONE_NODE),
@@ -554,7 +572,6 @@ _INERT_KEYS = (
         "transaction.state.log.load.buffer.size", _I, "5242880", "logs are read segment by segment"
     ),
     inert_key("offsets.topic.compression.codec", _I, "0", "coordinator records are small"),
-    inert_key("log.cleaner.dedupe.buffer.size", _L, "134217728", "the map of keys grows as needed"),
     inert_key("log.cleaner.io.buffer.size", _I, "524288", "segments are read batch by batch"),
     inert_key("socket.send.buffer.bytes", _I, "102400", "the operating system sizes its buffers"),
     inert_key(

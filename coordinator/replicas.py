@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import structlog
@@ -68,6 +68,7 @@ class Replicas:
         self._open: dict[TopicPartition, Partition] = {}
         self._complete = False
         self._stale = False
+        self._on_delete: list[Callable[[str, int], None]] = []
         self._written: dict[str, Offsets] = {}
         self.was_clean = take_clean_shutdown(fs, directory)
         """Whether the last shutdown closed every log."""
@@ -221,6 +222,10 @@ class Replicas:
         for topic in self._metadata.topics.values():
             self._reconfigure(topic)
 
+    def on_delete(self, listener: Callable[[str, int], None]) -> None:
+        """Call ``listener(topic, index)`` for each partition that is deleted from now on."""
+        self._on_delete.append(listener)
+
     def delete(self, topic: Topic) -> None:
         """Remove the directories of a topic whose record is gone.
 
@@ -230,6 +235,8 @@ class Replicas:
             key = topic.name, index
             for offsets in self._checkpointed:
                 offsets.pop(key, None)
+            for listener in self._on_delete:
+                listener(*key)
             partition = self._open.pop(key, None)
             if partition is None:
                 continue

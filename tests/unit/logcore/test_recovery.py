@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import struct
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from logcore.batch import LogRecord, encode_batch, iter_headers
 from logcore.compression import Codec
-from logcore.errors import StorageError
 from logcore.fs import OsFileSystem, ReadableBuffer
 from logcore.machine import ProducerStamp, Record
 from logcore.partition import Isolation, Partition
@@ -345,17 +343,6 @@ def test_leader_epochs_are_rebuilt_from_the_batches(tmp_path: Path) -> None:
         # A leader can't be older than its log.
         assert again.leader_epoch == 4
         again.close()
-
-
-def test_old_message_formats_are_refused_not_destroyed(tmp_path: Path) -> None:
-    open_partition(tmp_path).close()
-    value = struct.pack(">bbq", 1, 0, T0) + struct.pack(">i", -1) + struct.pack(">i", 1) + b"v"
-    message = struct.pack(">I", zlib.crc32(value)) + value
-    old = struct.pack(">qi", 0, len(message)) + message
-    (tmp_path / LOG).write_bytes(old)
-    with pytest.raises(StorageError, match="format v1"):
-        open_partition(tmp_path, clean=False)
-    assert (tmp_path / LOG).read_bytes() == old
 
 
 # --- a kill at every step ---

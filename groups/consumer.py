@@ -91,6 +91,9 @@ def heartbeat(shard: Shard, outcome: Outcome, token: Token, command: ConsumerHea
     if size > shard.limits.max_group_record_bytes:
         limit = shard.limits.max_group_record_bytes
         raise GroupLimitExceededError(f"the group's change exceeds max_group_record_bytes={limit}")
+    classic = shard.groups.get(group.group_id)
+    if isinstance(classic, ClassicGroup):
+        classic.removed(outcome)
     _remember(shard, beat)
     outcome.arm(session_timer(group.group_id, beat.member_id), settings.session_timeout_ms)
     outcome.reply(token, _answer(beat, before))
@@ -101,6 +104,7 @@ def _remember(shard: Shard, beat: Beat) -> None:
     shard.image = beat.group.image = beat.command.topics
     beat.group.checked_image = beat.working.checked_image
     beat.group.regexes_image = beat.working.regexes_image
+    beat.group.regexes_checked_ms = beat.working.regexes_checked_ms
 
 
 def _answer(beat: Beat, before: CurrentAssignment) -> ConsumerHeartbeatResult:
@@ -191,7 +195,6 @@ def _group(shard: Shard, outcome: Outcome, command: ConsumerHeartbeat) -> Consum
             fresh.saved_epoch = cr.GroupEpochValue(group.generation_id)
             for record in group.tombstones():
                 outcome.append(record)
-        group.removed(outcome)
     else:
         raise GroupIdNotFoundError(f"group {command.group_id!r} is of another type")
     outcome.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)

@@ -88,6 +88,8 @@ class ConsumerGroup(Group):
         """The topics as of which the metadata hash is known to be right."""
         self.regexes_image: TopicImage | None = None
         """The topics as of which the regular expressions are resolved."""
+        self.regexes_checked_ms: int | None = None
+        """When the regular expressions were last matched against all topics."""
         self.image: TopicImage | None = None
         """The topics as last seen, for names of topics in commits."""
         self._subscribed: frozenset[str] | None = None

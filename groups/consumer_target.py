@@ -36,6 +36,7 @@ class Working:
     assignment: cr.AssignmentEpochValue | None
     checked_image: TopicImage | None
     regexes_image: TopicImage | None
+    regexes_checked_ms: int | None
 
     @classmethod
     def of(cls, group: ConsumerGroup, topics: TopicImage) -> Working:
@@ -50,6 +51,7 @@ class Working:
             group.saved_assignment,
             group.checked_image,
             group.regexes_image,
+            group.regexes_checked_ms,
         )
 
     def topic_ids_of(self, member: cr.ConsumerMemberValue) -> frozenset[bytes]:
@@ -81,13 +83,13 @@ def refresh_regexes(shard: Shard, outcome: Outcome, working: Working, reasons: l
     for regex in working.regexes.keys() - used:
         del working.regexes[regex]
         outcome.append(cr.tombstone(Kind.REGULAR_EXPRESSION, group_id, regex))
-    age_ms = min(
-        (outcome.now_ms - resolved.timestamp_ms for resolved in working.regexes.values()),
-        default=0,
-    )
+    checked_ms = working.regexes_checked_ms
+    if checked_ms is None:
+        resolved_ms = (resolved.timestamp_ms for resolved in working.regexes.values())
+        checked_ms = max(resolved_ms, default=outcome.now_ms)
     is_due = (
         working.regexes_image is not working.topics
-        and age_ms >= shard.limits.min_regex_refresh_interval_ms
+        and outcome.now_ms - checked_ms >= shard.limits.min_regex_refresh_interval_ms
     )
     due = used if is_due else used - working.regexes.keys()
     for regex in sorted(due):
@@ -102,8 +104,9 @@ def refresh_regexes(shard: Shard, outcome: Outcome, working: Working, reasons: l
         outcome.event(EventKind.REGEX_RESOLVED, group_id, regex=regex, topics=len(found))
         if old is not None:
             reasons.append(f"topics matching {regex[:100]!r} changed")
-    if is_due or working.regexes.keys() <= due:
+    if due and working.regexes.keys() <= due:
         working.regexes_image = working.topics
+        working.regexes_checked_ms = outcome.now_ms
 
 
 # --- the group epoch -----------------------------------------------------------------------------

@@ -43,7 +43,7 @@ TRANSITIONS: Final[Mapping[tuple[MemberState, MemberState], str]] = {
     (
         MemberState.UNREVOKED_PARTITIONS,
         MemberState.UNREVOKED_PARTITIONS,
-    ): "revoked, a newer target lost more; or unsubscribed from more",
+    ): "revoked, but a newer target or subscription lost more",
     (
         MemberState.UNREVOKED_PARTITIONS,
         MemberState.UNRELEASED_PARTITIONS,

@@ -427,6 +427,20 @@ def test_an_expression_goes_with_its_last_user():
     assert driver.consumer_group().regexes == {}
 
 
+def test_expressions_are_not_matched_at_every_change():
+    driver = ConsumerDriver()
+    driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="x.*")
+    for number in range(3):
+        driver.advance(1_000)
+        driver.image = changed(driver.image, **{f"x{number}": (bytes([number]) * 16, 1)})
+        driver.beat("m", driver.consumer_group().current("m").member_epoch)
+        driver.image = changed(driver.image, **{f"xx{number}": (bytes([99 + number]) * 16, 1)})
+        driver.beat("m", driver.consumer_group().current("m").member_epoch)
+        topics = driver.consumer_group().regexes["x.*"].topics
+        assert f"x{number}" in topics
+        assert f"xx{number}" not in topics
+
+
 def test_members_vote_for_the_assignor():
     driver = ConsumerDriver()
     driver.join("m", server_assignor="range")

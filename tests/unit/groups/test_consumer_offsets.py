@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from consumer_driver import CONSUMER_SESSION, ConsumerDriver, T
 from group_driver import RETENTION, Driver, G, empty, stable
@@ -18,14 +20,17 @@ from groups.commands import (
 from groups.consumer_group import ConsumerGroup
 from groups.errors import (
     GroupIdNotFoundError,
+    GroupLimitExceededError,
     GroupSubscribedToTopicError,
     IllegalGenerationError,
     InconsistentGroupProtocolError,
+    MemberIdRequiredError,
     NonEmptyGroupError,
     StaleMemberEpochError,
     UnknownMemberIdError,
     UnsupportedGroupRequestError,
 )
+from groups.limits import GroupLimits
 
 
 def commit(driver, epoch, member_id="m", *offsets, **fields):
@@ -219,3 +224,19 @@ def test_a_classic_member_of_old_is_unknown_to_a_consumer_group():
                 new_member_id="x",
             )
         )
+
+
+def test_whoever_was_about_to_join_as_classic_is_forgotten():
+    driver = ConsumerDriver()
+    token = Driver.join(driver)  # is given an id
+    with contextlib.suppress(MemberIdRequiredError):
+        driver.answer(token)
+    assert driver.timers
+    driver.join("m")
+    assert driver.consumer_group().epoch == 1
+    tiny = ConsumerDriver(GroupLimits(max_group_record_bytes=100))
+    Driver.join(tiny)
+    with pytest.raises(GroupLimitExceededError):
+        tiny.join("m")
+    assert isinstance(tiny.groups[G], ClassicGroup)
+    assert tiny.groups[G].pending_members

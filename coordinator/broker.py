@@ -50,9 +50,12 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-FEATURES: Mapping[str, tuple[int, int, int]] = {"transaction.version": (0, 2, 2)}
-"""Lowest, highest supported and finalized level of each feature, for ApiVersions. Transactions are
-served at level 2 (KIP-890); the consumer protocol's group.version is not offered."""
+FEATURES: Mapping[str, tuple[int, int, int]] = {
+    "group.version": (0, 1, 1),
+    "transaction.version": (0, 2, 2),
+}
+"""Lowest, highest supported and finalized level of each feature, for ApiVersions: the consumer
+protocol (KIP-848), and transactions with an epoch of their own (KIP-890)."""
 
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 

@@ -5,14 +5,14 @@ A configuration that was made for Apache Kafka works without an edit, and says w
 
 from __future__ import annotations
 
-from coordinator.config_types import INT_MAX, ConfigKey, ConfigType
+from coordinator.config_types import ConfigKey, ConfigType
 
 _B, _S, _I = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT
 _SH, _L, _LI = ConfigType.SHORT, ConfigType.LONG, ConfigType.LIST
 
 ONE_NODE = "there is one node and one copy"
 _ONE_LOOP = "all work is done on one event loop"
-_NO_CONSUMER_PROTOCOL = "only the classic group protocol is served"
+_NO_MIGRATION = "a group keeps the protocol that it began with"
 _SAME_TURN = "writes are complete when they are answered"
 
 
@@ -56,14 +56,5 @@ INERT_KEYS = (
     inert_key(
         "socket.receive.buffer.bytes", _I, "102400", "the operating system sizes its buffers"
     ),
-    inert_key("group.coordinator.rebalance.protocols", _LI, "classic", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.session.timeout.ms", _I, "45000", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.min.session.timeout.ms", _I, "45000", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.max.session.timeout.ms", _I, "60000", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.heartbeat.interval.ms", _I, "5000", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.min.heartbeat.interval.ms", _I, "5000", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.max.heartbeat.interval.ms", _I, "15000", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.max.size", _I, str(INT_MAX), _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.assignors", _LI, "uniform,range", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.migration.policy", _S, "bidirectional", _NO_CONSUMER_PROTOCOL),
+    inert_key("group.consumer.migration.policy", _S, "bidirectional", _NO_MIGRATION),
 )

@@ -26,6 +26,10 @@ from groups.commands import (
     ListGroupsResult,
     TopicsDeleted,
 )
+from groups.assignors.model import AssignorRegistry
+from groups.assignors.range import RangeAssignor
+from groups.assignors.uniform import UniformAssignor
+from groups.consumer_commands import ConsumerSettings, TopicImage
 from groups.limits import GroupLimits
 from groups.machine import GroupMachine
 from logcore.machine import DomainError, ProducerStamp
@@ -36,6 +40,10 @@ if TYPE_CHECKING:
 
 _MINUTE_MS = 60_000
 _EXPIRE = "expire offsets"
+
+
+ASSIGNORS = {"uniform": UniformAssignor, "range": RangeAssignor}
+"""The server-side assignors by their names in ``group.consumer.assignors``."""
 
 
 class GroupCoordinator:
@@ -159,6 +167,23 @@ class GroupCoordinator:
         interval_ms = self._broker.config.int("offsets.retention.check.interval.ms")
         self._upkeep.set(_EXPIRE, self._broker.clock.now_ms() + interval_ms)
 
+    @property
+    def serves_consumer_protocol(self) -> bool:
+        """Whether ``group.coordinator.rebalance.protocols`` names it."""
+        return "consumer" in self._broker.config.items("group.coordinator.rebalance.protocols")
+
+    @property
+    def topic_image(self) -> TopicImage:
+        """All topics as assignments see them: the same object until a topic changes."""
+        metadata = self._broker.metadata
+        if self._topic_image is None or self._topic_image.version != metadata.topic_changes:
+            topics = {
+                topic.name: (topic.topic_id.bytes, topic.partitions)
+                for topic in metadata.topics.values()
+            }
+            self._topic_image = TopicImage(topics, metadata.topic_changes)
+        return self._topic_image
+
     def _build(self, _partition: Partition) -> GroupMachine:
         config = self._broker.config
         return GroupMachine(
@@ -170,6 +195,15 @@ class GroupCoordinator:
             ),
             initial_rebalance_delay_ms=config.int("group.initial.rebalance.delay.ms"),
             offsets_retention_ms=config.int("offsets.retention.minutes") * _MINUTE_MS,
+            consumer=ConsumerSettings(
+                session_timeout_ms=config.int("group.consumer.session.timeout.ms"),
+                heartbeat_interval_ms=config.int("group.consumer.heartbeat.interval.ms"),
+                assignment_interval_ms=config.int("group.consumer.assignment.interval.ms"),
+                max_size=config.int("group.consumer.max.size"),
+                assignors=AssignorRegistry(
+                    ASSIGNORS[name]() for name in config.items("group.consumer.assignors")
+                ),
+            ),
         )
 
     def _perform(self, _shard: Shard, effect: object, _now_ms: int) -> None:

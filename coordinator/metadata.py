@@ -112,6 +112,7 @@ class _State:
     next_producer_id: int = 0
     starts: int = 0
     partitions: int = 0
+    topic_changes: int = 0
 
 
 class MetadataLog:
@@ -158,6 +159,11 @@ class MetadataLog:
     def topics(self) -> Mapping[str, Topic]:
         """All topics by name."""
         return self._state.topics
+
+    @property
+    def topic_changes(self) -> int:
+        """Grows whenever a topic comes, goes or changes."""
+        return self._state.topic_changes
 
     @property
     def partition_count(self) -> int:
@@ -379,12 +385,14 @@ class MetadataLog:
             self._remove(topic.name)
             old = None
         state.partitions += topic.partitions - (0 if old is None else old.partitions)
+        state.topic_changes += 1
         state.topics[topic.name] = topic
         state.by_id[topic.topic_id] = topic
         state.by_unified[_unified(topic.name)] = topic.name
 
     def _remove(self, name: str) -> None:
         state = self._state
+        state.topic_changes += 1
         topic = state.topics.pop(name, None)
         if topic is not None:
             del state.by_id[topic.topic_id]

@@ -47,7 +47,9 @@ def join_group(shard: Shard, outcome: Outcome, token: Token, command: JoinGroup)
             raise UnknownMemberIdError(f"no group {command.group_id!r}, so no such member")
         _create_group(shard, outcome, token, command)
         return
-    if isinstance(group, ConsumerGroup) and group.is_empty and not command.member_id:
+    if isinstance(group, ConsumerGroup) and group.is_empty:
+        if command.member_id:
+            raise UnknownMemberIdError(f"group {command.group_id!r} is empty, so no such member")
         _create_group(shard, outcome, token, command, predecessor=group)
         return
     if not isinstance(group, ClassicGroup):

@@ -201,6 +201,8 @@ def test_an_empty_consumer_group_gives_way_to_a_classic_one():
     with pytest.raises(InconsistentGroupProtocolError):
         driver.answer(classic(driver))
     driver.beat("m", -1)
+    with pytest.raises(UnknownMemberIdError):
+        driver.answer(classic(driver, member_id="c-1"))
     token = classic(driver)
     assert driver.parked(token)
     assert isinstance(driver.groups[G], ClassicGroup)

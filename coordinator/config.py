@@ -166,6 +166,13 @@ class BrokerConfig:
             raise TypeError(f"{name} is no boolean: {value!r}")
         return value
 
+    def items(self, name: str) -> tuple[str, ...]:
+        """The value of a list key."""
+        value = self._values[name]
+        if not isinstance(value, tuple):
+            raise TypeError(f"{name} is no list: {value!r}")
+        return value
+
     def number(self, name: str) -> float:
         """The value of a number key, whole or not."""
         value = self._values[name]

@@ -405,6 +405,53 @@ _BROKER_KEYS = (
 
 _GROUP_KEYS = (
     ConfigKey(
+        "group.coordinator.rebalance.protocols",
+        _LI,
+        "classic,consumer",
+        "The group protocols that are served; the classic one always is.",
+        choices=("classic", "consumer", "streams", "share"),
+    ),
+    ConfigKey(
+        "group.consumer.session.timeout.ms",
+        _I,
+        "45000",
+        "A member of a consumer group that is silent for so long is removed.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "group.consumer.heartbeat.interval.ms",
+        _I,
+        "5000",
+        "How often members of consumer groups are told to send a heartbeat.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "group.consumer.assignment.interval.ms",
+        _I,
+        "1000",
+        "A consumer group's target assignment is computed at most once in this time.",
+        "ms",
+        0,
+        15000,
+    ),
+    ConfigKey(
+        "group.consumer.max.size",
+        _I,
+        "1000",
+        "Members of one consumer group. Kafka's default is unlimited; here a table has a limit.",
+        "members",
+        1,
+    ),
+    ConfigKey(
+        "group.consumer.assignors",
+        _LI,
+        "uniform,range",
+        "Server-side assignors; the first is the default.",
+        choices=("uniform", "range"),
+    ),
+    ConfigKey(
         "group.min.session.timeout.ms",
         _I,
         "6000",

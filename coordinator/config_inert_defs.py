@@ -12,6 +12,7 @@ _SH, _L, _LI = ConfigType.SHORT, ConfigType.LONG, ConfigType.LIST
 
 ONE_NODE = "there is one node and one copy"
 _ONE_LOOP = "all work is done on one event loop"
+_NO_GROUP_SETTINGS = "groups have no settings of their own"
 _NO_MIGRATION = "a group keeps the protocol that it began with"
 _SAME_TURN = "writes are complete when they are answered"
 
@@ -56,5 +57,9 @@ INERT_KEYS = (
     inert_key(
         "socket.receive.buffer.bytes", _I, "102400", "the operating system sizes its buffers"
     ),
+    inert_key("group.consumer.min.session.timeout.ms", _I, "45000", _NO_GROUP_SETTINGS),
+    inert_key("group.consumer.max.session.timeout.ms", _I, "60000", _NO_GROUP_SETTINGS),
+    inert_key("group.consumer.min.heartbeat.interval.ms", _I, "5000", _NO_GROUP_SETTINGS),
+    inert_key("group.consumer.max.heartbeat.interval.ms", _I, "15000", _NO_GROUP_SETTINGS),
     inert_key("group.consumer.migration.policy", _S, "bidirectional", _NO_MIGRATION),
 )

@@ -6,7 +6,7 @@ Source: ``GroupCoordinatorService``: route by the hash of the group id, merge wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from coordinator.metadata import CONSUMER_OFFSETS
@@ -17,6 +17,9 @@ from coordinator.shard_errors import (
     ShardError,
 )
 from coordinator.shards import ShardSet
+from groups.assignors.model import Assignor, AssignorRegistry
+from groups.assignors.range import RangeAssignor
+from groups.assignors.uniform import UniformAssignor
 from groups.commands import (
     ExpireOffsets,
     Heartbeat,
@@ -26,9 +29,6 @@ from groups.commands import (
     ListGroupsResult,
     TopicsDeleted,
 )
-from groups.assignors.model import AssignorRegistry
-from groups.assignors.range import RangeAssignor
-from groups.assignors.uniform import UniformAssignor
 from groups.consumer_commands import ConsumerSettings, TopicImage
 from groups.limits import GroupLimits
 from groups.machine import GroupMachine
@@ -42,7 +42,10 @@ _MINUTE_MS = 60_000
 _EXPIRE = "expire offsets"
 
 
-ASSIGNORS = {"uniform": UniformAssignor, "range": RangeAssignor}
+ASSIGNORS: Mapping[str, Callable[[], Assignor]] = {
+    "uniform": UniformAssignor,
+    "range": RangeAssignor,
+}
 """The server-side assignors by their names in ``group.consumer.assignors``."""
 
 
@@ -62,6 +65,7 @@ class GroupCoordinator:
             perform=self._perform,
             while_loading=_while_loading,
         )
+        self._topic_image: TopicImage | None = None
 
     async def start(self) -> None:
         """Open the shards if the topic exists; large logs go on loading after the return."""

@@ -25,6 +25,9 @@ Build = Callable[[RequestFactory], Any]
 LATEST = -1
 EARLIEST = -2
 
+MAX_FETCH_BYTES = 4 * 1024 * 1024
+"""Of one answer; memory stays bounded whatever the topic holds."""
+
 CONSUMER_PROTOCOL_VERSION_BYTES = 2
 """The blob of an assignment begins with its version; all versions so far begin alike after it."""
 
@@ -92,6 +95,49 @@ class Session:
                     check(row.error_code, "ListOffsets", f"{topic.name}-{row.partition_index}")
                     found[topic.name, row.partition_index] = row.offset
         return found
+
+    def fetch(
+        self, topic: str, index: int, offset: int, *, committed: bool, max_wait_ms: int = 0
+    ) -> Any:
+        """One Fetch of one partition; raises :class:`ApiError` unless it was served."""
+        low, high = self.client.versions()[1]
+        # From version 13 on topics have ids instead of names.
+        answer = self.client.call(
+            "Fetch",
+            max(low, min(high, 12)),
+            to_leader=(topic, index),
+            check=False,
+            entity=lambda f: f.message(
+                replica_id=-1,
+                max_wait_ms=max_wait_ms,
+                min_bytes=1,
+                max_bytes=MAX_FETCH_BYTES,
+                isolation_level=int(committed),
+                session_id=0,
+                session_epoch=-1,
+                topics=[
+                    f.FetchTopic(
+                        topic=topic,
+                        partitions=[
+                            f.FetchPartition(
+                                partition=index,
+                                current_leader_epoch=-1,
+                                fetch_offset=offset,
+                                last_fetched_epoch=-1,
+                                log_start_offset=-1,
+                                partition_max_bytes=MAX_FETCH_BYTES,
+                            )
+                        ],
+                    )
+                ],
+                forgotten_topics_data=(),
+                rack_id="",
+            ),
+        )
+        check(answer.error_code, "Fetch", topic)
+        row = answer.responses[0].partitions[0]
+        check(row.error_code, "Fetch", f"{topic}-{index} at offset {offset}")
+        return row
 
     def everywhere(self, api: str, build: Build) -> list[Any]:
         """Ask every broker; groups and transactions are listed by their own coordinators."""

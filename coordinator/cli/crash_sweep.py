@@ -144,7 +144,11 @@ def command(
         **bounds,
     )
     began = time.monotonic()
-    outcome = Sweep(plan, _Progress()).run()
+    try:
+        outcome = Sweep(plan, _Progress()).run()
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
     if not outcome.failed:
         shutil.rmtree(home, ignore_errors=True)
     _report(outcome, form, time.monotonic() - began)

@@ -45,6 +45,14 @@ _LOG_FIELDS = frozenset(LogConfig.__dataclass_fields__)
 HIDDEN_SEGMENT_BYTES = "internal.segment.bytes"
 """Overrides ``segment.bytes`` without its lower bound."""
 
+
+def shown_topic_keys(overrides: Mapping[str, str]) -> list[ConfigKey]:
+    """The keys of a topic with these settings that are shown: the hidden one only if it is set."""
+    return [
+        key for name, key in TOPIC_KEYS.items() if name != HIDDEN_SEGMENT_BYTES or name in overrides
+    ]
+
+
 MAX_CONFIG_FILE_BYTES = 1 << 20
 """Bytes of a configuration file: far above what all keys together need."""
 
@@ -217,11 +225,22 @@ class BrokerConfig:
             found.append(Setting((name, overrides[name], ConfigSource.TOPIC)))
         key = TOPIC_KEYS[name]
         for synonym in key.synonyms:
-            # As in Kafka a synonym that is not set anywhere, such as log.retention.ms, is left out.
-            found += [item for item in self.settings(synonym.name) if item.text is not None]
+            # As in Kafka a synonym that is not set anywhere, such as log.retention.ms, is left out,
+            # and so is the default of any but the first, such as log.retention.hours.
+            found += [
+                item
+                for item in self.settings(synonym.name)
+                if item.text is not None
+                and (synonym is key.synonyms[0] or item.source is not ConfigSource.DEFAULT)
+            ]
         if not key.synonyms:
             found.append(Setting((name, key.default, ConfigSource.DEFAULT)))
         return found
+
+    def topic_source(self, name: str, overrides: Mapping[str, str]) -> ConfigSource:
+        """What level the value of a topic key comes from."""
+        settings = self.topic_settings(name, overrides)
+        return settings[0].source if settings else ConfigSource.DEFAULT
 
     def topic_value(self, name: str, overrides: Mapping[str, str]) -> Value:
         """What holds for a topic key, in its own unit."""

@@ -22,6 +22,7 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     # logcore
     logs.CorruptRecordError: ErrorCode.corrupt_message,
     logs.InvalidRecordError: ErrorCode.invalid_record,
+    logs.NotOneBatchError: ErrorCode.invalid_record,
     logs.InvalidTimestampError: ErrorCode.invalid_timestamp,
     logs.RecordTooLargeError: ErrorCode.message_too_large,
     logs.RecordListTooLargeError: ErrorCode.record_list_too_large,

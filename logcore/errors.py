@@ -24,8 +24,19 @@ class InvalidRecordError(LogError):
         self.record_errors = record_errors
 
 
+class NotOneBatchError(InvalidRecordError):
+    """What a client sent for a partition is not exactly one batch of format 2 (INVALID_RECORD)."""
+
+
 class InvalidTimestampError(LogError):
-    """A record's timestamp lies outside the topic's bounds (INVALID_TIMESTAMP)."""
+    """A record's timestamp lies outside the topic's bounds (INVALID_TIMESTAMP).
+
+    ``record_errors`` as in :class:`InvalidRecordError`.
+    """
+
+    def __init__(self, message: str, record_errors: tuple[tuple[int, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.record_errors = record_errors
 
 
 class RecordTooLargeError(LogError):

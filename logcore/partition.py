@@ -186,7 +186,7 @@ class Partition(ReadablePartition):
                 return Appended(
                     known.first_offset,
                     known.last_offset,
-                    known.timestamp if header.is_log_append_time else NO_TIMESTAMP,
+                    known.timestamp,
                     self._log_start_offset,
                     duplicate=True,
                 )

@@ -18,7 +18,22 @@ class Deviation:
     why: str
 
 
+UNOPENED = "records are opened only where a rule needs their content; readers check them"
+
 DELIBERATE = (
+    Deviation("records_that_lie", '"none"', '"invalid_record"', UNOPENED),
+    Deviation("records_that_lie", "0", "-1", UNOPENED),
+    Deviation("records_that_lie", "2", "-1", UNOPENED),
+    Deviation(
+        "offsets_in_transactions",
+        '[{"name": "txn-offsets", "partitions": [{"partition_index": 9, "error_code":'
+        ' "unknown_topic_or_partition"}]}, {"name": "txn-offsets", "partitions":'
+        ' [{"partition_index": 0, "error_code": "offset_metadata_too_large"}]}]',
+        '[{"name": "txn-offsets", "partitions": [{"partition_index": 0, "error_code":'
+        ' "offset_metadata_too_large"}, {"partition_index": 9, "error_code":'
+        ' "unknown_topic_or_partition"}]}]',
+        "a topic that is named twice is answered twice, in the request's order",
+    ),
     Deviation(
         "refused_batches",
         '"unsupported_compression_type"',

@@ -51,16 +51,21 @@ def refused_batches(t: Tracer) -> None:
         produce(t, version, "refused", good[:-3])
         produce(t, version, "refused", good[:20])
         produce(t, version, "refused", seal(b"", count=0))
-        produce(t, version, "refused", seal(good[61:], count=2))
         produce(t, version, "refused", seal(good[61:], count=1, attributes=CONTROL))
         produce(t, version, "refused", seal(good[61:], count=1, attributes=7))
-        produce(t, version, "refused", seal(b"junk" * 9, count=1))
         produce(t, version, "refused", batch([b"from the future"], timestamp_ms=NOW_MS * 2))
         produce(t, version, "refused", seal(good[61:], count=1, magic=3))
         produce(t, version, "refused", batch([b"v"], producer_id=5, producer_epoch=-1, sequence=0))
     produce(t, 9, "__consumer_offsets", good)
     produce(t, 9, "__transaction_state", good)
     t.note("written", t.cluster.offset("refused"))
+
+
+def records_that_lie(t: Tracer) -> None:
+    """Under a valid CRC and a plausible header the records are not what the header says."""
+    t.cluster.create_topic("liars")
+    produce(t, 9, "liars", seal(batch([b"one"])[61:], count=2))
+    produce(t, 9, "liars", seal(b"junk" * 9, count=1))
 
 
 def keyless_in_a_compacted_topic(t: Tracer) -> None:
@@ -561,6 +566,7 @@ def old_message_formats(t: Tracer) -> None:
 
 TRACES = [
     refused_batches,
+    records_that_lie,
     keyless_in_a_compacted_topic,
     fetching,
     listing_offsets,

@@ -31,7 +31,7 @@ demo: $(VENV)/.demo  ## the main job: 336,776 flights exactly once, under kill -
 	$(RUN) examples.flights.demo
 
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (under five minutes)
-	$(RUN) pytest tests/unit tests/test_tidy.py tests/wire tests/crash tests/fuzz $(ARGS)
+	$(RUN) pytest --numprocesses 2 --dist loadfile tests/unit tests/test_tidy.py tests/fuzz tests/wire tests/crash $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, import directions
 	$(BIN)/ruff check .

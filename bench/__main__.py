@@ -25,6 +25,12 @@ from coordinator.readme import between
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka
 
+SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
+"""Both brokers run with their defaults but for the wait before a group's first rebalance."""
+
+JAVA_OPTIONS = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC")
+"""What Kafka's own start script gives a broker on a small machine."""
+
 LOWER_IS_BETTER = (" ms", "MiB")
 
 
@@ -88,7 +94,10 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="README.md")
     arguments = parser.parse_args()
     samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    brokers: dict[str, Callable[[Path], Broker]] = {"fencepost": Daemon, "kafka": Kafka}
+    brokers: dict[str, Callable[[Path], Broker]] = {
+        "fencepost": lambda home: Daemon(home / "data", SETTINGS),
+        "kafka": lambda home: Kafka(home, SETTINGS, java_options=JAVA_OPTIONS),
+    }
     for number in range(arguments.rounds):
         for name, run in WORKLOADS.items():
             if arguments.only and arguments.only not in name:

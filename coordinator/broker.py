@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import structlog
 
+from coordinator.cleaner import Cleaner
 from coordinator.config import BrokerConfig, ConfigError
 from coordinator.errors import error_code
 from coordinator.group_coordinator import GroupCoordinator
@@ -107,6 +108,7 @@ class Broker:
         self._coordinators: list[GroupCoordinator | TxnCoordinator] = []
         self._server: Server | None = None
         self._maintenance: Maintenance | None = None
+        self.cleaner: Cleaner | None = None
 
     @classmethod
     def in_thread(
@@ -193,7 +195,7 @@ class Broker:
         self.metadata.count_start()
         self.replicas.load(self.metadata)
         self.metadata.compact()
-        self.topics = TopicAdmin(self.metadata, self.replicas, self.config, self.node_id)
+        self.topics = TopicAdmin(self.metadata, self.config, self.node_id)
         self.polls = Polls()
         self.history = History(self.metadata, self.replicas, self.config, self.clock)
         self.groups = GroupCoordinator(self)
@@ -236,6 +238,8 @@ class Broker:
             raise BrokerError(f"can not listen on {host}:{port}: {error}") from error
         self._maintenance = Maintenance(self.replicas, config, self.clock)
         self._maintenance.start()
+        self.cleaner = Cleaner(self.replicas, config, self.clock, self.fs, str(self.data_dir))
+        self.cleaner.start()
         _log.info(
             "broker started",
             cluster_id=self.cluster_id,
@@ -257,6 +261,9 @@ class Broker:
         if self._maintenance is not None:
             await self._maintenance.stop()
             self._maintenance = None
+        if self.cleaner is not None:
+            await self.cleaner.stop()
+            self.cleaner = None
         while self._coordinators:
             await self._coordinators.pop().stop()
         if self._server is not None:
@@ -286,12 +293,12 @@ class Broker:
 
     # --- what touches more than one service ---
 
-    def delete_topic(self, name: str) -> Topic:
-        """Delete a topic and what groups remember of it; see :meth:`TopicAdmin.delete`."""
-        topic = self.topics.delete(name)
-        self.groups.on_topics_deleted([(topic.name, topic.topic_id.bytes)])
+    def forget_topics(self, topics: Sequence[Topic]) -> None:
+        """Remove what is left of topics whose records are gone: directories, groups' offsets."""
+        for topic in topics:
+            self.replicas.delete(topic)
+        self.groups.on_topics_deleted([(one.name, one.topic_id.bytes) for one in topics])
         self.polls.wake_all()
-        return topic
 
 
 def split_address(text: str) -> tuple[str, int]:

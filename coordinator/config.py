@@ -40,6 +40,19 @@ _Int = int
 _Bool = bool
 # BrokerConfig has methods of these names, which would hide the types in its annotations.
 
+_LOG_FIELDS = frozenset(LogConfig.__dataclass_fields__)
+
+HIDDEN_SEGMENT_BYTES = "internal.segment.bytes"
+"""Overrides ``segment.bytes`` without its lower bound."""
+
+
+def shown_topic_keys(overrides: Mapping[str, str]) -> list[ConfigKey]:
+    """The keys of a topic with these settings that are shown: the hidden one only if it is set."""
+    return [
+        key for name, key in TOPIC_KEYS.items() if name != HIDDEN_SEGMENT_BYTES or name in overrides
+    ]
+
+
 MAX_CONFIG_FILE_BYTES = 1 << 20
 """Bytes of a configuration file: far above what all keys together need."""
 
@@ -161,6 +174,20 @@ class BrokerConfig:
             raise TypeError(f"{name} is no boolean: {value!r}")
         return value
 
+    def items(self, name: str) -> tuple[str, ...]:
+        """The value of a list key."""
+        value = self._values[name]
+        if not isinstance(value, tuple):
+            raise TypeError(f"{name} is no list: {value!r}")
+        return value
+
+    def number(self, name: str) -> float:
+        """The value of a number key, whole or not."""
+        value = self._values[name]
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise TypeError(f"{name} is no number: {value!r}")
+        return value
+
     def text(self, name: str) -> str | None:
         """The value of a text key; None if it is not set."""
         value = self._values[name]
@@ -198,11 +225,22 @@ class BrokerConfig:
             found.append(Setting((name, overrides[name], ConfigSource.TOPIC)))
         key = TOPIC_KEYS[name]
         for synonym in key.synonyms:
-            # As in Kafka a synonym that is not set anywhere, such as log.retention.ms, is left out.
-            found += [item for item in self.settings(synonym.name) if item.text is not None]
+            # As in Kafka a synonym that is not set anywhere, such as log.retention.ms, is left out,
+            # and so is the default of any but the first, such as log.retention.hours.
+            found += [
+                item
+                for item in self.settings(synonym.name)
+                if item.text is not None
+                and (synonym is key.synonyms[0] or item.source is not ConfigSource.DEFAULT)
+            ]
         if not key.synonyms:
             found.append(Setting((name, key.default, ConfigSource.DEFAULT)))
         return found
+
+    def topic_source(self, name: str, overrides: Mapping[str, str]) -> ConfigSource:
+        """What level the value of a topic key comes from."""
+        settings = self.topic_settings(name, overrides)
+        return settings[0].source if settings else ConfigSource.DEFAULT
 
     def topic_value(self, name: str, overrides: Mapping[str, str]) -> Value:
         """What holds for a topic key, in its own unit."""
@@ -293,10 +331,10 @@ def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
     parse_topic_configs(overrides)
     values: dict[str, Any] = {
         name.replace(".", "_"): config.topic_value(name, overrides)
-        for name, key in TOPIC_KEYS.items()
-        if not key.inert
+        for name in TOPIC_KEYS
+        if name.replace(".", "_") in _LOG_FIELDS or name == HIDDEN_SEGMENT_BYTES
     }
-    hidden_segment_bytes = values.pop("internal_segment_bytes")
+    hidden_segment_bytes = values.pop(HIDDEN_SEGMENT_BYTES.replace(".", "_"))
     if hidden_segment_bytes is not None:
         values["segment_bytes"] = hidden_segment_bytes
     values["cleanup_policy"] = frozenset(values["cleanup_policy"])

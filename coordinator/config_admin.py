@@ -20,6 +20,7 @@ from coordinator.config import (
     ConfigSource,
     ConfigType,
     Setting,
+    shown_topic_keys,
 )
 from coordinator.config_types import text_of
 from coordinator.data_errors import InvalidRequestError
@@ -100,13 +101,13 @@ def _describe_topic(broker: Broker, name: str) -> list[Described]:
     overrides = broker.topics.known(name).configs
     config = broker.config
     found = []
-    for key in TOPIC_KEYS.values():
+    for key in shown_topic_keys(overrides):
         settings = config.topic_settings(key.name, overrides)
         found.append(
             Described(
                 key.name,
                 text_of(config.topic_value(key.name, overrides)),
-                settings[0].source if settings else ConfigSource.DEFAULT,
+                config.topic_source(key.name, overrides),
                 settings,
                 key.type,
                 key.doc,

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.config_types import INT_MAX, LONG_MAX, ConfigKey, ConfigType
+from coordinator.config_group_defs import GROUP_KEYS
+from coordinator.config_inert_defs import INERT_KEYS
+from coordinator.config_types import LONG_MAX, ConfigKey, ConfigType
 
 _B, _S, _I = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT
 _SH, _L, _D, _LI = ConfigType.SHORT, ConfigType.LONG, ConfigType.DOUBLE, ConfigType.LIST
 
-ONE_NODE = "there is one node and one copy"
-_ONE_LOOP = "all work is done on one event loop"
-_NO_CONSUMER_PROTOCOL = "only the classic group protocol is served"
-_SAME_TURN = "writes are complete when they are answered"
+_NO_PREALLOCATION = "segments grow with what is written"
 
 _POLICIES = ("delete", "compact")
 _CODECS = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
@@ -38,9 +37,12 @@ def _dynamic(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
+    inert: str = "",
 ) -> ConfigKey:
     """A key that can be changed while the broker runs."""
-    return ConfigKey(name, kind, default, doc, unit, low, high, choices, updatable=True)
+    return ConfigKey(
+        name, kind, default, doc, unit, low, high, choices, updatable=True, inert=inert
+    )
 
 
 _LOG_KEYS = (
@@ -141,7 +143,7 @@ _LOG_KEYS = (
         "log.flush.interval.ms",
         _L,
         None,
-        "Longest time an append stays unforced; not set means log.flush.scheduler.interval.ms.",
+        "Longest time an append stays unforced; it is looked at every 250 ms.",
         "ms",
         0,
     ),
@@ -149,7 +151,7 @@ _LOG_KEYS = (
         "log.flush.scheduler.interval.ms",
         _L,
         str(LONG_MAX),
-        "How often partitions are looked at that are due by log.flush.interval.ms.",
+        "What log.flush.interval.ms is where that is not set.",
         "ms",
         1,
     ),
@@ -161,7 +163,13 @@ _LOG_KEYS = (
         "ms",
         0,
     ),
-    _dynamic("log.preallocate", _B, "false", "Reserve the whole file of a new segment."),
+    _dynamic(
+        "log.preallocate",
+        _B,
+        "false",
+        "Reserve the whole file of a new segment.",
+        inert=_NO_PREALLOCATION,
+    ),
     _dynamic(
         "log.message.timestamp.type",
         _S,
@@ -214,7 +222,12 @@ _LOG_KEYS = (
         0,
     ),
     _dynamic(
-        "log.cleaner.min.compaction.lag.ms", _L, "0", "Younger records are not compacted.", "ms", 0
+        "log.cleaner.min.compaction.lag.ms",
+        _L,
+        "0",
+        "Younger records are not compacted.",
+        "ms",
+        0,
     ),
     _dynamic(
         "log.cleaner.max.compaction.lag.ms",
@@ -278,6 +291,31 @@ _BROKER_KEYS = (
         "300000",
         "How often retention looks for segments to delete.",
         "ms",
+        1,
+    ),
+    ConfigKey("log.cleaner.enable", _B, "true", "Whether compacted logs are cleaned."),
+    ConfigKey(
+        "log.cleaner.backoff.ms",
+        _L,
+        "15000",
+        "How long the cleaner waits before it looks again, when there was nothing to clean.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "log.cleaner.dedupe.buffer.size",
+        _L,
+        "134217728",
+        "Memory for the keys of one round; with more keys a log takes several rounds.",
+        "bytes",
+        1024,
+    ),
+    ConfigKey(
+        "log.cleaner.io.max.bytes.per.second",
+        _D,
+        "1.7976931348623157E308",
+        "What the cleaner may read and write together.",
+        "bytes/s",
         1,
     ),
     ConfigKey(
@@ -386,83 +424,6 @@ _BROKER_KEYS = (
         "ms",
         1,
     ),
-    ConfigKey("log.cleaner.enable", _B, "true", "Compact topics whose cleanup.policy says so."),
-    ConfigKey(
-        "log.cleaner.backoff.ms",
-        _L,
-        "15000",
-        "Pause of the cleaner when nothing is worth compacting.",
-        "ms",
-        1,
-    ),
-)
-
-_GROUP_KEYS = (
-    ConfigKey(
-        "group.min.session.timeout.ms",
-        _I,
-        "6000",
-        "The shortest session timeout a member may ask for.",
-        "ms",
-        0,
-    ),
-    ConfigKey(
-        "group.max.session.timeout.ms",
-        _I,
-        "1800000",
-        "The longest session timeout a member may ask for.",
-        "ms",
-        0,
-    ),
-    ConfigKey(
-        "group.initial.rebalance.delay.ms",
-        _I,
-        "3000",
-        "How long the first rebalance of an empty group waits for more members.",
-        "ms",
-        0,
-    ),
-    ConfigKey(
-        "group.max.size", _I, "1000", "Members of one group; Kafka's default sets no bound.", low=1
-    ),
-    ConfigKey(
-        "offset.metadata.max.bytes",
-        _I,
-        "4096",
-        "Length of the text stored with a committed offset.",
-        low=0,
-    ),
-    ConfigKey(
-        "offsets.retention.minutes",
-        _I,
-        "10080",
-        "How long the offsets of an unused group are kept.",
-        "minutes",
-        1,
-    ),
-    ConfigKey(
-        "offsets.retention.check.interval.ms",
-        _L,
-        "600000",
-        "How often expired offsets are looked for.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "offsets.topic.num.partitions",
-        _I,
-        "50",
-        "Partitions of __consumer_offsets; fixed once the topic exists.",
-        low=1,
-    ),
-    ConfigKey(
-        "offsets.topic.segment.bytes",
-        _I,
-        "104857600",
-        "Segment size of __consumer_offsets.",
-        "bytes",
-        _MIB,
-    ),
 )
 
 _TXN_KEYS = (
@@ -528,62 +489,8 @@ _TXN_KEYS = (
 )
 
 
-def inert_key(name: str, kind: ConfigType, default: str | None, reason: str) -> ConfigKey:
-    """A key that is accepted with a warning and changes nothing, for ``reason``."""
-    return ConfigKey(name, kind, default, f"Accepted for compatibility: {reason}.", inert=reason)
-
-
-_INERT_KEYS = (
-    inert_key("min.insync.replicas", _I, "1", ONE_NODE),
-    inert_key("unclean.leader.election.enable", _B, "false", ONE_NODE),
-    inert_key("auto.leader.rebalance.enable", _B, "true", ONE_NODE),
-    inert_key("num.replica.fetchers", _I, "1", ONE_NODE),
-    inert_key("replica.lag.time.max.ms", _L, "30000", ONE_NODE),
-    inert_key("offsets.topic.replication.factor", _SH, "1", ONE_NODE),
-    inert_key("transaction.state.log.replication.factor", _SH, "1", ONE_NODE),
-    inert_key("transaction.state.log.min.isr", _I, "1", ONE_NODE),
-    inert_key("controlled.shutdown.enable", _B, "true", ONE_NODE),
-    inert_key("process.roles", _LI, "broker,controller", ONE_NODE),
-    inert_key("controller.quorum.voters", _LI, "", ONE_NODE),
-    inert_key("num.network.threads", _I, "3", _ONE_LOOP),
-    inert_key("num.io.threads", _I, "8", _ONE_LOOP),
-    inert_key("background.threads", _I, "10", _ONE_LOOP),
-    inert_key("num.recovery.threads.per.data.dir", _I, "2", _ONE_LOOP),
-    inert_key("log.cleaner.threads", _I, "1", _ONE_LOOP),
-    inert_key("group.coordinator.threads", _I, "4", _ONE_LOOP),
-    inert_key("queued.max.requests", _I, "500", "a connection has one request at a time"),
-    inert_key("max.incremental.fetch.session.cache.slots", _I, "1000", "every fetch is a full one"),
-    inert_key("offsets.commit.timeout.ms", _I, "5000", _SAME_TURN),
-    inert_key("group.coordinator.append.linger.ms", _I, "-1", _SAME_TURN),
-    inert_key("add.partitions.to.txn.retry.backoff.ms", _I, "20", _SAME_TURN),
-    inert_key("add.partitions.to.txn.retry.backoff.max.ms", _I, "100", _SAME_TURN),
-    inert_key("request.timeout.ms", _I, "30000", _SAME_TURN),
-    inert_key("offsets.load.buffer.size", _I, "5242880", "logs are read segment by segment"),
-    inert_key(
-        "transaction.state.log.load.buffer.size", _I, "5242880", "logs are read segment by segment"
-    ),
-    inert_key("offsets.topic.compression.codec", _I, "0", "coordinator records are small"),
-    inert_key("log.cleaner.dedupe.buffer.size", _L, "134217728", "the map of keys grows as needed"),
-    inert_key("log.cleaner.io.buffer.size", _I, "524288", "segments are read batch by batch"),
-    inert_key("socket.send.buffer.bytes", _I, "102400", "the operating system sizes its buffers"),
-    inert_key(
-        "socket.receive.buffer.bytes", _I, "102400", "the operating system sizes its buffers"
-    ),
-    inert_key("group.coordinator.rebalance.protocols", _LI, "classic", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.session.timeout.ms", _I, "45000", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.min.session.timeout.ms", _I, "45000", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.max.session.timeout.ms", _I, "60000", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.heartbeat.interval.ms", _I, "5000", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.min.heartbeat.interval.ms", _I, "5000", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.max.heartbeat.interval.ms", _I, "15000", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.max.size", _I, str(INT_MAX), _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.assignors", _LI, "uniform,range", _NO_CONSUMER_PROTOCOL),
-    inert_key("group.consumer.migration.policy", _S, "bidirectional", _NO_CONSUMER_PROTOCOL),
-)
-
-
 BROKER_KEYS: Mapping[str, ConfigKey] = {
-    key.name: key for key in (*_BROKER_KEYS, *_LOG_KEYS, *_GROUP_KEYS, *_TXN_KEYS, *_INERT_KEYS)
+    key.name: key for key in (*_BROKER_KEYS, *_LOG_KEYS, *GROUP_KEYS, *_TXN_KEYS, *INERT_KEYS)
 }
 """Broker keys by name."""
 

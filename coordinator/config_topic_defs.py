@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.config_defs import BROKER_KEYS, ONE_NODE, inert_key
+from coordinator.config_defs import BROKER_KEYS
+from coordinator.config_inert_defs import ONE_NODE, inert_key
 from coordinator.config_types import ConfigKey, ConfigType, Synonym
 
 _HOUR_MS = 3_600_000

@@ -22,6 +22,7 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     # logcore
     logs.CorruptRecordError: ErrorCode.corrupt_message,
     logs.InvalidRecordError: ErrorCode.invalid_record,
+    logs.NotOneBatchError: ErrorCode.invalid_record,
     logs.InvalidTimestampError: ErrorCode.invalid_timestamp,
     logs.RecordTooLargeError: ErrorCode.message_too_large,
     logs.RecordListTooLargeError: ErrorCode.record_list_too_large,
@@ -72,6 +73,13 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     groups.GroupSubscribedToTopicError: ErrorCode.group_subscribed_to_topic,
     groups.OffsetMetadataTooLargeError: ErrorCode.offset_metadata_too_large,
     groups.UnstableOffsetCommitError: ErrorCode.unstable_offset_commit,
+    groups.InvalidGroupRequestError: ErrorCode.invalid_request,
+    groups.UnsupportedAssignorError: ErrorCode.unsupported_assignor,
+    groups.InvalidRegularExpressionError: ErrorCode.invalid_regular_expression,
+    groups.FencedMemberEpochError: ErrorCode.fenced_member_epoch,
+    groups.StaleMemberEpochError: ErrorCode.stale_member_epoch,
+    groups.UnreleasedInstanceIdError: ErrorCode.unreleased_instance_id,
+    groups.UnsupportedGroupRequestError: ErrorCode.unsupported_version,
     # txn
     txns.InvalidTxnRequestError: ErrorCode.invalid_request,
     txns.InvalidTransactionTimeoutError: ErrorCode.invalid_transaction_timeout,

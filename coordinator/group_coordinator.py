@@ -6,11 +6,11 @@ Source: ``GroupCoordinatorService``: route by the hash of the group id, merge wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from coordinator.history import Origin
-from coordinator.metadata import CONSUMER_OFFSETS
+from coordinator.metadata import CONSUMER_OFFSETS, GROUP_VERSION
 from coordinator.runtime import Shard
 from coordinator.shard_errors import (
     CoordinatorLoadInProgressError,
@@ -18,6 +18,9 @@ from coordinator.shard_errors import (
     ShardError,
 )
 from coordinator.shards import ShardSet
+from groups.assignors.model import Assignor, AssignorRegistry
+from groups.assignors.range import RangeAssignor
+from groups.assignors.uniform import UniformAssignor
 from groups.commands import (
     ExpireOffsets,
     Heartbeat,
@@ -27,6 +30,7 @@ from groups.commands import (
     ListGroupsResult,
     TopicsDeleted,
 )
+from groups.consumer_commands import ConsumerSettings, TopicImage
 from groups.limits import GroupLimits
 from groups.machine import GroupMachine
 from logcore.machine import DomainError, ProducerStamp
@@ -37,6 +41,13 @@ if TYPE_CHECKING:
 
 _MINUTE_MS = 60_000
 _EXPIRE = "expire offsets"
+
+
+ASSIGNORS: Mapping[str, Callable[[], Assignor]] = {
+    "uniform": UniformAssignor,
+    "range": RangeAssignor,
+}
+"""The server-side assignors by their names in ``group.consumer.assignors``."""
 
 
 class GroupCoordinator:
@@ -56,6 +67,7 @@ class GroupCoordinator:
             while_loading=_while_loading,
             remember=broker.history.remember,
         )
+        self._topic_image: TopicImage | None = None
 
     async def start(self) -> None:
         """Open the shards if the topic exists; large logs go on loading after the return."""
@@ -129,7 +141,7 @@ class GroupCoordinator:
         """
         command = TopicsDeleted(tuple(topics))
         for shard in self._shards.shards:
-            self._shards.insist(shard, command)
+            self._shards.send(shard, command, insist=True)
 
     def complete_transaction(
         self,
@@ -156,12 +168,31 @@ class GroupCoordinator:
 
     def _expire_offsets(self, _key: Hashable, _now_ms: int) -> None:
         for shard in self._shards.shards:
-            self._shards.insist(shard, ExpireOffsets())
+            self._shards.send(shard, ExpireOffsets())
         self._set_upkeep()
 
     def _set_upkeep(self) -> None:
         interval_ms = self._broker.config.int("offsets.retention.check.interval.ms")
         self._upkeep.set(_EXPIRE, self._broker.clock.now_ms() + interval_ms)
+
+    @property
+    def serves_consumer_protocol(self) -> bool:
+        """Whether ``group.version`` and ``group.coordinator.rebalance.protocols`` allow it."""
+        broker = self._broker
+        allowed = broker.config.items("group.coordinator.rebalance.protocols")
+        return broker.metadata.feature_level(GROUP_VERSION) >= 1 and "consumer" in allowed
+
+    @property
+    def topic_image(self) -> TopicImage:
+        """All topics as assignments see them: the same object until a topic changes."""
+        metadata = self._broker.metadata
+        if self._topic_image is None or self._topic_image.version != metadata.topic_changes:
+            topics = {
+                topic.name: (topic.topic_id.bytes, topic.partitions)
+                for topic in metadata.topics.values()
+            }
+            self._topic_image = TopicImage(topics, metadata.topic_changes)
+        return self._topic_image
 
     def _build(self, _partition: Partition) -> GroupMachine:
         config = self._broker.config
@@ -174,6 +205,15 @@ class GroupCoordinator:
             ),
             initial_rebalance_delay_ms=config.int("group.initial.rebalance.delay.ms"),
             offsets_retention_ms=config.int("offsets.retention.minutes") * _MINUTE_MS,
+            consumer=ConsumerSettings(
+                session_timeout_ms=config.int("group.consumer.session.timeout.ms"),
+                heartbeat_interval_ms=config.int("group.consumer.heartbeat.interval.ms"),
+                assignment_interval_ms=config.int("group.consumer.assignment.interval.ms"),
+                max_size=config.int("group.consumer.max.size"),
+                assignors=AssignorRegistry(
+                    ASSIGNORS[name]() for name in config.items("group.consumer.assignors")
+                ),
+            ),
         )
 
     def _perform(self, _shard: Shard, effect: object, _now_ms: int) -> None:

@@ -16,7 +16,8 @@ Source: the tasks are those of ``QuorumController`` with ``ReplicationControlMan
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,9 +65,13 @@ _TOPIC, _SETTINGS, _PRODUCER_IDS, _STARTS = "topic", "broker-configs", "producer
 _FEATURE = "feature"
 
 TRANSACTION_VERSION = "transaction.version"
-FEATURES: Mapping[str, tuple[int, int, int]] = {TRANSACTION_VERSION: (0, 2, 2)}
-"""Lowest and highest supported level of each feature, and the level until somebody sets another.
-The consumer protocol's group.version is not offered."""
+GROUP_VERSION = "group.version"
+FEATURES: Mapping[str, tuple[int, int, int]] = {
+    GROUP_VERSION: (0, 1, 1),
+    TRANSACTION_VERSION: (0, 2, 2),
+}
+"""Lowest and highest supported level of each feature, and the level until somebody sets another:
+the consumer protocol (KIP-848), and transactions with an epoch of their own (KIP-890)."""
 
 DEFAULT_SETTINGS = ""
 """The name under which the dynamic default of all brokers is kept."""
@@ -123,6 +128,7 @@ class _State:
     next_producer_id: int = 0
     starts: int = 0
     partitions: int = 0
+    topic_changes: int = 0
 
 
 class MetadataLog:
@@ -149,6 +155,7 @@ class MetadataLog:
         self._node_id = node_id
         self._state = _State()
         self._records = 0
+        self._grouped = False
         self._listeners: list[Callable[[Topic], None]] = []
         self._load()
 
@@ -168,6 +175,11 @@ class MetadataLog:
     def topics(self) -> Mapping[str, Topic]:
         """All topics by name."""
         return self._state.topics
+
+    @property
+    def topic_changes(self) -> int:
+        """Grows whenever a topic comes, goes or changes."""
+        return self._state.topic_changes
 
     @property
     def partition_count(self) -> int:
@@ -366,9 +378,25 @@ class MetadataLog:
             listener(topic)
         return topic
 
+    @contextmanager
+    def grouped(self) -> Iterator[None]:
+        """Force the changes made inside to disk together, at the end: for one answer on many.
+
+        Raises :class:`logcore.errors.LogError` if that fails; then none of them may be answered.
+        """
+        begin = self.partition.log_end_offset
+        self._grouped = True
+        try:
+            yield
+        finally:
+            self._grouped = False
+            if self.partition.log_end_offset > begin:
+                self.partition.flush()
+
     def _append(self, records: list[Record]) -> None:
         self.partition.append_records(records, now_ms=self._clock.now_ms())
-        self.partition.flush()
+        if not self._grouped:
+            self.partition.flush()
         for record in records:
             self._apply(record)
             kind, name = _unpack_key(record.key)
@@ -392,9 +420,10 @@ class MetadataLog:
         value = None if record.value is None else _unpack(record.value)
         state = self._state
         if kind == _TOPIC:
-            self._remove(name)
-            if value is not None:
-                self._add(_topic_of(name, value))
+            if value is None:
+                self._remove(name)
+            else:
+                self._put(_topic_of(name, value))
         elif kind == _SETTINGS:
             if value is None:
                 state.settings[name] = {}
@@ -410,16 +439,21 @@ class MetadataLog:
         else:
             raise MetadataError(f"{METADATA_TOPIC} holds an unknown record {kind!r}")
 
-    def _add(self, topic: Topic) -> None:
+    def _put(self, topic: Topic) -> None:
         state = self._state
+        old = state.topics.get(topic.name)
+        if old is not None and old.topic_id != topic.topic_id:
+            self._remove(topic.name)
+            old = None
+        state.partitions += topic.partitions - (0 if old is None else old.partitions)
+        state.topic_changes += 1
         state.topics[topic.name] = topic
         state.by_id[topic.topic_id] = topic
         state.by_unified[_unified(topic.name)] = topic.name
-        state.partitions += topic.partitions
-        state.deleted.discard(topic.topic_id)
 
     def _remove(self, name: str) -> None:
         state = self._state
+        state.topic_changes += 1
         topic = state.topics.pop(name, None)
         if topic is not None:
             del state.by_id[topic.topic_id]

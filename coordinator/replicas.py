@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import structlog
@@ -67,13 +67,14 @@ class Replicas:
         self._metadata: MetadataLog
         self._open: dict[TopicPartition, Partition] = {}
         self._complete = False
+        self._stale = False
+        self._on_delete: list[Callable[[str, int], None]] = []
         self._written: dict[str, Offsets] = {}
         self.was_clean = take_clean_shutdown(fs, directory)
         """Whether the last shutdown closed every log."""
         self._recovery_points = self._read(RECOVERY_POINT_CHECKPOINT)
         self._log_starts = self._read(LOG_START_CHECKPOINT)
-        self._high_watermarks = self._read(HIGH_WATERMARK_CHECKPOINT)
-        self._checkpointed = (self._recovery_points, self._log_starts, self._high_watermarks)
+        self._checkpointed = (self._recovery_points, self._log_starts)
 
     # --- start -----------------------------------------------------------------------------------
 
@@ -122,15 +123,12 @@ class Replicas:
         """Drop checkpointed offsets of partitions that are not there.
 
         They must not be taken for those of a new partition of the same name: a log start offset
-        that is too high would empty it.
+        that is too high would empty it. The files follow before the first new partition is made.
         """
-        gone = False
         for offsets in self._checkpointed:
             for key in offsets.keys() - self._open.keys():
                 del offsets[key]
-                gone = True
-        if gone:
-            self.checkpoint()
+                self._stale = True
 
     def _put_aside(self, name: str) -> None:
         """Rename a directory that no topic explains; it may be somebody's data."""
@@ -187,6 +185,10 @@ class Replicas:
     ) -> Partition:
         key = topic, index
         path = f"{self._directory}/{topic}-{index}"
+        if self._stale and self._complete:
+            # The files still tell of partitions that are gone; this may be one of the same name.
+            self.checkpoint()
+            self._stale = False
         try:
             partition = Partition.open(
                 self._fs,
@@ -199,7 +201,9 @@ class Replicas:
                 clean=self.was_clean,
                 recovery_point=self._recovery_points.get(key, 0),
                 log_start_offset=self._log_starts.get(key, 0),
-                high_watermark=self._high_watermarks.get(key),
+                # The only replica leads, and all it has is committed: what the checkpoint says
+                # would hide what was answered after it. It is written for a broker with followers.
+                high_watermark=None,
                 leader_epoch=leader_epoch,
             )
         except OSError as error:
@@ -218,6 +222,10 @@ class Replicas:
         for topic in self._metadata.topics.values():
             self._reconfigure(topic)
 
+    def on_delete(self, listener: Callable[[str, int], None]) -> None:
+        """Call ``listener(topic, index)`` for each partition that is deleted from now on."""
+        self._on_delete.append(listener)
+
     def delete(self, topic: Topic) -> None:
         """Remove the directories of a topic whose record is gone.
 
@@ -227,6 +235,8 @@ class Replicas:
             key = topic.name, index
             for offsets in self._checkpointed:
                 offsets.pop(key, None)
+            for listener in self._on_delete:
+                listener(*key)
             partition = self._open.pop(key, None)
             if partition is None:
                 continue
@@ -234,7 +244,7 @@ class Replicas:
                 partition.delete_directory()
             except (LogError, OSError) as error:
                 _log.warning("directory not removed", partition=key, cause=str(error))
-        self.checkpoint()
+        self._stale = True
 
     # --- checkpoints and stop --------------------------------------------------------------------
 

@@ -98,6 +98,9 @@ SHARD_TRANSITIONS: dict[ShardState, frozenset[ShardState]] = {
 }
 """Which state may follow which; anything else is a bug."""
 
+LOADING_STATES = frozenset({ShardState.INITIAL, ShardState.LOADING})
+"""In these a client should stay and ask again; in the others it looks for another coordinator."""
+
 
 class Pace:
     """Lets the loop breathe while much is read: ``await pace()`` between small pieces of work.
@@ -189,7 +192,7 @@ class Shard:
         """
         future: asyncio.Future[object] = self._loop.create_future()
         if self._state is not ShardState.ACTIVE:
-            answer = self._while_loading(command) if self._state is not ShardState.CLOSED else None
+            answer = self._while_loading(command) if self._state in LOADING_STATES else None
             if answer is None:
                 future.set_exception(self.unavailable())
             else:
@@ -247,7 +250,7 @@ class Shard:
 
     def unavailable(self) -> ShardError:
         """Say why the shard does not serve."""
-        if self._state in {ShardState.INITIAL, ShardState.LOADING}:
+        if self._state in LOADING_STATES:
             return CoordinatorLoadInProgressError(f"{self.name} is being read")
         return NotCoordinatorError(f"{self.name} is not served here")
 

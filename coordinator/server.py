@@ -52,6 +52,7 @@ class Server:
         """Connections refused so far because of a limit."""
         self._per_ip: Counter[str] = Counter()
         self._listener: asyncio.Server | None = None
+        self._address: tuple[str, int] | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
@@ -64,16 +65,20 @@ class Server:
         self._listener = await self.loop.create_server(
             lambda: Connection(self), host, port, backlog=BACKLOG
         )
+        name = self._listener.sockets[0].getsockname()
+        self._address = str(name[0]), int(name[1])
         self._arm_sweep()
-        return self.address
+        return self._address
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port of the listening socket. Raises RuntimeError when not listening."""
-        if self._listener is None or not self._listener.sockets:
+        """Where it listens, or listened last: requests under way at the stop still name it.
+
+        Raises RuntimeError before the first start.
+        """
+        if self._address is None:
             raise RuntimeError("the server is not listening")
-        name = self._listener.sockets[0].getsockname()
-        return str(name[0]), int(name[1])
+        return self._address
 
     def stop_accepting(self) -> None:
         """Close the listening socket; open connections go on."""

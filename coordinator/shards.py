@@ -134,25 +134,27 @@ class ShardSet:
         future.set_exception(NotCoordinatorError(f"{self.topic} does not exist"))
         return future
 
-    def insist(self, shard: Shard, command: object) -> None:
-        """Send ``command`` until the shard has taken all of it.
+    def send(self, shard: Shard, command: object, *, insist: bool = False) -> None:
+        """Send a command of upkeep, and again, in turns of its own, while its result has ``more``.
 
-        A result whose ``more`` is true asks for another round, in a turn of its own; a shard that
-        does not serve is asked again later, until it is closed.
+        ``insist``: a shard that does not serve is asked again later, until it is closed; otherwise
+        it is passed over until the next time.
         """
-        shard.submit(command).add_done_callback(lambda future: self._again(shard, command, future))
 
-    def _again(self, shard: Shard, command: object, future: asyncio.Future[object]) -> None:
-        if future.cancelled() or self._closed or shard.state is ShardState.CLOSED:
-            return
-        if isinstance(future.exception(), ShardError):
-            self._loop.call_later(RETRY_MS / 1000, self._resend, shard, command)
-        elif future.exception() is None and getattr(future.result(), "more", False):
-            self.insist(shard, command)
+        def again(future: asyncio.Future[object]) -> None:
+            if future.cancelled() or self._closed:
+                return
+            error = future.exception()
+            if error is None and getattr(future.result(), "more", False):
+                self.send(shard, command, insist=insist)
+            elif insist and isinstance(error, ShardError):
+                self._loop.call_later(RETRY_MS / 1000, resend)
 
-    def _resend(self, shard: Shard, command: object) -> None:
-        if not self._closed:
-            self.insist(shard, command)
+        def resend() -> None:
+            if not self._closed:
+                self.send(shard, command, insist=insist)
+
+        shard.submit(command).add_done_callback(again)
 
     async def close(self) -> None:
         """Close every shard: whoever waits is answered NOT_COORDINATOR."""

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import structlog
 
-from coordinator.config import BrokerConfig, log_config
+from coordinator.config import TOPIC_KEYS, BrokerConfig, log_config
 from coordinator.data_errors import (
     InvalidPartitionsError,
     InvalidReplicaAssignmentError,
@@ -29,9 +28,6 @@ from coordinator.data_errors import (
 )
 from coordinator.history_format import HISTORY_TOPIC
 from coordinator.metadata import METADATA_TOPIC, MetadataLog, Topic
-
-if TYPE_CHECKING:
-    from coordinator.replicas import Replicas
 
 _log = structlog.get_logger(__name__)
 
@@ -58,14 +54,19 @@ def check_name(name: str) -> None:
         raise InvalidTopicError(f"{name} is the broker's own")
 
 
+def _warn_without_effect(topic: str, configs: Mapping[str, str]) -> None:
+    for name in configs:
+        if TOPIC_KEYS[name].inert:
+            _log.warning(
+                "setting has no effect", topic=topic, key=name, reason=TOPIC_KEYS[name].inert
+            )
+
+
 class TopicAdmin:
     """``broker.topics``."""
 
-    def __init__(
-        self, metadata: MetadataLog, replicas: Replicas, config: BrokerConfig, node_id: int
-    ) -> None:
+    def __init__(self, metadata: MetadataLog, config: BrokerConfig, node_id: int) -> None:
         self._metadata = metadata
-        self._replicas = replicas
         self._config = config
         self._node_id = node_id
 
@@ -107,6 +108,7 @@ class TopicAdmin:
         if validate_only:
             self._metadata.check_room(1, partitions)
             return partitions
+        _warn_without_effect(name, configs or {})
         topic = self._metadata.create_topic(name, partitions, configs or {})
         _log.info("topic created", topic=name, partitions=partitions, topic_id=str(topic.topic_id))
         return topic
@@ -196,10 +198,11 @@ class TopicAdmin:
         self.known(name)
         log_config(self._config, configs)
         if not validate_only:
+            _warn_without_effect(name, configs)
             self._metadata.set_topic_configs(name, configs)
 
     def delete(self, name: str) -> Topic:
-        """Delete a topic: the record first, then its directories.
+        """Remove a topic's record; ``Broker.forget_topics`` has to remove the rest afterwards.
 
         Raises TopicDeletionDisabledError, UnknownTopicOrPartitionError, InvalidTopicError for
         internal topics: the coordinators' state is in them.
@@ -209,7 +212,6 @@ class TopicAdmin:
         if self.known(name).is_internal:
             raise InvalidTopicError(f"{name} holds the coordinators' state")
         topic = self._metadata.delete_topic(name)
-        self._replicas.delete(topic)
         _log.info("topic deleted", topic=name, topic_id=str(topic.topic_id))
         return topic
 

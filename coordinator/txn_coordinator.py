@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from coordinator.history import Origin
@@ -46,6 +47,7 @@ from txn.errors import (
     ConcurrentTransactionsError,
     CoordinatorUnloadedError,
     ProducerFencedError,
+    ProducerIdsUnavailableError,
     TransactionAbortableError,
 )
 from txn.ids import BlockProducerIds, ProducerIdBlock
@@ -217,7 +219,10 @@ class TxnCoordinator:
     def _sweep(self, key: Hashable, _now_ms: int) -> None:
         command = AbortTimedOut() if key == _ABORT_TIMED_OUT else ExpireTransactionalIds()
         for shard in self._shards.shards:
-            self._shards.insist(shard, command)
+            self._shards.send(shard, command)
+        # An idle moment is as good as any to reserve producer ids; taking one will try again.
+        with suppress(ProducerIdsUnavailableError):
+            self._ids.prefetch()
         self._set_upkeep(str(key))
 
     def _set_upkeep(self, key: str) -> None:

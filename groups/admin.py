@@ -1,9 +1,11 @@
-"""DescribeGroups, ListGroups and DeleteGroups.
+"""DescribeGroups, ConsumerGroupDescribe, ListGroups and DeleteGroups.
 
 Source: the parts of Kafka's ``GroupMetadataManager`` and ``GroupCoordinatorShard`` behind them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from groups.classic_group import ClassicGroup
 from groups.classic_state import ClassicState
@@ -16,9 +18,18 @@ from groups.commands import (
     ListGroups,
     ListGroupsResult,
 )
+from groups.consumer_commands import (
+    DescribeConsumerGroup,
+    DescribeConsumerGroupResult,
+    DescribedConsumer,
+    NamedPartitions,
+)
+from groups.consumer_group import ConsumerGroup, by_topic
+from groups.consumer_target import preferred_assignor
 from groups.errors import GroupIdNotFoundError, NonEmptyGroupError
 from groups.offsets import delete_all_offsets, tombstone_group
 from groups.outcome import Outcome
+from groups.reconcile import TopicIdPartition
 from groups.shard import Shard
 from logcore.machine import Token
 
@@ -48,6 +59,47 @@ def describe_group(shard: Shard, command: DescribeGroup) -> DescribeGroupResult:
                 assignment=member.assignment,
             )
             for member in group.members.values()
+        ),
+    )
+
+
+def describe_consumer_group(
+    shard: Shard, command: DescribeConsumerGroup
+) -> DescribeConsumerGroupResult:
+    """Describe a consumer group; what names of topics are not known any more is left out."""
+    group = shard.groups.get(command.group_id)
+    if not isinstance(group, ConsumerGroup):
+        raise GroupIdNotFoundError(f"no group {command.group_id!r} of the consumer protocol")
+    names = command.topics.names()
+
+    def named(partitions: Iterable[TopicIdPartition]) -> tuple[NamedPartitions, ...]:
+        return tuple(
+            NamedPartitions(topic_id, names[topic_id], indexes)
+            for topic_id, indexes in by_topic(partitions)
+            if topic_id in names
+        )
+
+    return DescribeConsumerGroupResult(
+        group_id=group.group_id,
+        state=group.state_name,
+        group_epoch=group.epoch,
+        assignment_epoch=group.assignment_epoch,
+        assignor_name=preferred_assignor(group.members, shard.consumer).name,
+        members=tuple(
+            DescribedConsumer(
+                member_id=member_id,
+                instance_id=member.instance_id,
+                rack_id=member.rack_id,
+                member_epoch=group.current(member_id).member_epoch,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                subscribed_topic_names=member.subscribed_topic_names,
+                subscribed_topic_regex=member.subscribed_topic_regex,
+                assignment=named(group.current(member_id).assigned),
+                target_assignment=named(group.targets.get(member_id, ())),
+                is_classic=member.classic is not None,
+            )
+            for member_id, member in sorted(group.members.items(), key=lambda item: item[0])
         ),
     )
 

@@ -16,7 +16,8 @@ from typing import ClassVar, Final
 
 from groups.classic_members import ClassicMember, select_protocol, session_timer
 from groups.classic_state import ClassicState, require_transition
-from groups.commands import JoinMember, ListedGroup
+from groups.commands import JoinMember, ListedGroup, OffsetToCommit
+from groups.consumer_group import ConsumerGroup
 from groups.errors import (
     FencedInstanceIdError,
     GroupDeadError,
@@ -28,10 +29,10 @@ from groups.errors import (
 )
 from groups.group import Group, ShardTotals
 from groups.outcome import Outcome
-from groups.records import NO_TIMESTAMP, GroupMetadataValue, MemberMetadata
+from groups.records import NO_TIMESTAMP, GroupMetadataValue, MemberMetadata, group_tombstone
 from groups.subscription import subscribed_topics
 from logcore.errors import CorruptRecordError
-from logcore.machine import DomainError, InvariantViolation, Token
+from logcore.machine import DomainError, InvariantViolation, Record, Token
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 """The protocol type whose metadata the coordinator can read."""
@@ -69,6 +70,8 @@ class ClassicGroup(Group):
         self.new_member_added = False
         self.incoming: ClassicMember | None = None
         """A static member's successor, from the decision to the replay of its record."""
+        self.predecessor: ConsumerGroup | None = None
+        """The empty group of another type whose tombstones are decided and not yet replayed."""
         self._support: Counter[str] = Counter()
         self._topics: frozenset[str] | None = None
 
@@ -364,7 +367,14 @@ class ClassicGroup(Group):
         return ListedGroup(self.group_id, self.protocol_type or "", self.state_name, self.type_name)
 
     def validate_commit(
-        self, member_id: str, group_instance_id: str | None, generation_id: int, *, in_txn: bool
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        generation_id: int,
+        offsets: tuple[OffsetToCommit, ...],  # noqa: ARG002 - a generation covers all partitions
+        *,
+        in_txn: bool,
+        is_modern: bool,  # noqa: ARG002 - generations are as old as the protocol
     ) -> None:
         """See :class:`Group`; the order of checks is Kafka's."""
         if self.state is ClassicState.DEAD:
@@ -379,6 +389,9 @@ class ClassicGroup(Group):
             raise UnknownMemberIdError("only members commit while a group has members")
         if not in_txn and self.state is ClassicState.COMPLETING_REBALANCE:
             raise RebalanceInProgressError("commit again once the assignment is known")
+
+    def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
+        """See :class:`Group`. Classic groups do not look at who asks."""
 
     def committed(self, outcome: Outcome, member_id: str) -> None:
         """See :class:`Group`."""
@@ -408,6 +421,10 @@ class ClassicGroup(Group):
             return commit_timestamp_ms
         return None
 
+    def tombstones(self) -> Iterable[Record]:
+        """See :class:`Group`."""
+        return (group_tombstone(self.group_id),)
+
     def removed(self, outcome: Outcome) -> None:
         """See :class:`Group`."""
         for member_id in list(self.pending_members):
@@ -428,7 +445,7 @@ class ClassicGroup(Group):
 
     def durable_state(self) -> object:
         """See :class:`Group`."""
-        return self.saved
+        return self.saved if self.predecessor is None else self.predecessor.durable_state()
 
     # --- invariants ------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from groups.classic_rebalance import (
 )
 from groups.classic_state import ClassicState
 from groups.commands import JoinGroup, JoinGroupResult
+from groups.consumer_group import ConsumerGroup
 from groups.errors import (
     FencedInstanceIdError,
     GroupDeadError,
@@ -45,6 +46,11 @@ def join_group(shard: Shard, outcome: Outcome, token: Token, command: JoinGroup)
         if command.member_id:
             raise UnknownMemberIdError(f"no group {command.group_id!r}, so no such member")
         _create_group(shard, outcome, token, command)
+        return
+    if isinstance(group, ConsumerGroup) and group.is_empty:
+        if command.member_id:
+            raise UnknownMemberIdError(f"group {command.group_id!r} is empty, so no such member")
+        _create_group(shard, outcome, token, command, predecessor=group)
         return
     if not isinstance(group, ClassicGroup):
         raise InconsistentGroupProtocolError(f"group {command.group_id!r} is of another type")
@@ -85,17 +91,28 @@ def _validate(shard: Shard, command: JoinGroup) -> None:
         shard.require_short(what, text)
 
 
-def _create_group(shard: Shard, outcome: Outcome, token: Token, command: JoinGroup) -> None:
-    """Create the group for its first member.
+def _create_group(
+    shard: Shard,
+    outcome: Outcome,
+    token: Token,
+    command: JoinGroup,
+    predecessor: ConsumerGroup | None = None,
+) -> None:
+    """Create the group for its first member, in the place of an empty consumer group if need be.
 
     The record makes the group's existence durable, even if all that follows is an id for a member
     that never comes back.
     """
     group = ClassicGroup(command.group_id, shard.totals, outcome.now_ms)
     _require_support(group, command)
-    shard.require_room_for_group(command.group_id)
+    if predecessor is None:
+        shard.require_room_for_group(command.group_id)
     shard.require_room_for_members(1, _metadata_bytes(command))
     shard.groups[command.group_id] = group
+    if predecessor is not None:
+        group.predecessor = predecessor
+        for record in predecessor.tombstones():
+            outcome.append(record)
     empty = GroupMetadataValue("", 0, None, None, outcome.now_ms, ())
     outcome.append(records.group_metadata(command.group_id, empty))
     outcome.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)

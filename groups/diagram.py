@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 
 from groups.classic_state import TRANSITIONS, ClassicState
+from groups.reconcile import TRANSITIONS as MEMBER_TRANSITIONS
+from groups.reconcile import MemberState
 
 
 def classic_diagram() -> str:
@@ -21,5 +23,15 @@ def classic_diagram() -> str:
     return "\n".join(lines)
 
 
+def consumer_member_diagram() -> str:
+    """Return the states of a consumer group's member as a Mermaid diagram."""
+    lines = ["stateDiagram-v2", f"    [*] --> {MemberState.STABLE.name}: joins, owns nothing"]
+    lines += [
+        f"    {source.name} --> {target.name}: {cause}"
+        for (source, target), cause in MEMBER_TRANSITIONS.items()
+    ]
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    sys.stdout.write(classic_diagram() + "\n")
+    sys.stdout.write(classic_diagram() + "\n\n" + consumer_member_diagram() + "\n")

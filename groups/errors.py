@@ -82,3 +82,34 @@ class OffsetMetadataTooLargeError(GroupError):
 
 class UnstableOffsetCommitError(GroupError):
     """A transaction that commits this offset is still open (UNSTABLE_OFFSET_COMMIT, KIP-447)."""
+
+
+# --- the consumer protocol (KIP-848) -------------------------------------------------------------
+
+
+class InvalidGroupRequestError(GroupError):
+    """A field of a ConsumerGroupHeartbeat is missing or out of place (INVALID_REQUEST)."""
+
+
+class UnsupportedAssignorError(GroupError):
+    """The server has no assignor of that name (UNSUPPORTED_ASSIGNOR)."""
+
+
+class InvalidRegularExpressionError(GroupError):
+    """A subscription's regular expression can't be used (INVALID_REGULAR_EXPRESSION)."""
+
+
+class FencedMemberEpochError(GroupError):
+    """The member must drop its partitions and rejoin with epoch 0 (FENCED_MEMBER_EPOCH)."""
+
+
+class StaleMemberEpochError(GroupError):
+    """The epoch of a commit or fetch is not the member's current one (STALE_MEMBER_EPOCH)."""
+
+
+class UnreleasedInstanceIdError(GroupError):
+    """Another member still uses the instance id (UNRELEASED_INSTANCE_ID)."""
+
+
+class UnsupportedGroupRequestError(GroupError):
+    """The request's version is too old for this group (UNSUPPORTED_VERSION)."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from groups.commands import ListedGroup
+from groups.commands import ListedGroup, OffsetToCommit
 from groups.outcome import Outcome
+from logcore.machine import Record
 
 
 @dataclass(slots=True)
@@ -53,9 +55,24 @@ class Group(ABC):
 
     @abstractmethod
     def validate_commit(
-        self, member_id: str, group_instance_id: str | None, generation_id: int, *, in_txn: bool
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        generation_id: int,
+        offsets: tuple[OffsetToCommit, ...],
+        *,
+        in_txn: bool,
+        is_modern: bool,
     ) -> None:
-        """Raise a :class:`groups.errors.GroupError` unless this sender may commit now."""
+        """Raise a :class:`groups.errors.GroupError` unless this sender may commit now.
+
+        ``is_modern``: the request's version knows member epochs (OffsetCommit v9, TxnOffsetCommit
+        v6).
+        """
+
+    @abstractmethod
+    def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
+        """Raise a :class:`groups.errors.GroupError` unless this sender may fetch offsets."""
 
     @abstractmethod
     def committed(self, outcome: Outcome, member_id: str) -> None:
@@ -72,6 +89,10 @@ class Group(ABC):
     @abstractmethod
     def expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
         """Return when the retention of an offset committed then begins; None while it does not."""
+
+    @abstractmethod
+    def tombstones(self) -> Iterable[Record]:
+        """Return the records that remove the group from the log, offsets aside."""
 
     @abstractmethod
     def removed(self, outcome: Outcome) -> None:

@@ -75,5 +75,16 @@ class GroupLimits:
     over a large shard stays one modest batch. One group's own tombstones are not torn apart from
     its deletion."""
 
+    max_subscribed_topics: int = 10_000
+    """Topic names one consumer may subscribe to. Each assignment looks at all of them."""
+
+    min_regex_refresh_interval_ms: int = 1_000
+    """At most so often a group's expressions are matched against all topics again when topics
+    change; about ten milliseconds of work per thousand topics and expression. Kafka's is fixed at
+    10 s, which makes new topics slow to be seen."""
+
+    max_group_regexes: int = 100
+    """Different expressions in one consumer group; all are matched against all topics."""
+
     max_reason_chars: int = 256
     """Characters of a client's join or leave reason kept in events."""

@@ -1,7 +1,7 @@
 """The group coordinator's state machine: dispatch of commands and replay of records.
 
-What is decided stands in ``classic*.py``, ``offsets.py`` and ``admin.py``; this file only leads
-there and back.
+What is decided stands in ``classic*.py``, ``consumer*.py``, ``offsets.py`` and ``admin.py``; this
+file only leads there and back.
 """
 
 from __future__ import annotations
@@ -10,7 +10,16 @@ import hashlib
 from collections import Counter
 from collections.abc import Hashable
 
-from groups import admin, classic, classic_join, classic_rebalance, offsets, records
+from groups import (
+    admin,
+    classic,
+    classic_join,
+    classic_rebalance,
+    consumer,
+    consumer_members,
+    offsets,
+    records,
+)
 from groups.classic_group import ClassicGroup
 from groups.classic_state import ClassicState
 from groups.commands import (
@@ -28,10 +37,31 @@ from groups.commands import (
     TopicsDeleted,
     TxnCommitOffsets,
 )
+from groups.consumer_commands import (
+    ConsumerHeartbeat,
+    ConsumerSettings,
+    DescribeConsumerGroup,
+    TopicsChanged,
+    TopicsChangedResult,
+)
+from groups.consumer_group import ConsumerGroup
+from groups.consumer_group import metadata_bytes as consumer_metadata_bytes
+from groups.consumer_records import (
+    ConsumerGroupKey,
+    ConsumerKey,
+    ConsumerMemberKey,
+    RegularExpressionKey,
+)
 from groups.limits import GroupLimits
 from groups.offset_store import StoredOffset
 from groups.outcome import EventKind, Outcome
-from groups.records import GroupMetadataKey, GroupMetadataValue, OffsetCommitKey, OffsetCommitValue
+from groups.records import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    Value,
+)
 from groups.shard import Shard
 from logcore.machine import Decision, InvariantViolation, ProducerStamp, Record, Token
 
@@ -40,7 +70,8 @@ class GroupMachine:
     """All groups of one partition of ``__consumer_offsets``; see :class:`logcore.machine.Machine`.
 
     ``initial_rebalance_delay_ms`` is ``group.initial.rebalance.delay.ms``; ``offsets_retention_ms``
-    is ``offsets.retention.minutes`` in milliseconds. Commands and results: ``groups.commands``.
+    is ``offsets.retention.minutes`` in milliseconds; ``consumer`` is the ``group.consumer.*``
+    configuration. Commands and results: ``groups.commands``, ``groups.consumer_commands``.
     """
 
     def __init__(
@@ -49,9 +80,13 @@ class GroupMachine:
         *,
         initial_rebalance_delay_ms: int = 3_000,
         offsets_retention_ms: int = 604_800_000,
+        consumer: ConsumerSettings | None = None,
     ) -> None:
         self._shard = Shard(
-            limits or GroupLimits(), initial_rebalance_delay_ms, offsets_retention_ms
+            limits or GroupLimits(),
+            initial_rebalance_delay_ms,
+            offsets_retention_ms,
+            consumer=consumer or ConsumerSettings(),
         )
         self._active = False
         self._skipped: Counter[int] = Counter()
@@ -59,9 +94,11 @@ class GroupMachine:
     # --- deciding --------------------------------------------------------------------------------
 
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
-        """Decide on a command of ``groups.commands``; raises its errors (see there)."""
+        """Decide on a command of the ``commands`` modules; raises its errors (see there)."""
         shard, outcome = self._shard, Outcome(now_ms)
         match command:
+            case ConsumerHeartbeat():
+                consumer.heartbeat(shard, outcome, token, command)
             case Heartbeat():
                 classic.heartbeat(shard, outcome, token, command)
             case CommitOffsets():
@@ -77,21 +114,33 @@ class GroupMachine:
                 classic.sync_group(shard, outcome, token, command)
             case LeaveGroup():
                 classic.leave_group(shard, outcome, token, command)
+            case _:
+                self._decide_for_admin(outcome, token, command)
+        return outcome.decision()
+
+    def _decide_for_admin(self, outcome: Outcome, token: Token, command: object) -> None:
+        """Decide on what no member asks: administration and the runtime's own upkeep."""
+        shard = self._shard
+        match command:
             case DeleteOffsets():
                 offsets.delete_offsets(shard, outcome, token, command)
             case DescribeGroup():
                 outcome.reply(token, admin.describe_group(shard, command))
+            case DescribeConsumerGroup():
+                outcome.reply(token, admin.describe_consumer_group(shard, command))
             case ListGroups():
                 outcome.reply(token, admin.list_groups(shard, command))
             case DeleteGroup():
                 admin.delete_group(shard, outcome, token, command)
+            case TopicsChanged():
+                shard.image = command.topics
+                outcome.reply(token, TopicsChangedResult())
             case TopicsDeleted():
                 offsets.topics_deleted(shard, outcome, token, command)
             case ExpireOffsets():
                 offsets.expire_offsets(shard, outcome, token)
             case _:
                 raise InvariantViolation(f"not a command: {type(command).__name__}")
-        return outcome.decision()
 
     def fire(self, key: Hashable, now_ms: int) -> Decision:
         """Decide what an expired timer means; one of a group that is gone means nothing."""
@@ -109,6 +158,14 @@ class GroupMachine:
                     classic_rebalance.join_timer_fired(shard, outcome, group)
                 case "sync", []:
                     classic_rebalance.sync_timer_fired(shard, outcome, group)
+                case _:
+                    raise InvariantViolation(f"not a timer: {key!r}")
+        elif isinstance(group, ConsumerGroup):
+            match kind, rest:
+                case "session", [str(member_id)]:
+                    consumer_members.session_timer_fired(shard, outcome, group, member_id)
+                case "rebalance", [str(member_id)]:
+                    consumer_members.rebalance_timer_fired(shard, outcome, group, member_id)
                 case _:
                     raise InvariantViolation(f"not a timer: {key!r}")
         return outcome.decision()
@@ -138,6 +195,11 @@ class GroupMachine:
                 self._remove_group(group_id)
             case (GroupMetadataKey(group_id), GroupMetadataValue() as value):
                 self._replay_group(group_id, value)
+            case (
+                (ConsumerGroupKey() | ConsumerMemberKey() | RegularExpressionKey()) as key,
+                value,
+            ):
+                self._replay_consumer(key, value)
             case _:
                 raise InvariantViolation(f"no way to replay {decoded!r}")
 
@@ -175,12 +237,44 @@ class GroupMachine:
                 raise InvariantViolation(f"a record of {group_id!r}, which is no classic group")
             group.install(value)
             return
-        if isinstance(group, ClassicGroup):
+        if isinstance(group, ClassicGroup | ConsumerGroup):
             group.discard()
         shard.groups[group_id] = ClassicGroup.loaded(group_id, shard.totals, value)
 
+    def _replay_consumer(self, key: ConsumerKey, value: Value | None) -> None:
+        """Give a consumer group its piece of the log.
+
+        Two types never live under one name at a time, so the newest value tells which one does; a
+        tombstone of the other type says nothing. The group goes with its last piece.
+        """
+        shard, group_id = self._shard, key.group_id
+        group = shard.groups.get(group_id)
+        if isinstance(group, ClassicGroup) and group.predecessor is not None:
+            group.predecessor.replay(key, None)
+            if group.predecessor.durable_state() is None:
+                group.predecessor = None
+            return
+        if not isinstance(group, ConsumerGroup):
+            if value is None:
+                return
+            if isinstance(group, ClassicGroup):
+                if self._active and (group.saved is not None or group.members):
+                    raise InvariantViolation(f"{group_id!r} is a classic group")
+                group.discard()
+            group = shard.groups[group_id] = ConsumerGroup(group_id, shard.totals)
+        if isinstance(value, OffsetCommitValue | GroupMetadataValue):
+            raise InvariantViolation(f"no way to replay {key!r} of {value!r}")
+        group.replay(key, value)
+        if value is None and group.durable_state() is None:
+            del shard.groups[group_id]
+            if shard.offsets.of_group(group_id) is not None:
+                self._ensure_group(group_id)
+
     def _remove_group(self, group_id: str) -> None:
-        group = self._shard.groups.pop(group_id, None)
+        group = self._shard.groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return
+        self._shard.groups.pop(group_id, None)
         if isinstance(group, ClassicGroup):
             if self._active:
                 group.transition_to(ClassicState.DEAD)
@@ -197,6 +291,8 @@ class GroupMachine:
         for group in self._shard.groups.values():
             if isinstance(group, ClassicGroup):
                 classic.group_loaded(self._shard, outcome, group)
+            elif isinstance(group, ConsumerGroup):
+                consumer_members.group_loaded(self._shard, outcome, group)
         for kind, count in sorted(self._skipped.items()):
             outcome.event(EventKind.RECORDS_SKIPPED, "", record_type=kind, count=count)
         return outcome.decision()
@@ -232,6 +328,9 @@ class GroupMachine:
                 members += len(group.members)
                 metadata_bytes += sum(m.metadata_bytes for m in group.members.values())
                 pending |= {(group_id, member_id) for member_id in group.pending_members}
+            elif isinstance(group, ConsumerGroup):
+                members += len(group.members)
+                metadata_bytes += sum(map(consumer_metadata_bytes, group.members.values()))
         totals = shard.totals
         if (totals.members, totals.metadata_bytes) != (members, metadata_bytes):
             raise InvariantViolation("the shard's members are miscounted")

@@ -59,7 +59,12 @@ def commit_offsets(shard: Shard, outcome: Outcome, token: Token, command: Commit
     )
     if group is not None:
         group.validate_commit(
-            command.member_id, command.group_instance_id, generation_id, in_txn=False
+            command.member_id,
+            command.group_instance_id,
+            generation_id,
+            command.offsets,
+            in_txn=False,
+            is_modern=command.is_v9_or_later,
         )
     expire_timestamp_ms = NO_TIMESTAMP
     if command.retention_time_ms >= 0:
@@ -80,7 +85,12 @@ def txn_commit_offsets(
     )
     if group is not None:
         group.validate_commit(
-            command.member_id, command.group_instance_id, command.generation_id, in_txn=True
+            command.member_id,
+            command.group_instance_id,
+            command.generation_id,
+            command.offsets,
+            in_txn=True,
+            is_modern=command.is_v6_or_later,
         )
     _append_commits(shard, outcome, command.group_id, command.offsets, NO_TIMESTAMP, token)
 
@@ -157,6 +167,9 @@ def _metadata_error(shard: Shard, item: OffsetToCommit) -> DomainError | None:
 
 def fetch_offsets(shard: Shard, command: FetchOffsets) -> FetchOffsetsResult:
     """Return committed offsets. A missing group has none, and that is no error."""
+    group = shard.groups.get(command.group_id)
+    if group is not None:
+        group.validate_fetch(command.member_id, command.member_epoch)
     offsets = shard.offsets.of_group(command.group_id) or _NO_OFFSETS
     if command.topics is not None:
         return FetchOffsetsResult(
@@ -329,6 +342,7 @@ def _is_expired(
 
 def tombstone_group(outcome: Outcome, group: Group, reason: str) -> None:
     """Write the group's tombstone; its offsets' tombstones are decided already."""
-    outcome.append(records.group_tombstone(group.group_id))
+    for record in group.tombstones():
+        outcome.append(record)
     outcome.event(EventKind.GROUP_DELETED, group.group_id, reason=reason)
     group.removed(outcome)

@@ -1,7 +1,8 @@
 """The records of ``__consumer_offsets``, byte for byte Kafka's.
 
 A key is its type (two bytes) and a body; a value is its version (two bytes) and a body; no value
-is a tombstone. :data:`_CODECS` holds one entry per record type: another group type adds its own.
+is a tombstone. :data:`_CODECS` holds one entry per record type; those of consumer-protocol groups
+stand in ``consumer_records.py``.
 
 Written: GroupMetadata v3; OffsetCommit v4, or v1 when the commit carried a retention time. Read:
 every version of both since Kafka 0.9, so that a real Kafka's log loads.
@@ -17,6 +18,13 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
+from groups.consumer_records import (
+    VALUE_READERS,
+    ConsumerKey,
+    ConsumerRecordType,
+    ConsumerValue,
+    read_key,
+)
 from groups.wire_format import FieldReader, FieldWriter
 from logcore.errors import CorruptRecordError
 from logcore.machine import Record
@@ -95,8 +103,8 @@ class GroupMetadataValue:
     members: tuple[MemberMetadata, ...]
 
 
-Key = OffsetCommitKey | GroupMetadataKey
-Value = OffsetCommitValue | GroupMetadataValue
+Key = OffsetCommitKey | GroupMetadataKey | ConsumerKey
+Value = OffsetCommitValue | GroupMetadataValue | ConsumerValue
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -254,6 +262,18 @@ class _Codec:
     first_flexible_version: int
 
 
+def _consumer_codec(
+    kind: ConsumerRecordType, read_value: Callable[[FieldReader], ConsumerValue]
+) -> _Codec:
+    """Return the codec of a type of ``groups.consumer_records``: one version, flexible."""
+    return _Codec(
+        read_key=lambda reader: read_key(kind, reader),
+        read_value=lambda reader, _version: read_value(reader),
+        newest_version=0,
+        first_flexible_version=0,
+    )
+
+
 _OFFSET_COMMIT_CODEC: Final = _Codec(
     _read_offset_commit_key, _read_offset_commit_value, _NEWEST_VERSION, _FIRST_FLEXIBLE_VERSION
 )
@@ -267,6 +287,7 @@ _CODECS: Final[Mapping[int, _Codec]] = MappingProxyType(
             _NEWEST_VERSION,
             _FIRST_FLEXIBLE_VERSION,
         ),
+        **{kind: _consumer_codec(kind, reader) for kind, reader in VALUE_READERS.items()},
     }
 )
 

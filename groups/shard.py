@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from groups.consumer_commands import ConsumerSettings, TopicImage
 from groups.errors import GroupLimitExceededError
 from groups.group import Group, ShardTotals
 from groups.limits import GroupLimits
@@ -20,6 +21,9 @@ class Shard:
     groups: dict[str, Group] = field(default_factory=dict)
     offsets: OffsetStore = field(default_factory=OffsetStore)
     totals: ShardTotals = field(default_factory=ShardTotals)
+    consumer: ConsumerSettings = field(default_factory=ConsumerSettings)
+    image: TopicImage | None = None
+    """The cluster's topics as last told; None until somebody does after a load."""
 
     def require_room_for_group(self, group_id: str) -> None:
         """Raise :class:`GroupLimitExceededError` unless a group may be created."""

@@ -36,6 +36,14 @@ class FieldReader:
         self._pos = start + count
         return self._data[start : self._pos]
 
+    def raw(self, count: int) -> bytes:
+        """Read ``count`` bytes as they are."""
+        return self._take(count)
+
+    def int8(self) -> int:
+        """Read a signed 8-bit integer."""
+        return int(struct.unpack(">b", self._take(1))[0])
+
     def int16(self) -> int:
         """Read a signed 16-bit integer."""
         return int(struct.unpack(">h", self._take(2))[0])
@@ -88,6 +96,15 @@ class FieldReader:
             raise CorruptRecordError(f"array of {count} elements in {self.remaining} bytes")
         return count
 
+    def nullable_count(self) -> int | None:
+        """Read the length of an array that may be None."""
+        start = self._pos
+        length = self.uvarint() - 1 if self.flexible else self.int32()
+        if length == -1:
+            return None
+        self._pos = start
+        return self.count()
+
     def tags(self) -> dict[int, bytes]:
         """Read the tagged fields that end a flexible structure; none in a plain one."""
         if not self.flexible:
@@ -103,11 +120,19 @@ class FieldReader:
 
 
 class FieldWriter:
-    """Builds one key or value."""
+    """Builds one key or value, or with ``version`` None a structure inside one."""
 
-    def __init__(self, version: int, *, flexible: bool = False) -> None:
-        self._out = bytearray(struct.pack(">h", version))
+    def __init__(self, version: int | None, *, flexible: bool = False) -> None:
+        self._out = bytearray() if version is None else bytearray(struct.pack(">h", version))
         self._flexible = flexible
+
+    def raw(self, data: bytes) -> None:
+        """Write bytes as they are."""
+        self._out += data
+
+    def int8(self, value: int) -> None:
+        """Write a signed 8-bit integer."""
+        self._out += struct.pack(">b", value)
 
     def int32(self, value: int) -> None:
         """Write a signed 32-bit integer."""

@@ -52,8 +52,14 @@ class LogConfig:
         return "compact" in self.cleanup_policy
 
     def roll_after_ms(self, name: str, base_offset: int) -> int:
-        """``segment_ms`` less a jitter that is the segment's own, so that not all roll at once."""
-        jitter = min(self.segment_jitter_ms, self.segment_ms)
+        """``segment_ms`` less a jitter that is the segment's own, so that not all roll at once.
+
+        A compacted log rolls within ``max_compaction_lag_ms``: the active segment is never cleaned.
+        """
+        segment_ms = self.segment_ms
+        if self.is_compacted and self.max_compaction_lag_ms > 0:
+            segment_ms = min(segment_ms, self.max_compaction_lag_ms)
+        jitter = min(self.segment_jitter_ms, segment_ms)
         if jitter <= 0:
-            return self.segment_ms
-        return self.segment_ms - crc32c(f"{name} {base_offset}".encode()) % jitter
+            return segment_ms
+        return segment_ms - crc32c(f"{name} {base_offset}".encode()) % jitter

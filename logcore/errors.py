@@ -1,4 +1,4 @@
-"""What can go wrong in a log. No class here knows a wire number (``coordinator/errors.py`` does)."""
+"""What can go wrong in a log. No class here knows a wire number: ``coordinator/errors.py`` does."""
 
 from __future__ import annotations
 
@@ -14,11 +14,29 @@ class CorruptRecordError(LogError):
 
 
 class InvalidRecordError(LogError):
-    """A batch is well formed but breaks a rule of the append path (INVALID_RECORD)."""
+    """A batch is well formed but breaks a rule of the append path (INVALID_RECORD).
+
+    ``record_errors`` holds (index in the batch, reason) of each record that is to blame.
+    """
+
+    def __init__(self, message: str, record_errors: tuple[tuple[int, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.record_errors = record_errors
+
+
+class NotOneBatchError(InvalidRecordError):
+    """What a client sent for a partition is not exactly one batch of format 2 (INVALID_RECORD)."""
 
 
 class InvalidTimestampError(LogError):
-    """A record's timestamp lies outside the topic's bounds (INVALID_TIMESTAMP)."""
+    """A record's timestamp lies outside the topic's bounds (INVALID_TIMESTAMP).
+
+    ``record_errors`` as in :class:`InvalidRecordError`.
+    """
+
+    def __init__(self, message: str, record_errors: tuple[tuple[int, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.record_errors = record_errors
 
 
 class RecordTooLargeError(LogError):

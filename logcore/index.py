@@ -170,6 +170,12 @@ class MappedIndex:
         self._unmap()
         self._entries = None
 
+    def retire(self) -> None:
+        """Be empty from now on, whatever comes to stand under the file's name."""
+        self._unmap()
+        self._entries = 0
+        self._read_last()
+
     def _unmap(self) -> None:
         if self._map is not None:
             self._map.close()
@@ -389,3 +395,42 @@ class TransactionIndex:
 
 def _last_offset(entry: AbortedTxn) -> int:
     return entry.last_offset
+
+
+def offset_entries(raw: bytes, base_offset: int) -> tuple[list[tuple[int, int]], str]:
+    """Return (offset, position) of each entry of an offset index file, and what is wrong with it.
+
+    The zeros at the end of a file in use are no entries.
+    """
+    entries = [
+        (base_offset + relative, position)
+        for relative, position in _OFFSET_ENTRY.iter_unpack(_whole(raw, _OFFSET_ENTRY.size))
+    ]
+    return _without_blanks(entries, (base_offset, 0)), _leftover(raw, _OFFSET_ENTRY.size)
+
+
+def time_entries(raw: bytes, base_offset: int) -> tuple[list[tuple[int, int]], str]:
+    """Return (timestamp, offset) of each entry of a time index file, likewise."""
+    entries = [
+        (timestamp, base_offset + relative)
+        for timestamp, relative in _TIME_ENTRY.iter_unpack(_whole(raw, _TIME_ENTRY.size))
+    ]
+    return _without_blanks(entries, (0, base_offset)), _leftover(raw, _TIME_ENTRY.size)
+
+
+def _whole(raw: bytes, size: int) -> bytes:
+    return raw[: len(raw) // size * size]
+
+
+def _leftover(raw: bytes, size: int) -> str:
+    count = len(raw) % size
+    return f"{count} bytes follow the last entry" if count else ""
+
+
+def _without_blanks(
+    entries: list[tuple[int, int]], blank: tuple[int, int]
+) -> list[tuple[int, int]]:
+    count = len(entries)
+    while count and entries[count - 1] == blank:
+        count -= 1
+    return entries[:count]

@@ -21,7 +21,11 @@ from logcore.batch import (
     LOG_OVERHEAD,
     MAGIC,
     NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
     NO_TIMESTAMP,
+    BatchHeader,
     Buffer,
     LogRecord,
     encode_batch,
@@ -46,6 +50,9 @@ _CRC_START: Final = 16
 _OVERHEAD_V0: Final = LOG_OVERHEAD + 14
 _OVERHEAD_V1: Final = LOG_OVERHEAD + 22
 _INT32: Final = struct.Struct(">i")
+
+MIN_MESSAGE_SIZE: Final = _OVERHEAD_V0
+"""The smallest message there is: v0 without key and value."""
 
 _LZ4_DESCRIPTOR: Final = 4
 """Where the frame descriptor begins, behind the frame's magic."""
@@ -116,6 +123,40 @@ def parse_message(buf: Buffer, pos: int = 0) -> MessageHeader:
     if size < (_OVERHEAD_V1 if magic else _OVERHEAD_V0):
         raise CorruptRecordError(f"a message of {size} bytes is smaller than its header")
     return MessageHeader(offset, size, crc, magic, attributes, timestamp)
+
+
+def as_batch_header(message: MessageHeader) -> BatchHeader:
+    """Say of a message what a walk over batch headers asks, without opening it.
+
+    Size, magic and CRC are the message's own. A wrapper's first offset can't be known so: both base
+    and last offset are those of its last message.
+    """
+    return BatchHeader(
+        base_offset=message.offset,
+        size=message.size,
+        leader_epoch=NO_LEADER_EPOCH,
+        magic=message.magic,
+        crc=message.crc,
+        attributes=message.attributes & (_CODEC_MASK | _LOG_APPEND_TIME),
+        last_offset_delta=0,
+        base_timestamp=message.timestamp_ms,
+        max_timestamp=message.timestamp_ms,
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=NO_PRODUCER_EPOCH,
+        base_sequence=NO_SEQUENCE,
+        record_count=1,
+    )
+
+
+def leading_messages(buf: Buffer) -> int:
+    """Count the bytes of whole messages of format v0 or v1 that ``buf`` begins with."""
+    pos, end = 0, len(buf)
+    while pos + MAGIC_POS < end and buf[pos + MAGIC_POS] < MAGIC:
+        size = _INT32.unpack_from(buf, pos + LOG_OVERHEAD - _INT32.size)[0] + LOG_OVERHEAD
+        if not MIN_MESSAGE_SIZE <= size <= end - pos:
+            break
+        pos += size
+    return pos
 
 
 def iter_messages(buf: Buffer) -> Iterator[tuple[int, MessageHeader]]:

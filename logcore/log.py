@@ -16,8 +16,10 @@ from sortedcontainers import SortedDict
 from logcore.batch import BatchHeader
 from logcore.config import LogConfig
 from logcore.fs import FileSystem, ReadableBuffer
-from logcore.segment import SEGMENT_SUFFIXES, Segment, file_stem
+from logcore.segment import SEGMENT_SUFFIXES, TXN_INDEX_SUFFIX, Segment, file_stem
 
+CLEANED_SUFFIX: Final = ".cleaned"
+SWAP_SUFFIX: Final = ".swap"
 DELETED_SUFFIX: Final = ".deleted"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 
@@ -45,6 +47,8 @@ class Log:
         self.log_end_offset = 0
         self.directory_changed = False
         """Files were created, renamed or removed since the directory was last synced."""
+        self.cuts = 0
+        """How often the log was cut; what somebody read of it before may not be in it any more."""
 
     # --- segments ---
 
@@ -195,7 +199,7 @@ class Log:
             upper_bound = limit
         else:
             segment.hint(upper_bound, stop)
-        return ReadBytes(segment.read(start, stop), upper_bound)
+        return ReadBytes(segment.read_batches(start, stop), upper_bound)
 
     def bytes_between(self, offset: int, limit: int) -> int:
         """Count the bytes a reader at ``offset`` would get below the boundary ``limit``."""
@@ -236,6 +240,7 @@ class Log:
 
         Later segments go first and from the end, so that a kill on the way leaves no hole.
         """
+        self.cuts += 1
         self.remove(
             [segment for segment in reversed(self.segments) if segment.base_offset > offset],
             now_ms=0,
@@ -247,6 +252,7 @@ class Log:
 
     def restart_at(self, offset: int, now_ms: int) -> None:
         """Remove everything and begin anew at ``offset``."""
+        self.cuts += 1
         self.remove(list(reversed(self.segments)), now_ms=now_ms, delay_ms=0)
         self.log_end_offset = offset
         self.create_segment(offset, now_ms)
@@ -263,6 +269,42 @@ class Log:
             stem = f"{self.directory}/{file_stem(segment.base_offset)}"
             for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX):
                 self._remove_file(stem + suffix, now_ms, delay_ms)
+
+    def holds(self, segments: Iterable[Segment]) -> bool:
+        """Whether these very segments are still part of the log."""
+        return all(self._segments.get(one.base_offset) is one for one in segments)
+
+    def replace(
+        self,
+        old: Sequence[Segment],
+        base_offset: int,
+        suffixes: Sequence[str],
+        *,
+        now_ms: int,
+        delay_ms: int,
+    ) -> None:
+        """Put the ``.cleaned`` files of a segment in the place of neighbouring ``old`` ones.
+
+        As ``LocalLog.replaceSegments``: ``.cleaned`` becomes ``.swap``, the old files ``.deleted``,
+        and ``.swap`` goes away; ``recovery.py`` finishes or undoes what is cut short. The directory
+        is synced before the old files go, since no order of renames survives power loss by itself.
+        """
+        stem = f"{self.directory}/{file_stem(base_offset)}"
+        for suffix in suffixes:
+            self._fs.rename(stem + suffix + CLEANED_SUFFIX, stem + suffix + SWAP_SUFFIX)
+        self._fs.sync_directory(self.directory)
+        for segment in old:
+            segment.retire()
+            del self._segments[segment.base_offset]
+            # The producers as of the beginning of the new segment are what they were.
+            also = () if segment.base_offset == base_offset else (SNAPSHOT_SUFFIX,)
+            for suffix in (*SEGMENT_SUFFIXES, *also):
+                self._remove_file(segment.stem + suffix, now_ms, delay_ms)
+        for suffix in suffixes:
+            self._fs.rename(stem + suffix + SWAP_SUFFIX, stem + suffix)
+        self._fs.sync_directory(self.directory)
+        self.directory_changed = False
+        self.open_segment(base_offset, has_txn_index=TXN_INDEX_SUFFIX in suffixes)
 
     def _remove_file(self, path: str, now_ms: int, delay_ms: int) -> None:
         if delay_ms <= 0:

@@ -15,7 +15,8 @@ If step 2 fails, the shard is unloaded and loaded again from its log; there is n
 A machine may keep *soft* state that a restart legitimately loses (parked requests, members of a
 join phase, session deadlines); it changes that in ``decide`` and ``fire``.
 
-Source: the shape is that of Kafka's ``CoordinatorShard``/``CoordinatorResult``/``CoordinatorTimer``.
+Source: the shape is that of Kafka's ``CoordinatorShard``, ``CoordinatorResult`` and
+``CoordinatorTimer``.
 """
 
 from __future__ import annotations

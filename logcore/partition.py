@@ -32,6 +32,13 @@ from logcore.checkpoints import (
     write_partition_metadata,
 )
 from logcore.clock import Clock
+from logcore.compaction import (
+    DEDUPE_BUFFER_BYTES,
+    CompactionRound,
+    DirtyRange,
+    dirty_range,
+    plan_round,
+)
 from logcore.config import LOG_APPEND_TIME, LogConfig
 from logcore.epochs import LeaderEpochs
 from logcore.errors import (
@@ -102,8 +109,7 @@ class Partition(ReadablePartition):
         offsets are the checkpoints' values. This is the only replica, so the high watermark is the
         log end whatever the checkpoint says; a checkpoint beyond the log end shows in
         :attr:`recovery` as lost offsets. A ``partition.metadata`` that is damaged is written anew.
-        Raises StorageError if the directory can't be read, belongs to another topic id, or holds
-        message formats before v2.
+        Raises StorageError if the directory can't be read or belongs to another topic id.
         """
         path = str(directory)
         name = f"{topic}-{index}"
@@ -180,7 +186,7 @@ class Partition(ReadablePartition):
                 return Appended(
                     known.first_offset,
                     known.last_offset,
-                    known.timestamp if header.is_log_append_time else NO_TIMESTAMP,
+                    known.timestamp,
                     self._log_start_offset,
                     duplicate=True,
                 )
@@ -376,6 +382,78 @@ class Partition(ReadablePartition):
             self._producers.expiration_ms = producer_id_expiration_ms
         return self._producers.expire(now_ms)
 
+    # --- compaction ---
+
+    def dirty_range(self, checkpoint: int | None, now_ms: int) -> DirtyRange:
+        """Work out what a round of compaction could clean, from the last round's end on."""
+        self._throw_if_stopped()
+        try:
+            return dirty_range(
+                self._log,
+                checkpoint,
+                log_start_offset=self._log_start_offset,
+                last_stable_offset=self.last_stable_offset,
+                now_ms=now_ms,
+            )
+        except STORAGE_FAILURES as error:
+            raise self._fail(error) from error
+
+    def plan_compaction(
+        self, dirty: DirtyRange, *, now_ms: int, budget_bytes: int = DEDUPE_BUFFER_BYTES
+    ) -> CompactionRound | None:
+        """Begin a round over ``dirty``, None if there is nothing to clean.
+
+        One round at a time. ``budget_bytes`` bounds the memory for keys; a round that meets more
+        keys cleans less.
+        """
+        self._throw_if_stopped()
+        log = self._log
+        cuts = log.cuts
+        try:
+            return plan_round(
+                self._fs,
+                log,
+                dirty,
+                last_records=self._producers.last_records(),
+                now_ms=now_ms,
+                budget_bytes=budget_bytes,
+                is_current=lambda: self._stopped is None and log.cuts == cuts,
+            )
+        except STORAGE_FAILURES as error:
+            raise self._fail(error) from error
+
+    def install_cleaned(self, compaction: CompactionRound) -> bool:
+        """Replace the segments that the round has just written anew.
+
+        False, and the round is over, if the log was cut or lost one of them since the plan. Readers
+        in the middle of an old segment go on. Raises StorageError.
+        """
+        self._throw_if_stopped()
+        cleaned = compaction.cleaned
+        if cleaned is None:
+            raise ValueError("the round has written nothing")
+        log = self._log
+        try:
+            if not compaction.is_current or not log.holds(cleaned.replaced):
+                compaction.discard()
+                return False
+            log.replace(
+                cleaned.replaced,
+                cleaned.base_offset,
+                cleaned.suffixes,
+                now_ms=self._clock.now_ms(),
+                delay_ms=self._config.file_delete_delay_ms,
+            )
+            compaction.cleaned = None
+        except STORAGE_FAILURES as error:
+            raise self._fail(error) from error
+        for segment in cleaned.replaced:
+            if segment.base_offset != cleaned.base_offset:
+                self._producers.snapshot_offsets.discard(segment.base_offset)
+        return True
+
+    # --- replication ---
+
     def truncate_to(self, offset: int) -> None:
         """Remove the batch that holds ``offset`` and all behind it (``UnifiedLog.truncateTo``).
 
@@ -419,7 +497,7 @@ class Partition(ReadablePartition):
 
     def _flush(self, now_ms: int) -> None:
         end = self._log.log_end_offset
-        if end > self._recovery_point or self._log.directory_changed:
+        if end > self._recovery_point or (end and self._log.directory_changed):
             self._producers.sync_snapshots(self._recovery_point)
             if self._epochs.flush():
                 self._log.directory_changed = False

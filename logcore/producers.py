@@ -25,6 +25,7 @@ from logcore.batch import (
     decode_records,
     parse_control,
 )
+from logcore.cleaner import LastRecord
 from logcore.errors import (
     InvalidProducerEpochError,
     InvalidTxnStateError,
@@ -169,6 +170,13 @@ class ProducerStateManager:
             )
             for entry in self._producers.values()
         ]
+
+    def last_records(self) -> dict[int, LastRecord]:
+        """Return where each producer stands, for compaction to keep that record's batch."""
+        return {
+            entry.producer_id: LastRecord(entry.last_offset, entry.epoch)
+            for entry in self._producers.values()
+        }
 
     def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
         """Whether the producer, under this epoch, has a transaction open here."""

@@ -25,7 +25,7 @@ from logcore.index import CorruptIndexError
 from logcore.log import Log
 from logcore.producers import ProducerState, ProducerStateManager
 from logcore.recovery import LoadedLog, RecoveryReport
-from logcore.segment import TimestampOffset
+from logcore.segment import NO_TIMESTAMP, Segment, TimestampOffset
 
 STORAGE_FAILURES: Final = (OSError, CorruptIndexError)
 """After one of these a partition is off line."""
@@ -225,12 +225,23 @@ class ReadablePartition:
         """Find the first record with the largest timestamp; None while no record has one."""
         self._throw_if_stopped()
         try:
-            largest = max(segment.max_timestamp for segment in self._log.segments)
-            if largest < 0:
-                return None
-            return self.offset_for_timestamp(largest, Isolation.READ_UNCOMMITTED)
+            largest = max(self._max_timestamp(one) for one in self._log.segments)
         except STORAGE_FAILURES as error:
             raise self._fail(error) from error
+        if largest < 0:
+            return None
+        return self.offset_for_timestamp(largest, Isolation.READ_UNCOMMITTED)
+
+    def _max_timestamp(self, segment: Segment) -> int:
+        """Return the largest timestamp in what the log start leaves of the segment."""
+        if segment.base_offset >= self._log_start_offset:
+            return segment.max_timestamp
+        position = segment.locate(self._log_start_offset)
+        if position is None:
+            return NO_TIMESTAMP
+        return max(
+            header.max_timestamp for _, header, _ in segment.batches(position, with_payload=False)
+        )
 
     def offset_for_leader_epoch(self, epoch: int) -> tuple[int, int]:
         """Return (epoch, end offset) of the largest epoch not above ``epoch``; (−1, −1) if none."""

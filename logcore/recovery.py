@@ -9,23 +9,25 @@ state and leader epochs of what was walked are built anew.
 A torn tail after ``kill -9`` is a write nobody was told of. Good batches behind a bad one are
 another matter: then a disk has lost data. Both are cut, as in Kafka, and the report says which.
 
+Messages of format v0 and v1, from before an upgrade, are checked by their own CRC and kept.
+
 Source: ``LogLoader``, ``UnifiedLog.rebuildProducerState``, ``LogSegment.recover``.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
-from logcore.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, parse_header, verify_crc
+from logcore.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC, BatchHeader, parse_header, verify_crc
 from logcore.config import LogConfig
 from logcore.epochs import LeaderEpochs
-from logcore.errors import CorruptRecordError, InvalidRecordError, LogError, StorageError
+from logcore.errors import CorruptRecordError, InvalidRecordError, LogError
 from logcore.fs import TEMPORARY_SUFFIX, FileSystem
 from logcore.index import CorruptIndexError
-from logcore.log import DELETED_SUFFIX, SNAPSHOT_SUFFIX, Log
+from logcore.legacy import as_batch_header, magic_at, parse_message, verify_message_crc
+from logcore.log import CLEANED_SUFFIX, DELETED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX, Log
 from logcore.producers import ProducerStateManager
 from logcore.segment import (
     INDEX_SUFFIX,
@@ -36,9 +38,6 @@ from logcore.segment import (
     Segment,
     file_stem,
 )
-
-CLEANED_SUFFIX: Final = ".cleaned"
-SWAP_SUFFIX: Final = ".swap"
 
 _OFFSET_DIGITS: Final = 20
 
@@ -159,7 +158,8 @@ class _Loader:
         """Remove what was on its way out, and roll a finished compaction forward.
 
         As in Kafka: a ``.swap`` file at or behind a ``.cleaned`` one belongs to a compaction that
-        had not finished all its files; any other ``.swap`` replaces the segments it covers.
+        had not finished all its files; any other ``.swap`` replaces the segments it covers. The
+        ``.cleaned`` files go last, for they tell the two apart should this be cut short as well.
         """
         odd = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, TEMPORARY_SUFFIX)
         if not any(name.endswith(odd) for name in names):
@@ -167,40 +167,62 @@ class _Loader:
         cleaned = [_offset_of(name) for name in names if name.endswith(CLEANED_SUFFIX)]
         oldest_cleaned = min((one for one in cleaned if one is not None), default=None)
         swaps: list[str] = []
+        abandoned = False
         for name in names:
             offset = _offset_of(name)
-            if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, TEMPORARY_SUFFIX)):
+            if name.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX)):
                 self._remove(name)
             elif name.endswith(SWAP_SUFFIX) and offset is not None:
                 if oldest_cleaned is not None and offset >= oldest_cleaned:
                     self._remove(name)
+                    abandoned = True
                 else:
                     swaps.append(name)
-        self._swap_in(names, swaps)
+        if abandoned:
+            self._fs.sync_directory(self._directory)
+        for name in names:
+            if name.endswith(CLEANED_SUFFIX):
+                self._remove(name)
+        if swaps:
+            self._swap_in(names, swaps)
+            self._fs.sync_directory(self._directory)
         return self._fs.list_directory(self._directory) or []
 
     def _swap_in(self, names: list[str], swaps: list[str]) -> None:
+        """Put the ``.swap`` files in the place of the segments that they cover.
+
+        A log file gives up its suffix before its indexes do: the next start, if this one is cut
+        short, must not take the new indexes for old ones.
+        """
         logs = [name for name in swaps if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
         if logs:
-            low = min(_offset_of(name) or 0 for name in logs)
-            high = max(self._end_of(name) for name in logs)
+            bases = {_offset_of(name) or 0 for name in logs}
+            low, high = min(bases), max(self._end_of(name) for name in logs)
             for name in names:
                 offset = _offset_of(name)
-                if offset is None or not low <= offset < high:
+                if offset is None or not low <= offset < max(high, low + 1):
                     continue
-                if name.endswith((*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX)):
+                # The producers as of the beginning of a new segment are what they were.
+                if name.endswith(SEGMENT_SUFFIXES) or (
+                    name.endswith(SNAPSHOT_SUFFIX) and offset not in bases
+                ):
                     self._remove(name)
-        for name in swaps:
+        for name in logs + sorted(set(swaps) - set(logs)):
             path = f"{self._directory}/{name}"
             self._fs.rename(path, path.removesuffix(SWAP_SUFFIX))
 
     def _end_of(self, name: str) -> int:
-        raw = memoryview(self._fs.read_file(f"{self._directory}/{name}") or b"")
-        position, end = 0, _offset_of(name) or 0
-        while position < len(raw):
-            header = parse_header(raw, position)
-            end = header.next_offset
-            position += header.size
+        """Return the offset behind the last batch of a ``.swap`` log, its base if it is empty."""
+        end = _offset_of(name) or 0
+        handle = self._fs.open(f"{self._directory}/{name}")
+        try:
+            position, size = 0, self._fs.size(handle)
+            while position < size:
+                header = parse_header(self._fs.read(handle, HEADER_SIZE, position))
+                end = header.next_offset
+                position += header.size
+        finally:
+            self._fs.close(handle)
         return end
 
     def _open_segments(self, names: list[str]) -> int | None:
@@ -274,22 +296,18 @@ class _Loader:
         chunk, start = memoryview(b""), 0
         while position < segment.size:
             try:
-                chunk, start = _cover(segment, chunk, start, position)
-                header = parse_header(chunk, position - start)
-                chunk, start = _cover(segment, chunk, start, position, header.size)
-                verify_crc(chunk, position - start, header)
+                chunk, start, header = _verified(segment, chunk, start, position)
                 self._check_order(header, expected, epoch, strict=strict)
                 batch = chunk[position - start : position - start + header.size]
                 completed = self._producers.replay(header, batch)
             except (CorruptRecordError, InvalidRecordError) as error:
-                self._refuse_old_formats(segment, position)
                 self._cut(segment, position, str(error))
                 break
             segment.index_batch(header.last_offset, header.max_timestamp, position, header.size)
             if completed is not None and not completed.commit:
                 segment.txn_index.append(self._producers.aborted_txn(completed))
             self._note_epoch(header)
-            expected, epoch = header.next_offset, header.leader_epoch
+            expected, epoch = header.next_offset, max(epoch, header.leader_epoch)
             position += header.size
         if segment is not self._log.active:
             segment.seal()
@@ -298,6 +316,11 @@ class _Loader:
     def _check_order(self, header: BatchHeader, expected: int, epoch: int, *, strict: bool) -> None:
         """Check what the CRC does not cover: base offset and leader epoch."""
         base_offset = header.base_offset
+        if header.magic < MAGIC:
+            # A message is known by its last offset only, and belongs to no epoch.
+            if base_offset < expected:
+                raise CorruptRecordError(f"offset {base_offset} where {expected} is next")
+            return
         if base_offset < expected or (strict and base_offset > expected):
             raise CorruptRecordError(f"offset {base_offset} where {expected} is next")
         if header.last_offset_delta < 0:
@@ -329,30 +352,11 @@ class _Loader:
                 self._report.valid_data_removed = True
         self._log.remove(reversed(segments), now_ms=0, delay_ms=0)
 
-    def _refuse_old_formats(self, segment: Segment, position: int) -> None:
-        """Raise StorageError where an intact message set of format v0 or v1 stands.
-
-        Cutting it off would destroy data that Kafka still reads.
-        """
-        raw = segment.read(position, min(position + HEADER_SIZE, segment.size))
-        if len(raw) <= LOG_OVERHEAD + 4 or raw[16] > 1:
-            return
-        end = position + LOG_OVERHEAD + int.from_bytes(raw[8:12], "big", signed=True)
-        if not position + LOG_OVERHEAD < end <= segment.size:
-            return
-        raw = segment.read(position, end)
-        if zlib.crc32(memoryview(raw)[16:]) == int.from_bytes(raw[12:16], "big"):
-            raise StorageError(
-                f"{self._options.name} holds messages of format v{raw[16]} at offset"
-                f" {int.from_bytes(raw[:8], 'big')}; have Kafka compact or expire them first"
-            )
-
     # --- producers and the end of loading ---
 
     def _load_producers(self, upto: int) -> None:
         """Build the producer state as of ``upto``: newest snapshot, then the log behind it."""
         producers = self._producers
-        producers.remove_snapshots_above(max(upto, self._log.active.base_offset))
         offset = producers.load_snapshot(upto, self._log.first_offset, self._options.now_ms)
         replay_producers(self._log, producers, offset, upto)
 
@@ -383,8 +387,29 @@ def replay_producers(log: Log, producers: ProducerStateManager, offset: int, upt
     producers.map_end_offset = upto
 
 
+def _verified(
+    segment: Segment, chunk: memoryview, start: int, position: int
+) -> tuple[memoryview, int, BatchHeader]:
+    """Return a chunk of the file, its position, and the header of the whole batch at ``position``.
+
+    CorruptRecordError when the file ends before its end, or its CRC is wrong.
+    """
+    # A message of an older format may be shorter than the header of a batch.
+    count = min(HEADER_SIZE, segment.size - position)
+    chunk, start = _cover(segment, chunk, start, position, count)
+    if magic_at(chunk, position - start) < MAGIC:
+        message = parse_message(chunk, position - start)
+        chunk, start = _cover(segment, chunk, start, position, message.size)
+        verify_message_crc(chunk, position - start, message)
+        return chunk, start, as_batch_header(message)
+    header = parse_header(chunk, position - start)
+    chunk, start = _cover(segment, chunk, start, position, header.size)
+    verify_crc(chunk, position - start, header)
+    return chunk, start, header
+
+
 def _cover(
-    segment: Segment, chunk: memoryview, start: int, position: int, count: int = HEADER_SIZE
+    segment: Segment, chunk: memoryview, start: int, position: int, count: int
 ) -> tuple[memoryview, int]:
     """Return a chunk of the file, and its position, that holds ``count`` bytes at ``position``.
 
@@ -403,10 +428,7 @@ def _good_batch_behind(segment: Segment, position: int) -> bool:
     try:
         length = int.from_bytes(segment.read(position + 8, position + LOG_OVERHEAD), "big")
         position += LOG_OVERHEAD + length
-        chunk, _ = _cover(segment, memoryview(b""), 0, position)
-        header = parse_header(chunk)
-        chunk, _ = _cover(segment, memoryview(b""), 0, position, header.size)
-        verify_crc(chunk, 0, header)
+        _verified(segment, memoryview(b""), position, position)
     except LogError:
         return False
     return True

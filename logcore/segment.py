@@ -7,6 +7,9 @@ with the offset index and a walk over batch headers, and only then are bytes rea
 The indexes are not trusted: before its first use an index is checked against the log, and built
 anew if it does not fit.
 
+A file that was begun before an upgrade may hold messages of format v0 and v1. They are found and
+indexed by their own headers, and handed out as v2 batches; the file keeps them until compaction.
+
 Source: ``LogSegment``, ``FileRecords``.
 """
 
@@ -14,14 +17,17 @@ from __future__ import annotations
 
 import errno
 import struct
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from logcore.batch import (
     HEADER_SIZE,
     LOG_OVERHEAD,
+    MAGIC,
     BatchHeader,
     decode_records,
+    iter_headers,
     parse_header,
 )
 from logcore.errors import CorruptRecordError
@@ -31,6 +37,16 @@ from logcore.index import (
     OffsetIndex,
     TimeIndex,
     TransactionIndex,
+)
+from logcore.legacy import (
+    MAGIC_POS,
+    MIN_MESSAGE_SIZE,
+    RUN_BYTES,
+    as_batch_header,
+    leading_messages,
+    magic_at,
+    parse_message,
+    to_v2,
 )
 
 LOG_SUFFIX: Final = ".log"
@@ -50,8 +66,8 @@ _WALK_BYTES: Final = 8192
 _MAX_HINTS: Final = 64
 """Remembered (offset → position) pairs: where readers will come back to."""
 
-_PEEK: Final = struct.Struct(">qi11xi")
-"""Base offset, length and last offset delta of a batch."""
+_PEEK: Final = struct.Struct(">qi4xb6xi")
+"""Base offset, length, magic and last offset delta of a batch."""
 
 
 def file_stem(base_offset: int) -> str:
@@ -71,7 +87,8 @@ class Segment:
     """A segment, open. One file handle; the indexes are mapped when first needed.
 
     ``fresh`` makes the log file; its index files come with the first append, so that a partition
-    nobody writes to is one file. ``created_ms`` is when this process opened the segment. All
+    nobody writes to is one file. ``created_ms`` is when this process opened the segment.
+    ``suffix`` follows the names of all files, for a segment that is not part of the log yet. All
     methods may raise OSError.
     """
 
@@ -86,17 +103,25 @@ class Segment:
         created_ms: int,
         has_txn_index: bool = False,
         fresh: bool = False,
+        suffix: str = "",
     ) -> None:
         stem = f"{directory}/{file_stem(base_offset)}"
         self._fs = fs
         self.base_offset = base_offset
         self.stem = stem
         self.created_ms = created_ms
-        self.offset_index = OffsetIndex(fs, stem + INDEX_SUFFIX, base_offset, index_max_bytes)
-        self.time_index = TimeIndex(fs, stem + TIME_INDEX_SUFFIX, base_offset, index_max_bytes)
-        self.txn_index = TransactionIndex(fs, stem + TXN_INDEX_SUFFIX, exists=has_txn_index)
+        self.path = stem + LOG_SUFFIX + suffix
+        self.offset_index = OffsetIndex(
+            fs, stem + INDEX_SUFFIX + suffix, base_offset, index_max_bytes
+        )
+        self.time_index = TimeIndex(
+            fs, stem + TIME_INDEX_SUFFIX + suffix, base_offset, index_max_bytes
+        )
+        self.txn_index = TransactionIndex(
+            fs, stem + TXN_INDEX_SUFFIX + suffix, exists=has_txn_index
+        )
         self._index_interval_bytes = index_interval_bytes
-        self._handle = fs.open(stem + LOG_SUFFIX, create=fresh)
+        self._handle = fs.open(self.path, create=fresh)
         self.size = fs.size(self._handle)
         self._bytes_since_index_entry = 0
         self._hints: dict[int, int] = {}
@@ -122,7 +147,7 @@ class Segment:
             self._load_max_timestamp()
         position = self.size
         if self._fs.write(self._handle, buffers, position) != size:
-            raise OSError(errno.ENOSPC, "short write", self.stem + LOG_SUFFIX)
+            raise OSError(errno.ENOSPC, "short write", self.path)
         self.size = position + size
         self.index_batch(last_offset, max_timestamp, position, size)
 
@@ -155,11 +180,33 @@ class Segment:
         self._fs.sync(self._handle)
         self.txn_index.sync()
 
+    def sync_indexes(self) -> None:
+        """Make offset and time index survive power loss, for a segment that others make way for."""
+        for index in (self.offset_index, self.time_index):
+            handle = self._fs.open(index.path)
+            try:
+                self._fs.sync(handle)
+            finally:
+                self._fs.close(handle)
+
     def close(self) -> None:
         """Give all resources back; the files stay as they are."""
         self.offset_index.abandon()
         self.time_index.abandon()
         self._fs.close(self._handle)
+
+    def retire(self) -> None:
+        """Leave the file names to the segment that replaces this one.
+
+        Whoever still reads here goes on, without the indexes; the handle is given back when the
+        last of them lets go.
+        """
+        # Read now: the name may soon stand for another file.
+        _ = self.txn_index.entries
+        self.offset_index.retire()
+        self.time_index.retire()
+        self._index_checked = True
+        weakref.finalize(self, self._fs.close, self._handle).atexit = False
 
     def truncate_to(self, offset: int) -> None:
         """Cut off the batch that holds ``offset`` and all behind it."""
@@ -220,7 +267,10 @@ class Segment:
         """Largest timestamp of the first batch, None while there is no batch."""
         if self._first_batch_timestamp is None and self.size:
             raw = self._fs.read(self._handle, HEADER_SIZE, 0)
-            self._first_batch_timestamp = parse_header(raw).max_timestamp
+            if magic_at(raw, 0) < MAGIC:
+                self._first_batch_timestamp = parse_message(raw).timestamp_ms
+            else:
+                self._first_batch_timestamp = parse_header(raw).max_timestamp
         return self._first_batch_timestamp
 
     # --- timestamps ---
@@ -236,7 +286,7 @@ class Segment:
     def largest_timestamp_ms(self) -> int:
         """What retention by time goes by: the largest timestamp, else when the file was written."""
         timestamp = self.max_timestamp
-        return timestamp if timestamp >= 0 else self._fs.modified_ms(self.stem + LOG_SUFFIX)
+        return timestamp if timestamp >= 0 else self._fs.modified_ms(self.path)
 
     def _load_max_timestamp(self) -> None:
         if not self._index_checked:
@@ -321,6 +371,17 @@ class Segment:
         """Read a range of positions."""
         return self._fs.read(self._handle, end - start, start)
 
+    def read_batches(self, start: int, end: int) -> bytes:
+        """Read the batches between two boundaries; those of an older format come converted.
+
+        CorruptRecordError, InvalidRecordError if that fails.
+        """
+        raw = self._fs.read(self._handle, end - start, start)
+        # In a log that was upgraded the older formats come first.
+        if len(raw) > MAGIC_POS and raw[MAGIC_POS] < MAGIC:
+            return to_v2(raw)
+        return raw
+
     def next_offset(self) -> int:
         """Return the offset behind the last batch, the base offset if there is none."""
         if self.size == 0:
@@ -338,6 +399,8 @@ class Segment:
         """Yield position, header and bytes of each batch from ``position`` on.
 
         Without payload the view may end early, anywhere behind the header. CRCs are not checked.
+        Messages of an older format come as v2 batches, several in one, at the position of the
+        first; without payload as what :func:`logcore.legacy.as_batch_header` says of each.
         CorruptRecordError where the rest of the file is no whole batch.
         """
         chunk = memoryview(b"")
@@ -346,7 +409,17 @@ class Segment:
             here = position - start
             if here + HEADER_SIZE > len(chunk):
                 chunk, start, here = self._chunk(position, SCAN_BYTES), position, 0
-            header = parse_header(chunk, here)
+            if magic_at(chunk, here) < MAGIC:
+                if with_payload:
+                    raw = self._old_messages(position)
+                    converted = memoryview(to_v2(raw))
+                    for at, header in iter_headers(converted):
+                        yield position, header, converted[at : at + header.size]
+                    position += len(raw)
+                    continue
+                header = as_batch_header(parse_message(chunk, here))
+            else:
+                header = parse_header(chunk, here)
             size = header.size
             if size > self.size - position:
                 raise CorruptRecordError(f"{self.stem}: a torn batch at position {position}")
@@ -356,11 +429,25 @@ class Segment:
             yield position, header, chunk[here : here + size]
             position += size
 
+    def _old_messages(self, position: int) -> memoryview:
+        """Read the messages of format v0 and v1 at ``position``: one, or RUN_BYTES of them."""
+        chunk = self._chunk(position, RUN_BYTES)
+        count = leading_messages(chunk)
+        if count:
+            return chunk[:count]
+        size = parse_message(chunk).size
+        if size > self.size - position:
+            raise CorruptRecordError(f"{self.stem}: a torn message at position {position}")
+        return self._chunk(position, size)
+
     def _chunk(self, position: int, count: int) -> memoryview:
         return memoryview(self._fs.read(self._handle, count, position))
 
     def _walk(self, position: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (position, base offset, size, last offset) of each batch from ``position`` on."""
+        """Yield (position, base offset, size, last offset) of each batch from ``position`` on.
+
+        A message of an older format gives its own offset, a wrapper's the last, as both.
+        """
         end = self.size
         chunk, start = b"", position
         while position < end:
@@ -369,10 +456,13 @@ class Segment:
                 chunk = self._fs.read(self._handle, min(_WALK_BYTES, end - position), position)
                 start, here = position, 0
                 if len(chunk) < HEADER_SIZE:
-                    raise CorruptRecordError(f"{self.stem}: a torn batch at position {position}")
-            base_offset, length, delta = _PEEK.unpack_from(chunk, here)
-            size = length + LOG_OVERHEAD
-            if size < HEADER_SIZE or position + size > end:
+                    # A message of an older format may be shorter; a torn batch fails below.
+                    chunk = chunk.ljust(HEADER_SIZE, b"\x00")
+            base_offset, length, magic, delta = _PEEK.unpack_from(chunk, here)
+            size, smallest = length + LOG_OVERHEAD, HEADER_SIZE
+            if magic < MAGIC:
+                delta, smallest = 0, MIN_MESSAGE_SIZE
+            if size < smallest or position + size > end:
                 raise CorruptRecordError(f"{self.stem}: no batch at position {position}")
             yield position, base_offset, size, base_offset + delta
             position += size

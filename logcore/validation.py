@@ -30,6 +30,7 @@ from logcore.errors import (
     CorruptRecordError,
     InvalidRecordError,
     InvalidTimestampError,
+    NotOneBatchError,
     RecordListTooLargeError,
     RecordTooLargeError,
     UnsupportedCompressionError,
@@ -57,14 +58,18 @@ def admit(
     Raises CorruptRecordError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError,
     RecordListTooLargeError, UnsupportedCompressionError.
     """
+    if len(data) > _MAGIC_POSITION and data[_MAGIC_POSITION] != MAGIC:
+        magic = data[_MAGIC_POSITION]
+        refusal = NotOneBatchError if magic < MAGIC else CorruptRecordError
+        raise refusal(f"a batch of format {magic}, only 2 is accepted")
     if len(data) < HEADER_SIZE:
-        raise CorruptRecordError(f"{len(data)} bytes are no batch")
-    if data[_MAGIC_POSITION] != MAGIC:
-        raise InvalidRecordError(f"a batch of format {data[_MAGIC_POSITION]}, only 2 is accepted")
+        raise NotOneBatchError(f"{len(data)} bytes are no batch")
     header = parse_header(data)
     size = header.size
+    if size > len(data):
+        raise NotOneBatchError(f"a batch of {size} bytes where {len(data)} are given")
     if size < len(data):
-        raise InvalidRecordError("more than one batch for a partition")
+        raise NotOneBatchError("more than one batch for a partition")
     if header.base_offset != 0:
         raise InvalidRecordError(f"base offset {header.base_offset} where 0 is expected")
     if size > config.max_message_bytes:
@@ -73,7 +78,7 @@ def admit(
         )
     verify_crc(data, 0, header)
     _check_header(header, min_zstd_ok=min_zstd_ok)
-    _check_times(header, config, now_ms)
+    _check_times(data, header, config, now_ms)
     if config.is_compacted or config.message_timestamp_before_max_ms != MAX_INT64:
         _check_records(data, header, config, now_ms)
     if config.compression_type != "producer" or config.message_timestamp_type == LOG_APPEND_TIME:
@@ -101,8 +106,6 @@ def _check_header(header: BatchHeader, *, min_zstd_ok: bool) -> None:
     if header.has_producer:
         if header.base_sequence < 0:
             raise InvalidRecordError(f"base sequence {header.base_sequence} with a producer id")
-        if header.producer_epoch < 0:
-            raise InvalidRecordError(f"producer epoch {header.producer_epoch} with a producer id")
     elif header.is_transactional:
         raise InvalidRecordError("a transactional batch without producer id")
     codec = header.attributes & _CODEC_MASK
@@ -112,30 +115,41 @@ def _check_header(header: BatchHeader, *, min_zstd_ok: bool) -> None:
         raise UnsupportedCompressionError("this version of the request can't carry zstd")
 
 
-def _check_times(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
+def _timestamp_error(data: Buffer, header: BatchHeader, latest_ms: int) -> InvalidTimestampError:
+    """Name the records whose time is too far ahead."""
+    late = tuple(
+        (index, f"timestamp {record.timestamp_ms} is after {latest_ms}")
+        for index, record in enumerate(decode_records(data, 0, header))
+        if record.timestamp_ms > latest_ms
+    )
+    return InvalidTimestampError(f"timestamp {header.max_timestamp} is after {latest_ms}", late)
+
+
+def _check_times(data: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
     latest = header.max_timestamp
     append_time = config.message_timestamp_type == LOG_APPEND_TIME
     if header.is_log_append_time and (append_time or latest < 0):
         raise InvalidTimestampError("a producer may not set the timestamp type LogAppendTime")
     if not append_time and latest - now_ms > config.message_timestamp_after_max_ms:
-        raise InvalidTimestampError(
-            f"timestamp {latest} is more than {config.message_timestamp_after_max_ms} ms ahead"
-        )
+        raise _timestamp_error(data, header, now_ms + config.message_timestamp_after_max_ms)
 
 
 def _check_records(data: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
     earliest = now_ms - config.message_timestamp_before_max_ms
     check_times = config.message_timestamp_type != LOG_APPEND_TIME
+    keyless: list[tuple[int, str]] = []
     for index, record in enumerate(decode_records(data, 0, header)):
         if record.offset != index:
             raise InvalidRecordError(f"record {index} has offset delta {record.offset}")
         if record.key is None and config.is_compacted:
-            raise InvalidRecordError(f"record {index} has no key, which a compacted topic needs")
+            keyless.append((index, "a compacted topic needs a key"))
         if check_times and 0 <= record.timestamp_ms < earliest:
-            raise InvalidTimestampError(
-                f"timestamp {record.timestamp_ms} of record {index} is more than"
-                f" {config.message_timestamp_before_max_ms} ms back"
-            )
+            reason = f"timestamp {record.timestamp_ms} is before {earliest}"
+            raise InvalidTimestampError(reason, ((index, reason),))
+    if keyless:
+        raise InvalidRecordError(
+            f"{len(keyless)} records have no key, which a compacted topic needs", tuple(keyless)
+        )
 
 
 def _rewrite(

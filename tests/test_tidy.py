@@ -27,7 +27,19 @@ ALLOWED_IMPORTS = {
 """What of our own code each folder may import; the longest matching folder decides."""
 
 IMPURE = frozenset(
-    "asyncio datetime logging os random secrets socket structlog threading time uuid".split()
+    {
+        "asyncio",
+        "datetime",
+        "logging",
+        "os",
+        "random",
+        "secrets",
+        "socket",
+        "structlog",
+        "threading",
+        "time",
+        "uuid",
+    }
 )
 """A state machine has no clock, no randomness and no I/O: it is told."""
 
@@ -105,7 +117,7 @@ def functions_are_short(path: str, source: str) -> Iterator[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > FUNCTION_LINES:
-                yield f"{path}:{node.lineno} {node.name} has {length} lines (most: {FUNCTION_LINES})"
+                yield f"{path}:{node.lineno} {node.name}: {length} lines (most: {FUNCTION_LINES})"
 
 
 def modules_are_short(path: str, source: str) -> Iterator[str]:
@@ -117,8 +129,10 @@ def modules_are_short(path: str, source: str) -> Iterator[str]:
 
 def lines_are_short(path: str, source: str) -> Iterator[str]:
     for number, line in enumerate(source.splitlines(), 1):
-        if len(line) > LINE_LENGTH:
-            yield f"{path}:{number} has {len(line)} characters (most: {LINE_LENGTH})"
+        # A linter's directive has to stand in its line, whatever its length.
+        length = len(line.split("  # type: ignore")[0].split("  # noqa")[0])
+        if length > LINE_LENGTH:
+            yield f"{path}:{number} has {length} characters (most: {LINE_LENGTH})"
 
 
 def checks_are_no_asserts(path: str, source: str) -> Iterator[str]:

@@ -15,6 +15,8 @@ import click
 
 COMMANDS = {
     "consume": "read records of a topic",
+    "crash-sweep": "kill the broker at every step under your own pipeline",
+    "dump-log": "show the files of a data directory",
     "groups": "look into consumer groups",
     "produce": "write records to a topic",
     "serve": "run the broker",
@@ -36,7 +38,8 @@ class LazyGroup(click.Group):
         del ctx
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"coordinator.cli.{cmd_name}").command
+        module = importlib.import_module(f"coordinator.cli.{cmd_name.replace('-', '_')}")
+        command = module.command
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

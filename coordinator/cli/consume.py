@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from logcore.batch import LogRecord
 
 MAX_WAIT_MS = 500
-MAX_BYTES = 4 * 1024 * 1024
-"""Of one answer; memory stays bounded whatever the topic holds."""
 
 
 @click.command("consume")
@@ -163,46 +161,10 @@ class Reader:
                         yield index, record
 
     def _fetch(self, index: int, wait_ms: int) -> list[LogRecord]:
-        from coordinator.cli.session import check
-
         position = self._positions[index]
-        low, high = self._session.client.versions()[1]
-        # From version 13 on topics have ids instead of names.
-        answer = self._session.client.call(
-            "Fetch",
-            max(low, min(high, 12)),
-            to_leader=(self._topic, index),
-            check=False,
-            entity=lambda f: f.message(
-                replica_id=-1,
-                max_wait_ms=wait_ms,
-                min_bytes=1,
-                max_bytes=MAX_BYTES,
-                isolation_level=int(self._committed),
-                session_id=0,
-                session_epoch=-1,
-                topics=[
-                    f.FetchTopic(
-                        topic=self._topic,
-                        partitions=[
-                            f.FetchPartition(
-                                partition=index,
-                                current_leader_epoch=-1,
-                                fetch_offset=position,
-                                last_fetched_epoch=-1,
-                                log_start_offset=-1,
-                                partition_max_bytes=MAX_BYTES,
-                            )
-                        ],
-                    )
-                ],
-                forgotten_topics_data=(),
-                rack_id="",
-            ),
+        row = self._session.fetch(
+            self._topic, index, position, committed=self._committed, max_wait_ms=wait_ms
         )
-        check(answer.error_code, "Fetch", self._topic)
-        row = answer.responses[0].partitions[0]
-        check(row.error_code, "Fetch", f"{self._topic}-{index} at offset {position}")
         aborted = [
             (entry.first_offset, entry.producer_id) for entry in row.aborted_transactions or ()
         ]

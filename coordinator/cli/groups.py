@@ -117,18 +117,6 @@ def history(
 
 def _assigned(blob: bytes) -> list[str]:
     """The partitions in a consumer-protocol assignment, as ``topic:index``; [] if it is none."""
-    if len(blob) < 2:
-        return []
-    from kio.schema.consumer_protocol_assignment.v0.data import ConsumerProtocolAssignment
-    from kio.serial import entity_reader
-    from kio.serial.errors import SerialError
+    from coordinator.cli.session import assigned_partitions
 
-    try:
-        assignment, _ = entity_reader(ConsumerProtocolAssignment)(blob, 2)
-    except SerialError:
-        return []
-    return [
-        f"{topic.topic}:{index}"
-        for topic in assignment.assigned_partitions
-        for index in topic.partitions
-    ]
+    return [f"{topic}:{index}" for topic, index in assigned_partitions(blob)]

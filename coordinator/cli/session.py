@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from kio.schema.consumer_protocol_assignment.v0.data import ConsumerProtocolAssignment
 from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader
+from kio.serial.errors import SerialError
 
 from coordinator.wire.client import ApiError, RequestFactory, WireClient
 from coordinator.wire.cluster import TopicMetadata
@@ -21,6 +24,12 @@ Build = Callable[[RequestFactory], Any]
 
 LATEST = -1
 EARLIEST = -2
+
+MAX_FETCH_BYTES = 4 * 1024 * 1024
+"""Of one answer; memory stays bounded whatever the topic holds."""
+
+CONSUMER_PROTOCOL_VERSION_BYTES = 2
+"""The blob of an assignment begins with its version; all versions so far begin alike after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,49 @@ class Session:
                     found[topic.name, row.partition_index] = row.offset
         return found
 
+    def fetch(
+        self, topic: str, index: int, offset: int, *, committed: bool, max_wait_ms: int = 0
+    ) -> Any:
+        """One Fetch of one partition; raises :class:`ApiError` unless it was served."""
+        low, high = self.client.versions()[1]
+        # From version 13 on topics have ids instead of names.
+        answer = self.client.call(
+            "Fetch",
+            max(low, min(high, 12)),
+            to_leader=(topic, index),
+            check=False,
+            entity=lambda f: f.message(
+                replica_id=-1,
+                max_wait_ms=max_wait_ms,
+                min_bytes=1,
+                max_bytes=MAX_FETCH_BYTES,
+                isolation_level=int(committed),
+                session_id=0,
+                session_epoch=-1,
+                topics=[
+                    f.FetchTopic(
+                        topic=topic,
+                        partitions=[
+                            f.FetchPartition(
+                                partition=index,
+                                current_leader_epoch=-1,
+                                fetch_offset=offset,
+                                last_fetched_epoch=-1,
+                                log_start_offset=-1,
+                                partition_max_bytes=MAX_FETCH_BYTES,
+                            )
+                        ],
+                    )
+                ],
+                forgotten_topics_data=(),
+                rack_id="",
+            ),
+        )
+        check(answer.error_code, "Fetch", topic)
+        row = answer.responses[0].partitions[0]
+        check(row.error_code, "Fetch", f"{topic}-{index} at offset {offset}")
+        return row
+
     def everywhere(self, api: str, build: Build) -> list[Any]:
         """Ask every broker; groups and transactions are listed by their own coordinators."""
         nodes = self.client.metadata().brokers
@@ -94,25 +146,7 @@ class Session:
 
     def committed(self, group: str) -> list[Committed]:
         """All committed offsets of ``group``, sorted."""
-        low, high = self.client.versions()[9]
-        # Above version 9 topics have ids instead of names.
-        version = max(low, min(high, 9))
-        answer = self.client.call(
-            "OffsetFetch",
-            version,
-            to_group=group,
-            entity=lambda f: f.message(
-                group_id=group,
-                topics=None,
-                groups=[
-                    f.OffsetFetchRequestGroup(
-                        group_id=group, topics=None, member_id=None, member_epoch=-1
-                    )
-                ],
-                require_stable=False,
-            ),
-        )
-        found = answer.groups[0] if hasattr(answer, "groups") else answer
+        found = self._offset_fetch(group, None, require_stable=False)
         check(getattr(found, "error_code", 0), "OffsetFetch", group)
         return sorted(
             (
@@ -122,6 +156,71 @@ class Session:
             ),
             key=lambda row: (row.topic, row.partition),
         )
+
+    def has_pending_offsets(self, group: str, partitions: Iterable[Partition]) -> bool:
+        """Whether an open transaction carries offsets of ``group`` for one of ``partitions``."""
+        topics: dict[str, list[int]] = defaultdict(list)
+        for topic, index in partitions:
+            topics[topic].append(index)
+        found = self._offset_fetch(group, topics, require_stable=True)
+        codes = [row.error_code for topic in found.topics for row in topic.partitions]
+        codes.append(getattr(found, "error_code", ErrorCode.none))
+        return ErrorCode.unstable_offset_commit in codes
+
+    def _offset_fetch(
+        self, group: str, topics: dict[str, list[int]] | None, *, require_stable: bool
+    ) -> Any:
+        """The part of an OffsetFetch answer that is about ``group``; None asks for all topics."""
+        low, high = self.client.versions()[9]
+        # Above version 9 topics have ids instead of names.
+        version = max(low, min(high, 9))
+        answer = self.client.call(
+            "OffsetFetch",
+            version,
+            to_group=group,
+            # An unstable offset is an answer, not a reason to ask again.
+            check=not require_stable,
+            entity=_ask_offsets(group, topics, require_stable),
+        )
+        return answer.groups[0] if hasattr(answer, "groups") else answer
+
+
+def _ask_offsets(group: str, topics: dict[str, list[int]] | None, require_stable: bool) -> Build:
+    def build(factory: RequestFactory) -> Any:
+        def named(make: Callable[..., Any]) -> list[Any] | None:
+            if topics is None:
+                return None
+            return [make(name=name, partition_indexes=rows) for name, rows in topics.items()]
+
+        asked = factory.OffsetFetchRequestGroup(
+            group_id=group,
+            topics=named(factory.OffsetFetchRequestTopics),
+            member_id=None,
+            member_epoch=-1,
+        )
+        return factory.message(
+            group_id=group,
+            topics=named(factory.OffsetFetchRequestTopic),
+            groups=[asked],
+            require_stable=require_stable,
+        )
+
+    return build
+
+
+def assigned_partitions(assignment: bytes) -> list[Partition]:
+    """The partitions in a consumer-protocol assignment; [] if it is none."""
+    if len(assignment) < CONSUMER_PROTOCOL_VERSION_BYTES:
+        return []
+    try:
+        read, _ = entity_reader(ConsumerProtocolAssignment)(
+            assignment, CONSUMER_PROTOCOL_VERSION_BYTES
+        )
+    except SerialError:
+        return []
+    return [
+        (topic.topic, index) for topic in read.assigned_partitions for index in topic.partitions
+    ]
 
 
 def _list_offsets(

@@ -1,14 +1,36 @@
-"""``fencepost txns``: list, describe, history."""
+"""``fencepost txns``: list, describe, tell what happened, and find out who holds what up."""
 
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from coordinator.cli.history import history_options, show
 from coordinator.cli.output import emit, format_option, shared_options
 from coordinator.history_format import TRANSACTION
+
+if TYPE_CHECKING:
+    from coordinator.cli.blame import Blame
+    from coordinator.cli.open_transactions import Producer
+    from coordinator.cli.session import Partition, Session
+
+DEFAULT_MAX_TIMEOUT_MINUTES = 15.0
+"""Kafka's default of ``transaction.max.timeout.ms``: a coordinator ends older ones by itself."""
+
+LIST_TRANSACTIONS = 66
+
+PRODUCER_COLUMNS = [
+    "topic",
+    "partition",
+    "producer_id",
+    "epoch",
+    "coordinator_epoch",
+    "last_sequence",
+    "last_write",
+    "start_offset",
+]
 
 
 @click.group("txns")
@@ -19,6 +41,14 @@ def command() -> None:
 @command.command("list")
 @click.option("--state", "states", multiple=True, help="Only this state, e.g. Ongoing; repeatable.")
 @click.option("--producer-id", "producer_ids", multiple=True, type=int, help="Repeatable.")
+@click.option(
+    "--duration-filter",
+    "duration_ms",
+    type=click.IntRange(min=0),
+    metavar="MS",
+    help="Only transactions that are open for longer.",
+)
+@click.option("--id-pattern", metavar="REGEX", help="Only transactional ids that match as a whole.")
 @format_option
 @shared_options
 def list_txns(
@@ -26,23 +56,29 @@ def list_txns(
     timeout: float,
     states: tuple[str, ...],
     producer_ids: tuple[int, ...],
+    duration_ms: int | None,
+    id_pattern: str | None,
     form: str,
 ) -> None:
-    """List the transactional ids of all brokers and the state each is in."""
+    """List the transactional ids of all brokers and the state each is in.
+
+    The filters are the brokers' own; the pattern is in the syntax of RE2.
+    """
     from coordinator.cli.session import Session, check
 
     rows: list[dict[str, object]] = []
     with Session(bootstrap, timeout) as session:
+        _check_filters(session, duration_ms, id_pattern)
         for answer in session.everywhere(
             "ListTransactions",
             lambda f: f.message(
                 state_filters=states,
                 producer_id_filters=producer_ids,
-                duration_filter=-1,
-                transactional_id_pattern=None,
+                duration_filter=-1 if duration_ms is None else duration_ms,
+                transactional_id_pattern=id_pattern,
             ),
         ):
-            check(answer.error_code, "ListTransactions")
+            check(answer.error_code, "ListTransactions", id_pattern)
             if answer.unknown_state_filters:
                 unknown = ", ".join(answer.unknown_state_filters)
                 raise click.ClickException(f"no such transaction state: {unknown}")
@@ -56,6 +92,17 @@ def list_txns(
             )
     rows.sort(key=lambda row: str(row["transactional_id"]))
     emit(rows, ["transactional_id", "producer_id", "state"], form)
+
+
+def _check_filters(session: Session, duration_ms: int | None, id_pattern: str | None) -> None:
+    """Refuse a filter that an older broker would silently ignore."""
+    newest = session.client.versions()[LIST_TRANSACTIONS][1]
+    for needed, value, option in (
+        (1, duration_ms, "--duration-filter"),
+        (2, id_pattern, "--id-pattern"),
+    ):
+        if value is not None and newest < needed:
+            raise click.ClickException(f"this broker does not know {option}")
 
 
 @command.command("describe")
@@ -87,6 +134,210 @@ def describe(bootstrap: str, timeout: float, transactional_id: str, form: str) -
         ],
     }
     emit([row], list(row), form)
+
+
+@command.command("producers")
+@click.argument("where", metavar="TOPIC[:P]")
+@click.option("--open", "only_open", is_flag=True, help="Only those with a transaction open.")
+@format_option
+@shared_options
+def show_producers(
+    bootstrap: str, timeout: float, where: str, form: str, *, only_open: bool
+) -> None:
+    """Show who writes to TOPIC with sequence numbers, and where open transactions begin.
+
+    This is what the partition leaders know, whatever the coordinators say.
+    """
+    from coordinator.cli.open_transactions import partition_argument, partitions_of, producers
+    from coordinator.cli.session import Session
+
+    with Session(bootstrap, timeout) as session:
+        found = producers(session, partitions_of(session, [partition_argument(where)]))
+    rows = [_producer_row(row) for row in found if row.is_open or not only_open]
+    emit(rows, PRODUCER_COLUMNS, form)
+
+
+def _producer_row(row: Producer) -> dict[str, object]:
+    from coordinator.cli.open_transactions import moment
+
+    return {
+        "topic": row.topic,
+        "partition": row.partition,
+        "producer_id": row.producer_id,
+        "epoch": row.epoch,
+        "coordinator_epoch": row.coordinator_epoch,
+        "last_sequence": row.last_sequence,
+        "last_write": moment(row.last_timestamp_ms),
+        "start_offset": row.start_offset if row.is_open else None,
+    }
+
+
+@command.command("find-hanging")
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC[:P]", help="Repeatable; else all.")
+@click.option(
+    "--max-transaction-timeout",
+    "max_minutes",
+    type=click.FloatRange(min=0),
+    default=DEFAULT_MAX_TIMEOUT_MINUTES,
+    show_default=True,
+    metavar="MINUTES",
+    help="Only transactions whose last record is older.",
+)
+@format_option
+@shared_options
+def find_hanging(
+    bootstrap: str, timeout: float, topics: tuple[str, ...], max_minutes: float, form: str
+) -> None:
+    """Find transactions that are open on a partition and that no coordinator will ever end.
+
+    Exit status 1 if there are any. `abort` ends them.
+    """
+    from coordinator.cli.open_transactions import hanging, partition_argument, partitions_of
+    from coordinator.cli.session import Session
+
+    with Session(bootstrap, timeout) as session:
+        found = hanging(
+            session,
+            partitions_of(session, [partition_argument(text) for text in topics]),
+            older_than_ms=int(max_minutes * 60_000),
+            now_ms=time.time_ns() // 1_000_000,
+        )
+    rows = [
+        {
+            **_producer_row(row),
+            "transactional_id": transaction.transactional_id if transaction else None,
+            "reason": reason,
+        }
+        for row, transaction, reason in found
+    ]
+    if rows or form == "json":
+        emit(rows, [*PRODUCER_COLUMNS, "transactional_id", "reason"], form)
+    else:
+        click.echo("no transaction hangs")
+    if rows:
+        raise SystemExit(1)
+
+
+@command.command("abort")
+@click.argument("where", metavar="TOPIC:P")
+@click.option("--start-offset", type=click.IntRange(min=0), help="Where the transaction begins.")
+@click.option("--producer-id", type=click.IntRange(min=0), help="Whose transaction it is.")
+@click.option("--execute", is_flag=True, help="Do it; without this nothing is written.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Even if its coordinator will end it: what it wrote elsewhere may then be committed.",
+)
+@shared_options
+def abort_txn(
+    bootstrap: str,
+    timeout: float,
+    where: str,
+    start_offset: int | None,
+    producer_id: int | None,
+    *,
+    execute: bool,
+    force: bool,
+) -> None:
+    """Write the abort marker of a hanging transaction to one partition.
+
+    The transaction is named by --start-offset or by --producer-id, as `find-hanging` shows them.
+    """
+    from coordinator.cli import open_transactions as tools
+    from coordinator.cli.session import Session
+
+    topic, index = tools.partition_argument(where)
+    if index is None:
+        raise click.BadParameter("name one partition, as TOPIC:P", param_hint="TOPIC:P")
+    if start_offset is None and producer_id is None:
+        raise click.UsageError("give --start-offset or --producer-id")
+    with Session(bootstrap, timeout) as session:
+        place = tools.partitions_of(session, [(topic, index)])
+        producer = _find_open(session, place[0], start_offset, producer_id)
+        transaction = tools.transactions_of(session, [producer.producer_id]).get(
+            producer.producer_id
+        )
+        reason = tools.why_hanging(producer, transaction)
+        what = (
+            f"the transaction of producer {producer.producer_id} epoch {producer.epoch}"
+            f" in {topic}:{index} from offset {producer.start_offset}"
+        )
+        if reason is None and transaction is not None and not force:
+            raise click.ClickException(
+                f"{what} does not hang: {transaction.transactional_id} is {transaction.state}"
+                " and its coordinator will end it (--force aborts it here all the same)"
+            )
+        if not execute:
+            click.echo(f"would abort {what} ({reason or 'forced'}); --execute does it")
+            return
+        tools.abort(session, producer)
+    click.echo(f"aborted {what} ({reason or 'forced'})")
+
+
+def _find_open(
+    session: Session, place: Partition, start_offset: int | None, producer_id: int | None
+) -> Producer:
+    """The one open transaction in ``place`` that is meant. Raises click.ClickException."""
+    from coordinator.cli.open_transactions import producers
+
+    for row in producers(session, [place]):
+        if (
+            row.is_open
+            and start_offset in {None, row.start_offset}
+            and producer_id in {None, row.producer_id}
+        ):
+            return row
+    raise click.ClickException(f"no such transaction is open in {place[0]}:{place[1]}")
+
+
+@command.command("blame")
+@click.argument("where", metavar="TOPIC[:P]")
+@format_option
+@shared_options
+def show_blame(bootstrap: str, timeout: float, where: str, form: str) -> None:
+    """Show what keeps readers of committed records in TOPIC waiting, and who waits.
+
+    For each partition: the offset where such readers stop (STABLE), the end, the oldest open
+    transaction, and the groups behind it with their lag; a `!` marks a group that has read all
+    there is for it. CLIENT names the members of the group whose offsets the transaction carries.
+    """
+    from coordinator.cli.blame import blame
+    from coordinator.cli.open_transactions import partition_argument, partitions_of
+    from coordinator.cli.session import Session
+
+    with Session(bootstrap, timeout) as session:
+        found = blame(session, partitions_of(session, [partition_argument(where)]))
+    rows = [_blame_row(row, form) for row in found]
+    columns = ["partition", "stable", "end", "behind", "transactional_id", "state", "producer_id"]
+    emit(rows, [*columns, "epoch", "since", "client", "groups", "hanging"], form)
+
+
+def _blame_row(row: Blame, form: str) -> dict[str, object]:
+    from dataclasses import asdict
+
+    from coordinator.cli.open_transactions import moment
+
+    pin, transaction = row.pin, row.transaction
+    since = transaction.started_ms if transaction is not None else None
+    return {
+        "topic": row.topic,
+        "partition": row.partition,
+        "stable": row.stable,
+        "end": row.end,
+        "behind": row.end - row.stable,
+        "open": row.open_count,
+        "transactional_id": transaction.transactional_id if transaction else None,
+        "state": transaction.state if transaction else None,
+        "producer_id": pin.producer_id if pin else None,
+        "epoch": pin.epoch if pin else None,
+        # A hanging transaction has no beginning any more; the last write bounds it from above.
+        "since": moment(since if since is not None else pin.last_timestamp_ms if pin else None),
+        "client": list(row.clients),
+        "groups": [asdict(group) for group in row.waiting]
+        if form == "json"
+        else [f"{group.group}:{group.lag}{'!' * group.stuck}" for group in row.waiting],
+        "hanging": row.hanging,
+    }
 
 
 @command.command("history")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -23,23 +23,23 @@ def answer(future: Future, build: Build, refuse: Refuse) -> Entity | Awaitable[E
     At once where the shard has answered in its own turn, which most requests are: no task, no
     further round of the event loop.
     """
-    if future.done():
-        return _finish(future, build, refuse)
-    return _later(future, build, refuse)
-
-
-async def _later(future: Future, build: Build, refuse: Refuse) -> Entity:
-    await asyncio.wait((future,))
-    return _finish(future, build, refuse)
-
-
-def _finish(future: Future, build: Build, refuse: Refuse) -> Entity:
+    if not future.done():
+        return _later(future, build, refuse)
     error = future.exception()
     if error is None:
         return build(future.result())
     if isinstance(error, DomainError):
         return refuse(error_code(error))
     raise error
+
+
+async def _later(future: Future, build: Build, refuse: Refuse) -> Entity:
+    # Cancelled with its connection, this cancels the future too, and the shard drops the answer.
+    try:
+        result = await future
+    except DomainError as error:
+        return refuse(error_code(error))
+    return build(result)
 
 
 async def outcome(future: Future) -> Any | DomainError:
@@ -53,16 +53,6 @@ async def outcome(future: Future) -> Any | DomainError:
 def code_of(error: DomainError | None) -> ErrorCode:
     """The code of a per-item error; NONE for None."""
     return ErrorCode.none if error is None else error_code(error)
-
-
-def grouped(
-    items: Iterable[tuple[str, int, ErrorCode]],
-) -> dict[str, list[tuple[int, ErrorCode]]]:
-    """(topic, partition, code) by topic, in the order of first appearance."""
-    topics: dict[str, list[tuple[int, ErrorCode]]] = {}
-    for topic, partition, code in items:
-        topics.setdefault(topic, []).append((partition, code))
-    return topics
 
 
 def before_producer_fenced(code: ErrorCode, *, known: bool) -> ErrorCode:

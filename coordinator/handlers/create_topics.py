@@ -10,7 +10,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.config import TOPIC_KEYS, ConfigError
+from coordinator.config import ConfigError, shown_topic_keys
 from coordinator.config_types import text_of
 from coordinator.data_errors import InvalidReplicaAssignmentError
 from coordinator.errors import error_code
@@ -24,15 +24,14 @@ from logcore.machine import DomainError
 def run(ctx: Context) -> Entity:
     """Create, or only check, each topic by itself; a name that stands there twice is refused."""
     named = Counter(topic.name for topic in ctx.body.topics)
-    return ctx.respond.CreateTopicsResponse(
-        throttle_time_ms=0,
-        topics=tuple(
+    with ctx.broker.metadata.grouped():
+        topics = tuple(
             _create(ctx, topic)
             if named[topic.name] == 1
             else _refused(ctx, topic.name, ErrorCode.invalid_request, "Duplicate topic name.")
             for topic in {topic.name: topic for topic in ctx.body.topics}.values()
-        ),
-    )
+        )
+    return ctx.respond.CreateTopicsResponse(throttle_time_ms=0, topics=topics)
 
 
 def _create(ctx: Context, topic: Any) -> Entity:
@@ -81,19 +80,16 @@ def _assignment(topic: Any) -> dict[int, list[int]]:
 
 def _described(ctx: Context, overrides: dict[str, str]) -> tuple[Entity, ...]:
     config = ctx.broker.config
-    entries = []
-    for name in TOPIC_KEYS:
-        source = config.topic_settings(name, overrides)[0].source
-        entries.append(
-            ctx.respond.CreatableTopicConfigs(
-                name=name,
-                value=text_of(config.topic_value(name, overrides)),
-                read_only=False,
-                config_source=source,
-                is_sensitive=False,
-            )
+    return tuple(
+        ctx.respond.CreatableTopicConfigs(
+            name=key.name,
+            value=text_of(config.topic_value(key.name, overrides)),
+            read_only=False,
+            config_source=config.topic_source(key.name, overrides),
+            is_sensitive=False,
         )
-    return tuple(entries)
+        for key in shown_topic_keys(overrides)
+    )
 
 
 def _refused(ctx: Context, name: str, code: ErrorCode, message: str) -> Entity:

@@ -15,10 +15,10 @@ from coordinator.data_errors import (
     InvalidRequestError,
     TopicDeletionDisabledError,
     UnknownTopicIdError,
-    UnknownTopicOrPartitionError,
 )
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
+from coordinator.metadata import Topic
 from coordinator.wire import ApiKey, Entity
 from logcore.machine import DomainError
 
@@ -33,23 +33,33 @@ def run(ctx: Context) -> Entity:
     """Delete each topic by itself; one that is named twice, also by name and id, is refused."""
     asked = list(_asked(ctx))
     named = Counter(_resolved(ctx, one) for one in asked)
-    results = []
-    for one in dict.fromkeys(asked):
-        name, topic_id = one
-        code, message = ErrorCode.none, None
-        try:
-            name, topic_id = _delete(ctx, one, is_double=named[_resolved(ctx, one)] > 1)
-        except DomainError as error:
-            code, message = error_code(error), str(error)
-            old = ctx.version < FIRST_WITH_DELETION_DISABLED
-            if old and isinstance(error, TopicDeletionDisabledError):
-                code = ErrorCode.invalid_request
-        results.append(
-            ctx.respond.DeletableTopicResult(
-                name=name, topic_id=topic_id, error_code=code, error_message=message
-            )
+    doubles = {one: named[_resolved(ctx, one)] > 1 for one in asked}
+    deleted: list[Topic] = []
+    with ctx.broker.metadata.grouped():
+        results = tuple(
+            _answer(ctx, one, deleted, is_double=is_double) for one, is_double in doubles.items()
         )
-    return ctx.respond.DeleteTopicsResponse(throttle_time_ms=0, responses=tuple(results))
+    # Only when no power loss can bring the topics back may their records go.
+    if deleted:
+        ctx.broker.forget_topics(deleted)
+    return ctx.respond.DeleteTopicsResponse(throttle_time_ms=0, responses=results)
+
+
+def _answer(ctx: Context, one: Asked, deleted: list[Topic], *, is_double: bool) -> Entity:
+    name, topic_id = one
+    code, message = ErrorCode.none, None
+    try:
+        topic = _delete(ctx, one, is_double=is_double)
+        deleted.append(topic)
+        name, topic_id = topic.name, topic.topic_id
+    except DomainError as error:
+        code, message = error_code(error), str(error)
+        old = ctx.version < FIRST_WITH_DELETION_DISABLED
+        if old and isinstance(error, TopicDeletionDisabledError):
+            code = ErrorCode.invalid_request
+    return ctx.respond.DeletableTopicResult(
+        name=name, topic_id=topic_id, error_code=code, error_message=message
+    )
 
 
 def _asked(ctx: Context) -> Iterator[Asked]:
@@ -69,20 +79,17 @@ def _resolved(ctx: Context, one: Asked) -> str | uuid.UUID | None:
     return topic_id if topic is None else str(topic.name)
 
 
-def _delete(ctx: Context, one: Asked, *, is_double: bool) -> Asked:
-    """Delete one; returns its name and id. Raises DomainError."""
+def _delete(ctx: Context, one: Asked, *, is_double: bool) -> Topic:
+    """Remove one topic's record. Raises DomainError."""
     name, topic_id = one
     if name is not None and topic_id is not None:
         raise InvalidRequestError("You may not specify both topic name and topic id.")
     if is_double:
         raise InvalidRequestError("Duplicate topic name or topic id.")
-    if name is not None:
-        if ctx.broker.metadata.topic(name) is None:
-            raise UnknownTopicOrPartitionError("This server does not host this topic-partition.")
-    else:
-        topic = ctx.broker.metadata.topic_by_id(topic_id)
-        if topic is None:
+    if name is None:
+        known = ctx.broker.metadata.topic_by_id(topic_id)
+        if known is None:
             raise UnknownTopicIdError("This server does not host this topic ID.")
-        name = str(topic.name)
-    deleted = ctx.broker.delete_topic(name)
-    return deleted.name, deleted.topic_id
+        name = known.name
+    topic: Topic = ctx.broker.topics.delete(name)
+    return topic

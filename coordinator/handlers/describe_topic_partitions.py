@@ -59,7 +59,11 @@ def _unknown(ctx: Context, name: str) -> Entity:
     except InvalidTopicError:
         code = ErrorCode.invalid_topic_exception
     return ctx.respond.DescribeTopicPartitionsResponseTopic(
-        error_code=code, name=name, topic_id=None, partitions=()
+        error_code=code,
+        name=name,
+        topic_id=None,
+        partitions=(),
+        topic_authorized_operations=authorized.TOPIC,
     )
 
 

@@ -178,14 +178,16 @@ class _Fetch:
         code = error_code(error)
         if isinstance(error, StorageError) and self._ctx.version <= LAST_WITHOUT_STORAGE_ERROR:
             code = ErrorCode.not_leader_or_follower
-        elif isinstance(error, UnknownTopicOrPartitionError):
-            code = ErrorCode.unknown_topic_or_partition
+        # As in Kafka: an empty list where there is no partition, null where its log refused.
+        aborted: tuple[()] | None = None
+        if isinstance(error, (UnknownTopicOrPartitionError, UnknownTopicIdError)):
+            aborted = ()
         return self._ctx.respond.PartitionData(
             partition_index=index,
             error_code=code,
             high_watermark=-1,
             last_stable_offset=-1,
             log_start_offset=-1,
-            aborted_transactions=() if self._isolation is Isolation.READ_COMMITTED else None,
+            aborted_transactions=aborted,
             records=b"",
         )

@@ -48,9 +48,13 @@ def run(ctx: Context) -> Entity:
         (topic.name, part.partition_index) for topic in body.topics for part in topic.partitions
     )
     topics = []
+    answered: set[tuple[str, int]] = set()
     for topic in body.topics:
         parts = []
         for part in topic.partitions:
+            if (topic.name, part.partition_index) in answered:
+                continue
+            answered.add((topic.name, part.partition_index))
             found: Found = (NONE, NONE, NONE)
             code = ErrorCode.none
             if named[topic.name, part.partition_index] > 1:
@@ -86,7 +90,9 @@ def _look_up(ctx: Context, topic: str, part: Any, isolation: Isolation) -> Found
         return end, NONE, partition.leader_epoch
     if asked in {EARLIEST, EARLIEST_LOCAL}:
         start = partition.log_start_offset
-        return start, NONE, epoch_of(partition, start)
+        # Nothing is written there yet: what comes will be of the present epoch.
+        is_empty = start == partition.log_end_offset
+        return start, NONE, partition.leader_epoch if is_empty else epoch_of(partition, start)
     if asked in {LATEST_TIERED, EARLIEST_PENDING}:
         return NONE, NONE, NONE
     if asked == MAX_TIMESTAMP:

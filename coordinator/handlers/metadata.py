@@ -38,7 +38,8 @@ def run(ctx: Context) -> Entity:
     if asked is None or (not asked and ctx.version < FIRST_WITH_NULL_FOR_ALL):
         topics = [_described(ctx, topic) for topic in broker.metadata.topics.values()]
     else:
-        topics = list(_asked(ctx, asked))
+        with broker.metadata.grouped():
+            topics = list(_asked(ctx, asked))
     include_cluster = getattr(body, "include_cluster_authorized_operations", False)
     return make.message(
         throttle_time_ms=0,

@@ -20,26 +20,16 @@ from groups.commands import NO_RETENTION, CommitOffsets, CommitOffsetsResult, Of
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
     """Commit the offsets of known topics; the others are refused one by one."""
     body, version = ctx.body, ctx.version
-    unknown, offsets = _sort_out(ctx)
+    refused, offsets = _sort_out(ctx)
 
     def build(result: CommitOffsetsResult) -> Entity:
         codes = iter(result.partitions)
         return _response(
-            ctx,
-            [
-                [code or code_of(next(codes)[2]) for _ in topic.partitions]
-                for topic, code in zip(body.topics, unknown, strict=True)
-            ],
+            ctx, [[code or code_of(next(codes)[2]) for code in topic] for topic in refused]
         )
 
-    def refuse(refused: ErrorCode) -> Entity:
-        return _response(
-            ctx,
-            [
-                [code or refused] * len(topic.partitions)
-                for topic, code in zip(body.topics, unknown, strict=True)
-            ],
-        )
+    def refuse(all_others: ErrorCode) -> Entity:
+        return _response(ctx, [[code or all_others for code in topic] for topic in refused])
 
     if not offsets:
         return refuse(ErrorCode.none)
@@ -55,20 +45,20 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)
 
 
-def _sort_out(ctx: Context) -> tuple[list[ErrorCode | None], list[OffsetToCommit]]:
-    """Per topic None or why it is refused; and the offsets of those that are not."""
+def _sort_out(ctx: Context) -> tuple[list[list[ErrorCode | None]], list[OffsetToCommit]]:
+    """Per topic and partition None or why it is refused; and the offsets of those that are not."""
     metadata = ctx.broker.metadata
     by_id = ctx.version >= 10
-    refused: list[ErrorCode | None] = []
+    no_topic = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
+    refused: list[list[ErrorCode | None]] = []
     offsets: list[OffsetToCommit] = []
     for asked in ctx.body.topics:
         topic = metadata.topic_by_id(asked.topic_id) if by_id else metadata.topic(asked.name)
         if topic is None:
-            refused.append(
-                ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
-            )
+            refused.append([no_topic] * len(asked.partitions))
             continue
-        refused.append(None)
+        known = [0 <= entry.partition_index < topic.partitions for entry in asked.partitions]
+        refused.append([None if one else ErrorCode.unknown_topic_or_partition for one in known])
         topic_id = topic.topic_id.bytes
         offsets += [
             OffsetToCommit(
@@ -79,7 +69,8 @@ def _sort_out(ctx: Context) -> tuple[list[ErrorCode | None], list[OffsetToCommit
                 entry.committed_metadata or "",
                 topic_id,
             )
-            for entry in asked.partitions
+            for entry, exists in zip(asked.partitions, known, strict=True)
+            if exists
         ]
     return refused, offsets
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
@@ -14,15 +15,15 @@ from groups.commands import DeleteOffsets, DeleteOffsetsResult
 
 @handles(ApiKey.OFFSET_DELETE, versions=(0, 0), permission="DELETE Group, READ Topic")
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
-    """Delete the offsets of topics that exist; the others are refused one by one."""
+    """Delete the offsets of partitions that exist; the others are refused one by one."""
     body, respond = ctx.body, ctx.respond
-    known = [ctx.broker.metadata.topic(topic.name) is not None for topic in body.topics]
+    known = [_known(ctx, topic) for topic in body.topics]
     command = DeleteOffsets(
         body.group_id,
         tuple(
-            (topic.name, tuple(entry.partition_index for entry in topic.partitions))
+            (topic.name, indexes)
             for topic, exists in zip(body.topics, known, strict=True)
-            if exists
+            if (indexes := tuple(index for index, there in exists if there))
         ),
     )
 
@@ -35,22 +36,31 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
                     name=topic.name,
                     partitions=tuple(
                         respond.OffsetDeleteResponsePartition(
-                            partition_index=entry.partition_index,
+                            partition_index=index,
                             error_code=(
                                 code_of(next(errors)[2])
-                                if exists
+                                if there
                                 else ErrorCode.unknown_topic_or_partition
                             ),
                         )
-                        for entry in topic.partitions
+                        for index, there in exists
                     ),
                 )
                 for topic, exists in zip(body.topics, known, strict=True)
             ),
         )
 
+    # Without any partition that exists the group is still looked at, as in Kafka.
     return answer(
         ctx.broker.groups.submit(body.group_id, command, ctx.origin),
         build,
         lambda code: respond.OffsetDeleteResponse(error_code=code),
     )
+
+
+def _known(ctx: Context, asked: Any) -> list[tuple[int, bool]]:
+    """The partition indexes asked for, each with whether it exists."""
+    topic = ctx.broker.metadata.topic(asked.name)
+    count = 0 if topic is None else topic.partitions
+    indexes = [entry.partition_index for entry in asked.partitions]
+    return [(index, 0 <= index < count) for index in indexes]

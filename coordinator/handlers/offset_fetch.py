@@ -70,16 +70,25 @@ def _run_one(ctx: Context) -> Entity | Awaitable[Entity]:
 
     command = FetchOffsets(
         group_id=body.group_id,
-        topics=_all_or_asked(body.topics),
+        topics=_all_or_asked(ctx, body.topics),
         require_stable=getattr(body, "require_stable", False),
     )
     return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)
 
 
-def _all_or_asked(topics: Any) -> tuple[FetchTopic, ...] | None:
+def _all_or_asked(ctx: Context, topics: Any) -> tuple[FetchTopic, ...] | None:
     if topics is None:
         return None
-    return tuple(FetchTopic(topic.name, tuple(topic.partition_indexes)) for topic in topics)
+    return tuple(
+        FetchTopic(topic.name, tuple(topic.partition_indexes), _id_bytes(ctx, topic.name))
+        for topic in topics
+    )
+
+
+def _id_bytes(ctx: Context, name: str) -> bytes | None:
+    """The topic's id, so that offsets of a deleted topic of that name are not taken for its own."""
+    topic = ctx.broker.metadata.topic(name)
+    return None if topic is None else topic.topic_id.bytes
 
 
 # --- version 8 and above -------------------------------------------------------------------------
@@ -99,17 +108,17 @@ def _ask(ctx: Context, group: Any) -> tuple[list[str | None], Awaitable[Any]]:
     if group.topics is not None:
         wanted: list[FetchTopic] = []
         for topic in group.topics:
-            topic_id: bytes | None = None
             name: str | None
             if ctx.version >= 10:
                 found = ctx.broker.metadata.topic_by_id(topic.topic_id)
                 name = None if found is None else found.name
-                topic_id = None if found is None else found.topic_id.bytes
             else:
                 name = topic.name
             names.append(name)
             if name is not None:
-                wanted.append(FetchTopic(name, tuple(topic.partition_indexes), topic_id))
+                wanted.append(
+                    FetchTopic(name, tuple(topic.partition_indexes), _id_bytes(ctx, name))
+                )
         topics = tuple(wanted)
     command = FetchOffsets(
         group_id=group.group_id,

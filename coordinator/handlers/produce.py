@@ -31,7 +31,12 @@ from coordinator.handlers import CloseConnection, Context, handles
 from coordinator.metadata import INTERNAL_TOPICS
 from coordinator.wire import ApiKey, Entity
 from logcore.errors import (
+    CorruptRecordError,
     InvalidRecordError,
+    LogError,
+    NotOneBatchError,
+    RecordListTooLargeError,
+    RecordTooLargeError,
     StorageError,
 )
 from logcore.machine import DomainError
@@ -49,6 +54,15 @@ _PRODUCER_AT = 43
 _PRODUCER = struct.Struct(">qh")
 _HEADER_SIZE = 61
 
+_WITHOUT_LOG_START = (
+    CorruptRecordError,
+    NotOneBatchError,
+    RecordTooLargeError,
+    RecordListTooLargeError,
+    StorageError,
+)
+"""Errors whose answer tells no log start offset (``ReplicaManager.appendToLocalLog``)."""
+
 TopicPartition = tuple[str, int]
 
 _log = structlog.get_logger(__name__)
@@ -62,6 +76,8 @@ def run(ctx: Context) -> Entity | None:
     version = ctx.version
     answers = []
     failed: DomainError | None = None
+    # Without its id nobody could say whether the transaction is the producer's own.
+    nameless = body.transactional_id is None and _has_transactional(body)
     verified = _verify(ctx) if body.transactional_id is not None and valid_acks else None
     make = ctx.respond
     for topic in body.topic_data:
@@ -75,6 +91,10 @@ def run(ctx: Context) -> Entity | None:
         for part in topic.partition_data:
             if not valid_acks:
                 parts.append(_refused(ctx, part.index, ErrorCode.invalid_required_acks, None))
+                continue
+            if nameless:
+                code = ErrorCode.transactional_id_authorization_failed
+                parts.append(_refused(ctx, part.index, code, None))
                 continue
             try:
                 parts.append(_append(ctx, name, part, verified))
@@ -91,6 +111,17 @@ def run(ctx: Context) -> Entity | None:
             raise CloseConnection(f"a produce request without acks failed: {failed}")
         return None
     return make.ProduceResponse(responses=tuple(answers), throttle_time_ms=0)
+
+
+def _has_transactional(body: Any) -> bool:
+    """Whether any batch of the request says that it belongs to a transaction."""
+    return any(
+        part.records is not None
+        and len(part.records) >= _HEADER_SIZE
+        and part.records[_ATTRIBUTES_AT + 1] & _TRANSACTIONAL
+        for topic in body.topic_data
+        for part in topic.partition_data
+    )
 
 
 def _append(
@@ -120,9 +151,16 @@ def _append(
             transaction_version=2 if ctx.version >= FIRST_ADDING_TO_TRANSACTION else 0,
             min_zstd_ok=ctx.version >= FIRST_WITH_ZSTD,
         )
-    except InvalidRecordError as error:
+    except _WITHOUT_LOG_START:
+        raise
+    except LogError as error:
         return _refused(
-            ctx, index, ErrorCode.invalid_record, str(error), getattr(error, "record_errors", ())
+            ctx,
+            index,
+            error_code(error),
+            str(error),
+            getattr(error, "record_errors", ()),
+            partition.log_start_offset,
         )
     return ctx.respond.PartitionProduceResponse(
         index=index,
@@ -149,6 +187,7 @@ def _refused(
     code: ErrorCode,
     message: str | None,
     record_errors: tuple[tuple[int, str], ...] = (),
+    log_start_offset: int = -1,
 ) -> Entity:
     make = ctx.respond
     if code is ErrorCode.kafka_storage_error or code is ErrorCode.unknown_server_error:
@@ -158,7 +197,7 @@ def _refused(
         error_code=code,
         base_offset=-1,
         log_append_time_ms=-1,
-        log_start_offset=-1,
+        log_start_offset=log_start_offset,
         record_errors=tuple(
             make.BatchIndexAndErrorMessage(batch_index=at, batch_index_error_message=text)
             for at, text in record_errors

@@ -37,42 +37,18 @@ FIRST_VERSION_WITH_LOAD_IN_PROGRESS = 2
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
     """Commit the offsets of known topics; the others are refused one by one."""
     body = ctx.body
-    known = [ctx.broker.metadata.topic(topic.name) for topic in body.topics]
-    unknown = ErrorCode.unknown_topic_or_partition
+    refused, offsets = _sort_out(ctx)
 
     def build(result: CommitOffsetsResult) -> Entity:
         errors = iter(result.partitions)
         return _response(
-            ctx,
-            [
-                [unknown if found is None else code_of(next(errors)[2]) for _ in topic.partitions]
-                for topic, found in zip(body.topics, known, strict=True)
-            ],
+            ctx, [[code or code_of(next(errors)[2]) for code in topic] for topic in refused]
         )
 
     def refuse(code: ErrorCode) -> Entity:
         said = _for_version(code, ctx.version)
-        return _response(
-            ctx,
-            [
-                [unknown if found is None else said] * len(topic.partitions)
-                for topic, found in zip(body.topics, known, strict=True)
-            ],
-        )
+        return _response(ctx, [[code or said for code in topic] for topic in refused])
 
-    offsets = tuple(
-        OffsetToCommit(
-            topic.name,
-            entry.partition_index,
-            entry.committed_offset,
-            getattr(entry, "committed_leader_epoch", -1),
-            entry.committed_metadata or "",
-            found.topic_id.bytes,
-        )
-        for topic, found in zip(body.topics, known, strict=True)
-        if found is not None
-        for entry in topic.partitions
-    )
     if not offsets:
         return refuse(ErrorCode.none)
     try:
@@ -84,10 +60,37 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         generation_id=getattr(body, "generation_id", NO_GENERATION),
         member_id=getattr(body, "member_id", ""),
         group_instance_id=getattr(body, "group_instance_id", None),
-        offsets=offsets,
+        offsets=tuple(offsets),
         producer=ProducerStamp(body.producer_id, body.producer_epoch),
     )
     return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)
+
+
+def _sort_out(ctx: Context) -> tuple[list[list[ErrorCode | None]], list[OffsetToCommit]]:
+    """Per topic and partition None or why it is refused; and the offsets of those that are not."""
+    unknown = ErrorCode.unknown_topic_or_partition
+    refused: list[list[ErrorCode | None]] = []
+    offsets: list[OffsetToCommit] = []
+    for asked in ctx.body.topics:
+        topic = ctx.broker.metadata.topic(asked.name)
+        codes: list[ErrorCode | None] = []
+        for entry in asked.partitions:
+            if topic is None or not 0 <= entry.partition_index < topic.partitions:
+                codes.append(unknown)
+                continue
+            codes.append(None)
+            offsets.append(
+                OffsetToCommit(
+                    topic.name,
+                    entry.partition_index,
+                    entry.committed_offset,
+                    getattr(entry, "committed_leader_epoch", -1),
+                    entry.committed_metadata or "",
+                    topic.topic_id.bytes,
+                )
+            )
+        refused.append(codes)
+    return refused, offsets
 
 
 def _verify(ctx: Context) -> None:

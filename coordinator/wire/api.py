@@ -52,6 +52,8 @@ class ApiKey(IntEnum):
     DESCRIBE_PRODUCERS = 61
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
+    CONSUMER_GROUP_HEARTBEAT = 68
+    CONSUMER_GROUP_DESCRIBE = 69
     DESCRIBE_TOPIC_PARTITIONS = 75
 
 
@@ -134,6 +136,8 @@ APIS: Mapping[int, Api] = {
         _api(ApiKey.DESCRIBE_PRODUCERS, (0, 0)),
         _api(ApiKey.DESCRIBE_TRANSACTIONS, (0, 0)),
         _api(ApiKey.LIST_TRANSACTIONS, (0, 2)),
+        _api(ApiKey.CONSUMER_GROUP_HEARTBEAT, (0, 1)),
+        _api(ApiKey.CONSUMER_GROUP_DESCRIBE, (0, 1)),
         _api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, (0, 0)),
     )
 }

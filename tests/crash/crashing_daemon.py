@@ -144,6 +144,7 @@ async def run(options: Any, counter: StepCounter) -> None:
         print("armed", flush=True)
 
     def report() -> None:
+        counter.armed = False
         print("steps", counter.steps, flush=True)
 
     loop.add_signal_handler(signal.SIGUSR1, arm)

@@ -12,6 +12,7 @@ import functools
 import importlib
 import pkgutil
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ PASSING = frozenset(
 )
 """Asked again until they pass: whether a broker needs a moment is not what is compared."""
 
-WORDING = frozenset({"throttle_time", "error_message"})
+WORDING = frozenset({"throttle_time", "error_message", "batch_index_error_message"})
 NAMED = {
     "member_id": "member",
     "leader": "member",
@@ -41,6 +42,33 @@ NAMED = {
 }
 INSTANTS = frozenset({"log_append_time", "last_timestamp", "transaction_start_time"})
 ADDRESSES = frozenset({"host", "port", "client_host", "finalized_features_epoch"})
+
+NO_ID = str(uuid.UUID(int=0))
+FIRST_MADE_ID = 1 << 64
+"""Smaller topic ids are the traces' own inventions."""
+
+UNORDERED = frozenset(
+    {
+        "active_producers",
+        "configs",
+        "groups",
+        "members",
+        "partitions",
+        "responses",
+        "results",
+        "results_by_topic_v3_and_below",
+        "topics",
+        "transaction_states",
+    }
+)
+
+FOREIGN_SETTINGS = (
+    "follower.replication.",
+    "leader.replication.",
+    "local.retention.",
+    "remote.",
+)
+"""Topic settings of tiered storage and of replication; a single node has neither."""
 
 Step = tuple[str, Any]
 
@@ -142,7 +170,13 @@ class Tracer:
         if isinstance(value, Mapping):
             return {k: self._comparable(k, v) for k, v in value.items() if k not in WORDING}
         if isinstance(value, list | tuple):
-            return [self._comparable(name, item) for item in value]
+            if name == "configs":
+                value = [c for c in value if not c["name"].startswith(FOREIGN_SETTINGS)]
+            items = [self._comparable(name, item) for item in value]
+            # Apache Kafka answers in the order of its hash tables.
+            return sorted(items, key=_order) if name in UNORDERED else items
+        if name == "topic_id" and uuid.UUID(value or NO_ID).int < FIRST_MADE_ID:
+            return value
         if name in NAMED and value not in (None, "", -1):
             known = self._names
             kind = NAMED[name]
@@ -158,6 +192,14 @@ class Tracer:
                 for b in batches(value or b"")
             ]
         return value
+
+
+def _order(item: Any) -> str:
+    if not isinstance(item, Mapping):
+        return ""
+    keys = ("member_id", "producer_id", "group_id", "transactional_id", "name", "topic", "topic_id")
+    keys += ("partition_index", "index", "partition")
+    return repr([item.get(key) for key in keys])
 
 
 def _short(body: Mapping[str, Any]) -> str:

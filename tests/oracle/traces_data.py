@@ -6,7 +6,7 @@ import struct
 import uuid
 from typing import Any
 
-from tests.oracle.tracer import Tracer
+from tests.oracle.tracer import FOREIGN_SETTINGS, Tracer
 from tests.support.batches import CONTROL, NOW_MS, batch, seal
 from tests.support.raw import Answer
 from tests.support.waits import until
@@ -51,16 +51,21 @@ def refused_batches(t: Tracer) -> None:
         produce(t, version, "refused", good[:-3])
         produce(t, version, "refused", good[:20])
         produce(t, version, "refused", seal(b"", count=0))
-        produce(t, version, "refused", seal(good[61:], count=2))
         produce(t, version, "refused", seal(good[61:], count=1, attributes=CONTROL))
         produce(t, version, "refused", seal(good[61:], count=1, attributes=7))
-        produce(t, version, "refused", seal(b"junk" * 9, count=1))
         produce(t, version, "refused", batch([b"from the future"], timestamp_ms=NOW_MS * 2))
         produce(t, version, "refused", seal(good[61:], count=1, magic=3))
         produce(t, version, "refused", batch([b"v"], producer_id=5, producer_epoch=-1, sequence=0))
     produce(t, 9, "__consumer_offsets", good)
     produce(t, 9, "__transaction_state", good)
     t.note("written", t.cluster.offset("refused"))
+
+
+def records_that_lie(t: Tracer) -> None:
+    """Under a valid CRC and a plausible header the records are not what the header says."""
+    t.cluster.create_topic("liars")
+    produce(t, 9, "liars", seal(batch([b"one"])[61:], count=2))
+    produce(t, 9, "liars", seal(b"junk" * 9, count=1))
 
 
 def keyless_in_a_compacted_topic(t: Tracer) -> None:
@@ -185,12 +190,17 @@ def listing_offsets(t: Tracer) -> None:
                     }
                 ],
             )
+
+
+def leader_epochs(t: Tracer) -> None:
+    t.cluster.create_topic("epochs", 2)
+    t.cluster.produce("epochs", [b"v"])
     twice = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}
     t(
         "list_offsets",
         5,
         replica_id=-1,
-        topics=[{"name": "listed", "partitions": [twice, twice]}],
+        topics=[{"name": "epochs", "partitions": [twice, twice]}],
     )
     for version in (2, 3, 4):
         for epoch, asked in ((-1, 0), (-1, 5), (0, 0), (7, 0), (-1, -1)):
@@ -200,7 +210,7 @@ def listing_offsets(t: Tracer) -> None:
                 replica_id=-1,
                 topics=[
                     {
-                        "topic": "listed",
+                        "topic": "epochs",
                         "partitions": [
                             {"partition": 0, "current_leader_epoch": epoch, "leader_epoch": asked},
                             {"partition": 9, "current_leader_epoch": -1, "leader_epoch": 0},
@@ -227,7 +237,11 @@ def metadata(t: Tracer) -> None:
             everything = t.quietly("metadata", version, topics=None)
             t.note(
                 f"metadata v{version} of all",
-                [x for x in everything["topics"] if x["name"] in ("described", "__consumer_offsets")]
+                [
+                    x
+                    for x in everything["topics"]
+                    if x["name"] in ("described", "__consumer_offsets")
+                ]
                 and [x["is_internal"] for x in everything["topics"] if x["name"] == "described"],
             )
         if version >= 12:
@@ -269,6 +283,43 @@ def finding_coordinators(t: Tracer) -> None:
                 )
 
 
+TOPICS_TO_MAKE = (
+    {"name": "twice", "num_partitions": 1, "replication_factor": 1},
+    {"name": "twice", "num_partitions": 1, "replication_factor": 1},
+    {"name": "bad name", "num_partitions": 1, "replication_factor": 1},
+    {"name": "", "num_partitions": 1, "replication_factor": 1},
+    {"name": "none", "num_partitions": 0, "replication_factor": 1},
+    {"name": "minus", "num_partitions": -2, "replication_factor": 1},
+    {"name": "copies", "num_partitions": 1, "replication_factor": 2},
+    {"name": "nocopies", "num_partitions": 1, "replication_factor": 0},
+    {
+        "name": "config",
+        "num_partitions": 1,
+        "replication_factor": 1,
+        "configs": [{"name": "retention.ms", "value": "x"}],
+    },
+    {
+        "name": "nullconfig",
+        "num_partitions": 1,
+        "replication_factor": 1,
+        "configs": [{"name": "retention.ms", "value": None}],
+    },
+    {
+        "name": "both",
+        "num_partitions": 1,
+        "replication_factor": 1,
+        "assignments": [{"partition_index": 0, "broker_ids": [1]}],
+    },
+    {
+        "name": "gap",
+        "num_partitions": -1,
+        "replication_factor": -1,
+        "assignments": [{"partition_index": 1, "broker_ids": [1]}],
+    },
+)
+"""By the side of a good one; each is refused for a reason of its own."""
+
+
 def creating_topics(t: Tracer) -> None:
     for version in range(2, 8):
         t(
@@ -278,38 +329,7 @@ def creating_topics(t: Tracer) -> None:
             validate_only=False,
             topics=[
                 {"name": f"made-v{version}", "num_partitions": 2, "replication_factor": 1},
-                {"name": "twice", "num_partitions": 1, "replication_factor": 1},
-                {"name": "twice", "num_partitions": 1, "replication_factor": 1},
-                {"name": "bad name", "num_partitions": 1, "replication_factor": 1},
-                {"name": "", "num_partitions": 1, "replication_factor": 1},
-                {"name": "none", "num_partitions": 0, "replication_factor": 1},
-                {"name": "minus", "num_partitions": -2, "replication_factor": 1},
-                {"name": "copies", "num_partitions": 1, "replication_factor": 2},
-                {"name": "nocopies", "num_partitions": 1, "replication_factor": 0},
-                {
-                    "name": "config",
-                    "num_partitions": 1,
-                    "replication_factor": 1,
-                    "configs": [{"name": "retention.ms", "value": "x"}],
-                },
-                {
-                    "name": "nullconfig",
-                    "num_partitions": 1,
-                    "replication_factor": 1,
-                    "configs": [{"name": "retention.ms", "value": None}],
-                },
-                {
-                    "name": "both",
-                    "num_partitions": 1,
-                    "replication_factor": 1,
-                    "assignments": [{"partition_index": 0, "broker_ids": [1]}],
-                },
-                {
-                    "name": "gap",
-                    "num_partitions": -1,
-                    "replication_factor": -1,
-                    "assignments": [{"partition_index": 1, "broker_ids": [1]}],
-                },
+                *TOPICS_TO_MAKE,
             ],
         )
         again = {"name": f"made-v{version}", "num_partitions": 2, "replication_factor": 1}
@@ -333,24 +353,28 @@ def creating_topics(t: Tracer) -> None:
         timeout=5000,
         topics=[{"name": "with_dot", "num_partitions": 1, "replication_factor": 1}],
     )
-    until(lambda: t.cluster.leaders("made-v2") == 2, "made-v2")
+
+
+def growing_and_deleting_topics(t: Tracer) -> None:
+    t.cluster.create_topic("grown", 2)
     for version in range(4):
-        for name, count in (("made-v2", 2), ("made-v2", 1), ("no-such-topic", 3), ("made-v2", 0)):
+        for name, count in (("grown", 2), ("grown", 1), ("no-such-topic", 3), ("grown", 0)):
             t("create_partitions", version, timeout=5000, topics=[{"name": name, "count": count}])
-        grow = {"name": "made-v2", "count": 3 + version}
+        grow = {"name": "grown", "count": 3 + version}
         t("create_partitions", version, timeout=5000, validate_only=True, topics=[grow])
         t("create_partitions", version, timeout=5000, topics=[grow])
-        until(lambda version=version: t.cluster.leaders("made-v2") == 3 + version, "more")
+        until(lambda version=version: t.cluster.leaders("grown") == 3 + version, "more")
         t("create_partitions", version, timeout=5000, topics=[grow, grow])
     for version in range(1, 6):
-        names = [f"made-v{version + 1}", "no-such-topic"]
+        names = [t.cluster.create_topic(f"deleted-v{version}"), "no-such-topic"]
         t("delete_topics", version, timeout=5000, topic_names=names)
+    t.cluster.create_topic("deleted-v6")
     t(
         "delete_topics",
         6,
         timeout=5000,
         topics=[
-            {"name": "made-v7", "topic_id": None},
+            {"name": "deleted-v6", "topic_id": None},
             {"name": None, "topic_id": UNKNOWN_ID},
             {"name": "no-such-topic", "topic_id": None},
         ],
@@ -360,99 +384,107 @@ def creating_topics(t: Tracer) -> None:
 TOPIC, BROKER = 2, 4
 
 
-def settings(t: Tracer) -> None:
+SETTINGS_SHOWN = [
+    "cleanup.policy",
+    "compression.type",
+    "max.message.bytes",
+    "message.timestamp.type",
+    "min.insync.replicas",
+    "retention.bytes",
+    "retention.ms",
+    "segment.bytes",
+    "segment.ms",
+    "delete.retention.ms",
+    "flush.messages",
+    "index.interval.bytes",
+    "unclean.leader.election.enable",
+]
+
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+
+def shown(t: Tracer, version: int, kind: int, name: str, wanted: list[str] | None) -> None:
+    answer = t.quietly(
+        "describe_configs",
+        version,
+        include_synonyms=True,
+        resources=[{"resource_type": kind, "resource_name": name, "configuration_keys": wanted}],
+    )
+    (result,) = answer["results"]
+    t.note(
+        f"describe_configs v{version} {kind} {name} {wanted and len(wanted)}",
+        [
+            result["error_code"],
+            *sorted(
+                (
+                    c["name"],
+                    c["value"],
+                    c["read_only"],
+                    c.get("config_source"),
+                    c["is_sensitive"],
+                    tuple((s["name"], s["value"], s["source"]) for s in c["synonyms"]),
+                    c.get("config_type"),
+                )
+                for c in result["configs"]
+                if not c["name"].startswith(FOREIGN_SETTINGS)
+            ),
+        ],
+    )
+
+
+def change(
+    t: Tracer, version: int, kind: int, name: str, *configs: tuple[str, int, str | None]
+) -> None:
+    t(
+        "incremental_alter_configs",
+        version,
+        resources=[
+            {
+                "resource_type": kind,
+                "resource_name": name,
+                "configs": [
+                    {"name": n, "config_operation": operation, "value": value}
+                    for n, operation, value in configs
+                ],
+            }
+        ],
+    )
+
+
+def describing_settings(t: Tracer) -> None:
     t.cluster.create_topic("set", configs={"retention.ms": "1000"})
-    keys = [
-        "cleanup.policy",
-        "compression.type",
-        "max.message.bytes",
-        "message.timestamp.type",
-        "min.insync.replicas",
-        "retention.bytes",
-        "retention.ms",
-        "segment.bytes",
-        "segment.ms",
-        "delete.retention.ms",
-        "flush.messages",
-        "index.interval.bytes",
-        "unclean.leader.election.enable",
-    ]
-
-    def shown(version: int, kind: int, name: str, wanted: list[str] | None) -> None:
-        answer = t.quietly(
-            "describe_configs",
-            version,
-            include_synonyms=True,
-            resources=[
-                {"resource_type": kind, "resource_name": name, "configuration_keys": wanted}
-            ],
-        )
-        (result,) = answer["results"]
-        t.note(
-            f"describe_configs v{version} {kind} {name} {wanted and len(wanted)}",
-            [
-                result["error_code"],
-                *sorted(
-                    (
-                        c["name"],
-                        c["value"],
-                        c["read_only"],
-                        c.get("config_source"),
-                        c["is_sensitive"],
-                        tuple((s["name"], s["value"], s["source"]) for s in c["synonyms"]),
-                        c.get("config_type"),
-                    )
-                    for c in result["configs"]
-                ),
-            ],
-        )
-
     for version in range(1, 5):
-        shown(version, TOPIC, "set", keys)
-        shown(version, TOPIC, "no-such-topic", keys)
-        shown(version, TOPIC, "bad name", keys)
-        shown(version, TOPIC, "set", ["no.such.key"])
-        shown(version, TOPIC, "set", [])
-    shown(4, BROKER, "99", ["log.retention.ms"])
-    shown(4, BROKER, "x", ["log.retention.ms"])
-    shown(4, 99, "set", keys)
+        shown(t, version, TOPIC, "set", SETTINGS_SHOWN)
+        shown(t, version, TOPIC, "no-such-topic", SETTINGS_SHOWN)
+        shown(t, version, TOPIC, "bad name", SETTINGS_SHOWN)
+        shown(t, version, TOPIC, "set", ["no.such.key"])
+        shown(t, version, TOPIC, "set", [])
+    shown(t, 4, BROKER, "99", ["log.retention.ms"])
+    shown(t, 4, BROKER, "x", ["log.retention.ms"])
+    shown(t, 4, 99, "set", SETTINGS_SHOWN)
 
-    def change(version: int, kind: int, name: str, *configs: tuple[str, int, str | None]) -> None:
-        t(
-            "incremental_alter_configs",
-            version,
-            resources=[
-                {
-                    "resource_type": kind,
-                    "resource_name": name,
-                    "configs": [
-                        {"name": n, "config_operation": operation, "value": value}
-                        for n, operation, value in configs
-                    ],
-                }
-            ],
-        )
 
-    set_, delete, append, subtract = range(4)
+def changing_settings(t: Tracer) -> None:
+    t.cluster.create_topic("changed", configs={"retention.ms": "1000"})
     for version in (0, 1):
-        change(version, TOPIC, "set", ("retention.ms", set_, "2000"))
-        change(version, TOPIC, "set", ("retention.ms", set_, "x"))
-        change(version, TOPIC, "set", ("retention.ms", set_, None))
-        change(version, TOPIC, "set", ("no.such.key", set_, "1"))
-        change(version, TOPIC, "set", ("cleanup.policy", append, "compact"))
-        change(version, TOPIC, "set", ("cleanup.policy", subtract, "compact"))
-        change(version, TOPIC, "set", ("retention.ms", append, "1"))
-        change(version, TOPIC, "set", ("retention.ms", 9, "1"))
+        change(t, version, TOPIC, "changed", ("retention.ms", SET, "2000"))
+        change(t, version, TOPIC, "changed", ("retention.ms", SET, "x"))
+        change(t, version, TOPIC, "changed", ("retention.ms", SET, None))
+        change(t, version, TOPIC, "changed", ("no.such.key", SET, "1"))
+        change(t, version, TOPIC, "changed", ("cleanup.policy", APPEND, "compact"))
+        change(t, version, TOPIC, "changed", ("cleanup.policy", SUBTRACT, "compact"))
+        change(t, version, TOPIC, "changed", ("retention.ms", APPEND, "1"))
+        change(t, version, TOPIC, "changed", ("retention.ms", 9, "1"))
         change(
-            version, TOPIC, "set", ("retention.ms", set_, "1"), ("retention.ms", delete, None)
+            t, version, TOPIC, "changed", ("retention.ms", SET, "1"), ("retention.ms", DELETE, None)
         )
-        change(version, TOPIC, "no-such-topic", ("retention.ms", set_, "1"))
-        change(version, 99, "set", ("retention.ms", set_, "1"))
-        change(version, TOPIC, "set", ("retention.ms", delete, None))
+        change(t, version, TOPIC, "no-such-topic", ("retention.ms", SET, "1"))
+        change(t, version, 99, "changed", ("retention.ms", SET, "1"))
+        change(t, version, TOPIC, "changed", ("retention.ms", DELETE, None))
     for version in range(3):
         for name, key, value in (
-            ("set", "retention.ms", "3000"),
-            ("set", "retention.ms", "x"),
+            ("changed", "retention.ms", "3000"),
+            ("changed", "retention.ms", "x"),
             ("no-such-topic", "retention.ms", "1"),
         ):
             t(
@@ -474,7 +506,7 @@ def settings(t: Tracer) -> None:
             resources=[
                 {
                     "resource_type": TOPIC,
-                    "resource_name": "set",
+                    "resource_name": "changed",
                     "configuration_keys": ["retention.ms"],
                 }
             ],
@@ -482,7 +514,7 @@ def settings(t: Tracer) -> None:
         return bool(answer["results"][0]["configs"][0]["value"] == "3000")
 
     until(is_changed, "the last change")
-    shown(4, TOPIC, "set", keys)
+    shown(t, 4, TOPIC, "changed", SETTINGS_SHOWN)
 
 
 def deleting_records(t: Tracer) -> None:
@@ -534,13 +566,17 @@ def old_message_formats(t: Tracer) -> None:
 
 TRACES = [
     refused_batches,
+    records_that_lie,
     keyless_in_a_compacted_topic,
     fetching,
     listing_offsets,
+    leader_epochs,
     metadata,
     finding_coordinators,
     creating_topics,
-    settings,
+    growing_and_deleting_topics,
+    describing_settings,
+    changing_settings,
     deleting_records,
     old_message_formats,
 ]

@@ -1,4 +1,4 @@
-"""Frames that no client library would send: versions nobody serves, lengths that lie, plain noise."""
+"""Frames that no client library sends: versions nobody serves, lengths that lie, noise."""
 
 from __future__ import annotations
 

@@ -270,7 +270,8 @@ def a_rebalance_by_hand(t: Tracer) -> None:
         t.note("leader", again["leader"] == first["member_id"])
         # A follower that rejoins unchanged changes nothing.
         t.note(
-            "an unchanged follower", other.call("join_group", 5, **body, member_id=second["member_id"])
+            "an unchanged follower",
+            other.call("join_group", 5, **body, member_id=second["member_id"]),
         )
         t("heartbeat", 3, **{**me, "generation_id": 2})
 
@@ -307,10 +308,7 @@ def leaving(t: Tracer) -> None:
     join(t, 5, "leave", pending["member_id"])
 
 
-def committing_and_fetching_offsets(t: Tracer) -> None:
-    t.cluster.create_topic("offsets", 2)
-    topic_id = t.cluster.topic_id("offsets")
-    ready(t, "simple", "nothing")
+def _commit_by_every_version(t: Tracer) -> None:
     for version in range(2, 10):
         t(
             "offset_commit",
@@ -334,6 +332,9 @@ def committing_and_fetching_offsets(t: Tracer) -> None:
                 {"name": "no-such-topic", "partitions": [{"partition_index": 0}]},
             ],
         )
+
+
+def _fetch_by_every_version(t: Tracer) -> None:
     for version in range(1, 8):
         for group in ("simple", "nothing"):
             t(
@@ -364,6 +365,14 @@ def committing_and_fetching_offsets(t: Tracer) -> None:
             ],
         )
         t("offset_fetch", version, groups=[{"group_id": "simple", "topics": None}])
+
+
+def committing_and_fetching_offsets(t: Tracer) -> None:
+    t.cluster.create_topic("offsets", 2)
+    topic_id = t.cluster.topic_id("offsets")
+    ready(t, "simple", "nothing")
+    _commit_by_every_version(t)
+    _fetch_by_every_version(t)
     t(
         "offset_commit",
         10,
@@ -428,9 +437,7 @@ def describing_listing_deleting(t: Tracer) -> None:
             f"list_groups of {states} {types}",
             [
                 answer["error_code"],
-                *sorted(
-                    g["group_id"] for g in answer["groups"] if g["group_id"].startswith("d-")
-                ),
+                *sorted(g["group_id"] for g in answer["groups"] if g["group_id"].startswith("d-")),
             ],
         )
     for version in range(3):

@@ -31,6 +31,7 @@ class Daemon:
         self.settings = dict(settings)
         self.bootstrap = ""
         self.child: Child | None = None
+        self.is_listening = False
         self._command = list(command)
         self._env = dict(env or {})
 
@@ -41,6 +42,7 @@ class Daemon:
 
     def launch(self, *, env: Mapping[str, str] | None = None) -> Child:
         """Start without waiting; a test that expects an early death looks after the child."""
+        self.is_listening = False
         pairs = [item for pair in self.settings.items() for item in ("--config", "=".join(pair))]
         listen = self.bootstrap or "127.0.0.1:0"
         self.child = Child(
@@ -54,6 +56,7 @@ class Daemon:
         assert self.child is not None
         match = self.child.wait_for_line(r"^listening (\S+:\d+)$", deadline_s=START_S)
         self.bootstrap = match.group(1)
+        self.is_listening = True
         return self
 
     def kill(self) -> None:

@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -79,7 +79,7 @@ def jars() -> Path:
     return libs
 
 
-def java_command(main: str, *arguments: str) -> list[str]:
+def java_command(main: str, *arguments: str, options: Sequence[str] = JAVA_OPTIONS) -> list[str]:
     """The command line of a Java tool on the judge's class path."""
     libs = jars()
     log4j = CACHE / "log4j2.xml"
@@ -87,7 +87,7 @@ def java_command(main: str, *arguments: str) -> list[str]:
         log4j.write_text(LOG4J)
     return [
         "java",
-        *JAVA_OPTIONS,
+        *options,
         f"-Dlog4j2.configurationFile={log4j}",
         "-cp",
         f"{libs}/*",
@@ -124,7 +124,14 @@ class Kafka:
 
     name = "kafka"
 
-    def __init__(self, directory: Path, settings: Mapping[str, str] = SETTINGS) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, str] = SETTINGS,
+        *,
+        java_options: Sequence[str] = JAVA_OPTIONS,
+    ) -> None:
+        self._java_options = java_options
         self.data_dir = directory / "data"
         self.bootstrap = ""
         self.child: Child | None = None
@@ -147,7 +154,7 @@ class Kafka:
                 "-c",
                 str(properties),
             )
-        self.child = Child(java_command("kafka.Kafka", str(properties)))
+        self.child = Child(java_command("kafka.Kafka", str(properties), options=self._java_options))
         self.child.wait_for_line(r"Kafka Server started", deadline_s=START_S)
         self.bootstrap = f"127.0.0.1:{port}"
         return self

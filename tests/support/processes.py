@@ -56,10 +56,13 @@ class Child:
         """None while it runs, the negative signal number if one ended it."""
         return self._process.poll()
 
-    def wait_for_line(self, pattern: str, *, deadline_s: float) -> re.Match[str]:
-        """Return the match of the first line, past or to come, in which ``pattern`` is found."""
+    def wait_for_line(self, pattern: str, *, deadline_s: float, since: int = 0) -> re.Match[str]:
+        """Return the match of the first line, past or to come, in which ``pattern`` is found.
+
+        ``since`` is the number of lines, as ``len(child.lines)`` tells it, to leave out.
+        """
         end = time.monotonic() + deadline_s
-        seen = 0
+        seen = since
         with self._grown:
             while True:
                 for line in self.lines[seen:]:

@@ -8,7 +8,7 @@ errors by name (``"unknown_member_id"``), durations and instants in milliseconds
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import datetime as dt
 import functools
 import importlib
 import io
@@ -19,14 +19,14 @@ import types
 import typing
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map
 from kio.serial import entity_reader, entity_writer
 
 API_KEYS = {name: key for key, name in api_key_map.items()}
-EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 Answer = dict[str, Any]
 
 
@@ -58,8 +58,8 @@ def _zero(hint: Any) -> Any:
         return ()
     if _is_nested(hint):
         return build(hint, {})
-    if issubclass(hint, datetime.timedelta):
-        return datetime.timedelta(0)
+    if issubclass(hint, dt.timedelta):
+        return dt.timedelta(0)
     for kind in (str, bytes, bool, int):
         if issubclass(hint, kind):
             return kind()
@@ -80,8 +80,8 @@ def _value(hint: Any, value: Any) -> Any:
         return tuple(_value(typing.get_args(hint)[0], item) for item in value)
     if _is_nested(hint):
         return build(hint, value)
-    if isinstance(hint, type) and issubclass(hint, datetime.timedelta):
-        return datetime.timedelta(milliseconds=value)
+    if isinstance(hint, type) and issubclass(hint, dt.timedelta):
+        return dt.timedelta(milliseconds=value)
     return value
 
 
@@ -110,10 +110,10 @@ def plain(value: Any) -> Any:
         }
     if isinstance(value, tuple):
         return [plain(item) for item in value]
-    if isinstance(value, datetime.timedelta):
-        return round(value / datetime.timedelta(milliseconds=1))
-    if isinstance(value, datetime.datetime):
-        return round((value - EPOCH) / datetime.timedelta(milliseconds=1))
+    if isinstance(value, dt.timedelta):
+        return round(value / dt.timedelta(milliseconds=1))
+    if isinstance(value, dt.datetime):
+        return round((value - EPOCH) / dt.timedelta(milliseconds=1))
     if isinstance(value, uuid.UUID):
         return str(value)
     return value
@@ -161,7 +161,7 @@ class RawClient:
         self._socket = socket.create_connection((host, int(port)), deadline_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def __enter__(self) -> RawClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

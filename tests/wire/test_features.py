@@ -22,7 +22,11 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 def finalized(cluster: Cluster) -> tuple[dict[str, int], int]:
     answer = cluster.call("api_versions", 4, client_software_name="t", client_software_version="1")
-    levels = {one["name"]: one["max_version_level"] for one in answer["finalized_features"]}
+    levels = {
+        one["name"]: one["max_version_level"]
+        for one in answer["finalized_features"]
+        if one["name"] == FEATURE
+    }
     return levels, answer["finalized_features_epoch"]
 
 

@@ -109,9 +109,7 @@ async def test_work_is_done_once_across_a_rebalance(bootstrap: str, cluster: Clu
 
     async def read(count: int) -> None:
         async def enough() -> bool:
-            for task in tasks:
-                if task.done():
-                    task.result()
+            [task.result() for task in tasks if task.done()]  # what broke one breaks the test
             return len(seen) >= count
 
         await until_async(enough, f"{count} records")

@@ -172,8 +172,8 @@ async def test_a_fenced_producer_cannot_begin_again(
         await zombie.commit()
         settled(cluster, topic, 2)
         async with transactional(client, bootstrap, name):
+            await zombie.begin()
             with pytest.raises((Fenced, AbortableError)):
-                await zombie.begin()
                 await zombie.send(topic, b"zombie's")
             with pytest.raises((Fenced, AbortableError)):
                 await zombie.commit()
@@ -264,7 +264,7 @@ async def test_readers_during_the_transactions_see_only_whole_ones(
             else:
                 await producer.abort()
 
-            async def all_seen() -> bool:
+            async def all_seen(wanted: list[bytes] = wanted) -> bool:
                 for records in (await reader.getmany(timeout_ms=20)).values():
                     seen.extend(r.value for r in records)
                 return len(seen) >= len(wanted)

@@ -80,7 +80,7 @@ class Producer:
         return until(attempt, "the previous transaction's completion")
 
     def end(self, commit: bool, *, epoch: int | None = None) -> dict[str, Any]:
-        """End, retrying while a former end still runs; on success the new identity is taken over."""
+        """End, retrying while a former end runs; on success take the new identity over."""
 
         def attempt() -> dict[str, Any] | None:
             answer = self.cluster.call(

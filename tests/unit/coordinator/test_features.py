@@ -39,7 +39,7 @@ def test_it_goes_down_and_up_and_every_change_has_an_epoch(services: Services) -
     assert level(services) == (0, 2)
     update(services, FeatureUpdate(TRANSACTION_VERSION, 2))
     assert level(services) == (2, 3)
-    assert services.metadata.features == {TRANSACTION_VERSION: (0, 2, 2)}
+    assert services.metadata.features[TRANSACTION_VERSION] == (0, 2, 2)
 
 
 @pytest.mark.parametrize("kind", [UP, SAFE, UNSAFE])

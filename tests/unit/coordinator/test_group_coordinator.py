@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,8 @@ async def test_a_failed_shard_lists_nothing(services: Services) -> None:
     await services.groups.submit("g", commit("g", 1))
     shard = services.groups._shards.shards[services.groups.partition_for("g")]
     shard._state = ShardState.FAILED
+    with pytest.raises(NotCoordinatorError):
+        await services.groups.submit("g", HEARTBEAT)
     assert (await services.groups.list_groups(ListGroups())).groups == ()
     shard._state = ShardState.ACTIVE
 
@@ -122,6 +126,21 @@ async def test_deleted_topics_lose_their_offsets(services: Services) -> None:
     services.groups.on_topics_deleted([("t", old_id)])
     assert await committed(services, "g") == -1
     assert await committed(services, "other") == 6
+
+
+async def test_a_loading_shard_hears_of_deleted_topics_later(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.shards.RETRY_MS", 5)
+    services.groups.ensure_open()
+    await services.groups.submit("g", commit("g", 5))
+    shard = services.groups._shards.shards[services.groups.partition_for("g")]
+    shard._state = ShardState.LOADING
+    services.groups.on_topics_deleted([("t", None)])
+    await asyncio.sleep(0.02)
+    shard._state = ShardState.ACTIVE
+    await asyncio.sleep(0.05)
+    assert await committed(services, "g") == -1
 
 
 async def test_offsets_expire_on_the_timer(tmp_path: Path) -> None:
@@ -175,8 +194,6 @@ async def test_a_parked_join_is_answered_when_the_broker_stops(services: Service
     shards.timers.run_due()
     assert first.result().leader == "instance-1"  # type: ignore[attr-defined]
     # A second member starts a rebalance, which the first one never joins.
-    from dataclasses import replace
-
     second = services.groups.submit(
         "g", replace(join, group_instance_id="other", new_member_id="other-1")
     )

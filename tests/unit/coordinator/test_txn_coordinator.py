@@ -27,7 +27,9 @@ from tests.unit.coordinator.test_group_coordinator import commit, committed
 from txn.commands import (
     AddPartitions,
     DescribeTransaction,
+    DescribeTransactionResult,
     EndTxn,
+    EndTxnResult,
     InitProducerId,
     InitProducerIdResult,
     ListTransactions,
@@ -85,7 +87,8 @@ class Producer:
         assert future.done(), "EndTxn is one turn"
         result = await future
         if version == 2:
-            self.pid, self.epoch = result.producer_id, result.producer_epoch  # type: ignore[attr-defined]
+            assert isinstance(result, EndTxnResult)
+            self.pid, self.epoch = result.producer_id, result.producer_epoch
             self.sequences.clear()
 
 
@@ -99,8 +102,9 @@ def end(services: Services, topic: str = "t", index: int = 0) -> int:
 
 async def state(services: Services, transactional_id: str = ID) -> str:
     command = DescribeTransaction(transactional_id)
-    name: str = (await services.txns.submit(transactional_id, command)).state  # type: ignore[attr-defined]
-    return name
+    result = await services.txns.submit(transactional_id, command)
+    assert isinstance(result, DescribeTransactionResult)
+    return result.state
 
 
 @pytest.fixture

@@ -30,9 +30,11 @@ from groups.commands import (
     SyncGroup,
     TxnCommitOffsets,
 )
+from groups.consumer_group import ConsumerGroup, rebalance_timer
 from groups.errors import GroupIdNotFoundError, MemberIdRequiredError
 from groups.limits import GroupLimits
 from groups.machine import GroupMachine
+from groups.reconcile import MemberState
 from logcore.machine import Decision, DomainError, Event, ProducerStamp, Record
 
 G = "g"
@@ -218,6 +220,12 @@ class Driver:
         needed: set[Hashable] = set()
         allowed: set[Hashable] = set()
         for group in self.groups.values():
+            if isinstance(group, ConsumerGroup):
+                for member_id in group.members:
+                    needed.add(session_timer(group.group_id, member_id))
+                    if group.current(member_id).state is MemberState.UNREVOKED_PARTITIONS:
+                        needed.add(rebalance_timer(group.group_id, member_id))
+                continue
             assert isinstance(group, ClassicGroup)
             for member_id in group.pending_members:
                 needed.add(session_timer(group.group_id, member_id))

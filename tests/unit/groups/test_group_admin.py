@@ -313,13 +313,13 @@ def test_a_group_tombstone_leaves_offsets_that_were_not_deleted():
 
 def test_unknown_record_types_are_skipped_and_told():
     log = [
-        Entry(0, Record(b"\x00\x05whatever", b"\x00\x00"), None),
-        Entry(1, Record(b"\x00\x05again", None), None),
+        Entry(0, Record(b"\x00\x09whatever", b"\x00\x00"), None),
+        Entry(1, Record(b"\x00\x09again", None), None),
         Entry(2, Record(b"\x00\x63", b""), None),
     ]
     driver = Driver(log=log)
     skipped = [event.detail for event in driver.events if event.kind == "records_skipped"]
-    assert skipped == [{"record_type": 5, "count": 2}, {"record_type": 99, "count": 1}]
+    assert skipped == [{"record_type": 9, "count": 2}, {"record_type": 99, "count": 1}]
 
 
 # --- our own bugs --------------------------------------------------------------------------------

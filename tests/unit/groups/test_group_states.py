@@ -11,7 +11,7 @@ from group_driver import SESSION, Driver, G, completing, empty, initial, prepari
 from groups import classic_group
 from groups.classic_state import TRANSITIONS, ClassicState, require_transition
 from groups.commands import DeleteGroup, ExpireOffsets
-from groups.diagram import classic_diagram
+from groups.diagram import classic_diagram, consumer_member_diagram
 from logcore.machine import InvariantViolation
 
 E = ClassicState.EMPTY
@@ -104,3 +104,4 @@ def test_the_table_is_kafkas():
 def test_the_readme_shows_the_table():
     readme = Path(classic_group.__file__).with_name("README.md").read_text()
     assert f"```mermaid\n{classic_diagram()}\n```" in readme
+    assert f"```mermaid\n{consumer_member_diagram()}\n```" in readme

@@ -49,7 +49,16 @@ def test_missing_checkpoint_is_empty(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0\n", "1\n0\n", "0\n2\na 0 1\n", "0\n0\na 0 1\n", "0\n1\na 0\n", "0\n1\na x 1\n", "0\nx\n"],
+    [
+        "",
+        "0\n",
+        "1\n0\n",
+        "0\n2\na 0 1\n",
+        "0\n0\na 0 1\n",
+        "0\n1\na 0\n",
+        "0\n1\na x 1\n",
+        "0\nx\n",
+    ],
 )
 def test_corrupt_checkpoint(tmp_path: Path, text: str) -> None:
     (tmp_path / NAME).write_text(text)
@@ -119,7 +128,12 @@ def test_meta_properties_as_kafka_writes_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "version=0\nbroker.id=1\n", "version=1\ncluster.id=a\n", "version=1\ncluster.id=a\nnode.id=x"],
+    [
+        "",
+        "version=0\nbroker.id=1\n",
+        "version=1\ncluster.id=a\n",
+        "version=1\ncluster.id=a\nnode.id=x",
+    ],
 )
 def test_corrupt_meta_properties(tmp_path: Path, text: str) -> None:
     (tmp_path / META_PROPERTIES).write_text(text)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,7 @@ def test_entries_always_grow_strictly_and_the_file_agrees(
         else:
             cache.truncate_from_start(first)
         entries = cache.entries
-        assert all(a[0] < b[0] and a[1] < b[1] for a, b in zip(entries, entries[1:], strict=False))
+        assert all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(entries))
         assert cache.latest == (entries[-1][0] if entries else -1)
     again = LeaderEpochs(FS, str(path))
     again.load()

@@ -328,9 +328,7 @@ def test_stable_offset_and_aborted_list_equal_the_model(
     for kind, producer_id, count in steps:
         if kind == "data":
             sequence = sequences[producer_id]
-            append(
-                partition, count, producer_id=producer_id, sequence=sequence, transactional=True
-            )
+            append(partition, count, producer_id=producer_id, sequence=sequence, transactional=True)
             sequences[producer_id] += count
             model.data(producer_id, count)
         elif kind == "plain":
@@ -469,8 +467,6 @@ def test_expired_producers_of_a_snapshot_are_dropped(tmp_path: Path) -> None:
     append(partition, producer_id=1, timestamp_ms=T0)
     append(partition, producer_id=2, timestamp_ms=T0, transactional=True)
     partition.close()
-    again = open_partition(
-        tmp_path, clock=ManualClock(T0 + 100), producer_id_expiration_ms=100
-    )
+    again = open_partition(tmp_path, clock=ManualClock(T0 + 100), producer_id_expiration_ms=100)
     assert [one.producer_id for one in again.producers()] == [2]
     assert again.last_stable_offset == 1

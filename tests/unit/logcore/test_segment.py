@@ -201,3 +201,13 @@ def test_torn_file_is_reported(tmp_path: Path) -> None:
         list(again.batches())
     with pytest.raises(CorruptRecordError):
         again.next_offset()
+
+
+def test_truncation_forgets_where_readers_were(tmp_path: Path) -> None:
+    segment = make(tmp_path)
+    fill(segment, [100, 100, 100])
+    assert segment.locate(4) is not None
+    segment.truncate_to(2)
+    first, second = fill(segment, [300, 10])
+    assert segment.locate(4) == segment.size - len(second)
+    assert segment.locate(2) == segment.size - len(second) - len(first)

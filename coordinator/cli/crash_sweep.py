@@ -1,0 +1,235 @@
+"""``fencepost crash-sweep``: kill the broker at every step under the user's own pipeline."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from coordinator.cli.output import emit
+
+if TYPE_CHECKING:
+    from coordinator.sweep.run import Outcome, Result
+
+DEFAULT_POINTS = "50"
+MAX_POINTS = 100_000
+MAX_JOBS = 32
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _count(_ctx: click.Context, _param: click.Parameter, text: str) -> int | None:
+    """Read ``--points``; None means all."""
+    if text == "all":
+        return None
+    if text.isdecimal() and 1 <= int(text) <= MAX_POINTS:
+        return int(text)
+    raise click.BadParameter(f"{text!r} is neither a number from 1 to {MAX_POINTS} nor 'all'")
+
+
+def _seconds(name: str, field: str, default: float, text: str) -> Callable[[F], F]:
+    return click.option(
+        name,
+        field,
+        type=click.FloatRange(min=0.1),
+        default=default,
+        show_default=True,
+        metavar="SECONDS",
+        help=text,
+    )
+
+
+def _number(name: str, low: int, high: int, default: int, text: str) -> Callable[[F], F]:
+    return click.option(
+        name, type=click.IntRange(low, high), default=default, show_default=True, help=text
+    )
+
+
+@click.command("crash-sweep")
+@click.argument("line", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option(
+    "--points",
+    callback=_count,
+    default=DEFAULT_POINTS,
+    show_default=True,
+    metavar="N|all",
+    help="How many kills, spread evenly over the run.",
+)
+@click.option("--config", "pairs", multiple=True, metavar="KEY=VALUE", help="For the broker.")
+@click.option("--setup", metavar="CMD", help="Run once before; every run begins where it ended.")
+@click.option("--verify", metavar="CMD", help="Run after each run, which fails if this does.")
+@_number("--restarts", 0, 100, 5, "How often a COMMAND that failed is started again.")
+@_number("--jobs", 1, MAX_JOBS, 1, "Runs at the same time.")
+@click.option("--kill-command", is_flag=True, help="Kill COMMAND together with the broker.")
+@_seconds("--command-timeout", "command_timeout_s", 60.0, "For one run of one command.")
+@_seconds("--settle", "settle_s", 10.0, "How long transactions may stay open after COMMAND.")
+@_seconds("--time-limit", "time_limit_s", 600.0, "No run begins later; the rest is skipped.")
+@click.option(
+    "--label-header",
+    default="fencepost-txn",
+    show_default=True,
+    metavar="NAME",
+    help="Records with one value of this header are seen whole and once, or not at all.",
+)
+@click.option(
+    "--directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to work; else among the temporary files. What failed is kept there.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="A verdict table, or one JSON object.",
+)
+def command(
+    line: tuple[str, ...],
+    pairs: tuple[str, ...],
+    setup: str | None,
+    verify: str | None,
+    label_header: str,
+    directory: Path | None,
+    form: str,
+    **bounds: Any,
+) -> None:
+    r"""Run COMMAND over and over, each time with the broker killed at another point.
+
+    A first run counts the broker's durable operations. Then, for each chosen point, the broker is
+    killed (SIGKILL) exactly before, in the middle of or after one of them, or before the answer
+    that follows, and started again on the same port; COMMAND goes on, or is started again if it
+    fails. Afterwards no transaction may be open, read_committed readers must see exactly what was
+    committed, units of work named by a header must be whole, and --verify must succeed.
+
+    \b
+    COMMAND finds in its environment:
+      FENCEPOST_BOOTSTRAP      the broker, HOST:PORT
+      FENCEPOST_SWEEP_DIR      a directory of this run alone, the same after a restart
+      FENCEPOST_SWEEP_POINT    the point, e.g. "before 17"; "none" in the counting run
+      FENCEPOST_SWEEP_RUN      the number of the run, from 0 on
+      FENCEPOST_SWEEP_ATTEMPT  how often COMMAND was started in this run, from 1 on
+
+    A record may carry the header named by --label-header (which unit of work it belongs to) and
+    one more with "-size" at the end of its name (how many records the unit has).
+
+    Exit status 0 if nothing was wrong, 1 if anything was.
+    """
+    from coordinator.config import BrokerConfig, ConfigError, load
+    from coordinator.sweep.judge import Labels
+    from coordinator.sweep.run import Plan, Sweep
+
+    try:
+        config = load(pairs)
+        BrokerConfig(config)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), param_hint="--config") from error
+    home = Path(tempfile.mkdtemp(prefix="sweep-", dir=_made(directory)))
+    plan = Plan(
+        command=line,
+        directory=home,
+        setup=shlex.split(setup or ""),
+        verify=shlex.split(verify or ""),
+        config=config,
+        labels=Labels(label_header, f"{label_header}-size"),
+        **bounds,
+    )
+    began = time.monotonic()
+    try:
+        outcome = Sweep(plan, _Progress()).run()
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+    if not outcome.failed:
+        shutil.rmtree(home, ignore_errors=True)
+    _report(outcome, form, time.monotonic() - began)
+    if outcome.failed:
+        raise SystemExit(1)
+
+
+def _made(directory: Path | None) -> Path | None:
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+class _Progress:
+    """Tells how far the sweep is, on standard error: each failure, and a line now and then."""
+
+    EVERY_S = 2.0
+
+    def __init__(self) -> None:
+        self._done = self._kills = self._failures = 0
+        self._said = time.monotonic()
+
+    def __call__(self, result: Result, total: int) -> None:
+        self._done += 1
+        self._kills += result.killed is not None
+        self._failures += bool(result.failures)
+        if result.failures:
+            click.echo(f"{result.point}: {'; '.join(result.failures)}", err=True)
+        if time.monotonic() - self._said > self.EVERY_S or self._done == total:
+            self._said = time.monotonic()
+            click.echo(
+                f"{self._done}/{total} points, {self._kills} kills, {self._failures} failures",
+                err=True,
+            )
+
+
+def _report(outcome: Outcome, form: str, seconds: float) -> None:
+    runs = [result for result in outcome.results if result.point is not None]
+    totals = {
+        "operations": sum(not event.is_answer for event in outcome.events),
+        "answers": sum(event.is_answer for event in outcome.events),
+        "candidates": outcome.candidates,
+        "points": len(runs),
+        "kills": sum(result.killed is not None for result in runs),
+        "not_reached": sum(result.killed is None and not result.skipped for result in runs),
+        "skipped": sum(result.skipped for result in runs),
+        "failures": len(outcome.failed),
+        "seconds": round(seconds, 1),
+    }
+    if form == "json":
+        rows = [
+            {**asdict(result), "point": str(result.point) if result.point else "none"}
+            for result in outcome.results
+        ]
+        click.echo(json.dumps({**totals, "results": rows}, ensure_ascii=False))
+        return
+    emit(_table(runs), ["where", "operation", "points", "kills", "failures"], "table")
+    for result in outcome.failed:
+        click.echo(f"FAILED {result.point or 'without any kill'}: {'; '.join(result.failures)}")
+    click.echo(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in totals.items()))
+
+
+def _table(runs: list[Result]) -> list[dict[str, object]]:
+    """Points, kills and failures by the kind of operation."""
+    points: Counter[tuple[str, str]] = Counter()
+    kills: Counter[tuple[str, str]] = Counter()
+    failures: Counter[tuple[str, str]] = Counter()
+    for result in runs:
+        if result.point is None:
+            continue
+        key = str(result.point.where), result.point.kind
+        points[key] += 1
+        kills[key] += result.killed is not None
+        failures[key] += bool(result.failures)
+    return [
+        {
+            "where": where,
+            "operation": kind,
+            "points": count,
+            "kills": kills[where, kind],
+            "failures": failures[where, kind],
+        }
+        for (where, kind), count in sorted(points.items())
+    ]

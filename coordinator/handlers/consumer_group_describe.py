@@ -1,0 +1,113 @@
+"""ConsumerGroupDescribe (69): epochs, members and assignments of consumer-protocol groups.
+
+Versions: 1 says of each member whether it uses the classic protocol.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.errors import error_code
+from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import outcome
+from coordinator.handlers.describe_groups import ALL_OPERATIONS, NOT_ASKED
+from coordinator.wire import ApiKey, Entity
+from groups.consumer_commands import (
+    DescribeConsumerGroup,
+    DescribeConsumerGroupResult,
+    DescribedConsumer,
+    NamedPartitions,
+)
+from logcore.machine import DomainError
+
+CLASSIC, CONSUMER = 0, 1
+"""``MemberType``: the protocol a member speaks."""
+
+
+@handles(
+    ApiKey.CONSUMER_GROUP_DESCRIBE, versions=(0, 1), permission="DESCRIBE Group, DESCRIBE Topic"
+)
+async def run(ctx: Context) -> Entity:
+    """Describe each group; errors are told group by group."""
+    groups = ctx.broker.groups
+    if not groups.serves_consumer_protocol:
+        refused = [
+            _refused(ctx, group_id, ErrorCode.unsupported_version, None)
+            for group_id in ctx.body.group_ids
+        ]
+        return ctx.respond.ConsumerGroupDescribeResponse(groups=tuple(refused))
+    asked = [
+        (group_id, outcome(groups.submit(group_id, _command(ctx, group_id))))
+        for group_id in ctx.body.group_ids
+    ]
+    described = [_described(ctx, group_id, await answer) for group_id, answer in asked]
+    return ctx.respond.ConsumerGroupDescribeResponse(groups=tuple(described))
+
+
+def _command(ctx: Context, group_id: str) -> DescribeConsumerGroup:
+    return DescribeConsumerGroup(group_id, ctx.broker.groups.topic_image)
+
+
+def _described(
+    ctx: Context, group_id: str, result: DescribeConsumerGroupResult | DomainError
+) -> Entity:
+    if isinstance(result, DomainError):
+        return _refused(ctx, group_id, error_code(result), str(result))
+    return ctx.respond.DescribedGroup(
+        error_code=ErrorCode.none,
+        error_message=None,
+        group_id=group_id,
+        group_state=result.state,
+        group_epoch=result.group_epoch,
+        assignment_epoch=result.assignment_epoch,
+        assignor_name=result.assignor_name,
+        members=tuple(_member(ctx, member) for member in result.members),
+        authorized_operations=(
+            ALL_OPERATIONS if ctx.body.include_authorized_operations else NOT_ASKED
+        ),
+    )
+
+
+def _member(ctx: Context, member: DescribedConsumer) -> Entity:
+    return ctx.respond.Member(
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        member_epoch=member.member_epoch,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=member.subscribed_topic_names,
+        subscribed_topic_regex=member.subscribed_topic_regex or None,
+        assignment=_assignment(ctx, member.assignment),
+        target_assignment=_assignment(ctx, member.target_assignment),
+        member_type=CLASSIC if member.is_classic else CONSUMER,
+    )
+
+
+def _assignment(ctx: Context, topics: tuple[NamedPartitions, ...]) -> Entity:
+    return ctx.respond.Assignment(
+        topic_partitions=tuple(
+            ctx.respond.TopicPartitions(
+                topic_id=uuid.UUID(bytes=topic.topic_id),
+                topic_name=topic.topic,
+                partitions=topic.partitions,
+            )
+            for topic in topics
+        )
+    )
+
+
+def _refused(ctx: Context, group_id: str, code: ErrorCode, message: str | None) -> Entity:
+    return ctx.respond.DescribedGroup(
+        error_code=code,
+        error_message=message,
+        group_id=group_id,
+        group_state="",
+        group_epoch=0,
+        assignment_epoch=0,
+        assignor_name="",
+        members=(),
+        authorized_operations=NOT_ASKED,
+    )

@@ -1,0 +1,95 @@
+"""ConsumerGroupHeartbeat (68): join, stay in and leave a group of the consumer protocol (KIP-848).
+
+Versions: 0 the broker may make the member id; 1 the client makes it, and topics may be named by a
+regular expression.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.handlers import Context, handles, request_ms
+from coordinator.handlers.answers import answer
+from coordinator.wire import ApiKey, Entity
+from groups.consumer_commands import ConsumerHeartbeat, ConsumerHeartbeatResult
+
+_ZERO_ID = bytes(16)
+
+
+@handles(ApiKey.CONSUMER_GROUP_HEARTBEAT, versions=(0, 1), permission="READ Group, DESCRIBE Topic")
+def run(ctx: Context) -> Entity | Awaitable[Entity]:
+    """Pass the heartbeat on; the answer tells the member what it owns."""
+    groups = ctx.broker.groups
+    if not groups.serves_consumer_protocol:
+        return _refused(ctx, ErrorCode.unsupported_version, None)
+    body = ctx.body
+    future = groups.submit(body.group_id, _command(ctx))
+
+    def refuse(code: ErrorCode) -> Entity:
+        error = future.exception()
+        return _refused(ctx, code, None if error is None else str(error))
+
+    return answer(future, lambda result: _response(ctx, result), refuse)
+
+
+def _command(ctx: Context) -> ConsumerHeartbeat:
+    body = ctx.body
+    names, owned = body.subscribed_topic_names, body.topic_partitions
+    return ConsumerHeartbeat(
+        group_id=body.group_id,
+        member_id=body.member_id,
+        member_epoch=body.member_epoch,
+        topics=ctx.broker.groups.topic_image,
+        client_id=ctx.client_id or "",
+        client_host=f"/{ctx.peer_host}",
+        instance_id=body.instance_id,
+        rack_id=body.rack_id,
+        rebalance_timeout_ms=request_ms(body.rebalance_timeout),
+        subscribed_topic_names=None if names is None else tuple(names),
+        subscribed_topic_regex=getattr(body, "subscribed_topic_regex", None),
+        server_assignor=body.server_assignor,
+        owned=(
+            None
+            if owned is None
+            else tuple((_id_bytes(topic.topic_id), tuple(topic.partitions)) for topic in owned)
+        ),
+        new_member_id="" if body.member_id else str(uuid.uuid4()),
+        client_makes_member_id=ctx.version >= 1,
+    )
+
+
+def _id_bytes(topic_id: uuid.UUID | None) -> bytes:
+    return _ZERO_ID if topic_id is None else topic_id.bytes
+
+
+def _response(ctx: Context, result: ConsumerHeartbeatResult) -> Entity:
+    make = ctx.respond
+    assignment = None
+    if result.assignment is not None:
+        assignment = make.Assignment(
+            topic_partitions=tuple(
+                make.TopicPartitions(topic_id=uuid.UUID(bytes=topic_id), partitions=partitions)
+                for topic_id, partitions in result.assignment
+            )
+        )
+    return make.ConsumerGroupHeartbeatResponse(
+        error_code=ErrorCode.none,
+        member_id=result.member_id,
+        member_epoch=result.member_epoch,
+        heartbeat_interval_ms=result.heartbeat_interval_ms,
+        assignment=assignment,
+    )
+
+
+def _refused(ctx: Context, code: ErrorCode, message: str | None) -> Entity:
+    return ctx.respond.ConsumerGroupHeartbeatResponse(
+        error_code=code,
+        error_message=message,
+        member_id=None,
+        member_epoch=0,
+        heartbeat_interval_ms=0,
+        assignment=None,
+    )

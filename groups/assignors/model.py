@@ -1,0 +1,113 @@
+"""What an assignor is given and what it returns; the registry; the check of a result.
+
+Source: Kafka's ``ConsumerGroupPartitionAssignor``, ``GroupSpec`` and ``MemberSubscription``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from logcore.machine import InvariantViolation
+
+TopicIdPartition = tuple[bytes, int]
+"""A topic id (16 bytes) and a partition index."""
+
+MAX_ASSIGNORS: Final = 16
+"""Assignors one coordinator knows: every heartbeat may name one, and each is code that runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSpec:
+    """One member: the ids of the topics it subscribes to, and its present target."""
+
+    instance_id: str | None
+    topic_ids: frozenset[bytes]
+    assigned: frozenset[TopicIdPartition] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """What is to be assigned. ``partition_counts`` has every topic that a member subscribes to."""
+
+    members: Mapping[str, MemberSpec]
+    partition_counts: Mapping[bytes, int]
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether all members subscribe to the same topics."""
+        return len({spec.topic_ids for spec in self.members.values()}) <= 1
+
+
+GroupAssignment = Mapping[str, frozenset[TopicIdPartition]]
+"""Member id → its partitions; a member left out gets none."""
+
+
+class Assignor(Protocol):
+    """Computes targets. Must be pure and deterministic; results are checked."""
+
+    @property
+    def name(self) -> str:
+        """The name that members and configuration use."""
+
+    def assign(self, group: GroupSpec) -> GroupAssignment:
+        """Return who gets what."""
+
+
+class AssignorRegistry:
+    """The assignors of a coordinator by name; the first one is the default.
+
+    Raises ``ValueError`` for none at all, a name given twice, or more than :data:`MAX_ASSIGNORS`.
+    """
+
+    def __init__(self, assignors: Iterable[Assignor]) -> None:
+        known = tuple(assignors)
+        by_name = {assignor.name: assignor for assignor in known}
+        if not known or len(by_name) < len(known) or len(known) > MAX_ASSIGNORS:
+            raise ValueError(f"1 to {MAX_ASSIGNORS} assignors with different names, not {known!r}")
+        self._by_name = MappingProxyType(by_name)
+        self.default = known[0]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, the default's first."""
+        return tuple(self._by_name)
+
+    def get(self, name: str) -> Assignor:
+        """Return an assignor; KeyError if there is none of that name."""
+        return self._by_name[name]
+
+
+def run(assignor: Assignor, group: GroupSpec) -> dict[str, frozenset[TopicIdPartition]]:
+    """Return the assignor's result with every member in it.
+
+    Raises :class:`logcore.machine.InvariantViolation` if it gives a partition twice, one that does
+    not exist, or one of a topic that its member does not subscribe to.
+    """
+    result = assignor.assign(group)
+    given: set[TopicIdPartition] = set()
+    for member_id, partitions in result.items():
+        member = group.members.get(member_id)
+        if member is None:
+            raise InvariantViolation(f"assignor {assignor.name!r} invents member {member_id!r}")
+        for topic_id, index in partitions:
+            exists = 0 <= index < group.partition_counts.get(topic_id, 0)
+            if not exists or topic_id not in member.topic_ids:
+                raise InvariantViolation(f"assignor {assignor.name!r} gives what may not be given")
+        if not given.isdisjoint(partitions):
+            raise InvariantViolation(f"assignor {assignor.name!r} gives a partition twice")
+        given |= partitions
+    return {member_id: result.get(member_id, frozenset()) for member_id in group.members}
+
+
+def member_order(item: tuple[str, MemberSpec]) -> tuple[bool, str]:
+    """Return a sort key: static members first by instance id, then dynamic ones by member id."""
+    member_id, spec = item
+    if spec.instance_id is None:
+        return True, member_id
+    return False, spec.instance_id

@@ -1,0 +1,163 @@
+"""What consumer-protocol groups (KIP-848) can be asked, and what they answer.
+
+As in ``groups.commands``: a command goes into ``GroupMachine.decide``, its result or a
+:class:`groups.errors.GroupError` comes back. The cluster's topics arrive as an argument.
+
+Source: the ConsumerGroupHeartbeat and ConsumerGroupDescribe schemas of Apache Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from groups.assignors.model import AssignorRegistry
+from groups.assignors.range import RangeAssignor
+from groups.assignors.uniform import UniformAssignor
+
+JOIN_EPOCH: Final = 0
+"""The member (re)joins and owns nothing."""
+LEAVE_EPOCH: Final = -1
+"""The member leaves."""
+STATIC_LEAVE_EPOCH: Final = -2
+"""The static member leaves and means to be back within its session."""
+NO_TIMEOUT: Final = -1
+"""``rebalance_timeout_ms`` when it did not change since the last heartbeat."""
+
+TopicPartitions = tuple[bytes, tuple[int, ...]]
+"""A topic id (16 bytes) and partition indexes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TopicImage:
+    """The topics of the cluster: name → (topic id of 16 bytes, partition count).
+
+    Compared by identity: the same object as last time means that nothing changed, so one object
+    per change of metadata spares every group to look. ``version`` grows with each change.
+    """
+
+    topics: Mapping[str, tuple[bytes, int]]
+    version: int = 0
+
+    def names(self) -> dict[bytes, str]:
+        """Return topic id → name."""
+        return {topic_id: name for name, (topic_id, _) in self.topics.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """The broker's ``group.consumer.*`` configuration, or a group's own where it has one."""
+
+    session_timeout_ms: int = 45_000
+    """``group.consumer.session.timeout.ms``: the client can't choose it."""
+    heartbeat_interval_ms: int = 5_000
+    """``group.consumer.heartbeat.interval.ms``: told to the client."""
+    assignment_interval_ms: int = 1_000
+    """``group.consumer.assignment.interval.ms``: at most one target computed in this time."""
+    max_size: int = 1_000
+    """``group.consumer.max.size``, members. Kafka's default is unlimited; a target of this many
+    members still fits one batch."""
+    assignors: AssignorRegistry = field(
+        default_factory=lambda: AssignorRegistry((UniformAssignor(), RangeAssignor()))
+    )
+    """``group.consumer.assignors``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHeartbeat:
+    """Join, stay, report, leave. None (or :data:`NO_TIMEOUT`) means: as I said last.
+
+    ``member_id`` is the client's own from v1; ``new_member_id`` is used where it is empty (v0).
+    ``subscribed_topic_regex`` "" clears an expression. ``settings`` are the group's own, if any.
+
+    Errors: InvalidGroupRequest, UnsupportedAssignor, InvalidRegularExpression, GroupIdNotFound,
+    GroupMaxSizeReached, UnknownMemberId, FencedMemberEpoch, UnreleasedInstanceId, FencedInstanceId,
+    GroupLimitExceeded.
+    """
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    topics: TopicImage
+    client_id: str
+    client_host: str
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = NO_TIMEOUT
+    subscribed_topic_names: tuple[str, ...] | None = None
+    subscribed_topic_regex: str | None = None
+    server_assignor: str | None = None
+    owned: tuple[TopicPartitions, ...] | None = None
+    new_member_id: str = ""
+    client_makes_member_id: bool = True
+    """From v1: an empty ``member_id`` is refused."""
+    settings: ConsumerSettings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHeartbeatResult:
+    """``assignment`` None means: unchanged."""
+
+    member_id: str
+    member_epoch: int
+    heartbeat_interval_ms: int = 0
+    assignment: tuple[TopicPartitions, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeConsumerGroup:
+    """Describe one consumer group. Errors: GroupIdNotFound."""
+
+    group_id: str
+    topics: TopicImage
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPartitions:
+    """Partitions of one topic."""
+
+    topic_id: bytes
+    topic: str
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedConsumer:
+    """One member. Topics that no longer exist are left out of both assignments."""
+
+    member_id: str
+    instance_id: str | None
+    rack_id: str | None
+    member_epoch: int
+    client_id: str
+    client_host: str
+    subscribed_topic_names: tuple[str, ...]
+    subscribed_topic_regex: str | None
+    assignment: tuple[NamedPartitions, ...]
+    target_assignment: tuple[NamedPartitions, ...]
+    is_classic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeConsumerGroupResult:
+    """``state`` is Kafka's name: Empty, Assigning, Reconciling, Stable."""
+
+    group_id: str
+    state: str
+    group_epoch: int
+    assignment_epoch: int
+    assignor_name: str
+    members: tuple[DescribedConsumer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsChanged:
+    """Topics came, went or grew. Groups take note at their members' next heartbeats."""
+
+    topics: TopicImage
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsChangedResult:
+    """Noted."""

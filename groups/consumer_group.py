@@ -1,0 +1,417 @@
+"""A consumer group's data (KIP-848): what its records say, and what follows from that.
+
+Each record sets its own piece and needs no other, so that the order in which a compacted log
+brings them does not matter. A member exists while its type 5 record does; the group exists while
+any piece does. Nothing here is soft but the note of which topics were looked at last.
+
+Source: Kafka's ``ConsumerGroup``, ``ConsumerGroupMember``, ``ModernGroup``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import ClassVar
+
+from groups import consumer_records as cr
+from groups.commands import ListedGroup, OffsetToCommit
+from groups.consumer_commands import TopicImage, TopicPartitions
+from groups.consumer_records import ConsumerRecordType as Kind
+from groups.errors import (
+    GroupError,
+    IllegalGenerationError,
+    StaleMemberEpochError,
+    UnknownMemberIdError,
+    UnsupportedGroupRequestError,
+)
+from groups.group import Group, ShardTotals
+from groups.outcome import Outcome
+from groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition
+from logcore.machine import InvariantViolation, Record
+
+
+class ConsumerState(StrEnum):
+    """The group's state, which follows from its epochs and its members."""
+
+    EMPTY = "Empty"
+    """No members."""
+    ASSIGNING = "Assigning"
+    """The target of the group's epoch is not computed yet."""
+    RECONCILING = "Reconciling"
+    """Some member has not reached its target."""
+    STABLE = "Stable"
+    """All have."""
+
+
+def session_timer(group_id: str, member_id: str) -> Hashable:
+    """Name the timer after which a silent member is removed."""
+    return ("session", group_id, member_id)
+
+
+def rebalance_timer(group_id: str, member_id: str) -> Hashable:
+    """Name the timer after which a member that does not revoke is removed."""
+    return ("rebalance", group_id, member_id)
+
+
+def by_topic(partitions: Iterable[TopicIdPartition]) -> tuple[TopicPartitions, ...]:
+    """Return partitions grouped by topic, everything in order."""
+    grouped: dict[bytes, list[int]] = {}
+    for topic_id, index in sorted(partitions):
+        grouped.setdefault(topic_id, []).append(index)
+    return tuple((topic_id, tuple(indexes)) for topic_id, indexes in grouped.items())
+
+
+def flat(topics: Iterable[TopicPartitions]) -> frozenset[TopicIdPartition]:
+    """Return (topic id, partition) pairs."""
+    return frozenset((topic_id, index) for topic_id, indexes in topics for index in indexes)
+
+
+class ConsumerGroup(Group):
+    """A group of the consumer protocol."""
+
+    type_name: ClassVar[str] = "consumer"
+
+    def __init__(self, group_id: str, totals: ShardTotals) -> None:
+        super().__init__(group_id)
+        self._totals = totals
+        self.saved_epoch: cr.GroupEpochValue | None = None
+        self.saved_assignment: cr.AssignmentEpochValue | None = None
+        self.members: dict[str, cr.ConsumerMemberValue] = {}
+        self.currents: dict[str, CurrentAssignment] = {}
+        self.targets: dict[str, frozenset[TopicIdPartition]] = {}
+        self.regexes: dict[str, cr.RegularExpressionValue] = {}
+        self.has_partition_metadata = False
+        self.static_members: dict[str, str] = {}
+        self.owners: dict[TopicIdPartition, str] = {}
+        self.checked_image: TopicImage | None = None
+        """The topics as of which the metadata hash is known to be right."""
+        self.regexes_image: TopicImage | None = None
+        """The topics as of which the regular expressions are resolved."""
+        self.regexes_checked_ms: int | None = None
+        """When the regular expressions were last matched against all topics."""
+        self.image: TopicImage | None = None
+        """The topics as last seen, for names of topics in commits."""
+        self._subscribed: frozenset[str] | None = None
+
+    # --- questions -------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The group epoch."""
+        return 0 if self.saved_epoch is None else self.saved_epoch.epoch
+
+    @property
+    def assignment_epoch(self) -> int:
+        """The group epoch that the target was computed for."""
+        return 0 if self.saved_assignment is None else self.saved_assignment.epoch
+
+    @property
+    def state(self) -> ConsumerState:
+        """See :class:`ConsumerState`."""
+        if not self.members:
+            return ConsumerState.EMPTY
+        if self.epoch > self.assignment_epoch:
+            return ConsumerState.ASSIGNING
+        epoch = self.assignment_epoch
+        if all(self.current(member_id).is_reconciled_to(epoch) for member_id in self.members):
+            return ConsumerState.STABLE
+        return ConsumerState.RECONCILING
+
+    @property
+    def state_name(self) -> str:
+        """See :class:`Group`."""
+        return self.state.value
+
+    @property
+    def is_empty(self) -> bool:
+        """See :class:`Group`."""
+        return not self.members
+
+    @property
+    def is_awaited(self) -> bool:
+        """See :class:`Group`."""
+        return False
+
+    def current(self, member_id: str) -> CurrentAssignment:
+        """Return what the member has; a new one has nothing, at epoch 0."""
+        return self.currents.get(member_id) or CurrentAssignment()
+
+    def subscribed_topics(self) -> frozenset[str]:
+        """Return every topic that a member subscribes to, by name or expression."""
+        if self._subscribed is None:
+            self._subscribed = subscribed_topics(self.members.values(), self.regexes)
+        return self._subscribed
+
+    # --- replay ----------------------------------------------------------------------------------
+
+    def replay(self, key: cr.ConsumerKey, value: cr.ConsumerValue | None) -> None:
+        """Set, or with None forget, the piece that ``key`` names."""
+        self._subscribed = None
+        match key, value:
+            case cr.ConsumerGroupKey(kind=Kind.GROUP_METADATA), cr.GroupEpochValue() | None:
+                self.saved_epoch = value
+            case (
+                cr.ConsumerGroupKey(kind=Kind.TARGET_ASSIGNMENT_METADATA),
+                cr.AssignmentEpochValue() | None,
+            ):
+                self.saved_assignment = value
+            case cr.ConsumerGroupKey(kind=Kind.PARTITION_METADATA), _:
+                self.has_partition_metadata = value is not None
+            case (
+                cr.ConsumerMemberKey(kind=Kind.MEMBER_METADATA, member_id=member_id),
+                cr.ConsumerMemberValue() | None,
+            ):
+                self._put_member(member_id, value)
+            case (
+                cr.ConsumerMemberKey(kind=Kind.TARGET_ASSIGNMENT_MEMBER, member_id=member_id),
+                cr.TargetAssignmentValue(),
+            ):
+                self.targets[member_id] = flat(value.partitions)
+            case cr.ConsumerMemberKey(kind=Kind.TARGET_ASSIGNMENT_MEMBER), None:
+                self.targets.pop(key.member_id, None)
+            case (
+                cr.ConsumerMemberKey(kind=Kind.CURRENT_MEMBER_ASSIGNMENT, member_id=member_id),
+                cr.CurrentAssignmentValue() | None,
+            ):
+                self._put_current(member_id, None if value is None else read_current(value))
+            case cr.RegularExpressionKey(regex=regex), cr.RegularExpressionValue():
+                self.regexes[regex] = value
+            case cr.RegularExpressionKey(regex=regex), None:
+                self.regexes.pop(regex, None)
+            case _:
+                raise InvariantViolation(f"no way to replay {key!r} of {value!r}")
+
+    def _put_member(self, member_id: str, value: cr.ConsumerMemberValue | None) -> None:
+        old = self.members.pop(member_id, None)
+        if old is not None:
+            self._totals.members -= 1
+            self._totals.metadata_bytes -= metadata_bytes(old)
+            if self.static_members.get(old.instance_id or "") == member_id:
+                del self.static_members[old.instance_id or ""]
+        if value is not None:
+            self.members[member_id] = value
+            self._totals.members += 1
+            self._totals.metadata_bytes += metadata_bytes(value)
+            if value.instance_id:
+                self.static_members[value.instance_id] = member_id
+
+    def _put_current(self, member_id: str, current: CurrentAssignment | None) -> None:
+        old = self.currents.pop(member_id, None)
+        for partition in () if old is None else old.held:
+            # A compacted log may have let the next owner in already.
+            if self.owners.get(partition) == member_id:
+                del self.owners[partition]
+        if current is not None:
+            self.currents[member_id] = current
+            for partition in current.held:
+                self.owners[partition] = member_id
+
+    def discard(self) -> None:
+        """Take the group's members out of the shard's totals: it leaves the table."""
+        for member_id in list(self.members):
+            self._put_member(member_id, None)
+
+    # --- the common side -------------------------------------------------------------------------
+
+    def listed(self) -> ListedGroup:
+        """See :class:`Group`."""
+        return ListedGroup(self.group_id, "consumer", self.state_name, self.type_name)
+
+    def validate_commit(
+        self,
+        member_id: str,
+        group_instance_id: str | None,  # noqa: ARG002 - Kafka looks at the member id alone
+        generation_id: int,
+        offsets: tuple[OffsetToCommit, ...],
+        *,
+        in_txn: bool,
+        is_modern: bool,
+    ) -> None:
+        """See :class:`Group`. Below the member's epoch, each partition decides (KIP-1251)."""
+        if generation_id < 0 and not self.members:
+            return
+        member = self.members.get(member_id)
+        if member is None:
+            raise UnknownMemberIdError(f"group {self.group_id!r} has no member {member_id!r}")
+        if not in_txn and not is_modern and member.classic is None:
+            raise UnsupportedGroupRequestError("members of this group commit with v9 or later")
+        current = self.current(member_id)
+        if generation_id >= 0 and generation_id == current.member_epoch:
+            return
+        error: GroupError = StaleMemberEpochError(f"epoch {current.member_epoch} is current")
+        if member.classic is not None or (in_txn and not is_modern):
+            error = IllegalGenerationError(f"epoch {current.member_epoch} is current")
+        if member.classic is not None or not 0 <= generation_id < current.member_epoch:
+            raise error
+        for item in offsets:
+            known = (self.image.topics if self.image else {}).get(item.topic)
+            partition = (item.topic_id or (known[0] if known else b""), item.partition)
+            epoch = current.assigned.get(partition, current.pending_revocation.get(partition))
+            if epoch is None or generation_id < epoch:
+                raise error
+
+    def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
+        """See :class:`Group`."""
+        if member_id is None and member_epoch < 0:
+            return
+        if member_id not in self.members:
+            raise UnknownMemberIdError(f"group {self.group_id!r} has no member {member_id!r}")
+        member, current = self.members[member_id], self.current(member_id)
+        if member_epoch != current.member_epoch:
+            if member.classic is not None:
+                raise IllegalGenerationError(f"epoch {current.member_epoch} is current")
+            raise StaleMemberEpochError(f"epoch {current.member_epoch} is current")
+
+    def committed(self, outcome: Outcome, member_id: str) -> None:
+        """See :class:`Group`. Here only heartbeats count as signs of life."""
+
+    def validate_offset_delete(self) -> None:
+        """See :class:`Group`. Only subscribed topics are protected."""
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        """See :class:`Group`."""
+        return topic in self.subscribed_topics()
+
+    def expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
+        """See :class:`Group`."""
+        return commit_timestamp_ms
+
+    def tombstones(self) -> Iterator[Record]:
+        """See :class:`Group`."""
+        group_id = self.group_id
+        for member_id in self.currents:
+            yield cr.tombstone(Kind.CURRENT_MEMBER_ASSIGNMENT, group_id, member_id)
+        for member_id in self.targets:
+            yield cr.tombstone(Kind.TARGET_ASSIGNMENT_MEMBER, group_id, member_id)
+        yield cr.tombstone(Kind.TARGET_ASSIGNMENT_METADATA, group_id)
+        for member_id in self.members:
+            yield cr.tombstone(Kind.MEMBER_METADATA, group_id, member_id)
+        for regex in self.regexes:
+            yield cr.tombstone(Kind.REGULAR_EXPRESSION, group_id, regex)
+        if self.has_partition_metadata:
+            yield cr.tombstone(Kind.PARTITION_METADATA, group_id)
+        yield cr.tombstone(Kind.GROUP_METADATA, group_id)
+
+    def removed(self, outcome: Outcome) -> None:
+        """See :class:`Group`."""
+        for member_id in self.members:
+            outcome.disarm(session_timer(self.group_id, member_id))
+            outcome.disarm(rebalance_timer(self.group_id, member_id))
+
+    def unloaded(self, outcome: Outcome) -> None:
+        """See :class:`Group`. No request is ever parked here."""
+
+    def durable_state(self) -> object:
+        """See :class:`Group`."""
+        pieces = (self.saved_epoch, self.saved_assignment, self.has_partition_metadata)
+        if not any((*pieces, self.members, self.currents, self.targets, self.regexes)):
+            return None
+        return (
+            pieces,
+            sorted(self.members.items(), key=lambda item: item[0]),
+            [(name, write_current(self.currents[name])) for name in sorted(self.currents)],
+            [(name, by_topic(self.targets[name])) for name in sorted(self.targets)],
+            sorted(self.regexes.items(), key=lambda item: item[0]),
+        )
+
+    def check(self) -> None:
+        """See :class:`Group`."""
+        static = {m.instance_id: name for name, m in self.members.items() if m.instance_id}
+        self._require(static == self.static_members, "instance ids and members differ")
+        self._require(self.currents.keys() <= self.members.keys(), "a stranger has an assignment")
+        self._require(self.targets.keys() <= self.members.keys(), "a stranger has a target")
+        held = Counter(tp for current in self.currents.values() for tp in current.held)
+        self._require(all(count == 1 for count in held.values()), "a partition has two owners")
+        self._require(held.keys() == self.owners.keys(), "owners and assignments differ")
+        if self.epoch == self.assignment_epoch:
+            targeted = Counter(tp for target in self.targets.values() for tp in target)
+            self._require(all(n == 1 for n in targeted.values()), "a partition has two targets")
+        for member_id, current in self.currents.items():
+            self._require(
+                all(self.owners[tp] == member_id for tp in current.held), "an owner is wrong"
+            )
+            self._require(
+                current.assigned.keys().isdisjoint(current.pending_revocation),
+                "a partition is assigned and revoked",
+            )
+            self._require(current.member_epoch <= self.epoch, "a member is ahead of its group")
+
+    def _require(self, condition: bool, what: str) -> None:
+        if not condition:
+            raise InvariantViolation(f"consumer group {self.group_id!r}: {what}")
+
+
+def subscribed_topics(
+    members: Iterable[cr.ConsumerMemberValue], regexes: Mapping[str, cr.RegularExpressionValue]
+) -> frozenset[str]:
+    """Return the topics that these members subscribe to."""
+    topics: set[str] = set()
+    for member in members:
+        topics.update(topics_of(member, regexes))
+    return frozenset(topics)
+
+
+def topics_of(
+    member: cr.ConsumerMemberValue, regexes: Mapping[str, cr.RegularExpressionValue]
+) -> set[str]:
+    """Return the topics that a member subscribes to, by name or expression."""
+    topics = set(member.subscribed_topic_names)
+    resolved = regexes.get(member.subscribed_topic_regex or "")
+    if resolved is not None:
+        topics.update(resolved.topics)
+    return topics
+
+
+def metadata_bytes(member: cr.ConsumerMemberValue) -> int:
+    """Return what the member's subscription adds to the shard's totals, in bytes."""
+    names = sum(len(name.encode()) for name in member.subscribed_topic_names)
+    return names + len((member.subscribed_topic_regex or "").encode())
+
+
+# --- records of an assignment --------------------------------------------------------------------
+
+
+def write_current(current: CurrentAssignment) -> cr.CurrentAssignmentValue:
+    """Return the record's content for what a member has."""
+
+    def written(partitions: Mapping[TopicIdPartition, int]) -> tuple[cr.AssignedPartitions, ...]:
+        return tuple(
+            cr.AssignedPartitions(
+                topic_id, indexes, tuple(partitions[topic_id, index] for index in indexes)
+            )
+            for topic_id, indexes in by_topic(partitions)
+        )
+
+    return cr.CurrentAssignmentValue(
+        current.member_epoch,
+        current.previous_member_epoch,
+        int(current.state),
+        written(current.assigned),
+        written(current.pending_revocation),
+    )
+
+
+def read_current(value: cr.CurrentAssignmentValue) -> CurrentAssignment:
+    """Return what a member has. Before Kafka 4.3 partitions had no epochs: the member's counts."""
+    default = value.member_epoch if value.member_epoch >= 0 else value.previous_member_epoch
+
+    def read(topics: Iterable[cr.AssignedPartitions]) -> dict[TopicIdPartition, int]:
+        return {
+            (topic.topic_id, index): epoch
+            for topic in topics
+            for index, epoch in zip(
+                topic.partitions,
+                topic.assignment_epochs or (default,) * len(topic.partitions),
+                strict=True,
+            )
+        }
+
+    known = value.state in set(MemberState)
+    return CurrentAssignment(
+        value.member_epoch,
+        value.previous_member_epoch,
+        MemberState(value.state) if known else MemberState.UNKNOWN,
+        read(value.assigned),
+        read(value.pending_revocation),
+    )

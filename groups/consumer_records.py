@@ -1,0 +1,414 @@
+"""The records of consumer-protocol groups (KIP-848): types 3 to 8 and 16.
+
+Their values have one version, 0, and are flexible; keys are plain. A record's identity is its key,
+and no record needs another one to be understood, so that a compacted log loads in any form.
+
+Type 4 was given up in Kafka 4.1: of a log that still has it only its presence is read, so that it
+can be tombstoned.
+
+Source: the ``ConsumerGroup*Key.json`` and ``ConsumerGroup*Value.json`` schemas of Kafka 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
+
+from groups.wire_format import FieldReader, FieldWriter
+from logcore.errors import CorruptRecordError
+from logcore.machine import Record
+
+_VERSION: Final = 0
+_ONLY_TAG: Final = 0
+
+TopicPartitions = tuple[bytes, tuple[int, ...]]
+"""A topic id (16 bytes) and partition indexes."""
+
+
+class ConsumerRecordType(IntEnum):
+    """The type that leads a key."""
+
+    GROUP_METADATA = 3
+    PARTITION_METADATA = 4
+    MEMBER_METADATA = 5
+    TARGET_ASSIGNMENT_METADATA = 6
+    TARGET_ASSIGNMENT_MEMBER = 7
+    CURRENT_MEMBER_ASSIGNMENT = 8
+    REGULAR_EXPRESSION = 16
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupKey:
+    """Types 3, 4 and 6, which are per group."""
+
+    kind: ConsumerRecordType
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerMemberKey:
+    """Types 5, 7 and 8, which are per member."""
+
+    kind: ConsumerRecordType
+    group_id: str
+    member_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegularExpressionKey:
+    """Type 16."""
+
+    group_id: str
+    regex: str
+
+
+ConsumerKey = ConsumerGroupKey | ConsumerMemberKey | RegularExpressionKey
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEpochValue:
+    """Type 3. ``metadata_hash`` covers the subscribed topics; 0 stands for none."""
+
+    epoch: int
+    metadata_hash: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMetadataValue:
+    """Type 4: somebody older wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicMemberMetadata:
+    """What a member that speaks the classic protocol said. ``protocols`` are (name, metadata)."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerMemberValue:
+    """Type 5: what a member said of itself."""
+
+    instance_id: str | None
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    subscribed_topic_names: tuple[str, ...]
+    subscribed_topic_regex: str | None
+    rebalance_timeout_ms: int
+    server_assignor: str | None
+    classic: ClassicMemberMetadata | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentEpochValue:
+    """Type 6. ``timestamp_ms`` is when the target was computed, 0 if unknown."""
+
+    epoch: int
+    timestamp_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TargetAssignmentValue:
+    """Type 7: what a member shall have."""
+
+    partitions: tuple[TopicPartitions, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedPartitions:
+    """Partitions of one topic with the epoch of each one's assignment (KIP-1251), if known."""
+
+    topic_id: bytes
+    partitions: tuple[int, ...]
+    assignment_epochs: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentAssignmentValue:
+    """Type 8: what a member has. ``state`` is the number of Kafka's ``MemberState``."""
+
+    member_epoch: int
+    previous_member_epoch: int
+    state: int
+    assigned: tuple[AssignedPartitions, ...]
+    pending_revocation: tuple[AssignedPartitions, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegularExpressionValue:
+    """Type 16: the topics that a regular expression matches, as of a version of the metadata."""
+
+    topics: tuple[str, ...]
+    version: int
+    timestamp_ms: int
+
+
+ConsumerValue = (
+    GroupEpochValue
+    | PartitionMetadataValue
+    | ConsumerMemberValue
+    | AssignmentEpochValue
+    | TargetAssignmentValue
+    | CurrentAssignmentValue
+    | RegularExpressionValue
+)
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def _key(kind: ConsumerRecordType, *texts: str) -> bytes:
+    writer = FieldWriter(kind)
+    for text in texts:
+        writer.string(text)
+    return writer.done()
+
+
+def tombstone(kind: ConsumerRecordType, group_id: str, *rest: str) -> Record:
+    """Return the tombstone of a record; ``rest`` is the member id or regular expression."""
+    return Record(_key(kind, group_id, *rest), None)
+
+
+def group_epoch(group_id: str, value: GroupEpochValue) -> Record:
+    """Return the record of a group's epoch."""
+    writer = FieldWriter(_VERSION, flexible=True)
+    writer.int32(value.epoch)
+    writer.tags(_tag_int64(value.metadata_hash))
+    return Record(_key(ConsumerRecordType.GROUP_METADATA, group_id), writer.done())
+
+
+def member(group_id: str, member_id: str, value: ConsumerMemberValue) -> Record:
+    """Return the record of what a member said of itself."""
+    writer = FieldWriter(_VERSION, flexible=True)
+    writer.string(value.instance_id)
+    writer.string(value.rack_id)
+    writer.string(value.client_id)
+    writer.string(value.client_host)
+    _write_strings(writer, value.subscribed_topic_names)
+    writer.string(value.subscribed_topic_regex)
+    writer.int32(value.rebalance_timeout_ms)
+    writer.string(value.server_assignor)
+    writer.tags({} if value.classic is None else {_ONLY_TAG: _classic(value.classic)})
+    key = _key(ConsumerRecordType.MEMBER_METADATA, group_id, member_id)
+    return Record(key, writer.done())
+
+
+def _classic(value: ClassicMemberMetadata) -> bytes:
+    writer = FieldWriter(None, flexible=True)
+    writer.int8(1)  # a nullable structure says first that it is there
+    writer.int32(value.session_timeout_ms)
+    writer.count(len(value.protocols))
+    for name, metadata in value.protocols:
+        writer.string(name)
+        writer.bytes_(metadata)
+        writer.tags({})
+    writer.tags({})
+    return writer.done()
+
+
+def assignment_epoch(group_id: str, value: AssignmentEpochValue) -> Record:
+    """Return the record of the epoch that the target assignment was computed for."""
+    writer = FieldWriter(_VERSION, flexible=True)
+    writer.int32(value.epoch)
+    writer.tags(_tag_int64(value.timestamp_ms))
+    key = _key(ConsumerRecordType.TARGET_ASSIGNMENT_METADATA, group_id)
+    return Record(key, writer.done())
+
+
+def target_assignment(group_id: str, member_id: str, value: TargetAssignmentValue) -> Record:
+    """Return the record of a member's target."""
+    writer = FieldWriter(_VERSION, flexible=True)
+    writer.count(len(value.partitions))
+    for topic_id, partitions in value.partitions:
+        writer.raw(topic_id)
+        _write_int32s(writer, partitions)
+        writer.tags({})
+    writer.tags({})
+    key = _key(ConsumerRecordType.TARGET_ASSIGNMENT_MEMBER, group_id, member_id)
+    return Record(key, writer.done())
+
+
+def current_assignment(group_id: str, member_id: str, value: CurrentAssignmentValue) -> Record:
+    """Return the record of what a member has."""
+    writer = FieldWriter(_VERSION, flexible=True)
+    writer.int32(value.member_epoch)
+    writer.int32(value.previous_member_epoch)
+    writer.int8(value.state)
+    for topics in (value.assigned, value.pending_revocation):
+        writer.count(len(topics))
+        for topic in topics:
+            writer.raw(topic.topic_id)
+            _write_int32s(writer, topic.partitions)
+            writer.tags({} if topic.assignment_epochs is None else _tag_int32s(topic))
+    writer.tags({})
+    key = _key(ConsumerRecordType.CURRENT_MEMBER_ASSIGNMENT, group_id, member_id)
+    return Record(key, writer.done())
+
+
+def regular_expression(group_id: str, regex: str, value: RegularExpressionValue) -> Record:
+    """Return the record of the topics that a regular expression matches."""
+    writer = FieldWriter(_VERSION, flexible=True)
+    _write_strings(writer, value.topics)
+    writer.int64(value.version)
+    writer.int64(value.timestamp_ms)
+    writer.tags({})
+    return Record(_key(ConsumerRecordType.REGULAR_EXPRESSION, group_id, regex), writer.done())
+
+
+def _write_strings(writer: FieldWriter, texts: Iterable[str]) -> None:
+    everything = tuple(texts)
+    writer.count(len(everything))
+    for text in everything:
+        writer.string(text)
+
+
+def _write_int32s(writer: FieldWriter, numbers: tuple[int, ...]) -> None:
+    writer.count(len(numbers))
+    for number in numbers:
+        writer.int32(number)
+
+
+def _tag_int64(value: int) -> dict[int, bytes]:
+    """Return a tagged field, which is left out at its default of 0."""
+    return {_ONLY_TAG: value.to_bytes(8, signed=True)} if value else {}
+
+
+def _tag_int32s(topic: AssignedPartitions) -> dict[int, bytes]:
+    writer = FieldWriter(None, flexible=True)
+    _write_int32s(writer, topic.assignment_epochs or ())
+    return {_ONLY_TAG: writer.done()}
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def _read_strings(reader: FieldReader) -> tuple[str, ...]:
+    return tuple(reader.string() for _ in range(reader.count()))
+
+
+def _read_int32s(reader: FieldReader) -> tuple[int, ...]:
+    return tuple(reader.int32() for _ in range(reader.count()))
+
+
+def _read_tag_int64(reader: FieldReader) -> int:
+    field = reader.tags().get(_ONLY_TAG)
+    return 0 if field is None else FieldReader(field).int64()
+
+
+def _read_group_epoch(reader: FieldReader) -> GroupEpochValue:
+    return GroupEpochValue(reader.int32(), _read_tag_int64(reader))
+
+
+def _read_partition_metadata(reader: FieldReader) -> PartitionMetadataValue:  # noqa: ARG001
+    return PartitionMetadataValue()
+
+
+def _read_member(reader: FieldReader) -> ConsumerMemberValue:
+    return ConsumerMemberValue(
+        instance_id=reader.nullable_string(),
+        rack_id=reader.nullable_string(),
+        client_id=reader.string(),
+        client_host=reader.string(),
+        subscribed_topic_names=_read_strings(reader),
+        subscribed_topic_regex=reader.nullable_string(),
+        rebalance_timeout_ms=reader.int32(),
+        server_assignor=reader.nullable_string(),
+        classic=_read_classic(reader.tags().get(_ONLY_TAG)),
+    )
+
+
+def _read_classic(field: bytes | None) -> ClassicMemberMetadata | None:
+    if field is None:
+        return None
+    reader = FieldReader(field, flexible=True)
+    if reader.int8() < 0:
+        return None
+    session_timeout_ms = reader.int32()
+    protocols = []
+    for _ in range(reader.count()):
+        protocols.append((reader.string(), reader.bytes_()))
+        reader.tags()
+    return ClassicMemberMetadata(session_timeout_ms, tuple(protocols))
+
+
+def _read_assignment_epoch(reader: FieldReader) -> AssignmentEpochValue:
+    return AssignmentEpochValue(reader.int32(), _read_tag_int64(reader))
+
+
+def _read_target(reader: FieldReader) -> TargetAssignmentValue:
+    topics = []
+    for _ in range(reader.count()):
+        topics.append((reader.raw(16), _read_int32s(reader)))
+        reader.tags()
+    return TargetAssignmentValue(tuple(topics))
+
+
+def _read_assigned(reader: FieldReader) -> tuple[AssignedPartitions, ...]:
+    topics = []
+    for _ in range(reader.count()):
+        topic_id, partitions = reader.raw(16), _read_int32s(reader)
+        field = reader.tags().get(_ONLY_TAG)
+        epochs = None
+        if field is not None:
+            inner = FieldReader(field, flexible=True)
+            epochs = tuple(inner.int32() for _ in range(inner.nullable_count() or 0)) or None
+            if epochs is not None and len(epochs) != len(partitions):
+                raise CorruptRecordError(f"{len(epochs)} epochs of {len(partitions)} partitions")
+        topics.append(AssignedPartitions(topic_id, partitions, epochs))
+    return tuple(topics)
+
+
+def _read_current(reader: FieldReader) -> CurrentAssignmentValue:
+    return CurrentAssignmentValue(
+        member_epoch=reader.int32(),
+        previous_member_epoch=reader.int32(),
+        state=reader.int8(),
+        assigned=_read_assigned(reader),
+        pending_revocation=_read_assigned(reader),
+    )
+
+
+def _read_regular_expression(reader: FieldReader) -> RegularExpressionValue:
+    return RegularExpressionValue(_read_strings(reader), reader.int64(), reader.int64())
+
+
+def read_key(kind: int, reader: FieldReader) -> ConsumerKey:
+    """Read a key of one of this module's types, after its leading number."""
+    match ConsumerRecordType(kind):
+        case ConsumerRecordType.REGULAR_EXPRESSION:
+            return RegularExpressionKey(reader.string(), reader.string())
+        case (
+            ConsumerRecordType.MEMBER_METADATA
+            | ConsumerRecordType.TARGET_ASSIGNMENT_MEMBER
+            | ConsumerRecordType.CURRENT_MEMBER_ASSIGNMENT
+        ) as member_kind:
+            return ConsumerMemberKey(member_kind, reader.string(), reader.string())
+        case group_kind:
+            return ConsumerGroupKey(group_kind, reader.string())
+
+
+VALUE_READERS: Final[Mapping[ConsumerRecordType, Callable[[FieldReader], ConsumerValue]]] = (
+    MappingProxyType(
+        {
+            ConsumerRecordType.GROUP_METADATA: _read_group_epoch,
+            ConsumerRecordType.PARTITION_METADATA: _read_partition_metadata,
+            ConsumerRecordType.MEMBER_METADATA: _read_member,
+            ConsumerRecordType.TARGET_ASSIGNMENT_METADATA: _read_assignment_epoch,
+            ConsumerRecordType.TARGET_ASSIGNMENT_MEMBER: _read_target,
+            ConsumerRecordType.CURRENT_MEMBER_ASSIGNMENT: _read_current,
+            ConsumerRecordType.REGULAR_EXPRESSION: _read_regular_expression,
+        }
+    )
+)
+"""Record type → reader of its value, after the version."""

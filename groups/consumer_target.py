@@ -1,0 +1,212 @@
+"""A consumer group's epoch and its target assignment: when they change, and what they become.
+
+Source: Kafka's ``GroupMetadataManager`` (updateSubscriptionMetadata, updateTargetAssignment,
+maybeUpdateRegularExpressions), ``TargetAssignmentBuilder`` and ``Utils.computeGroupHash``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from groups import consumer_records as cr
+from groups.assignors.model import Assignor, GroupSpec, MemberSpec, run
+from groups.consumer_commands import ConsumerSettings, TopicImage
+from groups.consumer_group import ConsumerGroup, by_topic, subscribed_topics, topics_of
+from groups.consumer_records import ConsumerRecordType as Kind
+from groups.errors import GroupLimitExceededError
+from groups.outcome import EventKind, Outcome
+from groups.reconcile import Target, TopicIdPartition
+from groups.regex import TopicRegex
+from groups.shard import Shard
+
+
+@dataclass(slots=True)
+class Working:
+    """A group as it will be once the records that are being collected are replayed."""
+
+    group: ConsumerGroup
+    topics: TopicImage
+    members: dict[str, cr.ConsumerMemberValue]
+    targets: dict[str, frozenset[TopicIdPartition]]
+    regexes: dict[str, cr.RegularExpressionValue]
+    epoch: cr.GroupEpochValue
+    assignment: cr.AssignmentEpochValue | None
+    checked_image: TopicImage | None
+    regexes_image: TopicImage | None
+    regexes_checked_ms: int | None
+
+    @classmethod
+    def of(cls, group: ConsumerGroup, topics: TopicImage) -> Working:
+        """Return the group as it is."""
+        return cls(
+            group,
+            topics,
+            dict(group.members),
+            dict(group.targets),
+            dict(group.regexes),
+            group.saved_epoch or cr.GroupEpochValue(0),
+            group.saved_assignment,
+            group.checked_image,
+            group.regexes_image,
+            group.regexes_checked_ms,
+        )
+
+    def topic_ids_of(self, member: cr.ConsumerMemberValue) -> frozenset[bytes]:
+        """Return the ids of the existing topics that a member subscribes to."""
+        known = self.topics.topics
+        names = topics_of(member, self.regexes)
+        return frozenset(known[name][0] for name in names if name in known)
+
+    def target(self, member_id: str) -> Target:
+        """Return a member's target."""
+        epoch = 0 if self.assignment is None else self.assignment.epoch
+        return Target(epoch, self.targets.get(member_id, frozenset()))
+
+
+# --- regular expressions -------------------------------------------------------------------------
+
+
+def refresh_regexes(shard: Shard, outcome: Outcome, working: Working, reasons: list[str]) -> None:
+    """Resolve expressions that are new, forget those nobody uses, and follow the topics' changes.
+
+    Kafka does this in the background and lets the first heartbeat go without; matching in linear
+    time makes that needless.
+    """
+    group_id = working.group.group_id
+    used = {m.subscribed_topic_regex for m in working.members.values() if m.subscribed_topic_regex}
+    if len(used) > shard.limits.max_group_regexes:
+        limit = shard.limits.max_group_regexes
+        raise GroupLimitExceededError(f"the group has max_group_regexes={limit}")
+    for regex in working.regexes.keys() - used:
+        del working.regexes[regex]
+        outcome.append(cr.tombstone(Kind.REGULAR_EXPRESSION, group_id, regex))
+    checked_ms = working.regexes_checked_ms
+    if checked_ms is None:
+        resolved_ms = (resolved.timestamp_ms for resolved in working.regexes.values())
+        checked_ms = max(resolved_ms, default=outcome.now_ms)
+    is_due = (
+        working.regexes_image is not working.topics
+        and outcome.now_ms - checked_ms >= shard.limits.min_regex_refresh_interval_ms
+    )
+    due = used if is_due else used - working.regexes.keys()
+    for regex in sorted(due):
+        matches = TopicRegex(regex).matches
+        found = tuple(sorted(name for name in working.topics.topics if matches(name)))
+        old = working.regexes.get(regex)
+        value = cr.RegularExpressionValue(found, working.topics.version, outcome.now_ms)
+        if old is not None and old.topics == found:
+            continue
+        working.regexes[regex] = value
+        outcome.append(cr.regular_expression(group_id, regex, value))
+        outcome.event(EventKind.REGEX_RESOLVED, group_id, regex=regex, topics=len(found))
+        if old is not None:
+            reasons.append(f"topics matching {regex[:100]!r} changed")
+    if due and working.regexes.keys() <= due:
+        working.regexes_image = working.topics
+        working.regexes_checked_ms = outcome.now_ms
+
+
+# --- the group epoch -----------------------------------------------------------------------------
+
+
+def metadata_hash(topics: TopicImage, names: frozenset[str]) -> int:
+    """Return a signed 64-bit hash of these topics' names, ids and partition counts; 0 for none.
+
+    Kafka's is XXH3. Which function it is matters to nobody: another broker that reads the record
+    finds a difference once and bumps the epoch once more.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    found = False
+    for name in sorted(names & topics.topics.keys()):
+        topic_id, partition_count = topics.topics[name]
+        digest.update(topic_id + partition_count.to_bytes(4) + name.encode() + b"\0")
+        found = True
+    return int.from_bytes(digest.digest(), signed=True) if found else 0
+
+
+def bump_epoch(outcome: Outcome, working: Working, reasons: list[str]) -> None:
+    """Bump the group epoch if there is a reason, or if the subscribed topics changed."""
+    group = working.group
+    if not reasons and working.checked_image is working.topics:
+        return
+    names = subscribed_topics(working.members.values(), working.regexes)
+    fresh_hash = metadata_hash(working.topics, names)
+    working.checked_image = working.topics
+    if not reasons and fresh_hash == working.epoch.metadata_hash:
+        return
+    if not reasons:
+        reasons.append("subscribed topics changed")
+    write_epoch(outcome, group, working.epoch.epoch + 1, fresh_hash, "; ".join(reasons))
+    working.epoch = cr.GroupEpochValue(working.epoch.epoch + 1, fresh_hash)
+
+
+def write_epoch(
+    outcome: Outcome, group: ConsumerGroup, epoch: int, hashed: int, reason: str
+) -> None:
+    """Write a new group epoch."""
+    if group.has_partition_metadata:
+        outcome.append(cr.tombstone(Kind.PARTITION_METADATA, group.group_id))
+    outcome.append(cr.group_epoch(group.group_id, cr.GroupEpochValue(epoch, hashed)))
+    outcome.event(EventKind.GROUP_EPOCH_BUMPED, group.group_id, epoch=epoch, reason=reason)
+
+
+# --- the target ----------------------------------------------------------------------------------
+
+
+def update_target(outcome: Outcome, working: Working, settings: ConsumerSettings) -> None:
+    """Compute the target of the newest group epoch, unless the last computation is too fresh."""
+    assignment, group_id = working.assignment, working.group.group_id
+    if assignment is not None:
+        if assignment.epoch >= working.epoch.epoch:
+            return
+        if outcome.now_ms - assignment.timestamp_ms < settings.assignment_interval_ms:
+            return
+    assignor = preferred_assignor(working.members, settings)
+    targets = run(assignor, _spec(working))
+    for member_id, target in targets.items():
+        if working.targets.get(member_id) != target:
+            value = cr.TargetAssignmentValue(by_topic(target))
+            outcome.append(cr.target_assignment(group_id, member_id, value))
+    working.targets = targets
+    working.assignment = cr.AssignmentEpochValue(working.epoch.epoch, outcome.now_ms)
+    outcome.append(cr.assignment_epoch(group_id, working.assignment))
+    outcome.event(
+        EventKind.TARGET_ASSIGNED,
+        group_id,
+        epoch=working.epoch.epoch,
+        assignor=assignor.name,
+        members=len(targets),
+        partitions=sum(len(target) for target in targets.values()),
+    )
+
+
+def _spec(working: Working) -> GroupSpec:
+    members = {
+        member_id: MemberSpec(
+            member.instance_id,
+            working.topic_ids_of(member),
+            working.targets.get(member_id, frozenset()),
+        )
+        for member_id, member in working.members.items()
+    }
+    wanted = frozenset().union(*(spec.topic_ids for spec in members.values()))
+    counts = dict(working.topics.topics.values())
+    return GroupSpec(members, {topic_id: counts[topic_id] for topic_id in wanted})
+
+
+def preferred_assignor(
+    members: Mapping[str, cr.ConsumerMemberValue], settings: ConsumerSettings
+) -> Assignor:
+    """Return the assignor that most members ask for; on a tie, or if none does, the default."""
+    assignors = settings.assignors
+    votes = Counter(
+        member.server_assignor
+        for member in members.values()
+        if member.server_assignor is not None and member.server_assignor in assignors
+    )
+    most = max(votes.values(), default=0)
+    winners = [name for name, count in votes.items() if count == most]
+    return assignors.get(winners[0]) if len(winners) == 1 else assignors.default

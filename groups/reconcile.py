@@ -1,0 +1,169 @@
+"""How a member of a consumer group moves from what it has to what it shall have (KIP-848).
+
+One pure function. A member gives up first and takes second: it keeps its epoch until it reports
+that it no longer owns what it must revoke, and it takes a partition only when nobody else holds it.
+Whoever holds a partition, be it to revoke it, keeps everybody else from it; that is the whole
+safety of the protocol.
+
+Source: Kafka's ``CurrentAssignmentBuilder`` (4.3) and ``MemberState``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Final
+
+from groups.errors import FencedMemberEpochError
+
+TopicIdPartition = tuple[bytes, int]
+"""A topic id (16 bytes) and a partition index."""
+
+
+class MemberState(IntEnum):
+    """The number is the one in the member's record."""
+
+    STABLE = 0
+    """It has what its epoch's target gave it."""
+    UNREVOKED_PARTITIONS = 1
+    """It must report that it no longer owns some partitions; its epoch waits."""
+    UNRELEASED_PARTITIONS = 2
+    """It has reached the target's epoch; others still hold partitions of its target."""
+    UNKNOWN = 127
+    """A newer coordinator wrote a state that this one does not know."""
+
+
+TRANSITIONS: Final[Mapping[tuple[MemberState, MemberState], str]] = {
+    (MemberState.STABLE, MemberState.STABLE): "target changed, nothing to wait for",
+    (MemberState.STABLE, MemberState.UNREVOKED_PARTITIONS): "target lost partitions it owns",
+    (MemberState.STABLE, MemberState.UNRELEASED_PARTITIONS): "target has partitions of others",
+    (MemberState.UNREVOKED_PARTITIONS, MemberState.STABLE): "revoked, nothing to wait for",
+    (
+        MemberState.UNREVOKED_PARTITIONS,
+        MemberState.UNREVOKED_PARTITIONS,
+    ): "revoked, but a newer target or subscription lost more",
+    (
+        MemberState.UNREVOKED_PARTITIONS,
+        MemberState.UNRELEASED_PARTITIONS,
+    ): "revoked, target has partitions of others",
+    (MemberState.UNRELEASED_PARTITIONS, MemberState.STABLE): "the last partition became free",
+    (
+        MemberState.UNRELEASED_PARTITIONS,
+        MemberState.UNREVOKED_PARTITIONS,
+    ): "a newer target lost partitions it owns",
+    (
+        MemberState.UNRELEASED_PARTITIONS,
+        MemberState.UNRELEASED_PARTITIONS,
+    ): "some partitions became free, or the target changed",
+    (MemberState.UNKNOWN, MemberState.STABLE): "it owns nothing, nothing to wait for",
+    (MemberState.UNKNOWN, MemberState.UNRELEASED_PARTITIONS): "target has partitions of others",
+}
+"""(from, to) → what causes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentAssignment:
+    """What a member has. Both mappings give the epoch in which each partition was assigned."""
+
+    member_epoch: int = 0
+    previous_member_epoch: int = 0
+    state: MemberState = MemberState.STABLE
+    assigned: Mapping[TopicIdPartition, int] = field(default_factory=dict)
+    pending_revocation: Mapping[TopicIdPartition, int] = field(default_factory=dict)
+
+    def is_reconciled_to(self, epoch: int) -> bool:
+        """Whether it has reached the target of ``epoch``."""
+        return self.state is MemberState.STABLE and self.member_epoch == epoch
+
+    @property
+    def held(self) -> set[TopicIdPartition]:
+        """Everything that nobody else may be given."""
+        return {*self.assigned, *self.pending_revocation}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a member shall have, and the assignment epoch that says so."""
+
+    epoch: int
+    partitions: frozenset[TopicIdPartition]
+
+
+def reconcile(
+    member: CurrentAssignment,
+    target: Target,
+    is_held_by_other: Callable[[TopicIdPartition], bool],
+    owned: AbstractSet[TopicIdPartition] | None,
+    is_subscribed: Callable[[bytes], bool] = lambda _topic_id: True,
+) -> CurrentAssignment:
+    """Return the member one step nearer to its target; the same object if nothing is to be done.
+
+    ``owned`` is what the member reports to own, None if it does not say. ``is_subscribed`` tells
+    of a topic id: what the member no longer subscribes to counts as not in its target, even if the
+    target was computed before. Raises :class:`groups.errors.FencedMemberEpochError` for a member in
+    state UNKNOWN that may own something.
+    """
+    match member.state:
+        case MemberState.STABLE:
+            settled = member.member_epoch == target.epoch
+            if settled and all(is_subscribed(topic_id) for topic_id, _ in member.assigned):
+                return member
+        case MemberState.UNREVOKED_PARTITIONS:
+            if _owns(owned, member.pending_revocation):
+                return _give_up_unsubscribed(member, is_subscribed)
+        case MemberState.UNKNOWN:
+            if owned is None or owned:
+                raise FencedMemberEpochError("the member's state is unknown; it must rejoin")
+    return _next(member, target, is_held_by_other, owned, is_subscribed)
+
+
+def _owns(
+    owned: AbstractSet[TopicIdPartition] | None, revoked: Mapping[TopicIdPartition, int]
+) -> bool:
+    """Whether the member may still own some of ``revoked``; one that says nothing may."""
+    return bool(revoked) and (owned is None or not owned.isdisjoint(revoked.keys()))
+
+
+def _give_up_unsubscribed(
+    member: CurrentAssignment, is_subscribed: Callable[[bytes], bool]
+) -> CurrentAssignment:
+    lost = {tp: epoch for tp, epoch in member.assigned.items() if not is_subscribed(tp[0])}
+    if not lost:
+        return member
+    return replace(
+        member,
+        assigned={tp: epoch for tp, epoch in member.assigned.items() if tp not in lost},
+        pending_revocation={**member.pending_revocation, **lost},
+    )
+
+
+def _next(
+    member: CurrentAssignment,
+    target: Target,
+    is_held_by_other: Callable[[TopicIdPartition], bool],
+    owned: AbstractSet[TopicIdPartition] | None,
+    is_subscribed: Callable[[bytes], bool],
+) -> CurrentAssignment:
+    wanted = {tp for tp in target.partitions if is_subscribed(tp[0])}
+    kept = {tp: epoch for tp, epoch in member.assigned.items() if tp in wanted}
+    revoked = {tp: epoch for tp, epoch in member.assigned.items() if tp not in wanted}
+    if _owns(owned, revoked):
+        return replace(
+            member,
+            state=MemberState.UNREVOKED_PARTITIONS,
+            assigned=kept,
+            pending_revocation=revoked,
+        )
+    missing = {tp for tp in wanted if tp not in kept}
+    free = {tp: target.epoch for tp in missing if not is_held_by_other(tp)}
+    waits = len(free) < len(missing)
+    moves = member.member_epoch != target.epoch
+    return CurrentAssignment(
+        member_epoch=target.epoch,
+        # The epoch the client had before: it may come back with it if our answer got lost.
+        previous_member_epoch=member.member_epoch if moves else member.previous_member_epoch,
+        state=MemberState.UNRELEASED_PARTITIONS if waits else MemberState.STABLE,
+        assigned={**kept, **free},
+    )

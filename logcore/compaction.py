@@ -1,0 +1,467 @@
+"""One round of compaction: which part of a log, its rewriting, and the bookkeeping between the two.
+
+A round has three kinds of steps, so that a daemon can keep the long ones off its loop:
+
+* *plan* (:func:`plan_round`, on the thread that owns the log) takes down everything that decides:
+  the sealed segments of the range, the aborted transactions, the last record of every producer;
+* *clean* (:meth:`CompactionRound.map_keys`, then :meth:`CompactionRound.clean_next` per group of
+  segments, on any thread) reads with handles of its own and writes ``.cleaned`` files;
+* *install* (``Partition.install_cleaned``, on the owner's thread, after each ``clean_next``) puts
+  the files in the place of the segments they were made from, or drops the round if the log was cut
+  meanwhile. Groups go in oldest first: a tombstone may only go when what it deletes has gone.
+
+Every output segment keeps its last batch, if need be without records: recovery finds by it how far
+an interrupted replacement reaches. (Kafka keeps that of the last segment only.) A batch's CRC is
+checked before it is decoded, so that damage is reported and never rewritten with a good checksum.
+
+Messages of format v0 and v1 become v2 batches. Their tombstones begin their delete horizon then;
+Kafka judges them by the age of their file.
+
+Source: ``Cleaner``, ``LogCleanerManager.cleanableOffsets``, ``LocalLog.replaceSegments``.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from logcore.batch import DEFAULT_MAX_OUTPUT_BYTES, parse_header, verify_crc
+from logcore.cleaner import (
+    AbortedTransaction,
+    Batch,
+    Figures,
+    Filter,
+    LastRecord,
+    OffsetMap,
+    Transactions,
+    map_offsets,
+)
+from logcore.clock import Clock
+from logcore.config import LogConfig
+from logcore.fs import FileSystem
+from logcore.index import MAX_RELATIVE_OFFSET, AbortedTxn, TimeIndex
+from logcore.log import CLEANED_SUFFIX, Log
+from logcore.segment import SEGMENT_SUFFIXES, TXN_INDEX_SUFFIX, Segment, file_stem
+
+DEDUPE_BUFFER_BYTES: Final = 134_217_728
+"""``log.cleaner.dedupe.buffer.size``: memory of a round for the keys of the dirty part."""
+
+MAX_SEGMENT_BYTES: Final = 0x7FFFFFFF
+"""Positions in the offset index are signed 32-bit numbers."""
+
+_MIN_WAIT_SECONDS: Final = 0.01
+"""Shorter debts of the throttle are carried on: a sleep costs more than it is worth."""
+
+
+class CompactionCancelled(Exception):  # noqa: N818 - not an error: nothing is wrong with the log
+    """The round ends without effect: the daemon stops, or the log was cut, closed or deleted."""
+
+
+class Throttle:
+    """Holds the reads and writes of a cleaner at ``bytes_per_second``, counted together.
+
+    ``wait`` sleeps for so many seconds and says whether to stop, as ``threading.Event.wait`` does;
+    CompactionCancelled then. Source: ``Throttler``, ``log.cleaner.io.max.bytes.per.second``.
+    """
+
+    def __init__(
+        self, bytes_per_second: float, clock: Clock, wait: Callable[[float], bool]
+    ) -> None:
+        if bytes_per_second <= 0:
+            raise ValueError(f"a throttle of {bytes_per_second} bytes per second")
+        self._bytes_per_second = bytes_per_second
+        self._clock = clock
+        self._wait = wait
+        self._free_at_ms = float(clock.monotonic_ms())
+
+    def __call__(self, count: int) -> None:
+        """Account for ``count`` bytes, sleeping first if the budget is overdrawn."""
+        now_ms = self._clock.monotonic_ms()
+        # What was not used is not saved up: a burst would hit the disk at once.
+        self._free_at_ms = max(self._free_at_ms, now_ms) + count / self._bytes_per_second * 1000
+        debt = (self._free_at_ms - now_ms) / 1000
+        if debt >= _MIN_WAIT_SECONDS and self._wait(debt):
+            raise CompactionCancelled("the cleaner stops")
+
+
+def unthrottled(count: int) -> None:
+    """A throttle that never waits."""
+    del count
+
+
+class DirtyRange(NamedTuple):
+    """What a round on a log would clean: offsets [first_dirty, end), and what that means in bytes.
+
+    ``overdue_ms``: how long the oldest dirty segment has been waiting beyond
+    ``max_compaction_lag_ms``, 0 if it has not.
+    """
+
+    first_dirty_offset: int
+    end_offset: int
+    clean_bytes: int
+    dirty_bytes: int
+    overdue_ms: int
+
+    @property
+    def dirty_ratio(self) -> float:
+        """Share of dirty bytes in what would be read."""
+        total = self.clean_bytes + self.dirty_bytes
+        return self.dirty_bytes / total if total else 0.0
+
+
+def dirty_range(
+    log: Log,
+    checkpoint: int | None,
+    *,
+    log_start_offset: int,
+    last_stable_offset: int,
+    now_ms: int,
+) -> DirtyRange:
+    """Work out what may be cleaned, from where the last round ended (None if there was none).
+
+    The range ends with the last segment that is sealed, lies wholly below the last stable offset,
+    and is older than ``min_compaction_lag_ms``. A checkpoint outside of the log is not used.
+    """
+    segments, config = log.segments, log.config
+    first_dirty = log_start_offset
+    if checkpoint is not None and log_start_offset <= checkpoint <= log.log_end_offset:
+        first_dirty = checkpoint
+    end = segments[0].base_offset
+    clean_bytes = dirty_bytes = 0
+    oldest: int | None = None
+    for segment, following in pairwise(segments):
+        next_base = following.base_offset
+        dirty = next_base > first_dirty
+        if next_base > last_stable_offset or (
+            dirty
+            and config.min_compaction_lag_ms > 0
+            and segment.largest_timestamp_ms > now_ms - config.min_compaction_lag_ms
+        ):
+            break
+        end = next_base
+        if segment.base_offset < first_dirty:
+            clean_bytes += segment.size
+        if dirty:
+            # A segment that is dirty from its middle on has to be read as both.
+            dirty_bytes += segment.size
+            first = segment.first_batch_timestamp
+            if first is not None and first > 0 and (oldest is None or first < oldest):
+                oldest = first
+    overdue_ms = 0
+    if oldest is not None:
+        overdue_ms = max(now_ms - max(config.max_compaction_lag_ms, 0) - oldest, 0)
+    return DirtyRange(first_dirty, max(end, first_dirty), clean_bytes, dirty_bytes, overdue_ms)
+
+
+class Source(NamedTuple):
+    """A sealed segment to read. ``segment`` is the log's own: the cleaning thread leaves it be."""
+
+    segment: Segment
+    base_offset: int
+    size: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedSegment:
+    """Files with the suffix ``.cleaned`` that wait to replace ``replaced``."""
+
+    base_offset: int
+    replaced: tuple[Segment, ...]
+    suffixes: tuple[str, ...]
+    """Which files there are, the log file first."""
+
+
+def plan_round(
+    fs: FileSystem,
+    log: Log,
+    dirty: DirtyRange,
+    *,
+    last_records: Mapping[int, LastRecord],
+    now_ms: int,
+    budget_bytes: int,
+    is_current: Callable[[], bool],
+) -> CompactionRound | None:
+    """Take down what a round over ``dirty`` needs; None if nothing is dirty.
+
+    ``is_current`` is asked by the cleaning thread and says whether the log is still the same.
+    """
+    if dirty.dirty_bytes == 0 or dirty.end_offset <= dirty.first_dirty_offset:
+        return None
+    segments = log.segments
+    sources = [
+        Source(segment, segment.base_offset, segment.size, following.base_offset)
+        for segment, following in pairwise(segments)
+        if following.base_offset <= dirty.end_offset
+    ]
+    aborted = [
+        entry
+        for segment in segments
+        for entry in segment.txn_index.entries
+        if entry.first_offset < dirty.end_offset
+    ]
+    return CompactionRound(
+        fs,
+        log.directory,
+        log.config,
+        dirty,
+        sources,
+        aborted,
+        last_records=last_records,
+        now_ms=now_ms,
+        budget_bytes=budget_bytes,
+        is_current=is_current,
+    )
+
+
+class CompactionRound:
+    """The cleaning of one range of one log. Made by ``Partition.plan_compaction``.
+
+    :meth:`map_keys` once, then :meth:`clean_next` until it returns False, with an
+    ``install_cleaned`` by the owner after each True. Both may raise CompactionCancelled, and
+    OSError, CorruptRecordError or InvalidRecordError when the log can't be cleaned: then
+    :meth:`discard`. They may run on any one thread at a time.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        config: LogConfig,
+        dirty: DirtyRange,
+        sources: Sequence[Source],
+        aborted: Sequence[AbortedTxn],
+        *,
+        last_records: Mapping[int, LastRecord],
+        now_ms: int,
+        budget_bytes: int,
+        is_current: Callable[[], bool],
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._config = config
+        self._sources = sources
+        self._aborted = {AbortedTransaction(*entry[:3]): entry for entry in aborted}
+        self._last_records = last_records
+        self._now_ms = now_ms
+        self._offsets = OffsetMap(budget_bytes)
+        self._is_current = is_current
+        self._filter: Filter | None = None
+        self._groups: deque[list[Source]] = deque()
+        self._passing: object = None
+        self.dirty = dirty
+        self.next_dirty_offset = dirty.first_dirty_offset
+        """Where the next round begins, once every group of this one is installed."""
+        self.cleaned: CleanedSegment | None = None
+        """What :meth:`clean_next` wrote last and nobody has installed or discarded."""
+
+    @property
+    def figures(self) -> Figures:
+        """What was read and kept so far."""
+        return Figures() if self._filter is None else self._filter.figures
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the log was neither cut nor closed since the plan."""
+        return self._is_current()
+
+    # --- first pass ---
+
+    def map_keys(self, throttle: Callable[[int], None] = unthrottled) -> None:
+        """Read the dirty part and note the last offset of each key, as far as memory goes."""
+        sources = [one for one in self._sources if one.end_offset > self.dirty.first_dirty_offset]
+        exhausted = False
+
+        def batches() -> Generator[Batch, None, None]:
+            nonlocal exhausted
+            for source in sources:
+                yield from self._read(source, throttle)
+            exhausted = True
+
+        with closing(batches()) as dirty:
+            map_offsets(
+                dirty,
+                self._transactions_from(sources[0].base_offset),
+                self._offsets,
+                start=self.dirty.first_dirty_offset,
+                max_output_bytes=DEFAULT_MAX_OUTPUT_BYTES,
+            )
+        self.next_dirty_offset = self.dirty.end_offset
+        if not exhausted:
+            self.next_dirty_offset = self._offsets.latest_offset + 1
+        mapped = [one for one in self._sources if one.base_offset < self.next_dirty_offset]
+        self._groups.extend(grouped(mapped, self._config))
+        self._filter = Filter(
+            self._offsets,
+            self._transactions_from(self._sources[0].base_offset),
+            self._last_records,
+            last_offset=-1,
+            now_ms=self._now_ms,
+            delete_retention_ms=self._config.delete_retention_ms,
+            max_output_bytes=DEFAULT_MAX_OUTPUT_BYTES,
+        )
+
+    def _transactions_from(self, offset: int) -> Transactions:
+        """Follow transactions from a segment on; those that ended before would hide later data."""
+        return Transactions(entry for entry in self._aborted if entry.last_offset >= offset)
+
+    def _read(self, source: Source, throttle: Callable[[int], None]) -> Iterator[Batch]:
+        """Yield the batches of a segment, each with its CRC checked, as format v2."""
+        self._throw_if_gone()
+        try:
+            segment = self._open(source.base_offset)
+        except FileNotFoundError:
+            self._throw_if_gone()
+            raise
+        try:
+            for _, header, batch in segment.batches():
+                throttle(header.size)
+                self._throw_if_gone()
+                verify_crc(batch, 0, header)
+                yield header, batch
+        finally:
+            segment.close()
+
+    def _open(self, base_offset: int, *, fresh: bool = False, suffix: str = "") -> Segment:
+        return Segment(
+            self._fs,
+            self._directory,
+            base_offset,
+            index_interval_bytes=self._config.index_interval_bytes,
+            index_max_bytes=self._config.segment_index_bytes,
+            created_ms=self._now_ms,
+            fresh=fresh,
+            suffix=suffix,
+        )
+
+    def _throw_if_gone(self) -> None:
+        if not self._is_current():
+            raise CompactionCancelled(f"{self._directory} was cut, closed or deleted")
+
+    # --- second pass ---
+
+    def clean_next(self, throttle: Callable[[int], None] = unthrottled) -> bool:
+        """Write the next group of segments anew; False when there is none left.
+
+        True leaves :attr:`cleaned` to be installed. A segment in which nothing had to change is
+        passed over.
+        """
+        while self._groups:
+            group = self._groups.popleft()
+            if self._rewrite(group, throttle):
+                return True
+        return False
+
+    def _rewrite(self, group: list[Source], throttle: Callable[[int], None]) -> bool:
+        """Write the ``.cleaned`` files of a group; False if they would be the same as before."""
+        base_offset = group[0].base_offset
+        self._remove_files(base_offset)
+        self._throw_if_gone()
+        output = self._open(base_offset, fresh=True, suffix=CLEANED_SUFFIX)
+        self.cleaned = CleanedSegment(
+            base_offset, tuple(source.segment for source in group), SEGMENT_SUFFIXES
+        )
+        try:
+            output.reset_indexes()
+            changed = self._filter_into(output, group, throttle)
+            aborts = self._aborts_between(base_offset, group[-1].end_offset)
+            for entry in aborts:
+                output.txn_index.append(entry)
+            output.seal()
+            if not changed and len(group) == 1 and output.size == group[0].size:
+                self.discard()
+                return False
+            output.sync()
+            output.sync_indexes()
+        finally:
+            output.close()
+        if not aborts:
+            suffixes = tuple(one for one in SEGMENT_SUFFIXES if one != TXN_INDEX_SUFFIX)
+            self.cleaned = CleanedSegment(base_offset, self.cleaned.replaced, suffixes)
+        return True
+
+    def _filter_into(
+        self, output: Segment, group: list[Source], throttle: Callable[[int], None]
+    ) -> bool:
+        """Write what stays of a group; whether that differs from what was there."""
+        if self._filter is None:
+            raise ValueError("map_keys comes before clean_next")
+        dropped = self._filter.figures.batches_dropped
+        changed = False
+        with closing(self._announcing_last(self._read_all(group, throttle))) as batches:
+            for kept in self._filter.run(batches):
+                changed |= kept is not self._passing
+                header = parse_header(kept)
+                if output.size + header.size > MAX_SEGMENT_BYTES:
+                    raise OSError(errno.EFBIG, "a cleaned segment is too large", output.path)
+                throttle(header.size)
+                output.append((kept,), header.size, header.last_offset, header.max_timestamp)
+        return changed or self._filter.figures.batches_dropped > dropped
+
+    def _read_all(self, group: list[Source], throttle: Callable[[int], None]) -> Iterator[Batch]:
+        for source in group:
+            yield from self._read(source, throttle)
+
+    def _announcing_last(self, batches: Iterable[Batch]) -> Generator[Batch, None, None]:
+        """Pass batches on, and tell the filter which one is the last."""
+        previous: Batch | None = None
+        for batch in batches:
+            if previous is not None:
+                self._passing = previous[1]
+                yield previous
+            previous = batch
+        if previous is not None and self._filter is not None:
+            self._filter.last_offset = previous[0].last_offset
+            self._passing = previous[1]
+            yield previous
+            self._filter.last_offset = -1
+
+    def _aborts_between(self, start: int, end: int) -> list[AbortedTxn]:
+        """Aborted transactions whose marker lies in the range and whose data was still seen."""
+        if self._filter is None:
+            return []
+        retained = self._filter.transactions.retained_aborts
+        entries = [self._aborted[entry] for entry in retained if start <= entry.last_offset < end]
+        return sorted(entries, key=lambda entry: entry.last_offset)
+
+    # --- giving up ---
+
+    def discard(self) -> None:
+        """Remove what was written and not installed. Raises OSError."""
+        if self.cleaned is not None:
+            self._remove_files(self.cleaned.base_offset)
+            self.cleaned = None
+
+    def _remove_files(self, base_offset: int) -> None:
+        stem = f"{self._directory}/{file_stem(base_offset)}"
+        for suffix in SEGMENT_SUFFIXES:
+            self._fs.remove(stem + suffix + CLEANED_SUFFIX)
+
+
+def grouped(sources: Sequence[Source], config: LogConfig) -> list[list[Source]]:
+    """Put neighbours together as long as they fit one segment (``Cleaner.groupSegmentsBySize``).
+
+    An index has at most one entry per ``index_interval_bytes`` of log, which bounds its size.
+    """
+    max_bytes = min(
+        config.segment_bytes,
+        config.segment_index_bytes // TimeIndex.ENTRY_SIZE * config.index_interval_bytes,
+    )
+    groups: list[list[Source]] = []
+    room = 0
+    for source in sources:
+        room -= source.size
+        if (
+            not groups
+            or room < 0
+            or source.end_offset - 1 - groups[-1][0].base_offset > MAX_RELATIVE_OFFSET
+        ):
+            groups.append([])
+            room = max_bytes - source.size
+        groups[-1].append(source)
+    return groups

@@ -1,0 +1,457 @@
+"""A reader of every kind of file in a data directory: plain rows for people and tools.
+
+A row is a dict whose ``kind`` says what it is: ``batch``, ``record``, ``offset-index``,
+``time-index``, ``txn-index``, ``producer``, ``checkpoint``, ``epoch``, ``identity``, or ``problem``
+with the reason in ``problem``. Bytes stay bytes. What can't be read ends the rows of a file with a
+problem; OSError is the only exception. Nothing is changed on disk.
+
+Verification looks further: CRCs and records of a log, index entries against the batches they point
+to (the log has to be in the same directory), orders, checksums. What records of the coordinators
+mean is for the caller to say, by a :data:`Decoder`.
+
+Source: ``DumpLogSegments``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import Final
+
+from logcore.batch import (
+    HEADER_SIZE,
+    MAGIC,
+    BatchHeader,
+    LogRecord,
+    decode_records,
+    parse_control,
+    parse_header,
+    verify_crc,
+)
+from logcore.checkpoints import (
+    CLEANER_CHECKPOINT,
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    LOG_START_CHECKPOINT,
+    META_PROPERTIES,
+    PARTITION_METADATA,
+    RECOVERY_POINT_CHECKPOINT,
+    CheckpointError,
+    read_epochs,
+    read_meta_properties,
+    read_offsets,
+    read_partition_metadata,
+    uuid_to_text,
+)
+from logcore.errors import LogError
+from logcore.fs import FileSystem
+from logcore.index import (
+    AbortedTxn,
+    CorruptIndexError,
+    TransactionIndex,
+    offset_entries,
+    time_entries,
+)
+from logcore.legacy import (
+    as_batch_header,
+    decode_message,
+    magic_at,
+    parse_message,
+    verify_message_crc,
+)
+from logcore.log import CLEANED_SUFFIX, DELETED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX
+from logcore.machine import DomainError
+from logcore.producers import CorruptSnapshotError, decode_snapshot
+from logcore.segment import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SCAN_BYTES,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    file_stem,
+)
+
+Row = dict[str, object]
+
+Decoder = Callable[[LogRecord], Mapping[str, object] | None]
+"""Says what a record means, None for no idea; may raise a DomainError for a malformed one."""
+
+OFFSET_CHECKPOINTS: Final = (
+    RECOVERY_POINT_CHECKPOINT,
+    LOG_START_CHECKPOINT,
+    HIGH_WATERMARK_CHECKPOINT,
+    CLEANER_CHECKPOINT,
+)
+_ON_THE_WAY: Final = (CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)
+_OFFSET_DIGITS: Final = len(file_stem(0))
+
+
+def dump_file(
+    fs: FileSystem,
+    directory: str,
+    name: str,
+    *,
+    verify: bool = False,
+    records: bool = False,
+    decoder: Decoder | None = None,
+) -> Iterator[Row]:
+    """Yield the rows of one file. ``records`` opens the batches of a log. Raises OSError.
+
+    ValueError if a name says of no known kind of file.
+    """
+    plain = name
+    for suffix in _ON_THE_WAY:
+        plain = plain.removesuffix(suffix)
+    dump = _Dump(fs, directory, name, plain, verify=verify, records=records, decoder=decoder)
+    if name in OFFSET_CHECKPOINTS:
+        return dump.offsets()
+    small = {
+        LEADER_EPOCH_CHECKPOINT: dump.epochs,
+        PARTITION_METADATA: dump.partition,
+        META_PROPERTIES: dump.meta,
+    }
+    if name in small:
+        return small[name]()
+    by_suffix = {
+        LOG_SUFFIX: dump.log,
+        INDEX_SUFFIX: dump.offset_index,
+        TIME_INDEX_SUFFIX: dump.time_index,
+        TXN_INDEX_SUFFIX: dump.txn_index,
+        SNAPSHOT_SUFFIX: dump.snapshot,
+    }
+    suffix = plain[_OFFSET_DIGITS:]
+    if plain[:_OFFSET_DIGITS].isdecimal() and suffix in by_suffix:
+        return by_suffix[suffix]()
+    raise ValueError(f"{name} is no file of a log")
+
+
+def is_problem(row: Mapping[str, object]) -> bool:
+    """Whether a row reports something wrong."""
+    return row["kind"] == "problem"
+
+
+def _problem(text: object, **where: object) -> Row:
+    return {"kind": "problem", "problem": str(text), **where}
+
+
+class _Dump:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        name: str,
+        plain: str,
+        *,
+        verify: bool,
+        records: bool,
+        decoder: Decoder | None,
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._name = name
+        self._on_the_way = name[len(plain) :]
+        self._stem = plain[:_OFFSET_DIGITS]
+        self._base = int(self._stem) if self._stem.isdecimal() else 0
+        self._verify = verify
+        self._records = records
+        self._decoder = decoder
+
+    # --- logs ---
+
+    def log(self) -> Iterator[Row]:
+        expected = self._base
+        for position, header, batch in self._batches(self._name, payload=self._must_read):
+            if isinstance(header, str):
+                yield _problem(header, position=position)
+                return
+            yield _batch_row(position, header)
+            if self._verify and header.base_offset < expected:
+                yield _problem(
+                    f"offset {header.base_offset} where {expected} is next", position=position
+                )
+            expected = header.next_offset
+            if self._must_read:
+                yield from self._contents(position, header, batch)
+
+    @property
+    def _must_read(self) -> bool:
+        return self._verify or self._records
+
+    def _contents(self, position: int, header: BatchHeader, batch: bytes) -> Iterator[Row]:
+        try:
+            if header.magic < MAGIC:
+                message = parse_message(batch)
+                verify_message_crc(batch, 0, message)
+                found = decode_message(batch, 0, message)
+            else:
+                verify_crc(batch, 0, header)
+                found = decode_records(batch, 0, header)
+            for record in found:
+                row = self._record_row(header, record)
+                if self._records:
+                    yield row
+        except DomainError as error:
+            yield _problem(error, position=position)
+
+    def _record_row(self, header: BatchHeader, record: LogRecord) -> Row:
+        row: Row = {"kind": "record", **record._asdict(), "headers": list(record.headers)}
+        if header.is_control:
+            control = parse_control(record)
+            row["control"] = control.type.name
+            row["coordinator_epoch"] = control.coordinator_epoch
+        elif self._decoder is not None:
+            decoded = self._decoder(record)
+            if decoded is not None:
+                row["decoded"] = dict(decoded)
+        return row
+
+    def _batches(
+        self, name: str, *, payload: bool
+    ) -> Iterator[tuple[int, BatchHeader | str, bytes]]:
+        """Yield position, header and, if asked for, bytes; a reason in the header's place at last.
+
+        Reads are bounded by SCAN_BYTES, or the largest batch.
+        """
+        handle = self._fs.open(f"{self._directory}/{name}")
+        try:
+            size = self._fs.size(handle)
+            position, start, chunk = 0, 0, b""
+            while position < size:
+                if position - start + HEADER_SIZE > len(chunk):
+                    start, chunk = position, self._fs.read(handle, SCAN_BYTES, position)
+                try:
+                    header = _header_at(chunk, position - start)
+                except LogError as error:
+                    yield position, f"{error}; {size - position} bytes are left", b""
+                    return
+                if header.size > size - position:
+                    yield (
+                        position,
+                        (
+                            f"a torn batch of {header.size} bytes at offset {header.base_offset},"
+                            f" {size - position} are there"
+                        ),
+                        b"",
+                    )
+                    return
+                batch = b""
+                if payload:
+                    if position - start + header.size > len(chunk):
+                        count = max(header.size, SCAN_BYTES)
+                        start, chunk = position, self._fs.read(handle, count, position)
+                    batch = chunk[position - start : position - start + header.size]
+                yield position, header, batch
+                position += header.size
+        finally:
+            self._fs.close(handle)
+
+    def _log_headers(self) -> Iterator[tuple[int, BatchHeader]]:
+        """Headers of the log that belongs to this index, as far as it can be read."""
+        name = self._stem + LOG_SUFFIX + self._on_the_way
+        try:
+            for position, header, _ in self._batches(name, payload=False):
+                if isinstance(header, str):
+                    return
+                yield position, header
+        except FileNotFoundError:
+            return
+
+    # --- indexes ---
+
+    def offset_index(self) -> Iterator[Row]:
+        entries, leftover = offset_entries(self._read(), self._base)
+        for offset, position in entries:
+            yield {"kind": "offset-index", "offset": offset, "position": position}
+        if leftover:
+            yield _problem(leftover)
+        if not self._verify:
+            return
+        for (before, _), (offset, _) in pairwise(entries):
+            if offset <= before:
+                yield _problem(f"offset {offset} follows {before}", offset=offset)
+        wanted = {position: offset for offset, position in entries}
+        for position, header in self._log_headers():
+            offset = wanted.pop(position, header.last_offset)
+            if offset != header.last_offset:
+                yield _problem(
+                    f"the batch at position {position} ends with offset {header.last_offset}",
+                    offset=offset,
+                )
+        for position, offset in wanted.items():
+            yield _problem(f"no batch begins at position {position}", offset=offset)
+
+    def time_index(self) -> Iterator[Row]:
+        entries, leftover = time_entries(self._read(), self._base)
+        for timestamp, offset in entries:
+            yield {"kind": "time-index", "timestamp_ms": timestamp, "offset": offset}
+        if leftover:
+            yield _problem(leftover)
+        if not self._verify:
+            return
+        for (before, first), (timestamp, offset) in pairwise(entries):
+            if timestamp <= before:
+                yield _problem(f"timestamp {timestamp} follows {before}", offset=offset)
+            if offset < first:
+                yield _problem(f"offset {offset} follows {first}", offset=offset)
+        yield from self._check_times(entries)
+
+    def _check_times(self, entries: list[tuple[int, int]]) -> Iterator[Row]:
+        """See that each entry names the largest timestamp so far and the batch that holds it."""
+        waiting = list(reversed(entries))
+        largest = -1
+        for _, header in self._log_headers():
+            largest = max(largest, header.max_timestamp)
+            while waiting and waiting[-1][1] <= header.last_offset:
+                timestamp, offset = waiting.pop()
+                if timestamp != largest or timestamp != header.max_timestamp:
+                    yield _problem(
+                        f"timestamp {timestamp} where the batch has {header.max_timestamp}"
+                        f" and the largest so far is {largest}",
+                        offset=offset,
+                    )
+        for _, offset in reversed(waiting):
+            yield _problem(f"offset {offset} is behind the log", offset=offset)
+
+    def txn_index(self) -> Iterator[Row]:
+        path = f"{self._directory}/{self._name}"
+        try:
+            entries = TransactionIndex(self._fs, path, exists=True).entries
+        except CorruptIndexError as error:
+            yield _problem(error)
+            return
+        for entry in entries:
+            yield {"kind": "txn-index", **entry._asdict()}
+        if not self._verify:
+            return
+        for before, entry in pairwise(entries):
+            if entry.last_offset <= before.last_offset:
+                yield _problem(
+                    f"marker {entry.last_offset} follows {before.last_offset}",
+                    offset=entry.last_offset,
+                )
+        yield from self._check_markers(entries)
+
+    def _check_markers(self, entries: list[AbortedTxn]) -> Iterator[Row]:
+        markers = {
+            header.base_offset: header.producer_id
+            for _, header in self._log_headers()
+            if header.is_control
+        }
+        for entry in entries:
+            if not self._base <= entry.last_offset or entry.first_offset > entry.last_offset:
+                yield _problem("the entry's offsets are not its segment's", **entry._asdict())
+            elif markers.get(entry.last_offset) != entry.producer_id:
+                yield _problem(
+                    f"no marker of producer {entry.producer_id} at offset {entry.last_offset}",
+                    offset=entry.last_offset,
+                )
+
+    # --- small files ---
+
+    def snapshot(self) -> Iterator[Row]:
+        try:
+            entries = decode_snapshot(self._read())
+        except CorruptSnapshotError as error:
+            yield _problem(error)
+            return
+        for entry in entries:
+            first_offset = entry.current_txn_first_offset
+            yield {
+                "kind": "producer",
+                "producer_id": entry.producer_id,
+                "producer_epoch": entry.epoch,
+                "last_sequence": entry.last_sequence,
+                "last_offset": entry.last_offset,
+                "last_timestamp_ms": entry.last_timestamp,
+                "coordinator_epoch": entry.coordinator_epoch,
+                "current_txn_first_offset": -1 if first_offset is None else first_offset,
+            }
+            if self._verify and max(entry.last_offset, first_offset or 0) >= self._base:
+                yield _problem(
+                    f"producer {entry.producer_id} is known from behind the snapshot's offset"
+                )
+
+    def offsets(self) -> Iterator[Row]:
+        try:
+            found = read_offsets(self._fs, self._directory, self._name)
+        except CheckpointError as error:
+            yield _problem(error)
+            return
+        for (topic, index), offset in found.items():
+            yield {"kind": "checkpoint", "topic": topic, "partition": index, "offset": offset}
+            if self._verify and (index < 0 or offset < 0):
+                yield _problem(f"{topic}-{index} at offset {offset}")
+
+    def epochs(self) -> Iterator[Row]:
+        try:
+            entries = read_epochs(self._fs, self._directory) or []
+        except CheckpointError as error:
+            yield _problem(error)
+            return
+        for epoch, start in entries:
+            yield {"kind": "epoch", "epoch": epoch, "start_offset": start}
+        if self._verify:
+            for before, after in pairwise(entries):
+                if after[0] <= before[0] or after[1] <= before[1]:
+                    yield _problem(f"epoch {after} follows {before}")
+
+    def partition(self) -> Iterator[Row]:
+        try:
+            topic_id = read_partition_metadata(self._fs, self._directory)
+        except CheckpointError as error:
+            yield _problem(error)
+            return
+        if topic_id is not None:
+            yield {"kind": "identity", "topic_id": uuid_to_text(topic_id)}
+
+    def meta(self) -> Iterator[Row]:
+        try:
+            meta = read_meta_properties(self._fs, self._directory)
+        except CheckpointError as error:
+            yield _problem(error)
+            return
+        if meta is not None:
+            yield {
+                "kind": "identity",
+                "cluster_id": meta.cluster_id,
+                "node_id": meta.node_id,
+                "directory_id": uuid_to_text(meta.directory_id),
+            }
+
+    def _read(self) -> bytes:
+        raw = self._fs.read_file(f"{self._directory}/{self._name}")
+        if raw is None:
+            raise FileNotFoundError(f"{self._directory}/{self._name}")
+        return raw
+
+
+def _header_at(chunk: bytes, pos: int) -> BatchHeader:
+    if magic_at(chunk, pos) < MAGIC:
+        return as_batch_header(parse_message(chunk, pos))
+    return parse_header(chunk, pos)
+
+
+def _batch_row(position: int, header: BatchHeader) -> Row:
+    row: Row = {
+        "kind": "batch",
+        "position": position,
+        "size": header.size,
+        "magic": header.magic,
+        "base_offset": header.base_offset,
+        "last_offset": header.last_offset,
+        "records": header.record_count,
+        "codec": header.attributes & 0x07,
+        "timestamp_type": "LogAppendTime" if header.is_log_append_time else "CreateTime",
+        "max_timestamp_ms": header.max_timestamp,
+        "leader_epoch": header.leader_epoch,
+        "producer_id": header.producer_id,
+        "producer_epoch": header.producer_epoch,
+        "base_sequence": header.base_sequence,
+        "last_sequence": header.last_sequence,
+        "transactional": header.is_transactional,
+        "control": header.is_control,
+        "crc": header.crc,
+    }
+    if header.has_delete_horizon:
+        row["delete_horizon_ms"] = header.delete_horizon_ms
+    return row

@@ -1,0 +1,295 @@
+"""A small exactly-once pipeline on librdkafka, which writes down everything it does.
+
+    python -m tests.crash.copier fill | copy | sloppy | forget | verify
+
+``fill`` makes the topics and the input, ``copy`` is the consume-transform-produce loop over two
+output partitions, ``verify`` reads everything back and lets the checker judge the whole history.
+``sloppy`` copies without transactions and ``forget`` leaves one open, which must be noticed.
+Each is told by the environment of ``fencepost crash-sweep`` where the broker is and what is its
+directory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.support.checker import check
+from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster
+from tests.support.history import (
+    Begin,
+    CommitOffset,
+    End,
+    Fence,
+    FetchOffset,
+    Isolation,
+    Operation,
+    Outcome,
+    Read,
+    Send,
+    Watermarks,
+    dump,
+    load_all,
+)
+
+SOURCE, TARGET, GROUP = "source", "target", "copier"
+RECORDS, BATCH = 12, 4
+IN = (SOURCE, 0)
+
+
+class Journal:
+    """The history of one process. A line is in the file before the next operation begins."""
+
+    def __init__(self, directory: Path, attempt: str) -> None:
+        self.process = f"copier-{attempt}"
+        self.epoch = int(attempt)
+        self._file = (directory / f"history-{attempt}.jsonl").open("a", encoding="utf-8")
+
+    def note(self, kind: type[Operation], begin: float, **fields: Any) -> None:
+        operation = kind(process=self.process, begin=begin, end=time.monotonic(), **fields)
+        self._file.write(dump(operation) + "\n")
+        self._file.flush()
+
+
+RECONNECTING: dict[str, Any] = {
+    "reconnect.backoff.ms": 10,
+    "reconnect.backoff.max.ms": 50,
+    # Bootstrapping anew drops the broker that the client still holds for the group's coordinator,
+    # and send_offsets_to_transaction then waits for ever (librdkafka issue 5511).
+    "metadata.recovery.strategy": "none",
+    "log_level": 2,
+}
+
+
+def producer(bootstrap: str) -> confluent_kafka.Producer:
+    return confluent_kafka.Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": GROUP,
+            "linger.ms": 0,
+            "retry.backoff.ms": 20,
+            **RECONNECTING,
+        }
+    )
+
+
+def consumer(bootstrap: str) -> confluent_kafka.Consumer:
+    return confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": GROUP,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 20,
+            **RECONNECTING,
+        }
+    )
+
+
+def fill(bootstrap: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.create_topics([NewTopic(SOURCE, 1, 1), NewTopic(TARGET, 2, 1)]).values():
+        future.result(10)
+    writer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
+    for number in range(RECORDS):
+        writer.produce(SOURCE, b"%d" % number, partition=0)
+    if writer.flush(10):
+        raise SystemExit("the input was not written")
+
+
+def copy(bootstrap: str, journal: Journal) -> None:
+    """Copy BATCH records a transaction, until the end of the input."""
+    begin = time.monotonic()
+    writer = producer(bootstrap)
+    writer.init_transactions(30)
+    fenced = {"subject": GROUP, "epoch": journal.epoch}
+    journal.note(Fence, begin, **fenced)
+    reader = consumer(bootstrap)
+    asked = time.monotonic()
+    (committed,) = reader.committed([confluent_kafka.TopicPartition(*IN)], 30)
+    position = max(committed.offset, 0)
+    journal.note(FetchOffset, asked, group=GROUP, partition=IN, offset=max(committed.offset, -1))
+    # Who leads is asked now: once assigned, the client would ask only after a second.
+    reader.list_topics(SOURCE, 30)
+    reader.assign([confluent_kafka.TopicPartition(*IN, position)])
+    while position < RECORDS:
+        values: list[str] = []
+        while len(values) < BATCH:
+            message = reader.poll(10)
+            if message is None or message.error():
+                continue
+            values.append(message.value().decode())
+        txn = f"{journal.process}@{position}"
+        transact(writer, reader, journal, fenced, txn, values, position + len(values))
+        position += len(values)
+    reader.close()
+
+
+def transact(
+    writer: confluent_kafka.Producer,
+    reader: confluent_kafka.Consumer,
+    journal: Journal,
+    fenced: dict[str, Any],
+    txn: str,
+    values: list[str],
+    upto: int,
+) -> None:
+    """One transaction: the values, each to the partition of its parity, and the offset."""
+    writer.begin_transaction()
+    journal.note(Begin, time.monotonic(), txn=txn, **fenced)
+    unit = [("fencepost-txn", f"upto-{upto}"), ("fencepost-txn-size", str(len(values)))]
+
+    def acknowledged(value: str, began: float) -> Any:
+        def note(error: Any, message: confluent_kafka.Message) -> None:
+            journal.note(
+                Send,
+                began,
+                txn=txn,
+                value=f"{value}*2",
+                partition=(TARGET, message.partition()),
+                offset=message.offset() if error is None else None,
+                outcome=Outcome.OK if error is None else Outcome.UNKNOWN,
+                **fenced,
+            )
+
+        return note
+
+    for value in values:
+        partition = int(value) % 2
+        journaled = acknowledged(value, time.monotonic())
+        writer.produce(
+            TARGET, f"{value}*2", partition=partition, headers=unit, on_delivery=journaled
+        )
+    began = time.monotonic()
+    offsets = [confluent_kafka.TopicPartition(*IN, upto)]
+    writer.send_offsets_to_transaction(offsets, reader.consumer_group_metadata(), 30)
+    writer.flush(30)
+    journal.note(
+        CommitOffset,
+        began,
+        txn=txn,
+        group=GROUP,
+        partition=IN,
+        offset=upto,
+        outcome=Outcome.OK,
+        **fenced,
+    )
+    began = time.monotonic()
+    # Written down before it is asked for: the process may not live to hear the answer.
+    asked = {"txn": txn, "commit": True, **fenced}
+    journal.note(End, began, outcome=Outcome.UNKNOWN, **asked)
+    writer.commit_transaction(30)
+    journal.note(End, began, outcome=Outcome.OK, **asked)
+
+
+def sloppy(bootstrap: str) -> None:
+    """At least once: what was written before the offset is committed is written again."""
+    reader = consumer(bootstrap)
+    (committed,) = reader.committed([confluent_kafka.TopicPartition(*IN)], 30)
+    writer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, **RECONNECTING})
+    for start in range(max(committed.offset, 0), RECORDS, BATCH):
+        upto = start + BATCH
+        unit = [("fencepost-txn", f"upto-{upto}"), ("fencepost-txn-size", str(BATCH))]
+        for value in range(start, upto):
+            writer.produce(TARGET, f"{value}*2", partition=value % 2, headers=unit)
+        writer.flush(30)
+        offsets = [confluent_kafka.TopicPartition(*IN, upto)]
+        reader.commit(offsets=offsets, asynchronous=False)
+    reader.close()
+
+
+def forget(bootstrap: str) -> None:
+    """Leave without ending the transaction."""
+    writer = producer(bootstrap)
+    writer.init_transactions(30)
+    writer.begin_transaction()
+    writer.produce(TARGET, "open", partition=0)
+    writer.flush(30)
+    # An orderly exit of the client library would abort it.
+    os._exit(0)
+
+
+def verify(bootstrap: str, directory: Path) -> None:
+    """Read everything and judge. What is expected is the input, each value once."""
+    history = load_all(sorted(directory.glob("history-*.jsonl")))
+    found: list[str] = []
+    with Cluster(bootstrap) as cluster:
+        for index in (0, 1):
+            begin = time.monotonic()
+            place = (TARGET, index)
+            stable, end = cluster.lso(*place), cluster.offset(*place)
+            here = {"process": "judge", "begin": begin, "partition": place}
+            for isolation, number in (
+                (Isolation.READ_COMMITTED, READ_COMMITTED),
+                (Isolation.READ_UNCOMMITTED, READ_UNCOMMITTED),
+            ):
+                values = tuple(
+                    (one.base_offset + delta, (value or b"").decode())
+                    for one in cluster.read(TARGET, partition=index, isolation=number)
+                    for delta, value in enumerate(one.values)
+                )
+                history.append(
+                    Read(
+                        **here,
+                        end=time.monotonic(),
+                        isolation=isolation,
+                        position=0,
+                        next=end,
+                        values=values,
+                        final=True,
+                    )
+                )
+                if isolation is Isolation.READ_COMMITTED:
+                    found += [value for _, value in values]
+            history.append(
+                Watermarks(**here, end=time.monotonic(), stable=stable, end_offset=end, final=True)
+            )
+        begin = time.monotonic()
+        offset = cluster.committed(GROUP, SOURCE, stable=True)
+        history.append(
+            FetchOffset(
+                process="judge",
+                begin=begin,
+                end=time.monotonic(),
+                group=GROUP,
+                partition=IN,
+                offset=offset,
+                final=True,
+            )
+        )
+    complaints = [str(anomaly) for anomaly in check(history)]
+    if sorted(found) != sorted(f"{number}*2" for number in range(RECORDS)):
+        complaints.append(f"the copy is not the input: {sorted(found)}")
+    if offset != RECORDS:
+        complaints.append(f"the group is at {offset}")
+    if complaints:
+        raise SystemExit("\n".join(complaints))
+
+
+def main() -> None:
+    bootstrap = os.environ["FENCEPOST_BOOTSTRAP"]
+    directory = Path(os.environ["FENCEPOST_SWEEP_DIR"])
+    match sys.argv[1]:
+        case "fill":
+            fill(bootstrap)
+        case "copy":
+            copy(bootstrap, Journal(directory, os.environ["FENCEPOST_SWEEP_ATTEMPT"]))
+        case "sloppy":
+            sloppy(bootstrap)
+        case "forget":
+            forget(bootstrap)
+        case "verify":
+            verify(bootstrap, directory)
+        case other:
+            raise SystemExit(f"what is {other}?")
+
+
+if __name__ == "__main__":
+    main()

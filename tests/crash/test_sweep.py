@@ -1,0 +1,88 @@
+"""``fencepost crash-sweep`` as a user runs it: a good pipeline passes, bad ones are found out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIER = f"{sys.executable} -m tests.crash.copier"
+POINTS = 60
+"""What must be done in a minute on two cores."""
+
+
+def sweep(tmp_path: Path, mode: str, *options: str, status: int) -> dict[str, Any]:
+    """Sweep the copier in one of its modes and return the JSON verdict."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "coordinator.cli", "crash-sweep", "--format", "json"),
+            *("--directory", str(tmp_path / "sweep"), "--setup", f"{COPIER} fill"),
+            *("--config", "offsets.topic.num.partitions=2"),
+            *("--config", "transaction.state.log.num.partitions=2"),
+            *options,
+            *("--", *COPIER.split(), mode),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout[-4000:] + done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def test_an_exactly_once_pipeline_survives_every_point(tmp_path):
+    verdict = sweep(
+        tmp_path,
+        "copy",
+        *("--points", str(POINTS), "--jobs", "4", "--verify", f"{COPIER} verify"),
+        status=0,
+    )
+    assert verdict["points"] == POINTS
+    assert verdict["failures"] == verdict["skipped"] == 0
+    # How the client groups its records varies, and with it how many operations there are.
+    assert verdict["kills"] >= POINTS * 0.8
+    assert verdict["operations"] > POINTS
+    where = {row["point"].split()[0] for row in verdict["results"]}
+    assert where >= {"before", "after", "torn", "answer"}
+    assert list((tmp_path / "sweep").iterdir()) == []
+
+
+def test_a_command_that_dies_with_the_broker_goes_on_from_its_offset(tmp_path):
+    verdict = sweep(
+        tmp_path,
+        "copy",
+        *("--points", "12", "--jobs", "4", "--kill-command", "--verify", f"{COPIER} verify"),
+        status=0,
+    )
+    assert max(row["attempts"] for row in verdict["results"]) > 1
+
+
+def test_a_pipeline_without_transactions_is_found_out(tmp_path):
+    verdict = sweep(tmp_path, "sloppy", "--points", "24", "--jobs", "4", "--kill-command", status=1)
+    assert 0 < verdict["failures"] < verdict["points"]
+    text = json.dumps(verdict["results"])
+    assert "torn: 8 of 4 records" in text or "torn: 6 of 4 records" in text
+    assert list((tmp_path / "sweep").iterdir()) != []
+
+
+def test_a_transaction_left_open_is_found_before_anything_is_killed(tmp_path):
+    verdict = sweep(tmp_path, "forget", "--points", "2", "--settle", "0.2", status=1)
+    assert verdict["points"] == verdict["kills"] == 0
+    (only,) = verdict["results"]
+    assert "held by copier" in only["failures"][0]
+
+
+def test_a_time_limit_ends_the_sweep_and_says_so(tmp_path):
+    verdict = sweep(tmp_path, "copy", "--points", "all", "--time-limit", "6", status=0)
+    assert verdict["points"] == verdict["candidates"]
+    assert verdict["skipped"] > 0
+    assert verdict["kills"] + verdict["not_reached"] + verdict["skipped"] == verdict["points"]

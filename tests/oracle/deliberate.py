@@ -1,0 +1,70 @@
+"""Where Fencepost answers otherwise on purpose. Everything else that differs is a failure.
+
+An entry that no longer matches anything fails its trace as well, so that the list stays true.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """``ours`` instead of ``theirs``, as the comparison prints them, and the reason."""
+
+    trace: str
+    ours: str
+    theirs: str
+    why: str
+
+
+UNOPENED = "records are opened only where a rule needs their content; readers check them"
+
+DELIBERATE = (
+    Deviation("records_that_lie", '"none"', '"invalid_record"', UNOPENED),
+    Deviation("records_that_lie", "0", "-1", UNOPENED),
+    Deviation("records_that_lie", "2", "-1", UNOPENED),
+    Deviation(
+        "offsets_in_transactions",
+        '[{"name": "txn-offsets", "partitions": [{"partition_index": 9, "error_code":'
+        ' "unknown_topic_or_partition"}]}, {"name": "txn-offsets", "partitions":'
+        ' [{"partition_index": 0, "error_code": "offset_metadata_too_large"}]}]',
+        '[{"name": "txn-offsets", "partitions": [{"partition_index": 0, "error_code":'
+        ' "offset_metadata_too_large"}, {"partition_index": 9, "error_code":'
+        ' "unknown_topic_or_partition"}]}]',
+        "a topic that is named twice is answered twice, in the request's order",
+    ),
+    Deviation(
+        "refused_batches",
+        '"unsupported_compression_type"',
+        '"unknown_server_error"',
+        "an unknown codec escapes Apache Kafka's validation as an unexpected exception",
+    ),
+    Deviation(
+        "changing_settings",
+        '"invalid_request"',
+        '"unknown_server_error"',
+        "so does an unknown operation of IncrementalAlterConfigs",
+    ),
+    Deviation(
+        "describing_settings",
+        '[["min.insync.replicas", "1", 5]]',
+        '[["min.insync.replicas", "1", 3], ["min.insync.replicas", "1", 5]]',
+        "eligible leader replicas (KIP-966) make it a dynamic default; there is one replica here",
+    ),
+    Deviation("describing_settings", "5", "3", "the same, told as the setting's source"),
+    Deviation(
+        "changing_settings",
+        '[["min.insync.replicas", "1", 5]]',
+        '[["min.insync.replicas", "1", 3], ["min.insync.replicas", "1", 5]]',
+        "the same",
+    ),
+    Deviation("changing_settings", "5", "3", "the same"),
+    Deviation("creating_topics", "5", "3", "the same again"),
+    Deviation(
+        "lengths_that_lie",
+        '"connection closed"',
+        '"an answer"',
+        "a client id that is not UTF-8 and an array of length -2 are malformed, not nearly right",
+    ),
+)

@@ -1,0 +1,185 @@
+"""What a run did, operation by operation: the input of :mod:`tests.support.checker`.
+
+Every operation has ``begin`` and ``end``, when it was asked for and when its outcome was known, on
+one clock for all processes (any unit). Three outcomes: OK, FAILED (it certainly had no effect) and
+UNKNOWN (a timeout, a lost connection, a process that died: it may or may not have happened).
+
+A partition is a (topic, index) pair. Values are unique, except that a transaction which repeats an
+aborted one may send the same values again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+Partition = tuple[str, int]
+
+
+class Outcome(StrEnum):
+    """What is known of an operation's effect."""
+
+    OK = "ok"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class Isolation(StrEnum):
+    READ_UNCOMMITTED = "read_uncommitted"
+    READ_COMMITTED = "read_committed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What all have in common. ``process`` is who did it: an instance, not a name it inherits."""
+
+    process: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence(Operation):
+    """From ``end`` on nothing that an epoch of ``subject`` below ``epoch`` begins has an effect.
+
+    ``subject`` is a transactional id (InitProducerId was answered) or a group (a new generation
+    was).
+    """
+
+    subject: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send(Operation):
+    """One record. ``offset`` is the acknowledged one, None if the answer told none."""
+
+    value: str
+    partition: Partition
+    outcome: Outcome
+    offset: int | None = None
+    txn: str | None = None
+    subject: str | None = None
+    epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin(Operation):
+    """A transaction begins; ``txn`` is a name of its own, never used again."""
+
+    txn: str
+    subject: str | None = None
+    epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End(Operation):
+    """A transaction is asked to commit or to abort."""
+
+    txn: str
+    commit: bool
+    outcome: Outcome
+    subject: str | None = None
+    epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read(Operation):
+    """One poll of one partition: it began at offset ``position`` and the next begins at ``next``.
+
+    ``moved``: the position was set anew before this poll (seek, rebalance), so that nothing follows
+    from where the last one ended. ``final``: it read everything from the start to the end after the
+    faults were over. ``txn``: the reader's own open transaction.
+    """
+
+    partition: Partition
+    isolation: Isolation
+    position: int
+    next: int
+    values: tuple[tuple[int, str], ...]
+    moved: bool = False
+    final: bool = False
+    txn: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitOffset(Operation):
+    """A group's offset is committed, inside a transaction or not."""
+
+    group: str
+    partition: Partition
+    offset: int
+    outcome: Outcome
+    txn: str | None = None
+    subject: str | None = None
+    epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchOffset(Operation):
+    """A group's stable committed offset is asked for; -1 is none. ``final``: after the faults."""
+
+    group: str
+    partition: Partition
+    offset: int
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned(Operation):
+    """A member learns which partitions are its own at ``epoch`` (the generation)."""
+
+    group: str
+    epoch: int
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watermarks(Operation):
+    """Where a partition's stable part ends, and where all of it. ``final``: after the faults."""
+
+    partition: Partition
+    stable: int
+    end_offset: int
+    final: bool = False
+
+
+_KINDS: dict[str, type[Operation]] = {
+    kind.__name__: kind
+    for kind in (Fence, Send, Begin, End, Read, CommitOffset, FetchOffset, Assigned, Watermarks)
+}
+
+
+def dump(operation: Operation) -> str:
+    """One line of JSON."""
+    return json.dumps({"kind": type(operation).__name__, **asdict(operation)})
+
+
+def load(line: str) -> Operation:
+    """Read what :func:`dump` wrote."""
+    fields: dict[str, Any] = json.loads(line)
+    kind = _KINDS[fields.pop("kind")]
+    return kind(**{name: _restored(name, value) for name, value in fields.items()})
+
+
+def _restored(name: str, value: Any) -> Any:
+    if name == "outcome":
+        return Outcome(value)
+    if name == "isolation":
+        return Isolation(value)
+    if name in {"values", "partitions"}:
+        return tuple(tuple(item) for item in value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def load_all(paths: Iterable[Path]) -> list[Operation]:
+    """All operations of several files; a last line that a killed process left torn is dropped."""
+    found = []
+    for path in paths:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        found += [load(line) for line in lines[:-1] if line]
+    return sorted(found, key=lambda operation: operation.begin)

@@ -1,0 +1,124 @@
+"""The cleaner of a running broker: what is compacted stays readable, what fails stays as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator.broker import Broker
+from coordinator.config import ConfigError
+from logcore.batch import LogRecord, encode_batch
+
+SETTINGS = {
+    "log.cleaner.backoff.ms": "10",
+    "log.segment.bytes": "1048576",
+    "log.cleaner.min.cleanable.ratio": "0.01",
+}
+TOPIC = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0"}
+
+
+def fill(broker: Broker, topic: str, rounds: int) -> None:
+    """Write the same hundred keys over and over, a megabyte a round."""
+    partition = broker.replicas.partition(topic, 0)
+    for number in range(rounds):
+        records = [
+            LogRecord(at, broker.clock.now_ms(), b"key %d" % at, b"%d" % number + b"." * 10_000)
+            for at in range(100)
+        ]
+        partition.append(encode_batch(records, base_offset=0), now_ms=broker.clock.now_ms())
+
+
+def contents(broker: Broker, topic: str) -> dict[bytes, bytes]:
+    from logcore.batch import decode_records
+
+    partition = broker.replicas.partition(topic, 0)
+    return {
+        record.key: record.value
+        for header, view in partition.read_all()
+        for record in decode_records(view, 0, header)
+    }
+
+
+async def until(probe, what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not probe():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.01)
+
+
+async def make(broker: Broker, name: str) -> None:
+    broker.topics.create(name, partitions=1, configs=TOPIC)
+
+
+async def test_a_compacted_topic_shrinks_and_keeps_every_last_value(tmp_path: Path) -> None:
+    config = {**SETTINGS, "message.max.bytes": "1040000", "log.cleaner.enable": "true"}
+    async with Broker(tmp_path, config=config) as broker:
+        await make(broker, "c")
+        fill(broker, "c", 8)
+        before = contents(broker, "c")
+        full = 8 * 1_000_000
+        partition = broker.replicas.partition("c", 0)
+        await until(lambda: partition.size_bytes < full / 2, "the log shrinks")
+        await until((tmp_path / "cleaner-offset-checkpoint").exists, "the round ends")
+        assert contents(broker, "c") == before
+        end = partition.log_end_offset
+    async with Broker(tmp_path, config=config) as broker:
+        assert contents(broker, "c") == before
+        assert broker.replicas.partition("c", 0).log_end_offset == end
+
+
+async def test_the_loop_stays_responsive_while_a_log_is_compacted(tmp_path: Path) -> None:
+    config = {**SETTINGS, "message.max.bytes": "1040000"}
+    async with Broker(tmp_path, config=config) as broker:
+        await make(broker, "c")
+        fill(broker, "c", 30)
+        partition = broker.replicas.partition("c", 0)
+        pauses = []
+        while partition.size_bytes > 15_000_000:
+            begin = time.perf_counter()
+            await asyncio.sleep(0.001)
+            pauses.append(time.perf_counter() - begin)
+            assert len(pauses) < 20_000
+        # Far below a session timeout; the bound is wide because the machine may be busy.
+        assert max(pauses) < 1.0
+
+
+async def test_a_stop_in_the_middle_of_a_round_loses_nothing(tmp_path: Path) -> None:
+    config = {
+        **SETTINGS,
+        "message.max.bytes": "1040000",
+        "log.cleaner.io.max.bytes.per.second": "1000000",
+    }
+    async with Broker(tmp_path, config=config) as broker:
+        await make(broker, "c")
+        fill(broker, "c", 8)
+        before = contents(broker, "c")
+        await until(lambda: list((tmp_path / "c-0").glob("*.cleaned")), "a round is under way")
+    async with Broker(tmp_path, config={**config, "log.cleaner.enable": "false"}) as broker:
+        assert contents(broker, "c") == before
+        assert not list((tmp_path / "c-0").glob("*.cleaned"))
+
+
+async def test_damage_is_reported_and_left_alone(tmp_path: Path) -> None:
+    config = {**SETTINGS, "message.max.bytes": "1040000"}
+    async with Broker(tmp_path, config={**config, "log.cleaner.enable": "false"}) as broker:
+        await make(broker, "c")
+        fill(broker, "c", 4)
+    log = tmp_path / "c-0" / f"{0:020}.log"
+    data = bytearray(log.read_bytes())
+    data[500] ^= 0xFF
+    log.write_bytes(data)
+    async with Broker(tmp_path, config=config) as broker:
+        cleaner = broker.cleaner
+        await until(lambda: cleaner.uncleanable, "the damage is found")
+        assert list(cleaner.uncleanable) == [("c", 0)]
+        assert log.read_bytes() == data
+
+
+@pytest.mark.parametrize("value", ["0", "none"])
+def test_a_throttle_of_nothing_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"log\.cleaner\.io\.max"):
+        Broker(tmp_path, config={"log.cleaner.io.max.bytes.per.second": value})

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import (
+    BROKER_KEYS,
+    TOPIC_KEYS,
+    BrokerConfig,
+    ConfigError,
+    ConfigSource,
+    ConfigType,
+    load,
+    log_config,
+)
+from coordinator.config_types import MAX_VALUE_CHARACTERS, text_of
+from coordinator.data_errors import InvalidRequestError
+from logcore.config import LogConfig
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("key", [*BROKER_KEYS.values(), *TOPIC_KEYS.values()], ids=lambda k: k.name)
+def test_every_default_is_a_value_of_its_own_key(key):
+    if key.default is not None:
+        assert text_of(key.parse(key.default)) is not None
+
+
+def test_every_key_has_an_effect_or_says_that_it_has_none():
+    sources = "".join(
+        path.read_text()
+        for path in (ROOT / "coordinator").rglob("*.py")
+        if path.name not in {"config_defs.py", "config_topic_defs.py"}
+    )
+    behind_topics = {synonym.name for key in TOPIC_KEYS.values() for synonym in key.synonyms}
+    # The two sizes of the coordinators' topics are looked up by a common prefix.
+    by_prefix = {
+        f"{prefix}.{name}"
+        for prefix in ("offsets.topic", "transaction.state.log")
+        for name in ("num.partitions", "segment.bytes")
+    }
+    unused = [
+        name
+        for name, key in BROKER_KEYS.items()
+        if not key.inert and name not in behind_topics | by_prefix and f'"{name}"' not in sources
+    ]
+    assert unused == []
+
+
+def test_every_topic_key_reaches_the_log_or_says_that_it_does_not():
+    fields = set(LogConfig.__dataclass_fields__)
+    for name, key in TOPIC_KEYS.items():
+        assert name.replace(".", "_") in fields or key.inert or name == "internal.segment.bytes"
+
+
+def test_defaults_are_those_of_the_log():
+    assert log_config(BrokerConfig(), {}) == LogConfig()
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "reason"),
+    [
+        ({"no.such.key": "1"}, "no.such.key", "unknown"),
+        ({"log.dirs": "/x"}, "log.dirs", "--data-dir"),
+        ({"num.partitions": "0"}, "num.partitions", "at least 1"),
+        ({"num.partitions": "many"}, "num.partitions", "number"),
+        ({"num.partitions": "2147483648"}, "num.partitions", "fit INT"),
+        ({"auto.create.topics.enable": "yes"}, "auto.create.topics.enable", "true or false"),
+        ({"log.cleanup.policy": "delete,burn"}, "log.cleanup.policy", "delete, compact"),
+        ({"log.cleanup.policy": "delete,delete"}, "log.cleanup.policy", "twice"),
+        ({"log.segment.bytes": "1048575"}, "log.segment.bytes", "1048576 bytes"),
+        ({"compression.gzip.level": "10"}, "compression.gzip.level", "9"),
+        ({"broker.rack": "x" * (MAX_VALUE_CHARACTERS + 1)}, "broker.rack", "longer"),
+        (
+            {"group.min.session.timeout.ms": "10", "group.max.session.timeout.ms": "9"},
+            "group.min.session.timeout.ms",
+            "above group.max.session.timeout.ms",
+        ),
+    ],
+)
+def test_what_is_refused_names_key_value_and_reason(settings, key, reason):
+    with pytest.raises(ConfigError) as refused:
+        BrokerConfig(settings)
+    assert refused.value.key == key
+    assert key in str(refused.value)
+    assert reason in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("bytes_", ["1048576", "2147483647"])
+def test_values_at_their_bounds_are_accepted(bytes_):
+    assert BrokerConfig({"log.segment.bytes": bytes_}).int("log.segment.bytes") == int(bytes_)
+
+
+def test_typed_access():
+    config = BrokerConfig({"broker.rack": " r1 ", "num.partitions": " 3 "})
+    assert config.int("num.partitions") == 3
+    assert config.text("broker.rack") == "r1"
+    assert config.text("advertised.listeners") is None
+    assert config.bool("delete.topic.enable") is True
+    assert config.get("log.cleanup.policy") == ("delete",)
+    for access, name in (
+        (config.int, "delete.topic.enable"),
+        (config.int, "log.retention.ms"),
+        (config.bool, "num.partitions"),
+        (config.text, "num.partitions"),
+    ):
+        with pytest.raises(TypeError, match=name):
+            access(name)
+    with pytest.raises(KeyError):
+        config.get("no.such.key")
+
+
+def test_a_topic_key_sets_the_brokers_default():
+    config = BrokerConfig({"flush.messages": "1"})
+    assert log_config(config, {}).flush_messages == 1
+    assert config.int("log.flush.interval.messages") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "retention_ms"),
+    [
+        ({}, 168 * 3_600_000),
+        ({"log.retention.hours": "2"}, 7_200_000),
+        ({"log.retention.hours": "2", "log.retention.minutes": "3"}, 180_000),
+        ({"log.retention.minutes": "3", "log.retention.ms": "4"}, 4),
+        ({"log.retention.hours": "-1"}, -1),
+    ],
+)
+def test_the_finest_unit_wins(settings, retention_ms):
+    assert log_config(BrokerConfig(settings), {}).retention_ms == retention_ms
+
+
+def test_a_topics_own_setting_wins():
+    config = BrokerConfig({"log.retention.ms": "5", "log.segment.bytes": "2000000"})
+    overrides = {"retention.ms": "6", "internal.segment.bytes": "100"}
+    assert log_config(config, overrides).retention_ms == 6
+    assert log_config(config, overrides).segment_bytes == 100
+    sources = [setting.source for setting in config.topic_settings("retention.ms", overrides)]
+    assert sources == [
+        ConfigSource.TOPIC,
+        ConfigSource.STATIC_BROKER,
+    ]
+
+
+def test_topic_settings_are_checked():
+    config = BrokerConfig()
+    for overrides in (
+        {"no.such": "1"},
+        {"retention.ms": "-2"},
+        {"min.compaction.lag.ms": "2", "max.compaction.lag.ms": "1"},
+        {"log.retention.ms": "1"},
+    ):
+        with pytest.raises(ConfigError):
+            log_config(config, overrides)
+    assert log_config(config, {"cleanup.policy": ""}).cleanup_policy == frozenset()
+
+
+def test_dynamic_settings_come_first_and_are_heard_of():
+    config = BrokerConfig({"message.max.bytes": "10"})
+    heard = []
+    config.listen(lambda: heard.append(config.int("message.max.bytes")))
+    config.set_dynamic(ConfigSource.DYNAMIC_DEFAULT_BROKER, {"message.max.bytes": "20"})
+    config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {"message.max.bytes": "30"})
+    config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {})
+    config.set_dynamic(ConfigSource.DYNAMIC_DEFAULT_BROKER, {})
+    assert heard == [20, 30, 20, 10]
+
+
+def test_only_updatable_keys_can_be_dynamic():
+    config = BrokerConfig()
+    config.check_dynamic({"log.retention.ms": "1"})
+    with pytest.raises(InvalidRequestError, match=r"num\.partitions"):
+        config.check_dynamic({"num.partitions": "2"})
+    with pytest.raises(ConfigError):
+        config.check_dynamic({"no.such.key": "2"})
+    with pytest.raises(ConfigError):
+        config.check_dynamic({"log.retention.ms": "x"})
+
+
+def test_settings_without_effect_are_named():
+    config = BrokerConfig({"num.io.threads": "16", "num.partitions": "2"})
+    assert [name for name, _ in config.without_effect()] == ["num.io.threads"]
+
+
+def test_a_file_and_pairs_are_merged(tmp_path):
+    path = tmp_path / "broker.toml"
+    path.write_text(
+        "num.partitions = 3\n"
+        "auto.create.topics.enable = false\n"
+        '"max.connections" = 7\n'
+        '"max.connections.per.ip" = 5\n'
+        '"log.cleanup.policy" = ["delete", "compact"]\n'
+        "[group]\n"
+        "max.size = 9\n"
+    )
+    assert load(["num.partitions=4", "broker.rack=a=b"], path) == {
+        "num.partitions": "4",
+        "auto.create.topics.enable": "false",
+        "max.connections": "7",
+        "max.connections.per.ip": "5",
+        "log.cleanup.policy": "delete,compact",
+        "group.max.size": "9",
+        "broker.rack": "a=b",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x = ", "can not|cannot"),
+        ("max.connections = 1\nmax.connections.per.ip = 2", "quotes|cannot"),
+        ("a.b = 2020-01-01", "expected text"),
+        ("a.b = [1, 2]", "expected text"),
+        ("# " + "x" * (1 << 20), "longer"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path, text, reason):
+    path = tmp_path / "broker.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        load([], path)
+
+
+def test_bad_pairs_and_missing_files_are_refused(tmp_path):
+    for pair in ("num.partitions", "=3", ""):
+        with pytest.raises(ConfigError, match="KEY=VALUE"):
+            load([pair])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load([], tmp_path / "none.toml")
+
+
+def test_types_have_kafkas_numbers():
+    assert [kind.value for kind in ConfigType] == [1, 2, 3, 4, 5, 6, 7]

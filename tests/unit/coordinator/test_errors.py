@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+import coordinator
+import groups
+import logcore
+import txn
+from coordinator.errors import CODES, error_code
+from logcore.machine import DomainError
+
+BASES = {"LogError", "GroupError", "TxnError", "ShardError", "DataError"}
+"""Classes that are never raised themselves."""
+
+
+def classes() -> list[type[DomainError]]:
+    for package in (logcore, groups, txn, coordinator):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+
+    def below(parent: type[DomainError]) -> Iterator[type[DomainError]]:
+        for child in parent.__subclasses__():
+            yield child
+            yield from below(child)
+
+    ours = ("logcore", "groups", "txn", "coordinator")
+    return sorted(
+        {one for one in below(DomainError) if one.__module__.partition(".")[0] in ours},
+        key=lambda one: one.__qualname__,
+    )
+
+
+def test_every_domain_error_has_a_code():
+    missing = [one for one in classes() if one not in CODES and one.__name__ not in BASES]
+    assert missing == []
+
+
+def test_the_map_holds_nothing_else():
+    assert set(CODES) <= set(classes())
+    assert not [one for one in CODES if one.__name__ in BASES]
+
+
+@pytest.mark.parametrize("cls", CODES, ids=lambda cls: cls.__name__)
+def test_codes_are_those_the_docstrings_name(cls):
+    """A docstring names Kafka's error in capitals; where it does, the map must agree."""
+    words = (cls.__doc__ or "").replace("(", " ").replace(")", " ").replace(",", " ").split()
+    known = {code.name.upper(): code for code in ErrorCode}
+    named = [known[word.strip(".")] for word in words if word.strip(".") in known]
+    if named:
+        assert CODES[cls] in named
+
+
+def test_a_class_that_is_not_in_the_map_is_an_unknown_server_error():
+    assert error_code(DomainError("?")) is ErrorCode.unknown_server_error

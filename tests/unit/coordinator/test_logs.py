@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import structlog
+
+from coordinator import logs
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    logs.set_level("INFO")
+    yield
+    logs.set_level("INFO")
+    structlog.reset_defaults()
+
+
+def written(capsys) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+def test_json_is_one_line_whatever_is_said(capsys):
+    logs.configure(terminal=False)
+    structlog.get_logger().info("topic created", topic="a\nb\x1b[31m", size=3, none=None)
+    lines = written(capsys).splitlines()
+    assert len(lines) == 1
+    event = json.loads(lines[0])
+    assert event.pop("timestamp")
+    assert event == {
+        "event": "topic created", "level": "info", "topic": "a\nb\x1b[31m", "size": 3, "none": None
+    }  # fmt: skip
+
+
+def test_text_escapes_control_characters(capsys):
+    logs.configure(terminal=True)
+    structlog.get_logger().warning("odd\r", client="a\nb\x1b[31m", path="with space", empty="")
+    line = written(capsys)
+    assert line.count("\n") == 1
+    assert "\x1b" not in line
+    assert r"odd\r client=a\nb\x1b[31m" in line
+    assert 'path="with space" empty=""' in line
+
+
+def test_long_values_are_cut(capsys):
+    logs.configure(terminal=False)
+    limit = logs.MAX_VALUE_CHARACTERS
+    structlog.get_logger().info(
+        "x", whole="y" * limit, cut="y" * (limit + 1), big={"k": "v" * 2000}
+    )
+    event = json.loads(written(capsys))
+    assert event["whole"] == "y" * limit
+    assert event["cut"] == "y" * limit + "…"
+    assert len(event["big"]) == limit + 1
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_stack_traces_are_kept(capsys, terminal):
+    logs.configure(terminal=terminal)
+    log = structlog.get_logger()
+    try:
+        int("bad\x07")
+    except ValueError as error:
+        log.warning("one", exc_info=error)
+        log.exception("two")
+    text = written(capsys)
+    assert text.count("Traceback") == 2
+    assert "\x07" not in text
+
+
+def test_the_level_can_change(capsys):
+    logs.configure(terminal=False)
+    assert logs.level() == "INFO"
+    structlog.get_logger().debug("hidden")
+    logs.set_level("DEBUG")
+    structlog.get_logger().debug("shown")
+    assert logs.level() == "DEBUG"
+    assert json.loads(written(capsys))["event"] == "shown"
+    with pytest.raises(KeyError):
+        logs.set_level("LOUD")
+
+
+def test_a_program_that_configured_structlog_is_left_alone(capsys):
+    structlog.configure(processors=[structlog.processors.KeyValueRenderer()])
+    logs.configure_quietly()
+    structlog.get_logger().info("hello")
+    assert "event='hello'" in capsys.readouterr().out
+    structlog.reset_defaults()
+    logs.configure_quietly()
+    structlog.get_logger().info("hidden")
+    structlog.get_logger().warning("shown")
+    assert "shown" in written(capsys)

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from coordinator import metadata as module
+from coordinator.config import BrokerConfig, ConfigSource
+from coordinator.data_errors import TopicLimitExceededError, UnknownTopicOrPartitionError
+from coordinator.metadata import (
+    CONSUMER_OFFSETS,
+    METADATA_TOPIC,
+    TRANSACTION_STATE,
+    MetadataError,
+    MetadataLimits,
+    MetadataLog,
+)
+from coordinator.replicas import Replicas
+from logcore.clock import ManualClock
+from logcore.errors import LogError
+from logcore.fs import OsFileSystem
+from logcore.machine import Record
+
+
+class Node:
+    """A metadata log on a directory; another one on the same directory is a restart."""
+
+    def __init__(
+        self, directory: Path, limits: MetadataLimits | None = None, fs: OsFileSystem | None = None
+    ) -> None:
+        self.config = BrokerConfig()
+        clock = ManualClock()
+        self.replicas = Replicas(fs or OsFileSystem(), str(directory), self.config, clock)
+        self.log = MetadataLog(
+            self.replicas.open_metadata(), self.config, clock, node_id=1, limits=limits
+        )
+        self.replicas.load(self.log)
+
+    def stop(self) -> None:
+        self.replicas.close()
+
+
+def test_what_was_written_is_there_after_a_kill_and_after_a_stop(tmp_path):
+    node = Node(tmp_path)
+    made = node.log.create_topic("a.b", 3, {"retention.ms": "5"})
+    node.log.create_topic("gone", 1, {})
+    node.log.set_partitions("a.b", 5)
+    node.log.set_topic_configs("a.b", {"retention.ms": "6"})
+    gone = node.log.delete_topic("gone")
+    assert node.log.allocate_producer_ids() == (0, 1000)
+    assert node.log.count_start() == 1
+    node.log.set_settings("1", {"log.retention.ms": "7"})
+    node.log.set_settings("", {"log.retention.ms": "8", "message.max.bytes": "9"})
+    node.log.set_settings("2", {"log.retention.ms": "10"})
+    for stop in (False, True, False):
+        if stop:
+            node.stop()
+        node = Node(tmp_path)
+        topic = node.log.topic("a.b")
+        assert topic is not None
+        assert topic.topic_id == made.topic_id
+        assert (topic.partitions, dict(topic.configs)) == (5, {"retention.ms": "6"})
+        assert node.log.topic_by_id(made.topic_id) is topic
+        assert node.log.topic("gone") is None
+        assert node.log.was_deleted(gone.topic_id)
+        assert not node.log.was_deleted(made.topic_id)
+        assert node.log.partition_count == 5
+        assert node.log.starts == 1
+        assert node.config.int("log.retention.ms") == 7
+        assert node.config.int("message.max.bytes") == 9
+        assert node.log.settings("2") == {"log.retention.ms": "10"}
+    assert node.log.allocate_producer_ids() == (1000, 1000)
+
+
+def test_resetting_dynamic_settings_restores_the_defaults(tmp_path):
+    node = Node(tmp_path)
+    node.log.set_settings("1", {"message.max.bytes": "9"})
+    node.log.set_settings("1", {})
+    assert node.config.int("message.max.bytes") == 1_048_588
+    assert Node(tmp_path).config.dynamic(ConfigSource.DYNAMIC_BROKER) == {}
+
+
+def test_names_that_differ_in_dot_and_underscore_collide(tmp_path):
+    node = Node(tmp_path)
+    node.log.create_topic("a.b", 1, {})
+    assert node.log.colliding("a_b") == "a.b"
+    assert node.log.colliding("a.b") == "a.b"
+    assert node.log.colliding("a-b") is None
+    node.log.delete_topic("a.b")
+    assert node.log.colliding("a_b") is None
+
+
+def test_the_leader_epoch_grows_with_every_start_from_zero(tmp_path):
+    node = Node(tmp_path)
+    node.log.count_start()
+    old = node.log.create_topic("old", 1, {})
+    assert node.log.leader_epoch(old) == 0
+    node = Node(tmp_path)
+    node.log.count_start()
+    new = node.log.create_topic("new", 1, {})
+    assert node.log.leader_epoch(node.log.topics["old"]) == 1
+    assert node.log.leader_epoch(new) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "configs"),
+    [
+        (CONSUMER_OFFSETS, {"compression.type": "producer"}),
+        (
+            TRANSACTION_STATE,
+            {"compression.type": "uncompressed", "unclean.leader.election.enable": "false"},
+        ),
+    ],
+)
+def test_internal_topics_have_kafkas_settings(tmp_path, name, configs):
+    node = Node(tmp_path)
+    topic = node.log.ensure_internal_topic(name)
+    assert topic.partitions == 50
+    assert topic.is_internal
+    assert topic.configs == {"cleanup.policy": "compact", "segment.bytes": "104857600", **configs}
+    assert node.log.ensure_internal_topic(name) is topic
+
+
+def test_limits_hold_at_the_limit_and_one_past_it(tmp_path):
+    node = Node(tmp_path, MetadataLimits(max_topics=2, max_partitions=5))
+    node.log.create_topic("a", 2, {})
+    node.log.create_topic("b", 3, {})
+    with pytest.raises(TopicLimitExceededError, match="max_topics"):
+        node.log.create_topic("c", 1, {})
+    node.log.delete_topic("b")
+    with pytest.raises(TopicLimitExceededError, match="max_partitions"):
+        node.log.create_topic("b", 4, {})
+    node.log.set_partitions("a", 5)
+    with pytest.raises(TopicLimitExceededError, match="max_partitions"):
+        node.log.set_partitions("a", 6)
+    assert node.log.partition_count == 5
+
+
+def test_unknown_topics_can_not_be_changed(tmp_path):
+    node = Node(tmp_path)
+    for change in (
+        lambda: node.log.delete_topic("x"),
+        lambda: node.log.set_partitions("x", 2),
+        lambda: node.log.set_topic_configs("x", {}),
+    ):
+        with pytest.raises(UnknownTopicOrPartitionError):
+            change()
+
+
+def test_listeners_hear_of_changes(tmp_path):
+    node = Node(tmp_path)
+    heard = []
+    node.log.listen(lambda topic: heard.append((topic.name, topic.partitions)))
+    node.log.create_topic("a", 1, {})
+    node.log.set_partitions("a", 2)
+    node.log.set_topic_configs("a", {"retention.ms": "1"})
+    assert heard == [("a", 2), ("a", 2)]
+
+
+def test_a_grown_log_is_rewritten_and_means_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "COMPACT_SLACK_RECORDS", 10)
+    monkeypatch.setattr(module, "_RECORDS_PER_BATCH", 2)
+    node = Node(tmp_path)
+    node.log.count_start()
+    node.log.allocate_producer_ids()
+    node.log.set_settings("1", {"message.max.bytes": "9"})
+    topics = [node.log.create_topic(f"t{n}", 1, {}) for n in range(3)]
+    node.log.compact()
+    assert node.log.partition.log_start_offset == 0
+    for _ in range(40):
+        node.log.set_topic_configs("t0", {"retention.ms": "1"})
+    before = node.log.partition.log_end_offset
+    node.log.compact()
+    assert node.log.partition.log_start_offset == before
+    # A kill forgets the new log start: the old records are replayed too, to the same end.
+    for stop in (False, True, False):
+        if stop:
+            node.stop()
+        node = Node(tmp_path)
+        assert [one.topic_id for one in node.log.topics.values()] == [t.topic_id for t in topics]
+        assert node.log.allocate_producer_ids()[0] >= 1000
+        assert node.log.starts == 1
+        assert node.config.int("message.max.bytes") == 9
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"\xc1", msgpack.packb({"version": 1})),
+        (msgpack.packb(["what", ""]), msgpack.packb({"version": 1})),
+        (msgpack.packb(["topic", "a"]), msgpack.packb({"version": 2})),
+        (msgpack.packb(["topic", "a"]), msgpack.packb([1])),
+        (msgpack.packb(["topic", "a"]), msgpack.packb({"version": 1, "id": b"short"})),
+        (msgpack.packb(["topic", "a"]), b"\xc1"),
+        (msgpack.packb(["starts", ""]), None),
+    ],
+)
+def test_a_log_that_is_not_understood_does_not_load(tmp_path, key, value):
+    node = Node(tmp_path)
+    node.log.partition.append_records([Record(key, value)], now_ms=0)
+    with pytest.raises(MetadataError, match=METADATA_TOPIC):
+        Node(tmp_path)
+
+
+def test_a_failed_append_changes_nothing(tmp_path):
+    class Full(OsFileSystem):
+        broken = False
+
+        def write(self, handle, buffers, position):
+            if self.broken:
+                raise OSError(28, "No space left on device")
+            return super().write(handle, buffers, position)
+
+    fs = Full()
+    node = Node(tmp_path, fs=fs)
+    node.log.create_topic("a", 1, {})
+    fs.broken = True
+    with pytest.raises(LogError):
+        node.log.create_topic("b", 1, {})
+    assert list(node.log.topics) == ["a"]
+    fs.broken = False
+    assert list(Node(tmp_path).log.topics) == ["a"]
+
+
+def test_topic_ids_do_not_begin_with_a_dash_in_base64(monkeypatch):
+    ids = iter([uuid.UUID(int=62 << 122), uuid.UUID(int=1 << 122)])
+    monkeypatch.setattr(module.uuid, "uuid4", lambda: next(ids))
+    assert module._new_topic_id() == uuid.UUID(int=1 << 122)

@@ -1,0 +1,419 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import BrokerConfig
+from coordinator.data_errors import UnknownTopicOrPartitionError
+from coordinator.maintenance import Maintenance
+from coordinator.metadata import MetadataLog
+from coordinator.polls import Poll, Polls, Watched
+from coordinator.replicas import Replicas
+from coordinator.topics import TopicAdmin
+from logcore.checkpoints import read_offsets
+from logcore.clock import ManualClock
+from logcore.errors import StorageError
+from logcore.fs import OsFileSystem
+from logcore.machine import Record
+from logcore.partition import Isolation, Partition
+
+CHECKPOINTS = {
+    "recovery-point-offset-checkpoint",
+    "log-start-offset-checkpoint",
+    "replication-offset-checkpoint",
+}
+
+
+class KilledError(Exception):
+    """The process is dead from here on."""
+
+
+class KillingFs(OsFileSystem):
+    """Dies at the n-th step that a crash could see; every later step dies too."""
+
+    STEPS = ("write", "rename", "remove", "remove_tree", "make_directory", "truncate")
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+        self.armed = False
+
+    def step(self) -> None:
+        if self.armed:
+            if self.left == 0:
+                raise KilledError
+            self.left -= 1
+
+
+def _killing(name):
+    def method(self, *args, **kwargs):
+        self.step()
+        return getattr(OsFileSystem, name)(self, *args, **kwargs)
+
+    return method
+
+
+for _name in KillingFs.STEPS:
+    setattr(KillingFs, _name, _killing(_name))
+
+
+class Node:
+    """The data side of a broker; another one on the same directory is a restart."""
+
+    def __init__(self, directory: Path, config=None, *, fs=None, clock=None) -> None:
+        self.clock = clock or ManualClock(1_700_000_000_000)
+        self.config = BrokerConfig(config)
+        self.replicas = Replicas(fs or OsFileSystem(), str(directory), self.config, self.clock)
+        self.metadata = MetadataLog(
+            self.replicas.open_metadata(), self.config, self.clock, node_id=1
+        )
+        self.metadata.count_start()
+        self.replicas.load(self.metadata)
+        self.topics = TopicAdmin(self.metadata, self.config, 1)
+
+    def delete(self, topic: str) -> None:
+        self.replicas.delete(self.topics.delete(topic))
+
+    def write(self, topic: str, index: int = 0, count: int = 1) -> Partition:
+        partition = self.replicas.partition(topic, index)
+        for number in range(count):
+            record = Record(b"k", str(number).encode())
+            partition.append_records([record], now_ms=self.clock.now_ms())
+        return partition
+
+
+def directories(path: Path) -> set[str]:
+    return {one.name for one in path.iterdir() if one.is_dir()}
+
+
+def offsets(path: Path, name: str) -> dict[tuple[str, int], int]:
+    return read_offsets(OsFileSystem(), str(path), name)
+
+
+def test_directories_appear_when_a_partition_is_first_used(tmp_path):
+    node = Node(tmp_path)
+    node.topics.create("a", partitions=3)
+    assert directories(tmp_path) == {"__cluster_metadata-0"}
+    node.write("a", 1)
+    assert directories(tmp_path) == {"__cluster_metadata-0", "a-1"}
+    assert node.replicas.partition("a", 1) is node.replicas.partition("a", 1)
+
+
+@pytest.mark.parametrize(("topic", "index"), [("b", 0), ("a", 3), ("a", -1)])
+def test_what_is_not_there_is_unknown(tmp_path, topic, index):
+    node = Node(tmp_path)
+    node.topics.create("a", partitions=3)
+    assert node.replicas.find(topic, index) is None
+    with pytest.raises(UnknownTopicOrPartitionError):
+        node.replicas.partition(topic, index)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_records_are_there_after_a_restart(tmp_path, clean):
+    node = Node(tmp_path)
+    node.topics.create("a", partitions=2)
+    node.write("a", 1, count=5)
+    if clean:
+        node.replicas.close()
+        assert (tmp_path / ".kafka_cleanshutdown").exists()
+    node = Node(tmp_path)
+    assert node.replicas.was_clean is clean
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+    partition = node.replicas.partition("a", 1)
+    assert (partition.log_end_offset, partition.high_watermark) == (5, 5)
+    assert (partition.recovery is None) is clean
+    assert partition.leader_epoch == 1
+
+
+def test_the_checkpoints_of_a_clean_stop(tmp_path):
+    node = Node(tmp_path)
+    node.topics.create("a", partitions=2)
+    node.write("a", 0, count=4).delete_records_before(3)
+    node.write("a", 1, count=2)
+    node.replicas.close()
+    ends = {("a", 0): 4, ("a", 1): 2}
+    for name in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
+        found = offsets(tmp_path, name)
+        assert found.pop(("__cluster_metadata", 0)) > 0
+        assert found == ends
+    assert offsets(tmp_path, "log-start-offset-checkpoint") == {("a", 0): 3}
+    assert Node(tmp_path).replicas.partition("a", 0).log_start_offset == 3
+
+
+@pytest.mark.parametrize("name", sorted(CHECKPOINTS))
+@pytest.mark.parametrize("damage", [b"", b"0\n7\na 0 1\n", b"\xff\xfe", b"0\n1\na 0 x\n"])
+def test_a_damaged_checkpoint_costs_no_record(tmp_path, name, damage):
+    node = Node(tmp_path)
+    node.topics.create("a")
+    node.write("a", count=4)
+    node.replicas.close()
+    (tmp_path / name).write_bytes(damage)
+    assert Node(tmp_path).replicas.partition("a", 0).log_end_offset == 4
+
+
+def test_a_checkpoint_is_written_only_when_it_says_something_new(tmp_path):
+    node = Node(tmp_path)
+    node.topics.create("a")
+    node.write("a")
+    node.replicas.checkpoint_high_watermarks()
+    path = tmp_path / "replication-offset-checkpoint"
+    before = path.stat().st_ino
+    node.replicas.checkpoint_high_watermarks()
+    assert path.stat().st_ino == before
+    node.write("a")
+    node.replicas.checkpoint_high_watermarks()
+    assert offsets(tmp_path, path.name)["a", 0] == 2
+
+
+def test_an_old_high_watermark_hides_nothing_after_a_kill(tmp_path):
+    node = Node(tmp_path)
+    node.topics.create("a")
+    node.write("a", count=3)
+    node.replicas.checkpoint()
+    node.write("a", count=4)
+    assert Node(tmp_path).replicas.partition("a", 0).high_watermark == 7
+
+
+def test_a_deleted_topic_leaves_nothing_for_one_of_the_same_name(tmp_path):
+    node = Node(tmp_path)
+    node.topics.create("a", partitions=2)
+    node.write("a", 1, count=9).delete_records_before(9)
+    node.replicas.checkpoint()
+    node.delete("a")
+    assert directories(tmp_path) == {"__cluster_metadata-0"}
+    node.topics.create("a", partitions=2)
+    assert node.write("a", 1, count=2).log_end_offset == 2
+    for name in CHECKPOINTS:
+        assert ("a", 1) not in offsets(tmp_path, name)
+    partition = Node(tmp_path).replicas.partition("a", 1)
+    assert (partition.log_start_offset, partition.log_end_offset) == (0, 2)
+
+
+def test_checkpointed_offsets_of_a_partition_that_is_gone_are_dropped_at_start(tmp_path):
+    node = Node(tmp_path)
+    node.topics.create("a")
+    node.write("a", count=9).delete_records_before(9)
+    node.replicas.checkpoint()
+    # Killed between the tombstone and the removal of the directory and the offsets.
+    node.metadata.delete_topic("a")
+    node = Node(tmp_path)
+    assert directories(tmp_path) == {"__cluster_metadata-0"}
+    node.topics.create("a")
+    node.write("a", count=2)
+    assert ("a", 0) not in offsets(tmp_path, "log-start-offset-checkpoint")
+    partition = Node(tmp_path).replicas.partition("a", 0)
+    assert (partition.log_start_offset, partition.log_end_offset) == (0, 2)
+
+
+def test_directories_that_no_topic_explains_are_kept_under_another_name(tmp_path):
+    node = Node(tmp_path)
+    node.topics.create("a", partitions=1)
+    node.write("a")
+    node.replicas.close()
+    (tmp_path / "a-0").rename(tmp_path / "stranger-0")
+    long = "x" * 249
+    (tmp_path / f"{long}-10").mkdir()
+    (tmp_path / "a-7").mkdir()
+    (tmp_path / "gone-0.0123-delete").mkdir()
+    (tmp_path / "not a partition").mkdir()
+    node = Node(tmp_path)
+    found = directories(tmp_path) - {"__cluster_metadata-0", "not a partition"}
+    assert len(found) == 3
+    assert all(name.endswith("-stray") and len(name) <= 255 for name in found)
+    assert node.write("a").log_end_offset == 1
+    assert directories(tmp_path) >= found | {"a-0"}
+    Node(tmp_path)
+    assert directories(tmp_path) >= found
+
+
+def test_settings_reach_open_partitions(tmp_path):
+    node = Node(tmp_path)
+    node.topics.create("a")
+    node.topics.create("b", configs={"retention.ms": "5"})
+    a, b = node.write("a"), node.write("b")
+    node.metadata.set_settings("", {"log.retention.ms": "7"})
+    assert (a.config.retention_ms, b.config.retention_ms) == (7, 5)
+    node.topics.configure("a", {"retention.ms": "8"})
+    node.topics.configure("b", {})
+    assert (a.config.retention_ms, b.config.retention_ms) == (8, 7)
+
+
+@pytest.mark.parametrize("killed_at", range(40))
+def test_a_kill_at_any_step_of_creation_and_deletion(tmp_path, killed_at):
+    """Whatever was answered holds; what was not is wholly there or not at all."""
+    fs = KillingFs(killed_at)
+    node = Node(tmp_path, fs=fs)
+    node.topics.create("kept", partitions=2)
+    node.write("kept", 1, count=3)
+    done = []
+    fs.armed = True
+    try:
+        node.topics.create("made", partitions=2)
+        done.append("create")
+        node.write("made", 1)
+        done.append("write")
+        node.delete("made")
+        done.append("delete")
+    except KilledError:
+        pass
+    node = Node(tmp_path)
+    assert node.replicas.partition("kept", 1).log_end_offset == 3
+    made = node.metadata.topic("made")
+    if "delete" in done:
+        assert made is None
+    elif "create" in done and made is not None:
+        end = node.replicas.partition("made", 1).log_end_offset
+        assert end == 1 if "write" in done else end in {0, 1}
+    if made is None:
+        assert not any(name.startswith("made") for name in directories(tmp_path))
+        node.topics.create("made")
+    assert node.write("made").log_end_offset == 1
+
+
+def test_a_start_that_fails_half_way_leaves_no_clean_mark(tmp_path):
+    node = Node(tmp_path)
+    node.topics.create("a")
+    node.write("a", count=3).delete_records_before(2)
+    node.replicas.close()
+    replicas = Replicas(OsFileSystem(), str(tmp_path), BrokerConfig(), ManualClock())
+    replicas.open_metadata()
+    replicas.close()
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+    assert Node(tmp_path).replicas.partition("a", 0).log_start_offset == 2
+
+
+def test_an_offline_partition_prevents_the_clean_mark(tmp_path):
+    class Broken(OsFileSystem):
+        broken = False
+
+        def write(self, handle, buffers, position):
+            if self.broken:
+                raise OSError(5, "Input/output error")
+            return super().write(handle, buffers, position)
+
+    fs = Broken()
+    node = Node(tmp_path, fs=fs)
+    node.topics.create("a")
+    node.write("a")
+    fs.broken = True
+    with pytest.raises(StorageError):
+        node.write("a")
+    fs.broken = False
+    assert node.replicas.is_offline("a", 0)
+    node.replicas.close()
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+
+
+# --- maintenance ---------------------------------------------------------------------------------
+
+
+def test_retention_and_flush_and_producer_expiry_follow_the_clock(tmp_path):
+    node = Node(tmp_path)
+    node.topics.create("a", configs={"retention.ms": "1000", "flush.ms": "500"})
+    partition = node.write("a", count=3)
+    work = Maintenance(node.replicas, node.config, node.clock)
+    work.run_flush(partition)
+    assert partition.recovery_point == 0
+    node.clock.advance(501)
+    work.run_flush(partition)
+    assert partition.recovery_point == 3
+    work.run_retention(partition)
+    assert partition.log_start_offset == 0
+    node.clock.advance(1000)
+    work.run_retention(partition)
+    assert partition.log_start_offset == 3
+    work.run_producer_expiry(partition)
+
+
+async def test_the_tasks_run_by_themselves_and_stop(tmp_path):
+    node = Node(
+        tmp_path,
+        {
+            "log.initial.task.delay.ms": "0",
+            "log.retention.check.interval.ms": "10",
+            "replica.high.watermark.checkpoint.interval.ms": "10",
+        },
+    )
+    node.topics.create("a", configs={"retention.ms": "1000"})
+    partition = node.write("a", count=3)
+    node.clock.advance(2000)
+    work = Maintenance(node.replicas, node.config, node.clock)
+    work.start()
+    checkpoint = tmp_path / "replication-offset-checkpoint"
+    async with asyncio.timeout(10):
+        while partition.log_start_offset != 3 or not checkpoint.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await work.stop()
+    assert not work._tasks
+
+
+# --- long polls ----------------------------------------------------------------------------------
+
+
+class Reader:
+    def __init__(self, node: Node, polls: Polls, min_bytes: int, max_wait_ms: int = 60_000) -> None:
+        self.partition = node.replicas.partition("a", 0)
+        start = self.partition.log_end_offset
+        self.poll = Poll(
+            polls,
+            [Watched(self.partition, start, 1 << 20)],
+            Isolation.READ_UNCOMMITTED,
+            min_bytes=min_bytes,
+            max_wait_ms=max_wait_ms,
+            finish=lambda: self.partition.log_end_offset,
+        )
+
+
+async def test_a_poll_ends_when_enough_was_appended(tmp_path):
+    node, polls = Node(tmp_path), Polls()
+    node.topics.create("a")
+    reader = Reader(node, polls, min_bytes=200)
+    node.write("a")
+    await asyncio.sleep(0)
+    assert not reader.poll.answer.done()
+    assert len(polls) == 1
+    node.write("a", count=5)
+    assert await asyncio.wait_for(reader.poll.answer, 1) == 6
+    await asyncio.sleep(0)
+    assert len(polls) == 0
+    assert not reader.partition._listeners
+
+
+async def test_a_poll_ends_when_its_time_is_over_or_nobody_waits_or_the_broker_stops(tmp_path):
+    node, polls = Node(tmp_path), Polls()
+    node.topics.create("a")
+    assert await Reader(node, polls, 1, max_wait_ms=5).poll.answer == 0
+    left = Reader(node, polls, 1)
+    left.poll.cancel()
+    await asyncio.sleep(0)
+    assert left.poll.answer.cancelled()
+    last = Reader(node, polls, 1)
+    polls.close()
+    assert await last.poll.answer == 0
+    late = Reader(node, polls, 1)
+    assert await asyncio.wait_for(late.poll.answer, 1) == 0
+    await asyncio.sleep(0)
+    assert len(polls) == 0
+    assert not last.partition._listeners
+
+
+async def test_a_poll_ends_when_its_offset_is_deleted(tmp_path):
+    node, polls = Node(tmp_path), Polls()
+    node.topics.create("a")
+    reader = Reader(node, polls, 1_000_000)
+    node.write("a", count=3)
+    await asyncio.sleep(0)
+    assert not reader.poll.answer.done()
+    reader.partition.delete_records_before(2)
+    assert await asyncio.wait_for(reader.poll.answer, 1) == 3
+
+
+async def test_a_failing_answer_is_told(tmp_path):
+    node, polls = Node(tmp_path), Polls()
+    node.topics.create("a")
+    reader = Reader(node, polls, 1)
+    reader.poll._finish = lambda: 1 // 0
+    reader.poll.wake()
+    with pytest.raises(ZeroDivisionError):
+        await reader.poll.answer

@@ -1,0 +1,152 @@
+"""Crash points, and the verdict on units of work."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.sweep.judge import Attempt, Labels, torn_units
+from coordinator.sweep.points import (
+    ANSWER,
+    CountedFileSystem,
+    Counter,
+    Event,
+    Point,
+    Where,
+    points_of,
+    spread,
+)
+from logcore.batch import LogRecord
+
+LABELS = Labels("unit", "size")
+
+
+class Death(Exception):  # noqa: N818 - stands for SIGKILL
+    """Ends the test's broker."""
+
+
+def die(event: Event) -> None:
+    raise Death(event.what)
+
+
+def work(counter: Counter, root: str) -> None:
+    """Two operations, an answer, one operation, two answers."""
+    fs = CountedFileSystem(root, counter)
+    handle = fs.open(f"{root}/t-0/a.log", create=True)
+    try:
+        fs.write(handle, (b"abcd",), 0)
+        counter.answer()
+        fs.sync(handle)
+        counter.answer()
+        counter.answer()
+    finally:
+        fs.close(handle)
+
+
+def test_every_operation_has_its_points_and_only_answers_after_one_count(tmp_path):
+    root = str(tmp_path)
+    (tmp_path / "t-0").mkdir()
+    counter = Counter(None, die)
+    work(counter, root)
+    assert counter.events == []
+    counter.arm()
+    work(counter, root)
+    assert [event.what for event in counter.events] == [
+        "create t-0/a.log",
+        "write t-0/a.log",
+        ANSWER,
+        "sync t-0/a.log",
+        ANSWER,
+    ]
+    assert [str(point) for point in points_of(counter.events)] == [
+        *("before 1", "after 1", "before 2", "torn 2", "after 2", "answer 1"),
+        *("before 3", "after 3", "answer 2"),
+    ]
+    counter.disarm()
+    work(counter, root)
+    assert len(counter.events) == 5
+
+
+@pytest.mark.parametrize(
+    ("where", "number", "left"),
+    [
+        (Where.BEFORE, 1, None),
+        (Where.AFTER, 1, b""),
+        (Where.BEFORE, 2, b""),
+        (Where.TORN, 2, b"ab"),
+        (Where.AFTER, 2, b"abcd"),
+        (Where.ANSWER, 2, b"abcd"),
+    ],
+)
+def test_the_kill_leaves_exactly_what_was_done(tmp_path, where, number, left):
+    (tmp_path / "t-0").mkdir()
+    counter = Counter(Point(where, number), die)
+    counter.arm()
+    with pytest.raises(Death):
+        work(counter, str(tmp_path))
+    file = tmp_path / "t-0" / "a.log"
+    assert (file.read_bytes() if file.exists() else None) == left
+
+
+def test_a_point_that_is_not_reached_kills_nothing(tmp_path):
+    (tmp_path / "t-0").mkdir()
+    counter = Counter(Point(Where.BEFORE, 4), die)
+    counter.arm()
+    work(counter, str(tmp_path))
+
+
+def test_kinds_join_partitions_and_files_of_a_sort():
+    assert Event("write __transaction_state-2/00000.log").kind == "write __transaction_state .log"
+    assert Event("mkdir t-0").kind == "mkdir t"
+    assert Event("sync .").kind == "sync ."
+    assert Event(ANSWER).kind == "answer"
+
+
+def test_points_are_spread_from_the_first_to_the_last():
+    points = [Point(Where.BEFORE, number) for number in range(1, 101)]
+    assert [point.number for point in spread(points, 4)] == [1, 34, 67, 100]
+    assert spread(points, 100) == spread(points, 1000) == points
+    assert [point.number for point in spread(points, 1)] == [51]
+
+
+def attempt(
+    *values: bytes,
+    committed: bool | None = True,
+    place: int = 0,
+    producer: tuple[int, int] = (7, 0),
+    size: bytes | None = None,
+) -> Attempt:
+    headers = (("unit", b"u"), *((("size", size),) if size is not None else ()))
+    records = [LogRecord(n, 0, None, value, headers) for n, value in enumerate(values)]
+    return Attempt(("t", place), producer, records, committed)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "complaint"),
+    [
+        ([attempt(b"a", b"b")], None),
+        ([attempt(b"a"), attempt(b"b", place=1)], None),
+        ([attempt(b"a", committed=False), attempt(b"b", place=1, committed=False)], None),
+        ([attempt(b"a", committed=False), attempt(b"a")], None),
+        ([attempt(b"a", size=b"2"), attempt(b"b", place=1, size=b"2")], None),
+        ([attempt(b"a"), attempt(b"b", place=1, committed=False)], "torn"),
+        ([attempt(b"a"), attempt(b"b", place=1, committed=None)], "torn"),
+        ([attempt(b"a", size=b"2")], "torn: 1 of 2 records"),
+        ([attempt(b"a"), attempt(b"a")], "twice"),
+        ([attempt(b"a"), attempt(b"a", place=1, producer=(7, 1))], "twice"),
+        ([attempt(b"a", b"a", size=b"1", producer=(-1, -1))], "torn: 2 of 1 records"),
+    ],
+)
+def test_a_unit_is_there_whole_and_once_or_not_at_all(attempts, complaint):
+    found = torn_units(attempts, LABELS)
+    if complaint is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert complaint in found[0]
+
+
+def test_records_without_a_label_belong_to_nothing():
+    record = LogRecord(0, 0, None, b"a", ())
+    plain = Attempt(("t", 0), (7, 0), [record], committed=True)
+    other = Attempt(("t", 0), (7, 0), [record], committed=False)
+    assert torn_units([plain, other], LABELS) == []

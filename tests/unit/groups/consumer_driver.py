@@ -1,0 +1,152 @@
+"""Clients of consumer groups over the driver: they heartbeat, revoke and take as Kafka's do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from group_driver import Driver, G
+
+from groups.consumer_commands import (
+    ConsumerHeartbeat,
+    ConsumerHeartbeatResult,
+    ConsumerSettings,
+    DescribeConsumerGroup,
+    TopicImage,
+)
+from groups.consumer_group import ConsumerGroup, flat
+from groups.errors import FencedMemberEpochError, UnknownMemberIdError
+
+T, U, V = b"t" * 16, b"u" * 16, b"v" * 16
+CONSUMER_SESSION = 45_000
+REBALANCE = 60_000
+IMAGE = TopicImage({"t": (T, 4), "u": (U, 2)}, 1)
+SETTINGS = ConsumerSettings(assignment_interval_ms=0)
+
+
+class ConsumerDriver(Driver):
+    """A driver that knows the cluster's topics."""
+
+    def __init__(self, *args: Any, image: TopicImage = IMAGE, **settings: Any) -> None:
+        self.image = image
+        super().__init__(*args, **{"consumer": SETTINGS, **settings})
+
+    def beat(self, member_id: str, epoch: int, **fields: Any) -> ConsumerHeartbeatResult:
+        result = self.ask(
+            ConsumerHeartbeat(
+                **{
+                    "group_id": G,
+                    "member_id": member_id,
+                    "member_epoch": epoch,
+                    "topics": self.image,
+                    "client_id": "c",
+                    "client_host": "/127.0.0.1",
+                    **fields,
+                }
+            )
+        )
+        assert isinstance(result, ConsumerHeartbeatResult)
+        return result
+
+    def join(self, member_id: str, *names: str, **fields: Any) -> ConsumerHeartbeatResult:  # type: ignore[override]
+        asked = {
+            "rebalance_timeout_ms": REBALANCE,
+            "subscribed_topic_names": names or ("t",),
+            "owned": (),
+            **fields,
+        }
+        return self.beat(member_id, 0, **asked)
+
+    def consumer_group(self) -> ConsumerGroup:
+        group = self.groups[G]
+        assert isinstance(group, ConsumerGroup)
+        return group
+
+    def describe(self) -> Any:
+        return self.ask(DescribeConsumerGroup(G, self.image))
+
+    def state_of_consumers(self) -> str:
+        return str(self.describe().state)
+
+    def client(self, member_id: str, *names: str, **fields: Any) -> Client:
+        """A client that has joined."""
+        client = Client(self, member_id, names or ("t",), fields)
+        client.rejoin()
+        return client
+
+
+class Client:
+    """What a consumer knows. ``owned`` follows what it is told when :meth:`catch_up` is called."""
+
+    def __init__(
+        self, driver: ConsumerDriver, member_id: str, names: tuple[str, ...], fields: dict[str, Any]
+    ) -> None:
+        self.driver, self.member_id, self.names, self.fields = driver, member_id, names, fields
+        self.epoch = 0
+        self.owned: frozenset[tuple[bytes, int]] = frozenset()
+        self.told: frozenset[tuple[bytes, int]] = frozenset()
+        self.unsure = False
+
+    def rejoin(self) -> None:
+        self.owned = self.told = frozenset()
+        self.unsure = False
+        self._take(self.driver.join(self.member_id, *self.names, **self.fields))
+        self.owned = self.told
+
+    def beat(self, *, lost: bool = False, **fields: Any) -> None:
+        """One heartbeat; a client that is told that it is out drops everything and rejoins."""
+        if self.unsure:
+            # As Kafka's client after a timeout: it says everything, so that it is told everything.
+            fields = {
+                "rebalance_timeout_ms": REBALANCE,
+                "subscribed_topic_names": self.names,
+                **self.fields,
+                **fields,
+            }
+        if self.unsure or self.owned == self.told:
+            grouped: dict[bytes, tuple[int, ...]] = {}
+            for topic_id, index in sorted(self.owned):
+                grouped[topic_id] = (*grouped.get(topic_id, ()), index)
+            fields["owned"] = tuple(grouped.items())
+        instance = {k: v for k, v in self.fields.items() if k == "instance_id"}
+        try:
+            result = self.driver.beat(self.member_id, self.epoch, **{**instance, **fields})
+        except (FencedMemberEpochError, UnknownMemberIdError):
+            self.rejoin()
+            return
+        self.unsure = lost
+        if not lost:
+            self._take(result)
+
+    def _take(self, result: ConsumerHeartbeatResult) -> None:
+        self.epoch = result.member_epoch
+        if result.assignment is not None:
+            self.told = flat(result.assignment)
+
+    def catch_up(self) -> None:
+        """Revoke and take until what is owned is what was told."""
+        self.owned = self.told
+
+    def leave(self, epoch: int = -1) -> None:
+        instance = {k: v for k, v in self.fields.items() if k == "instance_id"}
+        self.driver.beat(self.member_id, epoch, **instance)
+        self.owned = self.told = frozenset()
+
+
+def settle(*clients: Client, rounds: int = 4) -> None:
+    """Everybody heartbeats and does what it is told, until all is quiet."""
+    for _ in range(rounds):
+        for client in clients:
+            client.beat()
+            client.catch_up()
+
+
+def changed(image: TopicImage, **topics: tuple[bytes, int] | None) -> TopicImage:
+    """The topics after a change; None deletes one."""
+    merged = {**image.topics, **topics}
+    kept = {name: entry for name, entry in merged.items() if entry is not None}
+    return TopicImage(kept, image.version + 1)
+
+
+def settings(**fields: Any) -> ConsumerSettings:
+    return replace(SETTINGS, **fields)

@@ -1,0 +1,200 @@
+"""Server-side assignors: valid, balanced, sticky, deterministic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from groups.assignors.model import (
+    MAX_ASSIGNORS,
+    AssignorRegistry,
+    GroupSpec,
+    MemberSpec,
+    run,
+)
+from groups.assignors.range import RangeAssignor
+from groups.assignors.uniform import UniformAssignor
+from logcore.machine import InvariantViolation
+
+TOPICS = tuple(bytes([number]) * 16 for number in range(1, 5))
+T, U = TOPICS[:2]
+ASSIGNORS = (UniformAssignor(), RangeAssignor())
+
+
+@st.composite
+def groups(draw, *, homogeneous: bool | None = None):
+    topic_ids = TOPICS[: draw(st.integers(1, 4))]
+    counts = {topic_id: draw(st.integers(1, 9)) for topic_id in topic_ids}
+    same = draw(st.booleans()) if homogeneous is None else homogeneous
+    everything = frozenset(topic_ids)
+    members = {}
+    for number in range(draw(st.integers(1, 6))):
+        own = everything if same else draw(st.frozensets(st.sampled_from(topic_ids)))
+        # What is held may be contested, or no longer exist, or no longer be subscribed to.
+        held = draw(
+            st.frozensets(st.tuples(st.sampled_from(TOPICS), st.integers(0, 10)), max_size=8)
+        )
+        instance = f"i{9 - number}" if draw(st.booleans()) else None
+        members[f"m{number}"] = MemberSpec(instance, own, held)
+    return GroupSpec(members, counts)
+
+
+def with_targets(group: GroupSpec, targets) -> GroupSpec:
+    return GroupSpec(
+        {name: replace(spec, assigned=targets[name]) for name, spec in group.members.items()},
+        group.partition_counts,
+    )
+
+
+def everything_given(group: GroupSpec, result) -> bool:
+    wanted = {
+        (topic_id, index)
+        for topic_id, count in group.partition_counts.items()
+        if any(topic_id in spec.topic_ids for spec in group.members.values())
+        for index in range(count)
+    }
+    return set().union(*result.values()) == wanted
+
+
+@pytest.mark.parametrize("assignor", ASSIGNORS, ids=lambda assignor: assignor.name)
+@settings(max_examples=200, deadline=None)
+@given(group=groups())
+def test_valid_complete_and_deterministic(assignor, group):
+    result = run(assignor, group)
+    assert everything_given(group, result)
+    shuffled = GroupSpec(
+        dict(reversed(group.members.items())), dict(reversed(group.partition_counts.items()))
+    )
+    assert run(assignor, shuffled) == result
+
+
+@settings(max_examples=300, deadline=None)
+@given(group=groups())
+def test_uniform_leaves_no_move_that_would_help(group):
+    result = run(UniformAssignor(), group)
+    for name, partitions in result.items():
+        for topic_id in {topic_id for topic_id, _ in partitions}:
+            for other, spec in group.members.items():
+                if topic_id in spec.topic_ids:
+                    assert len(partitions) - len(result[other]) < 2, (name, other)
+
+
+@settings(max_examples=200, deadline=None)
+@given(group=groups())
+def test_uniform_is_a_fixed_point(group):
+    result = run(UniformAssignor(), group)
+    assert run(UniformAssignor(), with_targets(group, result)) == result
+
+
+@settings(max_examples=200, deadline=None)
+@given(group=groups(homogeneous=True), leaves=st.booleans())
+def test_uniform_moves_no_more_than_it_must(group, leaves):
+    before = run(UniformAssignor(), group)
+    members = dict(with_targets(group, before).members)
+    if leaves and len(members) > 1:
+        del members["m0"]
+    else:
+        members["new"] = MemberSpec(None, members["m0"].topic_ids)
+    after = run(UniformAssignor(), GroupSpec(members, group.partition_counts))
+    total = sum(len(partitions) for partitions in after.values())
+    quota, extra = divmod(total, len(members))
+    # Nobody gives up a partition unless it has more than its share.
+    for name in members.keys() - {"new"}:
+        kept = before[name] & after[name]
+        assert len(kept) >= min(len(before[name]), quota)
+        if not extra:
+            assert len(kept) == min(len(before[name]), quota)
+    over = sorted((len(before[name]) for name in members.keys() - {"new"}), reverse=True)
+    most = sum(min(n, quota + (rank < extra)) for rank, n in enumerate(over))
+    assert sum(len(before.get(name, frozenset()) & after[name]) for name in members) == most
+
+
+@settings(max_examples=200, deadline=None)
+@given(group=groups())
+def test_range_gives_neighbours_evenly(group):
+    result = run(RangeAssignor(), group)
+    for topic_id, count in group.partition_counts.items():
+        shares = [
+            sorted(index for topic, index in partitions if topic == topic_id)
+            for name, partitions in result.items()
+            if topic_id in group.members[name].topic_ids
+        ]
+        for share in shares:
+            assert share == list(range(share[0], share[0] + len(share))) if share else True
+        if shares:
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+            assert sum(map(len, shares)) == count
+
+
+def test_range_puts_static_members_first_and_co_partitions():
+    both = frozenset({T, U})
+    members = {
+        "a": MemberSpec(None, both),
+        "z": MemberSpec("i1", both),
+        "y": MemberSpec("i2", both),
+    }
+    result = run(RangeAssignor(), GroupSpec(members, {T: 4, U: 4}))
+    assert result["z"] == {(T, 0), (T, 1), (U, 0), (U, 1)}
+    assert result["y"] == {(T, 2), (U, 2)}
+    assert result["a"] == {(T, 3), (U, 3)}
+
+
+def test_uniform_heterogeneous_example():
+    members = {
+        "a": MemberSpec(None, frozenset({T}), frozenset({(T, 0), (T, 1)})),
+        "b": MemberSpec(None, frozenset({T, U}), frozenset({(T, 2), (U, 0), (U, 1)})),
+        "c": MemberSpec(None, frozenset({U})),
+    }
+    result = run(UniformAssignor(), GroupSpec(members, {T: 3, U: 3}))
+    assert {name: len(mine) for name, mine in result.items()} == {"a": 2, "b": 2, "c": 2}
+    assert {(T, 0), (T, 1)} == result["a"]
+
+
+def test_nobody_gets_nothing():
+    for assignor in ASSIGNORS:
+        assert run(assignor, GroupSpec({}, {})) == {}
+        alone = GroupSpec({"a": MemberSpec(None, frozenset())}, {})
+        assert run(assignor, alone) == {"a": frozenset()}
+
+
+class Custom:
+    def __init__(self, name, result=()):
+        self.name = name
+        self.result = dict(result)
+
+    def assign(self, group):
+        return self.result
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"x": frozenset({(T, 0)})},
+        {"a": frozenset({(T, 3)})},
+        {"a": frozenset({(T, -1)})},
+        {"a": frozenset({(U, 0)})},
+        {"a": frozenset({(T, 0)}), "b": frozenset({(T, 0)})},
+    ],
+)
+def test_results_of_custom_assignors_are_checked(result):
+    group = GroupSpec(
+        {"a": MemberSpec(None, frozenset({T})), "b": MemberSpec(None, frozenset({T}))},
+        {T: 3, U: 3},
+    )
+    with pytest.raises(InvariantViolation):
+        run(Custom("c", result), group)
+
+
+def test_the_registry_is_bounded():
+    full = [Custom(f"c{number}") for number in range(MAX_ASSIGNORS)]
+    registry = AssignorRegistry(full)
+    assert registry.default is full[0]
+    assert "c3" in registry
+    assert registry.get("c3") is full[3]
+    assert registry.names[0] == "c0"
+    for wrong in ([], [*full, Custom("more")], [Custom("c"), Custom("c")]):
+        with pytest.raises(ValueError, match="assignors"):
+            AssignorRegistry(wrong)

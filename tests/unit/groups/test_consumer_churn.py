@@ -1,0 +1,306 @@
+"""Random lives of consumer groups, and every compacted form of their logs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+
+import pytest
+from consumer_driver import (
+    CONSUMER_SESSION,
+    Client,
+    ConsumerDriver,
+    T,
+    V,
+    changed,
+    settings,
+    settle,
+)
+from group_driver import RETENTION, Driver, Entry, G, load
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from log_compaction import every_variant, partly_compacted
+
+from groups.commands import DeleteGroup, ExpireOffsets, TopicsDeleted
+from groups.consumer_group import ConsumerGroup
+from groups.errors import GroupError
+
+NAMES = (("t",), ("t", "u"), ("u",), ("t", "new"))
+
+
+class Churn:
+    """Clients that come, go, stall, lose answers and change their minds."""
+
+    def __init__(self) -> None:
+        self.driver = ConsumerDriver(consumer=settings(max_size=5, assignment_interval_ms=100))
+        self.clients: list[Client] = []
+        self.count = 0
+
+    def step(self, action: int, who: int, what: int) -> None:
+        actions = (
+            *(self.join, self.join_static, self.beat, self.beat, self.beat, self.beat_lost),
+            *(self.catch_up, self.catch_up, self.catch_up, self.everybody, self.everybody),
+            *(self.leave, self.vanish, self.subscribe, self.topics, self.wait, self.commit),
+            *(self.crash, self.upkeep, self.classic),
+        )
+        with contextlib.suppress(GroupError):
+            actions[action % len(actions)](who, what)
+        self.look()
+
+    def client(self, who: int) -> Client | None:
+        return self.clients[who % len(self.clients)] if self.clients else None
+
+    def join(self, who: int, what: int) -> None:
+        self.count += 1
+        regex = {"subscribed_topic_regex": "t|n.*"} if what == 3 else {}
+        self.clients.append(
+            self.driver.client(f"m{self.count}", *NAMES[what], rebalance_timeout_ms=500, **regex)
+        )
+
+    def join_static(self, who: int, what: int) -> None:
+        self.count += 1
+        instance = f"i{who % 2}"
+        client = self.driver.client(f"s{self.count}", *NAMES[what], instance_id=instance)
+        self.clients = [c for c in self.clients if c.fields.get("instance_id") != instance]
+        self.clients.append(client)
+
+    def beat(self, who: int, what: int) -> None:
+        if (client := self.client(who)) is not None:
+            client.beat()
+
+    def beat_lost(self, who: int, what: int) -> None:
+        if (client := self.client(who)) is not None:
+            client.beat(lost=True)
+
+    def catch_up(self, who: int, what: int) -> None:
+        if (client := self.client(who)) is not None:
+            client.catch_up()
+
+    def everybody(self, who: int, what: int) -> None:
+        for client in list(self.clients):
+            self.beat(self.clients.index(client), what)
+            client.catch_up()
+
+    def leave(self, who: int, what: int) -> None:
+        if (client := self.client(who)) is None:
+            return
+        is_static = "instance_id" in client.fields
+        self.clients.remove(client)
+        client.leave(-2 if is_static and what < 3 else -1)
+
+    def vanish(self, who: int, what: int) -> None:
+        if what == 0 and (client := self.client(who)) is not None:
+            self.clients.remove(client)
+            self.driver.advance(CONSUMER_SESSION - 1)
+            self.everybody(who, what)
+            self.driver.advance(1)
+
+    def subscribe(self, who: int, what: int) -> None:
+        if (client := self.client(who)) is not None:
+            client.names = NAMES[what]
+            client.beat(subscribed_topic_names=NAMES[what], server_assignor="range")
+
+    def topics(self, who: int, what: int) -> None:
+        sizes = {"t": (T, 4 + who % 3), "new": None if what == 1 else (V, 1 + who % 2)}
+        self.driver.image = changed(self.driver.image, **sizes)
+
+    def wait(self, who: int, what: int) -> None:
+        self.driver.advance((10, 100, 500, 1_000)[what])
+
+    def commit(self, who: int, what: int) -> None:
+        if (client := self.client(who)) is not None:
+            self.driver.commit(
+                ("t", what, who),
+                generation=client.epoch,
+                member_id=client.member_id,
+                is_v9_or_later=True,
+            )
+
+    def crash(self, who: int, what: int) -> None:
+        self.driver.reload()
+
+    def upkeep(self, who: int, what: int) -> None:
+        match what:
+            case 0:
+                self.driver.ask(DeleteGroup(G))
+            case 1:
+                self.driver.ask(ExpireOffsets())
+            case 2:
+                self.driver.ask(TopicsDeleted((("t", None),)))
+            case _:
+                self.driver.now += RETENTION
+                self.driver.advance(0)
+
+    def classic(self, who: int, what: int) -> None:
+        group = self.driver.groups.get(G)
+        if what > 1 or (isinstance(group, ConsumerGroup) and group.members):
+            return
+        Driver.join(self.driver, version=3)
+        self.driver.advance(100_000)
+
+    def look(self) -> None:
+        """No two living clients of the group's own members own one partition."""
+        group = self.driver.groups.get(G)
+        members = group.members if isinstance(group, ConsumerGroup) else {}
+        alive = [client for client in self.clients if client.member_id in members]
+        for one, other in itertools.combinations(alive, 2):
+            if one.member_id != other.member_id and one.epoch > 0 and other.epoch > 0:
+                held = self.held(one) & self.held(other)
+                assert not held, (one.member_id, other.member_id, held)
+
+    def held(self, client: Client) -> frozenset:
+        """What a client may rightly own: its own view, as far as the server did not fence it."""
+        group = self.driver.consumer_group()
+        current = group.current(client.member_id)
+        if client.epoch not in {current.member_epoch, current.previous_member_epoch}:
+            return frozenset()
+        return client.owned
+
+    def finish(self) -> None:
+        group = self.driver.groups.get(G)
+        if isinstance(group, ConsumerGroup) and self.clients:
+            for client in self.clients:
+                with contextlib.suppress(GroupError):
+                    client.beat()
+            self.driver.advance(CONSUMER_SESSION - 1)
+            with contextlib.suppress(GroupError):
+                settle(*self.clients, rounds=1)
+            self.driver.advance(1)
+            self.driver.advance(1_000)
+            with contextlib.suppress(GroupError):
+                settle(*self.clients, rounds=6)
+        self.driver.reload()
+        log_loads_back(self.driver.log, self.driver.machine.digest())
+
+
+def log_loads_back(log: list[Entry], digest: str, variants: int = 15) -> None:
+    rng = random.Random(len(log))
+    every = list(every_variant(log)) if len(log) < 300 else []
+    for variant in rng.sample(every, min(variants, len(every))):
+        loads_back(variant, digest)
+    for _ in range(variants):
+        loads_back(partly_compacted(log, rng), digest)
+
+
+def loads_back(log: list[Entry], digest: str) -> None:
+    machine = load(log)
+    machine.check()
+    machine.loaded(0)
+    machine.check()
+    assert machine.digest() == digest
+
+
+steps = st.lists(
+    st.tuples(st.integers(0, 19), st.integers(0, 7), st.integers(0, 3)), min_size=10, max_size=60
+)
+
+
+@hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps)
+def test_any_life_of_a_consumer_group(life):
+    churn = Churn()
+    for action, who, what in life:
+        churn.step(action, who, what)
+    churn.finish()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_long_life_of_a_consumer_group(seed):
+    rng = random.Random(seed)
+    churn = Churn()
+    for _ in range(300):
+        churn.step(rng.randrange(20), rng.randrange(8), rng.randrange(4))
+    churn.finish()
+    assert churn.driver.decisions > 100
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_always_settles(seed):
+    rng = random.Random(seed)
+    driver = ConsumerDriver()
+    clients = [driver.client(f"m{number}", *NAMES[number % 3]) for number in range(4)]
+    for _ in range(60):
+        client = rng.choice(clients)
+        rng.choice([client.beat, client.catch_up, lambda c=client: c.beat(lost=True)])()
+    settle(*clients)
+    assert driver.state_of_consumers() == "Stable"
+    owned = [partition for client in clients for partition in client.owned]
+    assert len(owned) == len(set(owned)) == 6
+
+
+# --- every compacted variant of the scenarios' logs ----------------------------------------------
+
+
+def shared() -> ConsumerDriver:
+    driver = ConsumerDriver()
+    clients = [driver.client("m"), driver.client("n", "t", "u"), driver.client("o")]
+    settle(*clients)
+    return driver
+
+
+def left_behind() -> ConsumerDriver:
+    driver = shared()
+    driver.beat("n", -1)
+    driver.join("s", instance_id="i", subscribed_topic_regex="u.*")
+    driver.beat("s", -2, instance_id="i")
+    driver.join("s2", instance_id="i")
+    driver.commit(("t", 0, 5), generation=-1, group_id="h")
+    return driver
+
+
+def deleted() -> ConsumerDriver:
+    driver = left_behind()
+    for member_id in list(driver.consumer_group().members):
+        driver.beat(member_id, -1)
+    driver.ask(DeleteGroup(G))
+    return driver
+
+
+def born_again_as_classic() -> ConsumerDriver:
+    driver = deleted()
+    driver.join("m")
+    driver.beat("m", -1)
+    Driver.join(driver, version=3)
+    driver.finish_initial_delay()
+    driver.sync_all()
+    return driver
+
+
+def and_back() -> ConsumerDriver:
+    driver = born_again_as_classic()
+    driver.leave(*driver.groups[G].members)
+    driver.join("m")
+    driver.join("n")
+    return driver
+
+
+SCENARIOS = {
+    "shared": shared,
+    "left behind": left_behind,
+    "deleted": deleted,
+    "born again as classic": born_again_as_classic,
+    "and back": and_back,
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_compacted_variant_loads_to_the_same_state(name):
+    driver = SCENARIOS[name]()
+    digest = driver.machine.digest()
+    for variant in every_variant(driver.log):
+        loads_back(variant, digest)
+    rng = random.Random(1)
+    for _ in range(50):
+        loads_back(partly_compacted(driver.log, rng), digest)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_prefix_of_the_log_loads(name):
+    log = SCENARIOS[name]().log
+    for length in range(len(log) + 1):
+        machine = load(log[:length])
+        machine.check()
+        machine.loaded(0)
+        machine.check()

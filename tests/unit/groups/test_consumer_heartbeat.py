@@ -1,0 +1,511 @@
+"""ConsumerGroupHeartbeat, row by row: validation, fencing, epochs, states, timers."""
+
+from __future__ import annotations
+
+import pytest
+from consumer_driver import (
+    CONSUMER_SESSION,
+    IMAGE,
+    REBALANCE,
+    SETTINGS,
+    ConsumerDriver,
+    T,
+    U,
+    V,
+    changed,
+    settings,
+    settle,
+)
+from group_driver import G
+
+from groups import records
+from groups.commands import DescribeGroup, ListGroups
+from groups.consumer_commands import ConsumerHeartbeatResult, TopicImage, TopicsChanged
+from groups.errors import (
+    FencedInstanceIdError,
+    FencedMemberEpochError,
+    GroupIdNotFoundError,
+    GroupLimitExceededError,
+    GroupMaxSizeReachedError,
+    InvalidGroupRequestError,
+    InvalidRegularExpressionError,
+    UnknownMemberIdError,
+    UnreleasedInstanceIdError,
+    UnsupportedAssignorError,
+)
+from groups.limits import GroupLimits
+from groups.reconcile import MemberState
+
+ALL_T = ((T, (0, 1, 2, 3)),)
+
+
+# --- validation ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"group_id": ""},
+        {"member_id": ""},
+        {"instance_id": ""},
+        {"rack_id": ""},
+        {"member_epoch": -3},
+        {"member_epoch": -2},
+        {"rebalance_timeout_ms": -1},
+        {"rebalance_timeout_ms": -2},
+        {"owned": None},
+        {"owned": ALL_T},
+        {"subscribed_topic_names": None},
+        {"member_epoch": 1, "member_id": "", "client_makes_member_id": False},
+        {"member_epoch": -1, "member_id": "", "client_makes_member_id": False},
+        {"member_epoch": -2, "member_id": "", "client_makes_member_id": False},
+    ],
+)
+def test_invalid_requests(fields):
+    driver = ConsumerDriver()
+    asked = {
+        "rebalance_timeout_ms": REBALANCE,
+        "subscribed_topic_names": ("t",),
+        "owned": (),
+        "member_epoch": 0,
+        "member_id": "m",
+        **fields,
+    }
+    with pytest.raises(InvalidGroupRequestError):
+        driver.beat(asked.pop("member_id"), asked.pop("member_epoch"), **asked)
+    assert not driver.groups
+
+
+def test_unknown_assignor_and_bad_expression():
+    driver = ConsumerDriver()
+    with pytest.raises(UnsupportedAssignorError, match="uniform, range"):
+        driver.join("m", server_assignor="magic")
+    with pytest.raises(InvalidRegularExpressionError):
+        driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="(")
+    assert not driver.groups
+
+
+def test_v0_may_leave_the_id_to_the_server():
+    driver = ConsumerDriver()
+    result = driver.join("", client_makes_member_id=False, new_member_id="made")
+    assert result == ConsumerHeartbeatResult("made", 1, 5_000, ALL_T)
+
+
+def test_limits():
+    limits = GroupLimits(max_subscribed_topics=2, max_metadata_bytes=6, max_group_regexes=1)
+    driver = ConsumerDriver(limits)
+    driver.join("m", "t", "uuuuu")
+    for names in (("t", "u", "v"), ("t", "uuuuuu")):
+        with pytest.raises(GroupLimitExceededError):
+            driver.join("n", *names)
+    with pytest.raises(GroupLimitExceededError, match="identifier"):
+        driver.join("n" * 2_000)
+    driver.beat("m", 1, subscribed_topic_regex="t")
+    with pytest.raises(GroupLimitExceededError, match="regexes"):
+        driver.join("n", subscribed_topic_regex="u")
+    tiny = ConsumerDriver(GroupLimits(max_group_record_bytes=100))
+    with pytest.raises(GroupLimitExceededError, match="max_group_record_bytes"):
+        tiny.join("m", "t")
+    assert not tiny.groups
+    shard = ConsumerDriver(GroupLimits(max_groups=1, max_shard_members=1))
+    shard.join("m")
+    with pytest.raises(GroupLimitExceededError, match="max_shard_members"):
+        shard.join("n")
+    with pytest.raises(GroupLimitExceededError, match="max_groups"):
+        shard.join("n", group_id="other")
+
+
+# --- the rows of fencing -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epoch", [1, -1])
+def test_missing_group(epoch):
+    with pytest.raises(GroupIdNotFoundError):
+        ConsumerDriver().beat("m", epoch)
+
+
+@pytest.mark.parametrize("epoch", [1, -1])
+def test_unknown_member(epoch):
+    driver = ConsumerDriver()
+    driver.join("m")
+    with pytest.raises(UnknownMemberIdError):
+        driver.beat("stranger", epoch)
+
+
+def test_epoch_0_of_a_known_member_is_a_rejoin():
+    driver = ConsumerDriver()
+    driver.join("m")
+    before = driver.machine.digest()
+    assert driver.join("m") == ConsumerHeartbeatResult("m", 1, 5_000, ALL_T)
+    assert driver.machine.digest() == before
+
+
+def test_a_higher_epoch_is_fenced():
+    driver = ConsumerDriver()
+    driver.join("m")
+    with pytest.raises(FencedMemberEpochError):
+        driver.beat("m", 2)
+
+
+def test_a_lost_answer_is_forgiven_once():
+    driver = ConsumerDriver()
+    driver.join("m")
+    driver.join("n")
+    driver.beat("m", 1, owned=((T, (0, 1)),))  # epoch 2, its answer is lost
+    assert driver.consumer_group().current("m").member_epoch == 2
+    for owned in (None, ALL_T):
+        with pytest.raises(FencedMemberEpochError):
+            driver.beat("m", 1, owned=owned)
+    assert driver.beat("m", 1, owned=((T, (0,)),)).member_epoch == 2
+    driver.join("o")
+    driver.beat("m", 2, owned=())
+    with pytest.raises(FencedMemberEpochError):
+        driver.beat("m", 1, owned=())
+
+
+def test_a_full_group():
+    driver = ConsumerDriver(consumer=settings(max_size=2))
+    driver.join("m")
+    driver.join("n", instance_id="i")
+    with pytest.raises(GroupMaxSizeReachedError):
+        driver.join("o")
+    driver.join("m")
+    driver.beat("n", -2, instance_id="i")
+    assert driver.join("n2", instance_id="i").member_id == "n2"
+
+
+# --- static members ------------------------------------------------------------------------------
+
+
+def test_a_static_member_comes_back_and_finds_everything():
+    driver = ConsumerDriver()
+    driver.join("s1", instance_id="i")
+    driver.join("m")
+    assert driver.beat("s1", -2, instance_id="i") == ConsumerHeartbeatResult("s1", -2)
+    assert driver.consumer_group().current("s1").member_epoch == -2
+    assert driver.describe().state == "Reconciling"
+    driver.reload()
+    epoch = driver.consumer_group().epoch
+    result = driver.join("s2", instance_id="i")
+    assert result.member_epoch == epoch
+    assert result.assignment == ((T, (0, 1)),)
+    assert driver.consumer_group().epoch == epoch
+    assert driver.event("member_fenced")["successor"] == "s2"
+    for who in ("s1", "other"):
+        with pytest.raises(FencedInstanceIdError):
+            driver.beat(who, 1, instance_id="i")
+    with pytest.raises(UnknownMemberIdError):
+        driver.beat("s2", 1, instance_id="unknown")
+
+
+def test_a_static_member_that_did_not_leave_keeps_its_instance_id():
+    driver = ConsumerDriver()
+    driver.join("s1", instance_id="i")
+    with pytest.raises(UnreleasedInstanceIdError):
+        driver.join("s2", instance_id="i")
+    with pytest.raises(FencedInstanceIdError):
+        driver.beat("s2", -1, instance_id="i")
+    driver.beat("s1", -1, instance_id="i")
+    assert driver.join("s2", instance_id="i").member_epoch == 3
+
+
+def test_a_static_member_that_stays_away_expires():
+    driver = ConsumerDriver()
+    driver.join("s1", instance_id="i")
+    driver.beat("s1", -2, instance_id="i")
+    driver.advance(CONSUMER_SESSION)
+    assert driver.state_of_consumers() == "Empty"
+
+
+def test_a_static_member_away_holds_its_partitions():
+    driver = ConsumerDriver()
+    driver.join("s1", instance_id="i")
+    driver.beat("s1", -2, instance_id="i")
+    assert driver.join("m").assignment == ()
+    assert driver.consumer_group().current("m").state is MemberState.UNRELEASED_PARTITIONS
+    # It was to revoke two partitions; coming back with nothing, it has.
+    result = driver.join("s2", instance_id="i")
+    assert result.assignment == ((T, (0, 1)),)
+    assert driver.beat("m", 2).assignment == ((T, (2, 3)),)
+
+
+def test_a_rejoin_with_the_same_id_after_a_static_leave():
+    driver = ConsumerDriver()
+    driver.join("s1", instance_id="i")
+    driver.beat("s1", -2, instance_id="i")
+    assert driver.join("s1", instance_id="i").assignment == ALL_T
+    driver.reload()
+    assert driver.consumer_group().static_members == {"i": "s1"}
+
+
+# --- a life --------------------------------------------------------------------------------------
+
+
+def test_two_members_share_by_the_book():
+    driver = ConsumerDriver()
+    assert driver.join("m") == ConsumerHeartbeatResult("m", 1, 5_000, ALL_T)
+    assert driver.describe().state == "Stable"
+    assert driver.join("n") == ConsumerHeartbeatResult("n", 2, 5_000, ())
+    assert driver.describe().state == "Reconciling"
+    assert driver.beat("m", 1) == ConsumerHeartbeatResult("m", 1, 5_000, ((T, (0, 1)),))
+    assert driver.consumer_group().current("m").state is MemberState.UNREVOKED_PARTITIONS
+    assert driver.beat("n", 2).assignment is None
+    assert driver.beat("m", 1, owned=ALL_T).assignment is None
+    assert driver.beat("m", 1, owned=((T, (0, 1)),)) == ConsumerHeartbeatResult("m", 2, 5_000)
+    assert driver.beat("n", 2) == ConsumerHeartbeatResult("n", 2, 5_000, ((T, (2, 3)),))
+    assert driver.describe().state == "Stable"
+    assert driver.beat("m", 2).assignment is None
+    full = driver.beat(
+        "m",
+        2,
+        owned=((T, (0, 1)),),
+        rebalance_timeout_ms=REBALANCE,
+        subscribed_topic_names=("t",),
+    )
+    assert full.assignment == ((T, (0, 1)),)
+    driver.beat("n", -1)
+    assert driver.consumer_group().epoch == 3
+    assert driver.describe().state == "Assigning"
+    assert driver.beat("m", 2) == ConsumerHeartbeatResult("m", 3, 5_000, ALL_T)
+    assert driver.beat("m", -1) == ConsumerHeartbeatResult("m", -1)
+    assert driver.describe().state == "Empty"
+    assert driver.consumer_group().assignment_epoch == driver.consumer_group().epoch
+
+
+def test_a_silent_member_expires_and_is_told():
+    driver = ConsumerDriver()
+    driver.join("m")
+    driver.advance(CONSUMER_SESSION - 1)
+    driver.join("n")
+    driver.advance(1)
+    assert list(driver.consumer_group().members) == ["n"]
+    assert driver.event("member_expired")["reason"] == "no heartbeat came"
+    with pytest.raises(UnknownMemberIdError):
+        driver.beat("m", 1)
+    assert driver.beat("n", 2).assignment == ALL_T
+
+
+def test_who_does_not_revoke_in_time_is_removed():
+    driver = ConsumerDriver()
+    driver.join("m", rebalance_timeout_ms=1_000)
+    driver.join("n")
+    driver.beat("m", 1)
+    driver.advance(999)
+    driver.beat("m", 1)
+    driver.advance(1)
+    assert list(driver.consumer_group().members) == ["n"]
+    assert driver.event("member_expired")["reason"] == "did not revoke in time"
+
+
+def test_the_rebalance_timer_survives_a_reload_and_ends_with_the_revocation():
+    driver = ConsumerDriver()
+    driver.join("m", rebalance_timeout_ms=1_000)
+    driver.join("n")
+    driver.beat("m", 1)
+    driver.reload()
+    driver.beat("m", 1, owned=())
+    driver.advance(1_000)
+    assert len(driver.consumer_group().members) == 2
+
+
+def test_a_fenced_member_rejoins_with_epoch_0():
+    driver = ConsumerDriver()
+    driver.join("m")
+    driver.advance(CONSUMER_SESSION)
+    assert driver.join("m") == ConsumerHeartbeatResult("m", 3, 5_000, ALL_T)
+
+
+def test_the_last_member_gone_leaves_equal_epochs():
+    driver = ConsumerDriver()
+    driver.join("m")
+    driver.advance(CONSUMER_SESSION)
+    group = driver.consumer_group()
+    assert group.epoch == group.assignment_epoch == 2
+    assert driver.describe().state == "Empty"
+
+
+def test_at_most_one_target_in_an_interval():
+    driver = ConsumerDriver(consumer=settings(assignment_interval_ms=1_000))
+    driver.join("m")
+    assert driver.join("n") == ConsumerHeartbeatResult("n", 1, 5_000, ())
+    assert driver.describe().state == "Assigning"
+    driver.advance(999)
+    driver.beat("n", 1)
+    assert driver.consumer_group().assignment_epoch == 1
+    driver.advance(1)
+    assert driver.beat("n", 1).member_epoch == 2
+    assert driver.consumer_group().assignment_epoch == 2
+
+
+def test_a_groups_own_settings():
+    driver = ConsumerDriver()
+    own = settings(session_timeout_ms=1_000, heartbeat_interval_ms=100)
+    assert driver.join("m", settings=own).heartbeat_interval_ms == 100
+    driver.advance(1_000)
+    assert not driver.consumer_group().members
+
+
+# --- subscriptions -------------------------------------------------------------------------------
+
+
+def test_a_changed_subscription_moves_the_epoch_and_a_repeated_one_does_not():
+    driver = ConsumerDriver()
+    driver.join("m", "t", "u")
+    driver.beat("m", 1, subscribed_topic_names=("u", "t"))
+    assert driver.consumer_group().epoch == 1
+    result = driver.beat("m", 1, subscribed_topic_names=("u",))
+    assert result.assignment == ((U, (0, 1)),)
+    assert driver.consumer_group().epoch == 2
+    assert driver.beat("m", 1, owned=((U, (0, 1)),)).member_epoch == 2
+
+
+def test_other_facts_of_a_member_do_not_move_the_epoch():
+    driver = ConsumerDriver()
+    driver.join("m")
+    driver.beat("m", 1, rack_id="r", client_host="/10.0.0.1", server_assignor="range")
+    assert driver.consumer_group().epoch == 1
+    member = driver.consumer_group().members["m"]
+    assert (member.rack_id, member.client_host, member.server_assignor) == (
+        "r",
+        "/10.0.0.1",
+        "range",
+    )
+
+
+def test_topics_that_come_grow_and_go():
+    driver = ConsumerDriver()
+    client = driver.client("m", "t", "new")
+    driver.image = changed(driver.image, new=(V, 1))
+    driver.ask(TopicsChanged(driver.image))
+    settle(client)
+    assert client.owned == {(T, 0), (T, 1), (T, 2), (T, 3), (V, 0)}
+    driver.image = changed(driver.image, t=(T, 5))
+    settle(client)
+    assert (T, 4) in client.owned
+    driver.image = changed(driver.image, new=None)
+    settle(client)
+    assert {topic_id for topic_id, _ in client.owned} == {T}
+    epoch = driver.consumer_group().epoch
+    driver.image = changed(driver.image, other=(b"o" * 16, 3))
+    settle(client)
+    assert driver.consumer_group().epoch == epoch
+    again = b"2" * 16
+    driver.image = changed(driver.image, t=(again, 1))
+    settle(client)
+    assert client.owned == {(again, 0)}
+
+
+def test_expressions_follow_the_topics():
+    image = TopicImage({"orders.eu": (T, 1), "orders.us": (U, 1), "orders": (V, 1)}, 7)
+    driver = ConsumerDriver(image=image)
+    client = driver.client("m", subscribed_topic_names=None, subscribed_topic_regex=r"orders\..+")
+    assert client.owned == {(T, 0), (U, 0)}
+    assert driver.consumer_group().regexes[r"orders\..+"].version == 7
+    assert driver.consumer_group().is_subscribed_to("orders.eu")
+    assert not driver.consumer_group().is_subscribed_to("orders")
+    driver.image = changed(image, **{"orders.jp": (b"j" * 16, 1)})
+    settle(client)
+    assert len(client.owned) == 2, "too early to look again"
+    driver.advance(1_000)
+    settle(client)
+    assert len(client.owned) == 3
+    driver.reload()
+    client.beat(subscribed_topic_regex="", subscribed_topic_names=("orders",))
+    client.catch_up()
+    settle(client)
+    assert client.owned == {(V, 0)}
+    assert driver.consumer_group().regexes == {}
+
+
+def test_an_expression_goes_with_its_last_user():
+    driver = ConsumerDriver()
+    driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="t")
+    driver.join("n", subscribed_topic_regex="t")
+    driver.beat("m", -1)
+    assert list(driver.consumer_group().regexes) == ["t"]
+    driver.advance(CONSUMER_SESSION)
+    assert driver.consumer_group().regexes == {}
+
+
+def test_expressions_are_not_matched_at_every_change():
+    driver = ConsumerDriver()
+    driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="x.*")
+    for number in range(3):
+        driver.advance(1_000)
+        driver.image = changed(driver.image, **{f"x{number}": (bytes([number]) * 16, 1)})
+        driver.beat("m", driver.consumer_group().current("m").member_epoch)
+        driver.image = changed(driver.image, **{f"xx{number}": (bytes([99 + number]) * 16, 1)})
+        driver.beat("m", driver.consumer_group().current("m").member_epoch)
+        topics = driver.consumer_group().regexes["x.*"].topics
+        assert f"x{number}" in topics
+        assert f"xx{number}" not in topics
+
+
+def test_members_vote_for_the_assignor():
+    driver = ConsumerDriver()
+    driver.join("m", server_assignor="range")
+    assert driver.describe().assignor_name == "range"
+    driver.join("n", server_assignor="uniform")
+    assert driver.describe().assignor_name == "uniform"
+    driver.join("o", server_assignor="range")
+    driver.join("p")
+    assert driver.describe().assignor_name == "range"
+
+
+def test_subscribing_to_nothing_is_being_a_member():
+    driver = ConsumerDriver()
+    assert driver.join("m", subscribed_topic_names=()).assignment == ()
+    assert driver.describe().state == "Stable"
+
+
+# --- looking at it -------------------------------------------------------------------------------
+
+
+def test_described_and_listed():
+    driver = ConsumerDriver()
+    driver.join("m", "t", "gone", instance_id="i", rack_id="r")
+    described = driver.describe()
+    assert (described.state, described.group_epoch, described.assignment_epoch) == ("Stable", 1, 1)
+    member = described.members[0]
+    assert (member.member_id, member.instance_id, member.rack_id) == ("m", "i", "r")
+    assert member.subscribed_topic_names == ("gone", "t")
+    assert member.assignment == member.target_assignment
+    assert member.assignment[0].topic == "t"
+    assert member.assignment[0].partitions == (0, 1, 2, 3)
+    listed = driver.ask(ListGroups(types=("Consumer",), states=("stable",))).groups
+    assert [(item.group_id, item.state, item.protocol_type) for item in listed] == [
+        (G, "Stable", "consumer")
+    ]
+    with pytest.raises(GroupIdNotFoundError):
+        driver.ask(DescribeGroup(G))
+    driver.image = TopicImage({}, 2)
+    assert driver.describe().members[0].assignment == ()
+
+
+def test_causes_are_remembered():
+    driver = ConsumerDriver()
+    driver.join("m")
+    assert driver.kinds() == [
+        "group_created",
+        "member_joined",
+        "group_epoch_bumped",
+        "target_assigned",
+        "member_reconciled",
+    ]
+    assert driver.event("group_epoch_bumped")["reason"] == "member m joined"
+
+
+def test_the_old_partition_metadata_is_tombstoned():
+    driver = ConsumerDriver()
+    driver.join("m")
+    log = [entry.record for entry in driver.log]
+    old = bytes.fromhex("0004") + log[0].key[2:5]
+    driver.machine.replay(records.Record(old, b"\0\0\2"), 99, 0, None)
+    assert driver.consumer_group().has_partition_metadata
+    driver.join("n")
+    assert not driver.consumer_group().has_partition_metadata
+
+
+def test_settings_are_what_kafka_says():
+    assert SETTINGS.session_timeout_ms == 45_000
+    assert IMAGE.names() == {T: "t", U: "u"}

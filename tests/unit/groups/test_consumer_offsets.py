@@ -1,0 +1,244 @@
+"""Offsets of consumer groups, deletion, and names that pass from one group type to another."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from consumer_driver import CONSUMER_SESSION, ConsumerDriver, T
+from group_driver import RETENTION, Driver, G, empty, stable
+
+from groups.classic_group import ClassicGroup
+from groups.commands import (
+    DeleteGroup,
+    DeleteOffsets,
+    ExpireOffsets,
+    FetchOffsets,
+    FetchTopic,
+    JoinGroup,
+)
+from groups.consumer_group import ConsumerGroup
+from groups.errors import (
+    GroupIdNotFoundError,
+    GroupLimitExceededError,
+    GroupSubscribedToTopicError,
+    IllegalGenerationError,
+    InconsistentGroupProtocolError,
+    MemberIdRequiredError,
+    NonEmptyGroupError,
+    StaleMemberEpochError,
+    UnknownMemberIdError,
+    UnsupportedGroupRequestError,
+)
+from groups.limits import GroupLimits
+
+
+def commit(driver, epoch, member_id="m", *offsets, **fields):
+    fields.setdefault("is_v9_or_later", True)
+    driver.commit(*offsets, generation=epoch, member_id=member_id, **fields)
+
+
+def two_members() -> ConsumerDriver:
+    """m at epoch 2 keeps t-0 and t-1 of epoch 1; n at epoch 2 was given t-2 and t-3."""
+    driver = ConsumerDriver()
+    driver.join("m")
+    driver.join("n")
+    driver.beat("m", 1, owned=((T, (0, 1)),))
+    driver.beat("n", 2)
+    return driver
+
+
+def test_who_may_commit():
+    driver = two_members()
+    commit(driver, 2)
+    for epoch, member_id, error in [
+        (2, "stranger", UnknownMemberIdError),
+        (-1, "", UnknownMemberIdError),
+        (3, "m", StaleMemberEpochError),
+        (-1, "m", StaleMemberEpochError),
+    ]:
+        with pytest.raises(error):
+            commit(driver, epoch, member_id)
+    with pytest.raises(UnsupportedGroupRequestError):
+        commit(driver, 2, is_v9_or_later=False)
+
+
+def test_an_older_epoch_commits_what_it_had_already():
+    driver = two_members()
+    commit(driver, 1, "m", ("t", 0, 5), ("t", 1, 5))
+    for member_id, partition in (("m", 2), ("n", 2), ("n", 3)):
+        with pytest.raises(StaleMemberEpochError):
+            commit(driver, 1, member_id, ("t", partition, 5))
+    with pytest.raises(StaleMemberEpochError):
+        commit(driver, 1, "m", ("t", 0, 6), ("unknown", 0, 6))
+    assert driver.fetch("t", 0).offset == 5
+    driver.reload()
+    with pytest.raises(StaleMemberEpochError):
+        commit(driver, 1, "m", ("t", 0, 7))  # the name is not known again yet
+    commit(driver, 1, "m", ("t", 0, 7, -1, "", T))
+
+
+def test_what_is_to_be_revoked_may_still_be_committed():
+    driver = ConsumerDriver()
+    driver.join("m")
+    driver.join("n")
+    driver.beat("m", 1)
+    commit(driver, 1, "m", ("t", 3, 5))
+    driver.beat("m", 1, owned=((T, (0, 1)),))
+    with pytest.raises(StaleMemberEpochError):
+        commit(driver, 1, "m", ("t", 3, 6))
+
+
+def test_transactional_commits():
+    driver = two_members()
+    driver.commit(("t", 0, 5), generation=2, member_id="m", producer=1)
+    driver.marker(1, commit=True)
+    assert driver.fetch("t", 0).offset == 5
+    driver.commit(("t", 0, 6), generation=1, member_id="m", producer=1, is_v6_or_later=True)
+    with pytest.raises(IllegalGenerationError):
+        driver.commit(("t", 3, 6), generation=1, member_id="m", producer=1)
+    with pytest.raises(StaleMemberEpochError):
+        driver.commit(("t", 3, 6), generation=1, member_id="m", producer=1, is_v6_or_later=True)
+
+
+def test_an_empty_group_takes_offsets_of_anybody():
+    driver = ConsumerDriver()
+    driver.join("m")
+    driver.beat("m", -1)
+    commit(driver, -1, "")
+    assert driver.fetch().offset == 5
+
+
+def test_who_may_fetch():
+    driver = two_members()
+    commit(driver, 2)
+    topics = (FetchTopic("t", (0,)),)
+
+    def fetch(member_id, epoch):
+        return driver.ask(FetchOffsets(G, topics, False, member_id, epoch)).topics[0][1][0].offset
+
+    assert fetch(None, -1) == 5
+    assert fetch("m", 2) == 5
+    with pytest.raises(UnknownMemberIdError):
+        fetch("stranger", 2)
+    with pytest.raises(UnknownMemberIdError):
+        fetch("", -1)
+    for epoch in (1, 3):
+        with pytest.raises(StaleMemberEpochError):
+            fetch("m", epoch)
+
+
+def test_offsets_of_subscribed_topics_stay():
+    driver = ConsumerDriver()
+    driver.join("m", "t")
+    commit(driver, 1, "m", ("t", 0, 5), ("u", 0, 5))
+    result = driver.ask(DeleteOffsets(G, (("t", (0,)), ("u", (0,)))))
+    assert isinstance(result.partitions[0][2], GroupSubscribedToTopicError)
+    assert result.partitions[1][2] is None
+    commit(driver, 1, "m", ("u", 0, 5))
+    driver.now += RETENTION
+    driver.ask(ExpireOffsets())
+    assert driver.fetch("t", 0).offset == 5
+    assert driver.fetch("u", 0).offset == -1
+
+
+def test_deleting_and_expiring_a_group():
+    driver = ConsumerDriver()
+    driver.join("m", subscribed_topic_regex="t")
+    commit(driver, 1)
+    with pytest.raises(NonEmptyGroupError):
+        driver.ask(DeleteGroup(G))
+    driver.beat("m", -1)
+    driver.ask(DeleteGroup(G))
+    assert G not in driver.groups
+    driver.reload()
+    assert G not in driver.groups
+    driver.join("m")
+    driver.advance(CONSUMER_SESSION)
+    driver.ask(ExpireOffsets())
+    assert G not in driver.groups
+
+
+# --- names that pass from one type to the other --------------------------------------------------
+
+
+def test_offsets_alone_do_not_keep_a_consumer_out():
+    driver = ConsumerDriver()
+    driver.commit(("t", 0, 5))
+    driver.join("m")
+    assert driver.fetch().offset == 5
+    driver.reload()
+    assert isinstance(driver.groups[G], ConsumerGroup)
+
+
+def classic(driver: Driver, **fields):
+    """A classic JoinGroup over a driver of consumers."""
+    return Driver.join(driver, version=3, **fields)
+
+
+def test_an_empty_classic_group_is_taken_over():
+    was = empty()
+    driver = ConsumerDriver(log=was.log)
+    generation = was.group().generation_id
+    result = driver.join("m")
+    assert result.member_epoch == generation + 1
+    driver.reload()
+    assert isinstance(driver.groups[G], ConsumerGroup)
+
+
+def test_a_classic_group_with_members_is_none():
+    driver = ConsumerDriver(log=stable(1)[0].log)
+    with pytest.raises(GroupIdNotFoundError):
+        driver.join("m")
+    with pytest.raises(GroupIdNotFoundError):
+        driver.beat("m", -1)
+
+
+def test_an_empty_consumer_group_gives_way_to_a_classic_one():
+    driver = ConsumerDriver()
+    driver.join("m")
+    driver.commit(("t", 0, 5), generation=1, member_id="m", is_v9_or_later=True)
+    with pytest.raises(InconsistentGroupProtocolError):
+        driver.answer(classic(driver))
+    driver.beat("m", -1)
+    with pytest.raises(UnknownMemberIdError):
+        driver.answer(classic(driver, member_id="c-1"))
+    token = classic(driver)
+    assert driver.parked(token)
+    assert isinstance(driver.groups[G], ClassicGroup)
+    driver.finish_initial_delay()
+    driver.sync_all()
+    driver.reload()
+    assert isinstance(driver.groups[G], ClassicGroup)
+    assert driver.fetch().offset == 5
+
+
+def test_a_classic_member_of_old_is_unknown_to_a_consumer_group():
+    driver = ConsumerDriver()
+    driver.join("m")
+    with pytest.raises(InconsistentGroupProtocolError):
+        driver.ask(
+            JoinGroup(
+                *(G, "c-1", None, "c", "h", 10_000, 10_000, "consumer"),
+                (("range", b""),),
+                require_known_member_id=True,
+                supports_skip_assignment=True,
+                new_member_id="x",
+            )
+        )
+
+
+def test_whoever_was_about_to_join_as_classic_is_forgotten():
+    driver = ConsumerDriver()
+    token = Driver.join(driver)  # is given an id
+    with contextlib.suppress(MemberIdRequiredError):
+        driver.answer(token)
+    assert driver.timers
+    driver.join("m")
+    assert driver.consumer_group().epoch == 1
+    tiny = ConsumerDriver(GroupLimits(max_group_record_bytes=100))
+    Driver.join(tiny)
+    with pytest.raises(GroupLimitExceededError):
+        tiny.join("m")
+    assert isinstance(tiny.groups[G], ClassicGroup)
+    assert tiny.groups[G].pending_members

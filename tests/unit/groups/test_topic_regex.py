@@ -1,0 +1,129 @@
+"""The regular expressions of subscriptions: Python's ``re`` judges."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from groups.errors import InvalidRegularExpressionError
+from groups.regex import MAX_NESTING, MAX_STATES, TopicRegex
+
+TEXTS = [
+    "",
+    "a",
+    "b",
+    "ab",
+    "abc",
+    "aab",
+    "orders.eu",
+    "orders-us",
+    "A",
+    "a1",
+    "_",
+    "a b",
+    "é",
+    "{",
+]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("", "a", ".", ".*", "a|b", "(a|b)*", "a?b+", "orders[.-](eu|us)", "[^a]", "[a-c]+"),
+        *("[]a]", "[a-]", r"\w+", r"\W", r"\d", r"[\w.]+", "a{2}b", "a{1,2}b?", "a{0}"),
+        *("^a$", "a$b", "^", "(?:ab|a)b?", r"(?P<n>a)b", "(?i)ab?", r"\.", r"orders\..*", "{"),
+        *(r"\x61", "(|a)b", "((a))", "a*?b", r"\Aa", "[^]a]", "(a*)*b", "(^a|b)$", "[é]"),
+    ],
+)
+def test_as_re(pattern):
+    mine, judge = TopicRegex(pattern), re.compile(pattern, re.ASCII)
+    for text in TEXTS:
+        assert mine.matches(text) == (judge.fullmatch(text) is not None), text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        (r"\Qa.b\E+", "a.b+"[:3], "axb"),
+        (r"\Qa.b", "a.b", "axb"),
+        ("[[:alpha:]]+[[:^digit:]]", "ab", "a1"),
+        (r"\x{61}b", "ab", "b"),
+        ("(?<name>a)", "a", "b"),
+        (r"a\z", "a", "ab"),
+    ],
+)
+def test_re2_syntax(pattern, yes, no):
+    if pattern.endswith("+") and pattern.startswith(r"\Q"):
+        pattern = pattern[:-1]
+    regex = TopicRegex(pattern)
+    assert regex.matches(yes)
+    assert not regex.matches(no)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(
+            "(",
+            ")",
+            "a)",
+            "[",
+            "[a",
+            "*",
+            "a**",
+            "+a",
+            r"\1",
+            "(?=a)",
+            "(?!a)",
+            "(?<=a)b",
+            "(?<!a)",
+        ),
+        *(r"\b", r"\p{L}", "a{3,2}", "a{1001}", "[b-a]", r"[a-\d]", "\\", "[[:nope:]]", r"\xzz"),
+        *(r"\x{110000}", "(?P<a-b>x)", "a(?i)b", r"\x{", "(?<", "(?x)a", "a{999999}"),
+    ],
+)
+def test_what_is_refused(pattern):
+    with pytest.raises(InvalidRegularExpressionError):
+        TopicRegex(pattern)
+
+
+def test_limits():
+    TopicRegex("(" * MAX_NESTING + ")" * MAX_NESTING)
+    with pytest.raises(InvalidRegularExpressionError, match="nested"):
+        TopicRegex("(" * (MAX_NESTING + 1) + ")" * (MAX_NESTING + 1))
+    TopicRegex("a" * (MAX_STATES - 1))
+    with pytest.raises(InvalidRegularExpressionError, match="states"):
+        TopicRegex("a" * MAX_STATES)
+    with pytest.raises(InvalidRegularExpressionError, match="states"):
+        TopicRegex("((a{100}){100}){100}")
+    TopicRegex("((((){1000}){1000}){1000}){1000}")
+    TopicRegex("(((a{0}){1000}){1000}){1000}")
+
+
+def test_the_classic_killer_is_harmless():
+    started = time.process_time()
+    assert not TopicRegex("(a*)*(a|a)*" + "a?" * 30 + "b").matches("a" * 249)
+    assert time.process_time() - started < 2
+
+
+pieces = st.sampled_from(
+    ["a", "b", ".", "[ab]", "[^a]", "(a|b)", "(a|)", "a*", "b?", "(ab)+", "a{2}"]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(pieces, max_size=6), st.booleans(), st.text("abc\n", max_size=6))
+def test_any_composition_as_re(parts, either, text):
+    pattern = ("|" if either else "").join(parts)
+    assert TopicRegex(pattern).matches(text) == (re.fullmatch(pattern, text) is not None)
+
+
+@given(st.text("ab(){}[]|*+?\\^$.-,:1Qdw", max_size=20))
+def test_any_text_compiles_or_is_refused(pattern):
+    with contextlib.suppress(InvalidRegularExpressionError):
+        TopicRegex(pattern).matches("ab")

@@ -1,0 +1,235 @@
+"""Histories of keyed and transactional logs, rounds of compaction, and kills in the middle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from partition_driver import T0, config
+
+from logcore.batch import LogRecord, decode_records, encode_batch, iter_headers, verify_crc
+from logcore.compaction import unthrottled
+from logcore.compression import Codec
+from logcore.config import LogConfig
+from logcore.fs import FileMap, OsFileSystem, ReadableBuffer
+from logcore.machine import ProducerStamp, Record
+from logcore.partition import Isolation, Partition
+
+Pairs = Sequence[tuple[bytes, bytes | None]]
+
+COMPACTED = config(
+    cleanup_policy=frozenset({"compact"}),
+    segment_bytes=600,
+    segment_index_bytes=4096,
+    index_interval_bytes=100,
+    delete_retention_ms=1_000,
+    file_delete_delay_ms=0,
+)
+
+
+def put(
+    partition: Partition,
+    pairs: Pairs,
+    *,
+    producer_id: int = -1,
+    epoch: int = 0,
+    transactional: bool = False,
+    codec: Codec = Codec.NONE,
+    now_ms: int = T0,
+) -> None:
+    """Append one batch as a client; sequences follow on."""
+    sequence = -1
+    if producer_id >= 0:
+        known = {one.producer_id: one for one in partition.producers()}.get(producer_id)
+        sequence = 0
+        if known is not None and known.producer_epoch == epoch:
+            sequence = known.last_sequence + 1
+    data = encode_batch(
+        [LogRecord(at, now_ms, key, value) for at, (key, value) in enumerate(pairs)],
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=epoch if producer_id >= 0 else -1,
+        base_sequence=sequence,
+        transactional=transactional,
+    )
+    partition.append(data, now_ms=now_ms, transaction_verified=True)
+
+
+def commit_offsets(partition: Partition, producer_id: int, pairs: Pairs, epoch: int = 0) -> None:
+    """Append a coordinator's records in a producer's transaction."""
+    partition.append_records(
+        [Record(key, value) for key, value in pairs],
+        now_ms=T0,
+        producer=ProducerStamp(producer_id, epoch),
+    )
+
+
+def end(
+    partition: Partition, producer_id: int, *, commit: bool, epoch: int = 0, now_ms: int = T0
+) -> None:
+    partition.append_marker(
+        ProducerStamp(producer_id, epoch), commit=commit, coordinator_epoch=3, now_ms=now_ms
+    )
+
+
+def fill_active(partition: Partition) -> None:
+    """Append plain records until the segment rolls, so that all before them can be cleaned."""
+    count = len(partition._log.segments)
+    while len(partition._log.segments) == count:
+        put(partition, [(b"filler", b"f" * 100)])
+
+
+def compact(
+    partition: Partition,
+    checkpoint: int | None = None,
+    *,
+    now_ms: int = T0,
+    budget_bytes: int = 1 << 20,
+    throttle: Callable[[int], None] = unthrottled,
+) -> int | None:
+    """One whole round; where the next begins, None if nothing was dirty or it was dropped."""
+    dirty = partition.dirty_range(checkpoint, now_ms)
+    compaction = partition.plan_compaction(dirty, now_ms=now_ms, budget_bytes=budget_bytes)
+    if compaction is None:
+        return None
+    compaction.map_keys(throttle)
+    while compaction.clean_next(throttle):
+        if not partition.install_cleaned(compaction):
+            return None
+    return compaction.next_dirty_offset
+
+
+def committed(partition: Partition) -> dict[int, tuple[bytes | None, bytes | None]]:
+    """Offset to key and value of what a read_committed consumer works out."""
+    seen: dict[int, tuple[bytes | None, bytes | None]] = {}
+    offset = partition.log_start_offset
+    while True:
+        fetched = partition.fetch(offset, 1 << 20, Isolation.READ_COMMITTED, at_least_one=True)
+        if not fetched.records:
+            return seen
+        waiting = sorted((first, producer) for producer, first in fetched.aborted or ())
+        hidden: set[int] = set()
+        for pos, header in iter_headers(fetched.records):
+            verify_crc(fetched.records, pos, header)
+            while waiting and waiting[0][0] <= header.last_offset:
+                hidden.add(waiting.pop(0)[1])
+            records = decode_records(fetched.records, pos, header)
+            if header.is_control:
+                if records and records[0].key == b"\x00\x00\x00\x00":
+                    hidden.discard(header.producer_id)
+            elif not (header.is_transactional and header.producer_id in hidden):
+                seen.update({one.offset: (one.key, one.value) for one in records})
+            offset = header.next_offset
+
+
+def last_values(seen: dict[int, tuple[bytes | None, bytes | None]]) -> dict[bytes, bytes]:
+    """Value of each key that has one: what a table built from the log holds."""
+    table: dict[bytes, bytes] = {}
+    for _, (key, value) in sorted(seen.items()):
+        if key is not None:
+            table.pop(key, None)
+            if value is not None:
+                table[key] = value
+    return table
+
+
+def essence(partition: Partition) -> tuple[object, ...]:
+    """What compaction may not change, and neither may a kill in it."""
+    return (
+        partition.log_start_offset,
+        partition.log_end_offset,
+        partition.last_stable_offset,
+        last_values(committed(partition)),
+        sorted(
+            (
+                one.producer_id,
+                one.producer_epoch,
+                one.last_sequence,
+                one.coordinator_epoch,
+                one.current_txn_first_offset,
+            )
+            for one in partition.producers()
+        ),
+    )
+
+
+def names(directory: str | Path) -> list[str]:
+    return sorted(one.name for one in Path(directory).iterdir())
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class MortalFileSystem(OsFileSystem):
+    """Ends the process before the operation number ``lifetime``; with ``torn`` in mid-write.
+
+    Afterwards every further operation is refused, as a dead process makes none. Nothing is synced:
+    a kill leaves the page cache as it is.
+    """
+
+    def __init__(self, lifetime: int = 1 << 60, *, torn: bool = False) -> None:
+        self.lifetime = lifetime
+        self.torn = torn
+        self.steps: list[tuple[str, str]] = []
+        self.handles: dict[int, str] = {}
+
+    def _step(self, kind: str, name: str) -> None:
+        if len(self.steps) >= self.lifetime:
+            raise Killed(kind)
+        self.steps.append((kind, Path(name).name))
+
+    def bury(self) -> None:
+        """Give back what the dead process held."""
+        for handle in list(self.handles):
+            os.close(handle)
+        self.handles.clear()
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        if create and not Path(path).exists():
+            self._step("create", path)
+        handle = super().open(path, create=create)
+        self.handles[handle] = path
+        return handle
+
+    def close(self, handle: int) -> None:
+        if self.handles.pop(handle, None) is not None:
+            super().close(handle)
+
+    def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
+        try:
+            self._step("write", self.handles[handle])
+        except Killed:
+            if self.torn:
+                whole = b"".join(buffers)
+                super().write(handle, [whole[: len(whole) // 2]], position)
+            raise
+        return super().write(handle, buffers, position)
+
+    def truncate(self, handle: int, size: int) -> None:
+        self._step("truncate", self.handles[handle])
+        super().truncate(handle, size)
+
+    def sync(self, handle: int) -> None:
+        self._step("sync", self.handles[handle])
+
+    def map(self, handle: int, size: int) -> FileMap:
+        self._step("map", self.handles[handle])
+        return super().map(handle, size)
+
+    def rename(self, source: str, target: str) -> None:
+        self._step("rename", target)
+        super().rename(source, target)
+
+    def remove(self, path: str) -> None:
+        if Path(path).exists():
+            self._step("remove", path)
+        super().remove(path)
+
+    def sync_directory(self, path: str) -> None:
+        self._step("sync_directory", path)
+
+
+def small(**changes: object) -> LogConfig:
+    return LogConfig(**{**COMPACTED.__dict__, **changes})

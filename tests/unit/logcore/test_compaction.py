@@ -1,0 +1,423 @@
+"""Rounds of compaction on real files: what may be cleaned, stays, is chosen, and what fails."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from compaction_driver import (
+    COMPACTED,
+    MortalFileSystem,
+    commit_offsets,
+    committed,
+    compact,
+    end,
+    essence,
+    fill_active,
+    last_values,
+    names,
+    put,
+    small,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partition_driver import T0, marker, open_partition
+
+from logcore.batch import decode_records
+from logcore.checkpoints import CLEANER_CHECKPOINT, read_offsets
+from logcore.cleaner import BYTES_PER_KEY
+from logcore.cleaner_choice import CleanerChoice
+from logcore.clock import ManualClock
+from logcore.compaction import CompactionCancelled, Throttle
+from logcore.compression import Codec
+from logcore.errors import CorruptRecordError
+from logcore.fs import OsFileSystem
+from logcore.partition import Isolation, Partition
+
+DAY = 86_400_000
+
+
+def opened(root: Path, **changes: object) -> Partition:
+    return open_partition(root, config=small(**changes), fs=MortalFileSystem())
+
+
+def bases(partition: Partition) -> list[int]:
+    return [segment.base_offset for segment in partition._log.segments]
+
+
+def updates(partition: Partition, count: int = 12, key: bytes = b"k") -> None:
+    for turn in range(count):
+        put(partition, [(key, b"%03d" % turn + b"." * 100)])
+
+
+def test_a_round_leaves_the_last_value_of_each_key(tmp_path: Path) -> None:
+    partition = opened(tmp_path)
+    put(partition, [(b"once", b"1")])
+    updates(partition)
+    fill_active(partition)
+    before, size = essence(partition), partition.size_bytes
+    end_offset = bases(partition)[-1]
+    assert compact(partition) == end_offset
+    assert essence(partition) == before
+    assert partition.size_bytes < size / 2
+    cleaned = [one for one in committed(partition) if one < end_offset]
+    assert cleaned == sorted({0, 12, end_offset - 1})
+    # Groups go by the sizes before a round, so that the next one puts the rests together.
+    assert compact(partition, 0) == end_offset
+    assert bases(partition) == [0, end_offset]
+    assert essence(partition) == before
+    assert not [one for one in names(partition.directory) if "swap" in one or "cleaned" in one]
+    # Nothing is dirty any more, and a round that finds nothing to drop writes nothing.
+    assert compact(partition, end_offset) is None
+    fill_active(partition)
+    assert compact(partition, end_offset) == bases(partition)[-1]
+    partition.close()
+    again = open_partition(tmp_path, config=COMPACTED)
+    assert last_values(committed(again)).keys() == {b"once", b"k", b"filler"}
+
+
+def test_a_segment_without_change_is_passed_over(tmp_path: Path) -> None:
+    partition = opened(tmp_path, segment_bytes=500)
+    for turn in itertools.count():
+        put(partition, [(b"%d" % turn, b"." * 150)])
+        if len(bases(partition)) == 4:
+            break
+    before = partition._log.segments
+    assert compact(partition) == bases(partition)[-1]
+    assert partition._log.segments == before
+
+
+def test_small_segments_are_put_together_and_their_snapshots_go(tmp_path: Path) -> None:
+    partition = opened(tmp_path)
+    for turn in range(30):
+        put(partition, [(b"k%d" % (turn % 4), b"v" * 100)], producer_id=5)
+    fill_active(partition)
+    before = essence(partition)
+    offsets = set(partition._producers.snapshot_offsets)
+    compact(partition)
+    assert essence(partition) == before
+    kept = set(bases(partition))
+    assert partition._producers.snapshot_offsets == offsets & kept
+    files = {int(one[:20]) for one in names(partition.directory) if one.endswith(".snapshot")}
+    assert files == offsets & kept
+
+
+def test_an_open_transaction_stops_it(tmp_path: Path) -> None:
+    partition = opened(tmp_path)
+    updates(partition, 8)
+    first = partition.log_end_offset
+    commit_offsets(partition, 1, [(b"k", b"open")])
+    updates(partition, 12)
+    dirty = partition.dirty_range(None, T0)
+    assert dirty.end_offset == max(base for base in bases(partition) if base <= first)
+    marker(partition, 1, commit=True)
+    fill_active(partition)
+    assert partition.dirty_range(None, T0).end_offset == bases(partition)[-1]
+
+
+def test_young_segments_are_left_alone(tmp_path: Path) -> None:
+    partition = opened(tmp_path, min_compaction_lag_ms=1_000)
+    updates(partition, 8)
+    young = partition.log_end_offset
+    put(partition, [(b"k", b"young" * 30)], now_ms=T0 + 500)
+    fill_active(partition)
+    dirty = partition.dirty_range(None, T0 + 1_200)
+    assert dirty.end_offset == max(base for base in bases(partition) if base <= young)
+    assert partition.dirty_range(None, T0 + 2_000).end_offset == bases(partition)[-1]
+
+
+def test_a_checkpoint_outside_of_the_log_is_not_used(tmp_path: Path) -> None:
+    partition = opened(tmp_path)
+    updates(partition)
+    for checkpoint in (None, -5, 10_000):
+        assert partition.dirty_range(checkpoint, T0).first_dirty_offset == 0
+    partition.delete_records_before(3)
+    assert partition.dirty_range(2, T0).first_dirty_offset == 3
+    assert partition.dirty_range(5, T0).first_dirty_offset == 5
+
+
+def test_a_map_too_small_takes_more_rounds(tmp_path: Path) -> None:
+    partition = opened(tmp_path)
+    for turn in range(40):
+        put(partition, [(b"k%d" % (turn % 10), b"%d" % turn * 20)])
+    fill_active(partition)
+    before = essence(partition)
+    checkpoint, rounds = None, 0
+    while (reached := compact(partition, checkpoint, budget_bytes=4 * BYTES_PER_KEY)) is not None:
+        assert checkpoint is None or reached > checkpoint
+        checkpoint = reached
+        rounds += 1
+        assert essence(partition) == before
+    assert rounds > 3
+    assert checkpoint == bases(partition)[-1]
+
+
+def test_a_tombstone_goes_a_retention_after_its_first_round(tmp_path: Path) -> None:
+    partition = opened(tmp_path)
+    put(partition, [(b"k", b"v"), (b"k", None)])
+    fill_active(partition)
+    compact(partition)
+    assert committed(partition)[1] == (b"k", None)
+    fill_active(partition)
+    compact(partition, 0, now_ms=T0 + 999)
+    assert committed(partition)[1] == (b"k", None)
+    fill_active(partition)
+    compact(partition, 0, now_ms=T0 + 1_000)
+    assert 1 not in committed(partition)
+
+
+def test_aborted_data_goes_and_its_index_entries_follow(tmp_path: Path) -> None:
+    partition = opened(tmp_path)
+    put(partition, [(b"k", b"good")])
+    commit_offsets(partition, 1, [(b"k", b"bad")])
+    end(partition, 1, commit=False)
+    fill_active(partition)
+    assert [path for path in names(partition.directory) if path.endswith(".txnindex")]
+    before = essence(partition)
+    compact(partition)
+    assert essence(partition) == before
+    entries = partition._log.segments[0].txn_index.entries
+    assert [entry[:3] for entry in entries] == [(1, 1, 2)]
+    everything = partition.fetch(0, 1 << 20, Isolation.READ_UNCOMMITTED, at_least_one=True)
+    assert b"bad" not in everything.records
+
+
+def test_who_reads_an_old_segment_goes_on(tmp_path: Path) -> None:
+    partition = opened(tmp_path)
+    updates(partition, 30)
+    fill_active(partition)
+    expected = [(header.base_offset, bytes(batch)) for header, batch in partition.read_all()]
+    old = partition._log.segments
+    reader = partition.read_all()
+    seen = [next(reader) for _ in range(2)]
+    files = len(names(partition.directory))
+    compact(partition)
+    compact(partition, 0)
+    put(partition, [(b"other", b"content" * 20)])
+    assert [one.locate(one.base_offset) for one in old[:-1]] == [0] * (len(old) - 1)
+    assert old[0].max_timestamp == T0
+    seen += reader
+    found = [(header.base_offset, bytes(batch)) for header, batch in seen]
+    assert found[: len(expected)] == expected
+    # Nothing of the old ones came back on disk.
+    assert len(names(partition.directory)) < files
+    assert bases(partition) == sorted(
+        int(one[:20]) for one in names(partition.directory) if one.endswith(".log")
+    )
+
+
+def test_old_files_wait_for_their_delay(tmp_path: Path) -> None:
+    partition = opened(tmp_path, file_delete_delay_ms=500)
+    updates(partition)
+    fill_active(partition)
+    compact(partition)
+    assert [one for one in names(partition.directory) if one.endswith(".log.deleted")]
+    partition.retention(T0 + 499)
+    assert [one for one in names(partition.directory) if one.endswith(".log.deleted")]
+    partition.retention(T0 + 500)
+    assert not [one for one in names(partition.directory) if one.endswith(".deleted")]
+
+
+@pytest.mark.parametrize("what", ["cut", "restarted", "removed", "closed"])
+def test_a_log_that_changes_meanwhile_ends_the_round(tmp_path: Path, what: str) -> None:
+    partition = opened(tmp_path)
+    updates(partition, 20)
+    fill_active(partition)
+    compaction = partition.plan_compaction(partition.dirty_range(None, T0), now_ms=T0)
+    assert compaction is not None
+    compaction.map_keys()
+    assert compaction.clean_next()
+    if what == "cut":
+        partition.truncate_to(7)
+    elif what == "restarted":
+        partition.delete_records_before(5)
+        partition.truncate_to(5)
+        partition._log.restart_at(0, T0)
+    elif what == "removed":
+        partition.delete_records_before(-1)
+        partition.retention(T0)
+    else:
+        partition.close()
+        compaction.discard()
+        with pytest.raises(CompactionCancelled):
+            compaction.clean_next()
+        return
+    assert not partition.install_cleaned(compaction)
+    assert not [one for one in names(partition.directory) if one.endswith(".cleaned")]
+    if what != "removed":
+        with pytest.raises(CompactionCancelled):
+            compaction.map_keys()
+
+
+def test_damage_is_reported_and_not_rewritten(tmp_path: Path) -> None:
+    partition = opened(tmp_path)
+    updates(partition)
+    fill_active(partition)
+    path = Path(partition._log.segments[0].path)
+    raw = bytearray(path.read_bytes())
+    raw[-20] ^= 1
+    path.write_bytes(raw)
+    compaction = partition.plan_compaction(partition.dirty_range(None, T0), now_ms=T0)
+    assert compaction is not None
+    with pytest.raises(CorruptRecordError):
+        compaction.map_keys()
+    compaction.discard()
+    assert path.read_bytes() == raw
+    choice = CleanerChoice(OsFileSystem(), str(tmp_path))
+    assert choice.choose([partition], T0) is not None
+    choice.failed(partition, CorruptRecordError("wrong"))
+    assert choice.choose([partition], T0) is None
+    assert choice.uncleanable == {("orders", 0): "CorruptRecordError: wrong"}
+
+
+def test_the_dirtiest_partition_above_its_ratio_is_chosen(tmp_path: Path) -> None:
+    partitions = [
+        open_partition(tmp_path, name=name, config=small(**changes), fs=MortalFileSystem())
+        for name, changes in (
+            ("clean", {}),
+            ("dirty", {}),
+            ("plain", {"cleanup_policy": frozenset({"delete"})}),
+        )
+    ]
+    for partition in partitions:
+        updates(partition, 10)
+        fill_active(partition)
+    clean, dirty, _ = partitions
+    choice = CleanerChoice(OsFileSystem(), str(tmp_path))
+    found = choice.next_round([clean], T0)
+    assert found is not None
+    compaction = found[1]
+    compaction.map_keys()
+    while compaction.clean_next():
+        assert clean.install_cleaned(compaction)
+    choice.finished(clean, compaction)
+    stored = read_offsets(OsFileSystem(), str(tmp_path), CLEANER_CHECKPOINT)
+    assert stored == {("clean", 0): bases(clean)[-1]}
+    fill_active(clean)
+    again = CleanerChoice(OsFileSystem(), str(tmp_path))
+    assert again.checkpoint("clean", 0) == compaction.next_dirty_offset
+    assert (again.choose(partitions, T0) or [None])[0] is dirty
+    # Below the ratio nothing is due, until the oldest dirty record has waited too long.
+    clean.config = small(min_cleanable_dirty_ratio=0.99)
+    assert again.choose([clean], T0) is None
+    clean.config = small(min_cleanable_dirty_ratio=0.99, max_compaction_lag_ms=1_000)
+    assert again.choose([clean], T0 + 1_000) is None
+    assert again.choose([clean], T0 + 1_001) is not None
+    clean.truncate_to(3)
+    again.truncated(clean)
+    assert again.checkpoint("clean", 0) == 3
+    again.forget("clean", 0)
+    assert read_offsets(OsFileSystem(), str(tmp_path), CLEANER_CHECKPOINT) == {}
+
+
+def test_a_damaged_checkpoint_only_costs_a_round(tmp_path: Path) -> None:
+    (tmp_path / CLEANER_CHECKPOINT).write_text("0\n3\nnothing")
+    assert CleanerChoice(OsFileSystem(), str(tmp_path)).checkpoint("orders", 0) is None
+
+
+def test_a_compacted_log_rolls_within_the_lag() -> None:
+    settings = small(max_compaction_lag_ms=5_000)
+    assert settings.roll_after_ms("orders-0", 0) == 5_000
+    assert small().roll_after_ms("orders-0", 0) == small().segment_ms
+
+
+def test_the_throttle_sleeps_off_its_debt_and_saves_nothing_up() -> None:
+    clock, slept = ManualClock(), []
+
+    def wait(seconds: float) -> bool:
+        slept.append(round(seconds, 3))
+        clock.advance(round(seconds * 1000))
+        return len(slept) == 3
+
+    throttle = Throttle(1_000, clock, wait)
+    throttle(5)
+    assert slept == []
+    throttle(495)
+    assert slept == [0.5]
+    clock.advance(60_000)
+    throttle(1_000)
+    assert slept == [0.5, 1.0]
+    with pytest.raises(CompactionCancelled):
+        throttle(100)
+    with pytest.raises(ValueError, match="throttle"):
+        Throttle(0, clock, wait)
+
+
+KEYS = st.sampled_from([b"a", b"b", b"c"])
+PAIRS = st.lists(st.tuples(KEYS, st.none() | st.just(b"v" * 40)), min_size=1, max_size=3)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("plain"), PAIRS, st.sampled_from(list(Codec))),
+        st.tuples(st.just("idempotent"), PAIRS, st.integers(10, 11)),
+        st.tuples(st.just("txn"), PAIRS, st.integers(0, 2)),
+        st.tuples(st.just("end"), st.booleans(), st.integers(0, 2)),
+        st.tuples(st.just("compact"), st.integers(1, 4), st.integers(0, 700)),
+        st.tuples(st.just("restart"), st.booleans(), st.just(0)),
+    ),
+    min_size=4,
+    max_size=24,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_any_history_against_a_table(tmp_path_factory: pytest.TempPathFactory, steps) -> None:
+    """The model: a dict per key, updated when a batch or its transaction is committed."""
+    root = tmp_path_factory.mktemp("history")
+    partition = opened(root, segment_bytes=400)
+    model: list[tuple[int, bytes, bytes | None]] = []
+    pending: dict[int, list[tuple[int, bytes, bytes | None]]] = {}
+    checkpoint, now_ms = None, T0
+    for number, (kind, what, who) in enumerate(steps):
+        now_ms += 300
+        offset = partition.log_end_offset
+        entries = (
+            []
+            if kind not in {"plain", "idempotent", "txn"}
+            else [(offset + at, key, value) for at, (key, value) in enumerate(what)]
+        )
+        if kind == "plain":
+            put(partition, what, codec=who, now_ms=now_ms)
+            model += entries
+        elif kind == "idempotent":
+            put(partition, what, producer_id=who, now_ms=now_ms)
+            model += entries
+        elif kind == "txn":
+            commit_offsets(partition, who, what)
+            pending.setdefault(who, []).extend(entries)
+        elif kind == "end":
+            end(partition, who, commit=what, now_ms=now_ms)
+            if what:
+                model += pending.pop(who, [])
+            pending.pop(who, None)
+        elif kind == "compact":
+            for _ in range(2):
+                fill_active(partition)
+            before = essence(partition)
+            reached = compact(
+                partition, checkpoint, now_ms=now_ms + who, budget_bytes=what * BYTES_PER_KEY
+            )
+            checkpoint = checkpoint if reached is None else reached
+            assert essence(partition) == before, number
+        else:
+            before = essence(partition)
+            if what:
+                partition.close()
+            partition = open_partition(
+                root, config=small(segment_bytes=400), fs=MortalFileSystem(), clean=what
+            )
+            assert essence(partition) == before, number
+    stable = partition.last_stable_offset
+    expected: dict[bytes, bytes] = {}
+    for offset, key, value in sorted(model):
+        expected.pop(key, None)
+        if value is not None and offset < stable:
+            expected[key] = value
+    behind = {key for offset, key, _ in model if offset >= stable}
+    found = last_values(committed(partition))
+    found.pop(b"filler", None)
+    for key in {b"a", b"b", b"c"} - behind:
+        assert found.get(key) == expected.get(key)
+    for header, batch in partition.read_all():
+        decode_records(batch, 0, header)

@@ -1,0 +1,202 @@
+"""Every file-system operation of a round as the last one of the process."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from compaction_driver import (
+    COMPACTED,
+    Killed,
+    MortalFileSystem,
+    commit_offsets,
+    compact,
+    end,
+    essence,
+    fill_active,
+    names,
+    put,
+    small,
+)
+from partition_driver import T0, open_partition
+
+from logcore.compression import Codec
+from logcore.config import LogConfig
+from logcore.partition import Partition
+
+LATER = T0 + 10_000
+
+
+def keyed_log(partition: Partition) -> None:
+    """Plain and idempotent batches, tombstones, compressed ones, in several groups."""
+    for turn in range(4):
+        put(partition, [(b"a", b"%d" % turn), (b"b%d" % turn, b"once" * 10)], producer_id=7)
+        put(partition, [(b"c", None if turn % 2 else b"value"), (b"d", b"%d" % turn)])
+        put(partition, [(b"e", b"x" * 80), (b"f%d" % turn, b"y")], codec=Codec.GZIP)
+    put(partition, [(b"silent", b"1")], producer_id=8)
+    put(partition, [(b"silent", b"2")])
+    fill_active(partition)
+
+
+def offsets_log(partition: Partition) -> None:
+    """What ``__consumer_offsets`` sees of exactly-once consumers: commits and aborts, in turns."""
+    for turn in range(6):
+        commit_offsets(partition, 1, [(b"g/t/0", b"%d" % turn), (b"g/t/1", b"%d" % turn)])
+        commit_offsets(partition, 2, [(b"g/t/0", b"lost %d" % turn)])
+        end(partition, 1, commit=True)
+        commit_offsets(partition, 2, [(b"h/t/%d" % turn, b"lost")])
+        end(partition, 2, commit=turn == 5)
+        put(partition, [(b"meta", b"%d" % turn * 30)])
+        if turn == 4:
+            newcomer = 3 + len(partition.producers())
+            commit_offsets(partition, newcomer, [(b"g/t/1", None)])
+            end(partition, newcomer, commit=True, epoch=1)
+    fill_active(partition)
+
+
+LOGS = {"keyed": (keyed_log, COMPACTED), "offsets": (offsets_log, small(file_delete_delay_ms=10))}
+
+
+def prepare(root: Path, kind: str) -> tuple[Path, LogConfig]:
+    """A directory as a kill left it, already once compacted and dirty again."""
+    history, settings = LOGS[kind]
+    partition = open_partition(root, config=settings, fs=MortalFileSystem())
+    history(partition)
+    assert compact(partition, now_ms=T0) is not None
+    history(partition)
+    # Larger segments now, so that what is left of the first history is put together.
+    return Path(partition.directory), replace(settings, segment_bytes=1_200)
+
+
+def copy(source: Path, target: Path) -> Path:
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target / source.name)
+    return target
+
+
+def reopen(root: Path, settings: LogConfig, *, recovery_point: int = 0) -> Partition:
+    fs = MortalFileSystem()
+    return open_partition(root, config=settings, fs=fs, clean=False, recovery_point=recovery_point)
+
+
+def run_until_killed(root: Path, settings: LogConfig, fs: MortalFileSystem, after: int) -> bool:
+    """Compact on ``fs`` which dies ``after`` so many operations from now on; whether it did."""
+    partition = open_partition(root, config=settings, fs=fs)
+    fs.lifetime = len(fs.steps) + after
+    try:
+        compact(partition, now_ms=LATER)
+    except Killed:
+        fs.bury()
+        return True
+    fs.lifetime = 1 << 60
+    partition.close()
+    return False
+
+
+@pytest.fixture
+def root_path(tmp_path: Path) -> Iterator[Path]:
+    """Thousands of small files: in memory where the machine has such a file system."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    with TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("kind", LOGS)
+def test_a_kill_at_any_operation_loses_nothing(root_path: Path, kind: str, torn: bool) -> None:
+    source, settings = prepare(root_path / "source", kind)
+    whole = reopen(copy(source, root_path / "whole"), settings)
+    expected = essence(whole)
+    end_offset = whole.log_end_offset
+    whole.close()
+    after, killed = 0, True
+    while killed:
+        root = copy(source, root_path / "copy")
+        killed = run_until_killed(root, settings, MortalFileSystem(torn=torn), after)
+        # Recovery that trusts the checkpoint, and one that reads everything, without snapshots.
+        twin = copy(root / source.name, root_path / "twin")
+        again = reopen(root, settings, recovery_point=end_offset)
+        assert essence(again) == expected, after
+        left = names(again.directory)
+        assert not [one for one in left if one.endswith((".cleaned", ".swap"))], after
+        assert again.recovery is None or not again.recovery.reason, after
+        compact(again, now_ms=LATER)
+        assert essence(again) == expected, after
+        again.close()
+        for snapshot in (twin / source.name).glob("*.snapshot"):
+            snapshot.unlink()
+        scanned = reopen(twin, settings)
+        assert essence(scanned) == expected, after
+        assert scanned.recovery is not None
+        assert not scanned.recovery.reason, after
+        scanned.close()
+        after += 1
+    assert after > 60
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_a_second_kill_in_the_recovery_loses_nothing(root_path: Path, kind: str) -> None:
+    source, settings = prepare(root_path / "source", kind)
+    fs = MortalFileSystem()
+    root = copy(source, root_path / "copy")
+    partition = open_partition(root, config=settings, fs=fs)
+    expected, begin = essence(partition), len(fs.steps)
+    compact(partition, now_ms=LATER)
+    steps = fs.steps[begin:]
+    partition.close()
+    swaps = [at for at, (kind, name) in enumerate(steps) if name.endswith(".log.swap")]
+    gone = {name for kind, name in steps if name.endswith((".log", ".log.deleted"))}
+    assert len(gone) > len(swaps) > 1, "a round of several groups, some of several segments"
+    # The states between two renames are the ones that recovery has to sort out.
+    for first in range(swaps[0], swaps[0] + 24):
+        root = copy(source, root_path / "copy")
+        assert run_until_killed(root, settings, MortalFileSystem(), first)
+        image = copy(root / source.name, root_path / "image") / source.name
+        second, died = 0, True
+        while died:
+            root = copy(image, root_path / "copy")
+            mortal = MortalFileSystem(second)
+            try:
+                open_partition(
+                    root, config=settings, fs=mortal, clean=False, recovery_point=1 << 40
+                )
+                died = False
+            except Killed:
+                pass
+            mortal.bury()
+            again = reopen(root, settings, recovery_point=1 << 40)
+            assert essence(again) == expected, (first, second)
+            again.close()
+            second += 3
+
+
+def test_nothing_goes_before_what_replaces_it_is_durable(root_path: Path) -> None:
+    _, settings = prepare(root_path / "source", "offsets")
+    fs = MortalFileSystem()
+    partition = open_partition(root_path / "source", config=settings, fs=fs, clean=False)
+    begin = len(fs.steps)
+    compact(partition, now_ms=LATER)
+    steps = fs.steps[begin:]
+    unsynced: set[str] = set()
+    swaps = names_synced = 0
+    for kind, name in steps:
+        stem = name.removesuffix(".swap")
+        if kind in {"create", "write", "truncate", "map"}:
+            unsynced.add(name)
+        elif kind == "sync":
+            unsynced.discard(name)
+        elif kind == "sync_directory":
+            names_synced = swaps
+        elif kind == "rename" and name.endswith(".swap"):
+            assert stem + ".cleaned" not in unsynced
+            swaps += 1
+        elif kind == "rename" and name.endswith(".deleted"):
+            assert names_synced == swaps > 0
+    assert steps[-1][0] == "sync_directory" or swaps
+    partition.close()

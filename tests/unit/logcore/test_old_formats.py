@@ -1,0 +1,161 @@
+"""Logs begun before message format v2: they open, recover, serve, grow and are compacted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from compaction_driver import MortalFileSystem, committed, compact, essence, fill_active, put, small
+from partition_driver import T0, config, fetch_all, last_offset, open_partition
+
+from logcore.batch import LogRecord, decode_records, iter_headers
+from logcore.compression import Codec
+from logcore.legacy import MIN_MESSAGE_SIZE, encode_message_set, leading_messages, magic_at
+from logcore.partition import Isolation, Partition
+
+MIXTURES = {
+    "v0": [(0, Codec.NONE)],
+    "v1": [(1, Codec.NONE)],
+    "compressed": [(0, Codec.GZIP), (1, Codec.SNAPPY), (1, Codec.LZ4)],
+    "v0 then v1": [(0, Codec.NONE), (0, Codec.LZ4), (1, Codec.NONE), (1, Codec.GZIP)],
+}
+
+
+def old_log(root: Path, mixture: str, *, sets: int = 8, name: str = "orders") -> list[LogRecord]:
+    """Write one segment of message sets of three records each; return the records."""
+    directory = root / f"{name}-0"
+    directory.mkdir(parents=True)
+    kinds = MIXTURES[mixture]
+    raw, records = b"", []
+    for number in range(sets):
+        magic, codec = kinds[number * len(kinds) // sets]
+        some = [
+            LogRecord(3 * number + at, T0 + number if magic else -1, b"k%d" % at, b"v%d" % number)
+            for at in range(3)
+        ]
+        raw += encode_message_set(some, magic, codec=codec)
+        records += some
+    (directory / f"{0:020d}.log").write_bytes(raw)
+    return records
+
+
+def decoded(data: bytes) -> list[LogRecord]:
+    return [one for pos, header in iter_headers(data) for one in decode_records(data, pos, header)]
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("clean", [True, False])
+def test_it_opens_and_serves_v2(tmp_path: Path, mixture: str, clean: bool) -> None:
+    records = old_log(tmp_path, mixture)
+    partition = open_partition(tmp_path, clean=clean, config=config(index_interval_bytes=60))
+    assert partition.log_end_offset == 24
+    assert decoded(fetch_all(partition)) == records
+    for offset in range(24):
+        fetched = partition.fetch(offset, 1, Isolation.READ_COMMITTED, at_least_one=True)
+        found = decoded(fetched.records)
+        assert found[0].offset <= offset <= found[-1].offset
+        everything = partition.fetch(offset, 1 << 20, Isolation.READ_COMMITTED, at_least_one=True)
+        assert [one for one in decoded(everything.records) if one.offset >= offset] == (
+            records[offset:]
+        )
+    walked = [one for _, batch in partition.read_all() for one in decoded(bytes(batch))]
+    assert walked == records
+    assert partition.fetch(24, 100, Isolation.READ_COMMITTED, at_least_one=True).records == b""
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_new_batches_follow_the_old(tmp_path: Path, mixture: str) -> None:
+    records = old_log(tmp_path, mixture)
+    partition = open_partition(tmp_path, clean=False, leader_epoch=4)
+    put(partition, [(b"new", b"1")], producer_id=9)
+    before = essence(partition)
+    assert partition.log_end_offset == 25
+    assert [one.offset for one in decoded(fetch_all(partition))] == list(range(25))
+    partition.close()
+    for clean in (True, False):
+        again = open_partition(tmp_path, clean=clean, leader_epoch=4)
+        assert essence(again) == before
+        assert decoded(fetch_all(again))[:24] == records
+        again.close()
+
+
+def test_a_torn_message_is_cut_off(tmp_path: Path) -> None:
+    records = old_log(tmp_path, "v0 then v1")
+    path = tmp_path / "orders-0" / f"{0:020d}.log"
+    whole = path.read_bytes()
+    last = len(encode_message_set(records[-3:], 1, codec=Codec.GZIP))
+    for size in range(len(whole) - last + 1, len(whole)):
+        path.write_bytes(whole[:size])
+        partition = open_partition(tmp_path, clean=False)
+        assert partition.log_end_offset == 21, size
+        assert partition.recovery is not None
+        assert partition.recovery.reason
+        partition.close()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert open_partition(tmp_path, clean=False).log_end_offset == 21
+
+
+def test_timestamps_of_v1_are_found(tmp_path: Path) -> None:
+    old_log(tmp_path, "v1")
+    partition = open_partition(tmp_path, config=config(index_interval_bytes=60))
+    found = partition.offset_for_timestamp(T0 + 5, Isolation.READ_COMMITTED)
+    assert found is not None
+    assert found[:2] == (15, T0 + 5)
+    assert partition.max_timestamp_offset() == (21, T0 + 7, -1)
+    old_log(tmp_path, "v0", name="plain")
+    plain = open_partition(tmp_path, name="plain")
+    assert plain.max_timestamp_offset() is None
+
+
+def test_truncation_in_the_old_part(tmp_path: Path) -> None:
+    records = old_log(tmp_path, "v1")
+    partition = open_partition(tmp_path)
+    partition.truncate_to(10)
+    assert partition.log_end_offset == 10
+    assert decoded(fetch_all(partition)) == records[:10]
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_compaction_leaves_only_v2(tmp_path: Path, mixture: str) -> None:
+    old_log(tmp_path, mixture)
+    partition = open_partition(
+        tmp_path, config=small(segment_bytes=2_000), fs=MortalFileSystem(), clean=False
+    )
+    fill_active(partition)
+    before = essence(partition)
+    assert compact(partition) is not None
+    assert essence(partition) == before
+    assert {one: committed(partition)[one] for one in (21, 22, 23)} == {
+        21: (b"k0", b"v7"),
+        22: (b"k1", b"v7"),
+        23: (b"k2", b"v7"),
+    }
+    assert 20 not in committed(partition)
+    raw = Path(partition._log.segments[0].path).read_bytes()
+    assert all(header.magic == 2 for _, header in iter_headers(raw))
+    partition.close()
+    again = Partition.open(
+        MortalFileSystem(),
+        partition.directory,
+        topic=partition.topic,
+        index=0,
+        topic_id=partition.topic_id,
+        config=partition.config,
+        clock=partition._clock,
+        clean=False,
+    )
+    assert essence(again) == before
+
+
+def test_the_smallest_message(tmp_path: Path) -> None:
+    raw = encode_message_set([LogRecord(0, -1, None, None)], 0)
+    assert len(raw) == MIN_MESSAGE_SIZE
+    assert leading_messages(raw * 3 + raw[:-1]) == 3 * len(raw)
+    directory = tmp_path / "orders-0"
+    directory.mkdir()
+    (directory / f"{0:020d}.log").write_bytes(raw)
+    partition = open_partition(tmp_path, clean=False)
+    assert partition.log_end_offset == 1
+    data = fetch_all(partition)
+    assert magic_at(data, 0) == 2
+    assert last_offset(data) == 0

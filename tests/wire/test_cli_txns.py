@@ -1,0 +1,199 @@
+"""The commands that find out who holds a transaction open; they must work on any Kafka broker."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+
+import confluent_kafka
+import pytest
+
+from tests.support.batches import batch
+from tests.support.cluster import GROUP, Cluster, unique
+from tests.support.waits import until
+from tests.wire.clients import confluent_consumer, confluent_producer
+from tests.wire.test_cli import fencepost, rows
+
+BROKER = 4
+VERIFICATION = "transaction.partition.verification.enable"
+
+
+@pytest.fixture
+def topic(cluster):
+    return cluster.create_topic(unique("blame"), 2)
+
+
+@contextlib.contextmanager
+def open_transaction(
+    bootstrap: str, topic: str, count: int = 3, partition: int = 0
+) -> Iterator[tuple[str, confluent_kafka.Producer]]:
+    """A transaction with ``count`` records, aborted at the end; its transactional id."""
+    name = unique("pipeline")
+    with confluent_producer(bootstrap, transactional_id=name) as producer:
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        for number in range(count):
+            producer.produce(topic, b"%d" % number, partition=partition)
+        producer.flush(10)
+        yield name, producer
+        producer.abort_transaction(20)
+
+
+def set_verification(cluster: Cluster, value: str) -> None:
+    answer = cluster.call(
+        "incremental_alter_configs",
+        1,
+        resources=[
+            {
+                "resource_type": BROKER,
+                "resource_name": "",
+                "configs": [{"name": VERIFICATION, "config_operation": 0, "value": value}],
+            }
+        ],
+        validate_only=False,
+    )
+    assert answer["responses"][0]["error_code"] == "none", answer
+
+
+def hang(cluster: Cluster, topic: str) -> tuple[str, int]:
+    """Open a transaction that no coordinator knows of, as the defect did that KIP-890 ended."""
+    name = unique("hanging")
+    producer_id, epoch = cluster.init_producer(name)
+    set_verification(cluster, "false")
+    try:
+        # A broker takes a moment to hear of its new setting.
+        until(
+            lambda: (
+                cluster.produce(
+                    topic,
+                    batch(
+                        [b"stuck"],
+                        producer_id=producer_id,
+                        producer_epoch=epoch,
+                        sequence=0,
+                        transactional=True,
+                        timestamp_ms=time.time_ns() // 1_000_000,
+                    ),
+                    transactional_id=name,
+                )["error_code"]
+                == "none"
+            ),
+            "a write without verification",
+        )
+    finally:
+        set_verification(cluster, "true")
+    return name, producer_id
+
+
+def test_list_is_filtered_by_age_and_pattern(bootstrap, topic):
+    def listed(*options: str) -> list[object]:
+        done = fencepost("txns", "list", *options, "--format", "json", bootstrap=bootstrap)
+        return [row["transactional_id"] for row in rows(done)]
+
+    with open_transaction(bootstrap, topic) as (name, _):
+        assert listed("--id-pattern", re.escape(name)) == [name]
+        assert listed("--id-pattern", "nothing-.*-like-this") == []
+        until(
+            lambda: name in listed("--duration-filter", "1", "--state", "Ongoing"), "an age of 1 ms"
+        )
+        assert name not in listed("--duration-filter", "3600000")
+    bad = fencepost("txns", "list", "--id-pattern", "(", bootstrap=bootstrap, status=1)
+    assert "INVALID_REGULAR_EXPRESSION" in bad.stderr
+
+
+def test_producers_shows_what_the_leader_knows(bootstrap, topic):
+    with open_transaction(bootstrap, topic, partition=1) as (name, _):
+        described = rows(
+            fencepost("txns", "describe", name, "--format", "json", bootstrap=bootstrap)
+        )
+        found = rows(fencepost("txns", "producers", topic, "--format", "json", bootstrap=bootstrap))
+        assert [
+            (row["partition"], row["producer_id"], row["epoch"], row["start_offset"])
+            for row in found
+        ] == [(1, described[0]["producer_id"], described[0]["epoch"], 0)]
+        assert found[0]["last_sequence"] == 2
+    one = rows(
+        fencepost("txns", "producers", f"{topic}:1", "--format", "json", bootstrap=bootstrap)
+    )
+    assert [row["start_offset"] for row in one] == [None]
+    only = ("txns", "producers", f"{topic}:1", "--open", "--format", "json")
+    assert rows(fencepost(*only, bootstrap=bootstrap)) == []
+    fencepost("txns", "producers", f"{topic}:7", bootstrap=bootstrap, status=1)
+    fencepost("txns", "producers", f"{topic}:x", bootstrap=bootstrap, status=2)
+
+
+def test_a_hanging_transaction_is_found_blamed_and_aborted(bootstrap, cluster, topic):
+    name, producer_id = hang(cluster, topic)
+    where = f"{topic}:0"
+    find = ("txns", "find-hanging", "--topic", topic, "--max-transaction-timeout")
+    assert fencepost(*find, "15", bootstrap=bootstrap).stdout == "no transaction hangs\n"
+    found = rows(fencepost(*find, "0", "--format", "json", bootstrap=bootstrap, status=1))
+    assert [(row["producer_id"], row["start_offset"]) for row in found] == [(producer_id, 0)]
+    assert found[0]["reason"] == f"{name} is Empty"
+    blamed = rows(fencepost("txns", "blame", where, "--format", "json", bootstrap=bootstrap))
+    assert [(row["transactional_id"], row["behind"]) for row in blamed] == [(name, 1)]
+    assert blamed[0]["hanging"] == f"{name} is Empty"
+
+    tried = fencepost("txns", "abort", where, "--start-offset", "0", bootstrap=bootstrap).stdout
+    assert tried.startswith("would abort")
+    assert cluster.lso(topic) == 0
+    fencepost("txns", "abort", where, "--start-offset", "1", bootstrap=bootstrap, status=1)
+    by_id = ("--producer-id", str(producer_id), "--execute")
+    done = fencepost("txns", "abort", where, *by_id, bootstrap=bootstrap)
+    assert done.stdout.startswith("aborted the transaction of producer")
+    assert cluster.lso(topic) == cluster.offset(topic) == 2
+    assert fencepost(*find, "0", bootstrap=bootstrap).stdout == "no transaction hangs\n"
+
+
+def test_a_transaction_that_its_coordinator_will_end_does_not_hang(bootstrap, cluster, topic):
+    with open_transaction(bootstrap, topic) as (name, _):
+        everywhere = rows(
+            fencepost(
+                *("txns", "find-hanging", "--topic", topic, "--format", "json"),
+                *("--max-transaction-timeout", "0"),
+                bootstrap=bootstrap,
+            )
+        )
+        assert everywhere == []
+        order = ("txns", "abort", f"{topic}:0", "--start-offset", "0")
+        refused = fencepost(*order, "--execute", bootstrap=bootstrap, status=1)
+        assert f"{name} is Ongoing" in refused.stderr
+        assert cluster.lso(topic) == 0
+        assert "would abort" in fencepost(*order, "--force", bootstrap=bootstrap).stdout
+
+
+def test_abort_wants_to_know_which(bootstrap, topic):
+    fencepost("txns", "abort", f"{topic}:0", bootstrap=bootstrap, status=2)
+    fencepost("txns", "abort", topic, "--start-offset", "0", bootstrap=bootstrap, status=2)
+
+
+def test_blame_names_the_pipeline_and_who_waits_behind_it(bootstrap, cluster, topic):
+    source = cluster.create_topic(unique("source"))
+    group, reader = unique("copier"), unique("reader")
+    cluster.produce(source, [b"a", b"b"])
+    cluster.produce(topic, [b"before"])
+    cluster.coordinator(reader, GROUP)
+    with confluent_consumer(bootstrap, group_id=reader) as follower:
+        committed = [confluent_kafka.TopicPartition(topic, 0, 1)]
+        follower.commit(offsets=committed, asynchronous=False)
+    with confluent_consumer(bootstrap, group_id=group, client_id="copier-1") as consumer:
+        consumer.subscribe([source])
+        assert consumer.poll(20) is not None
+        with open_transaction(bootstrap, topic) as (name, producer):
+            offset = [confluent_kafka.TopicPartition(source, 0, 1)]
+            producer.send_offsets_to_transaction(offset, consumer.consumer_group_metadata(), 20)
+            found = rows(fencepost("txns", "blame", topic, "--format", "json", bootstrap=bootstrap))
+            table = fencepost("txns", "blame", f"{topic}:0", bootstrap=bootstrap).stdout
+    pinned, free = found
+    assert (pinned["stable"], pinned["end"], pinned["behind"]) == (1, 4, 3)
+    assert (pinned["transactional_id"], pinned["state"], pinned["open"]) == (name, "Ongoing", 1)
+    assert pinned["hanging"] is None
+    assert pinned["since"] is not None
+    assert [client.partition("@")[0] for client in pinned["client"]] == ["copier-1"]
+    assert [(row["group"], row["lag"], row["stuck"]) for row in pinned["groups"]] == [
+        (reader, 3, True)
+    ]
+    assert (free["behind"], free["transactional_id"], free["groups"]) == (0, None, [])
+    assert f"{reader}:3!" in table

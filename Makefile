@@ -31,7 +31,7 @@ demo: $(VENV)/.demo  ## the main job: 336,776 flights exactly once, under kill -
 	$(RUN) examples.flights.demo
 
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (under five minutes)
-	$(RUN) pytest --numprocesses 2 --dist loadfile tests/unit tests/test_tidy.py tests/fuzz tests/wire tests/crash $(ARGS)
+	$(RUN) pytest --numprocesses 2 --dist loadfile tests/unit tests/test_tidy.py tests/fuzz tests/wire tests/crash --ignore tests/crash/test_sweep.py $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, import directions
 	$(BIN)/ruff check .
@@ -43,8 +43,8 @@ oracle: $(VENV)/.dev  ## the same client scenarios on a real Apache Kafka 4.3, t
 	$(RUN) pytest --target=kafka tests/wire $(ARGS)
 	$(RUN) pytest tests/oracle $(ARGS)
 
-crash: $(VENV)/.dev  ## kill the real daemon at every durable step of a transaction
-	$(RUN) pytest tests/crash $(ARGS)
+crash: $(VENV)/.dev  ## kill the real daemon at every step of transactions, recovery and whole pipelines
+	$(RUN) pytest --numprocesses 2 --dist loadfile $(or $(ARGS),tests/crash)
 
 bench: $(VENV)/.dev  ## figures side by side with Apache Kafka in one run (needs java and mvn)
 	$(RUN) bench $(ARGS)

@@ -25,6 +25,7 @@ from logcore.errors import (
     FencedLeaderEpochError,
     InvalidRecordError,
     InvalidTimestampError,
+    NotOneBatchError,
     OffsetOutOfRangeError,
     RecordTooLargeError,
     StorageError,
@@ -134,8 +135,8 @@ def patched(data: bytes, position: int, value: bytes) -> bytes:
 
 
 REFUSED = {
-    "too short": (raw()[:60], CorruptRecordError),
-    "torn": (raw()[:-1], CorruptRecordError),
+    "too short": (raw()[:60], NotOneBatchError),
+    "torn": (raw()[:-1], NotOneBatchError),
     "crc": (raw()[:-1] + b"\xff", CorruptRecordError),
     "negative length": (raw()[:8] + b"\xff" * 4 + raw()[12:], CorruptRecordError),
     "format 1": (raw()[:16] + b"\x01" + raw()[17:], InvalidRecordError),
@@ -156,7 +157,6 @@ REFUSED = {
     ),
     "transaction of nobody": (raw(transactional=True), InvalidRecordError),
     "no sequence": (raw(producer_id=1, producer_epoch=0), InvalidRecordError),
-    "no epoch": (raw(producer_id=1, base_sequence=0), InvalidRecordError),
     "codec 5": (patched(raw(), 21, b"\x00\x05"), UnsupportedCompressionError),
     "future": (raw(records=[LogRecord(0, T0 + 3_600_001, b"", b"")]), InvalidTimestampError),
     "append time without time": (

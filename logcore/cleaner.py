@@ -222,7 +222,10 @@ class Filter:
             kept = [record for record in records if self._stays(record, expired=expired)]
         self.figures.records_kept += len(kept)
         if not kept:
-            return _empty(header) if self._must_stay(header) else None
+            if not self._must_stay(header):
+                return None
+            # A marker without its record would say nothing to whoever rebuilds producers from it.
+            return buf if header.is_control else _empty(header)
         tombstones = not header.is_control and any(record.value is None for record in kept)
         if horizon is None and (tombstones or done_marker):
             return _rebuilt(header, kept, self.now_ms + self.delete_retention_ms)

@@ -360,6 +360,15 @@ STEPS = st.lists(
 )
 
 
+def rebuilt(state: tuple) -> tuple:
+    """What a log alone can tell: the coordinator epoch of a marker that was cleaned away is gone.
+
+    As in Apache Kafka, where only a producer's last record is sure to stay.
+    """
+    *rest, producers = state
+    return (*rest, [(pid, epoch, last, txn) for pid, epoch, last, _, txn in producers])
+
+
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_any_history_against_a_table(tmp_path_factory: pytest.TempPathFactory, steps) -> None:
@@ -407,7 +416,7 @@ def test_any_history_against_a_table(tmp_path_factory: pytest.TempPathFactory, s
             partition = open_partition(
                 root, config=small(segment_bytes=400), fs=MortalFileSystem(), clean=what
             )
-            assert essence(partition) == before, number
+            assert rebuilt(essence(partition)) == rebuilt(before), number
     stable = partition.last_stable_offset
     expected: dict[bytes, bytes] = {}
     for offset, key, value in sorted(model):

@@ -246,7 +246,7 @@ def decode_records(
     """
     if header is None:
         header = parse_header(buf, pos)
-    data = _record_bytes(buf, pos, header, max_output_bytes)
+    data = record_bytes(buf, pos, header, max_output_bytes)
     count = header.record_count
     # Counted before the loop, so that a wrong count costs nothing.
     if count < 0 or count * MIN_RECORD_SIZE > len(data):
@@ -257,7 +257,16 @@ def decode_records(
         raise InvalidRecordError("the records end inside a field") from None
 
 
-def _record_bytes(buf: Buffer, pos: int, header: BatchHeader, max_output_bytes: int) -> bytes:
+def record_bytes(
+    buf: Buffer,
+    pos: int,
+    header: BatchHeader,
+    max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
+) -> bytes:
+    """Inflate what follows the header of the batch at ``pos``: its records, still encoded.
+
+    Raises CorruptRecordError for bytes that are missing or do not inflate.
+    """
     end = pos + header.size
     if end > len(buf):
         raise CorruptRecordError(f"a batch of {header.size} bytes where {len(buf) - pos} are left")
@@ -438,12 +447,35 @@ def encode_batch(
     return _assemble(base_offset, leader_epoch, after_crc, payload)
 
 
-def _assemble(base_offset: int, leader_epoch: int, after_crc: bytes, payload: bytes) -> bytes:
+def _assemble(base_offset: int, leader_epoch: int, after_crc: bytes, payload: Buffer) -> bytes:
     """Join a batch from what the CRC covers; ``after_crc`` is the header from byte 21 on."""
     length = HEADER_SIZE - LOG_OVERHEAD + len(payload)
     crc = crc32c(payload, crc32c(after_crc))
     before = _BEFORE_CRC.pack(base_offset, length, leader_epoch, MAGIC, crc)
     return b"".join((before, after_crc, payload))
+
+
+def batch_of_payload(
+    payload: Buffer,
+    count: int,
+    *,
+    codec: Codec,
+    base_timestamp_ms: int,
+    max_timestamp_ms: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    transactional: bool,
+) -> bytes:
+    """Put a header before ``count`` records that are encoded, and compressed with ``codec``.
+
+    They stand at offsets 0 to ``count - 1``, as a producer sends them.
+    """
+    attributes = int(codec) | (_TRANSACTIONAL if transactional else 0)
+    times = base_timestamp_ms, max_timestamp_ms
+    producer = producer_id, producer_epoch, base_sequence
+    after_crc = _AFTER_CRC.pack(attributes, count - 1, *times, *producer, count)
+    return _assemble(0, NO_LEADER_EPOCH, after_crc, payload)
 
 
 def _encode_records(
@@ -511,7 +543,7 @@ def recompress(
 
     Raises what :func:`decode_records` raises for bytes that do not inflate.
     """
-    payload = _record_bytes(buf, pos, header, max_output_bytes)
+    payload = record_bytes(buf, pos, header, max_output_bytes)
     if codec is not Codec.NONE and payload:
         payload = compress(codec, payload, level)
     after_crc = _AFTER_CRC.pack(header.attributes & ~0x07 | codec, *header[6:])

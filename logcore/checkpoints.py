@@ -62,16 +62,15 @@ def uuid_from_text(text: str) -> uuid.UUID:
     return uuid.UUID(bytes=raw)
 
 
-def _write_lines(
-    fs: FileSystem, directory: str, name: str, lines: list[str], *, sync: bool
-) -> None:
+def _write_lines(fs: FileSystem, directory: str, name: str, lines: list[str]) -> None:
     text = "\n".join((_VERSION, str(len(lines)), *lines, ""))
-    replace_file(fs, directory, name, text.encode(), sync=sync)
+    replace_file(fs, directory, name, text.encode())
 
 
 def _read_lines(fs: FileSystem, directory: str, name: str, fields: int) -> list[list[str]] | None:
     raw = fs.read_file(f"{directory}/{name}")
-    if raw is None:
+    if not raw:
+        # Kafka makes the file before it has anything to write in it.
         return None
     try:
         lines = raw.decode().splitlines()
@@ -97,7 +96,7 @@ def write_offsets(
 ) -> None:
     """Write one of the four offset checkpoints of a data directory: (topic, index) to offset."""
     lines = [f"{topic} {index} {offset}" for (topic, index), offset in offsets.items()]
-    _write_lines(fs, directory, name, lines, sync=True)
+    _write_lines(fs, directory, name, lines)
 
 
 def read_offsets(fs: FileSystem, directory: str, name: str) -> dict[tuple[str, int], int]:
@@ -110,12 +109,10 @@ def read_offsets(fs: FileSystem, directory: str, name: str) -> dict[tuple[str, i
     return {(row[0], _number(row[1], name)): _number(row[2], name) for row in rows}
 
 
-def write_epochs(
-    fs: FileSystem, directory: str, entries: Iterable[tuple[int, int]], *, sync: bool
-) -> None:
+def write_epochs(fs: FileSystem, directory: str, entries: Iterable[tuple[int, int]]) -> None:
     """Write a partition's ``leader-epoch-checkpoint`` from (epoch, start offset) pairs."""
     lines = [f"{epoch} {start}" for epoch, start in entries]
-    _write_lines(fs, directory, LEADER_EPOCH_CHECKPOINT, lines, sync=sync)
+    _write_lines(fs, directory, LEADER_EPOCH_CHECKPOINT, lines)
 
 
 def read_epochs(fs: FileSystem, directory: str) -> list[tuple[int, int]] | None:
@@ -127,10 +124,15 @@ def read_epochs(fs: FileSystem, directory: str) -> list[tuple[int, int]] | None:
     return [(_number(row[0], name), _number(row[1], name)) for row in rows]
 
 
-def write_partition_metadata(fs: FileSystem, directory: str, topic_id: uuid.UUID) -> None:
-    """Write ``partition.metadata``, which has no newline at its end."""
+def write_partition_metadata(
+    fs: FileSystem, directory: str, topic_id: uuid.UUID, *, sync: bool = True
+) -> None:
+    """Write ``partition.metadata``, which has no newline at its end.
+
+    Without ``sync`` power loss may take it, or leave an empty one, until somebody syncs it.
+    """
     text = f"version: {_VERSION}\ntopic_id: {uuid_to_text(topic_id)}"
-    replace_file(fs, directory, PARTITION_METADATA, text.encode(), sync=True)
+    replace_file(fs, directory, PARTITION_METADATA, text.encode(), sync=sync)
 
 
 def read_partition_metadata(fs: FileSystem, directory: str) -> uuid.UUID | None:
@@ -159,7 +161,7 @@ def write_meta_properties(fs: FileSystem, directory: str, meta: MetaProperties) 
         f"node.id={meta.node_id}\n"
         "version=1\n"
     )
-    replace_file(fs, directory, META_PROPERTIES, text.encode(), sync=True)
+    replace_file(fs, directory, META_PROPERTIES, text.encode())
 
 
 def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | None:
@@ -187,7 +189,7 @@ def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | Non
 def write_clean_shutdown(fs: FileSystem, directory: str, broker_epoch: int = -1) -> None:
     """Leave the mark that every log of the directory was closed; the last step of a shutdown."""
     text = json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":"))
-    replace_file(fs, directory, CLEAN_SHUTDOWN, text.encode(), sync=True)
+    replace_file(fs, directory, CLEAN_SHUTDOWN, text.encode())
 
 
 def take_clean_shutdown(fs: FileSystem, directory: str) -> bool:

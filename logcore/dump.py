@@ -160,7 +160,9 @@ class _Dump:
 
     def log(self) -> Iterator[Row]:
         expected = self._base
-        for position, header, batch in self._batches(self._name, payload=self._must_read):
+        for position, header, batch in read_batches(
+            self._fs, f"{self._directory}/{self._name}", payload=self._must_read
+        ):
             if isinstance(header, str):
                 yield _problem(header, position=position)
                 return
@@ -205,51 +207,13 @@ class _Dump:
                 row["decoded"] = dict(decoded)
         return row
 
-    def _batches(
-        self, name: str, *, payload: bool
-    ) -> Iterator[tuple[int, BatchHeader | str, bytes]]:
-        """Yield position, header and, if asked for, bytes; a reason in the header's place at last.
-
-        Reads are bounded by SCAN_BYTES, or the largest batch.
-        """
-        handle = self._fs.open(f"{self._directory}/{name}")
-        try:
-            size = self._fs.size(handle)
-            position, start, chunk = 0, 0, b""
-            while position < size:
-                if position - start + HEADER_SIZE > len(chunk):
-                    start, chunk = position, self._fs.read(handle, SCAN_BYTES, position)
-                try:
-                    header = _header_at(chunk, position - start)
-                except LogError as error:
-                    yield position, f"{error}; {size - position} bytes are left", b""
-                    return
-                if header.size > size - position:
-                    yield (
-                        position,
-                        (
-                            f"a torn batch of {header.size} bytes at offset {header.base_offset},"
-                            f" {size - position} are there"
-                        ),
-                        b"",
-                    )
-                    return
-                batch = b""
-                if payload:
-                    if position - start + header.size > len(chunk):
-                        count = max(header.size, SCAN_BYTES)
-                        start, chunk = position, self._fs.read(handle, count, position)
-                    batch = chunk[position - start : position - start + header.size]
-                yield position, header, batch
-                position += header.size
-        finally:
-            self._fs.close(handle)
-
     def _log_headers(self) -> Iterator[tuple[int, BatchHeader]]:
         """Headers of the log that belongs to this index, as far as it can be read."""
         name = self._stem + LOG_SUFFIX + self._on_the_way
         try:
-            for position, header, _ in self._batches(name, payload=False):
+            for position, header, _ in read_batches(
+                self._fs, f"{self._directory}/{name}", payload=False
+            ):
                 if isinstance(header, str):
                     return
                 yield position, header
@@ -423,6 +387,49 @@ class _Dump:
         if raw is None:
             raise FileNotFoundError(f"{self._directory}/{self._name}")
         return raw
+
+
+def read_batches(
+    fs: FileSystem, path: str, *, payload: bool
+) -> Iterator[tuple[int, BatchHeader | str, bytes]]:
+    """Yield position, header and, if asked for, bytes of each batch of a log file.
+
+    What is no whole batch comes last: a reason in the header's place. Messages of an older format
+    come as what :func:`logcore.legacy.as_batch_header` says of each. Reads are bounded by
+    SCAN_BYTES, or the largest batch. Raises OSError.
+    """
+    handle = fs.open_for_reading(path)
+    try:
+        size = fs.size(handle)
+        position, start, chunk = 0, 0, b""
+        while position < size:
+            if position - start + HEADER_SIZE > len(chunk):
+                start, chunk = position, fs.read(handle, SCAN_BYTES, position)
+            try:
+                header = _header_at(chunk, position - start)
+            except LogError as error:
+                yield position, f"{error}; {size - position} bytes are left", b""
+                return
+            if header.size > size - position:
+                yield (
+                    position,
+                    (
+                        f"a torn batch of {header.size} bytes at offset {header.base_offset},"
+                        f" {size - position} are there"
+                    ),
+                    b"",
+                )
+                return
+            batch = b""
+            if payload:
+                if position - start + header.size > len(chunk):
+                    count = max(header.size, SCAN_BYTES)
+                    start, chunk = position, fs.read(handle, count, position)
+                batch = chunk[position - start : position - start + header.size]
+            yield position, header, batch
+            position += header.size
+    finally:
+        fs.close(handle)
 
 
 def _header_at(chunk: bytes, pos: int) -> BatchHeader:

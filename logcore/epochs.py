@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import Final
 
-from logcore.checkpoints import CheckpointError, read_epochs, write_epochs
+from logcore.checkpoints import CheckpointError, read_epochs
 from logcore.fs import FileSystem
 
 UNDEFINED_EPOCH: Final = -1
@@ -21,8 +21,9 @@ UNDEFINED_EPOCH_OFFSET: Final = -1
 class LeaderEpochs:
     """Epochs and their start offsets, both strictly increasing, mirrored in a file.
 
-    Every change is written through, without fsync: a kill of the process leaves the file whole, and
-    what power loss takes, recovery finds again in the batch headers beyond the recovery point.
+    The file is written by a flush of the log, before the recovery point moves: what a kill or a
+    power loss takes, recovery finds again in the batch headers beyond that point. A file that is
+    renamed before it is synced could be lost whole, with all older epochs.
     """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
@@ -30,7 +31,8 @@ class LeaderEpochs:
         self._directory = directory
         self._epochs: list[int] = []
         self._starts: list[int] = []
-        self._synced = True
+        self.is_synced = True
+        """Whether the file says what is known here."""
         self.latest: int = UNDEFINED_EPOCH
         """The newest epoch, −1 while there is none."""
 
@@ -52,17 +54,9 @@ class LeaderEpochs:
         return list(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Note that ``epoch`` begins at ``start_offset``, and write the file if that is news."""
+        """Note that ``epoch`` begins at ``start_offset``."""
         if self._insert(epoch, start_offset):
-            self._write()
-
-    def assign_all(self, entries: list[tuple[int, int]]) -> None:
-        """Like :meth:`assign` for many, with one write."""
-        changed = False
-        for epoch, start in entries:
-            changed |= self._insert(epoch, start)
-        if changed:
-            self._write()
+            self.is_synced = False
 
     def _insert(self, epoch: int, start_offset: int) -> bool:
         """Add an entry unless its epoch is the latest already; later entries that contradict go."""
@@ -100,7 +94,7 @@ class LeaderEpochs:
         if keep < len(self._starts):
             del self._epochs[keep:], self._starts[keep:]
             self.latest = self._epochs[-1] if self._epochs else UNDEFINED_EPOCH
-            self._write()
+            self.is_synced = False
 
     def truncate_from_start(self, start_offset: int) -> None:
         """Forget epochs that end before ``start_offset``; the one it lies in now begins there."""
@@ -109,7 +103,7 @@ class LeaderEpochs:
             return
         del self._epochs[: above - 1], self._starts[: above - 1]
         self._starts[0] = start_offset
-        self._write()
+        self.is_synced = False
 
     def clear(self) -> None:
         """Forget everything."""
@@ -117,16 +111,14 @@ class LeaderEpochs:
             self._epochs.clear()
             self._starts.clear()
             self.latest = UNDEFINED_EPOCH
-            self._write()
+            self.is_synced = False
 
-    def flush(self) -> bool:
-        """Make the file survive power loss; whether the directory was synced for that."""
-        if self._synced:
-            return False
-        write_epochs(self._fs, self._directory, self.entries, sync=True)
-        self._synced = True
-        return True
+    def plan_flush(self) -> list[tuple[int, int]] | None:
+        """Return what the file has to say and does not yet, None if it does.
 
-    def _write(self) -> None:
-        write_epochs(self._fs, self._directory, self.entries, sync=False)
-        self._synced = False
+        Whoever asks has to write it (``write_epochs``), in any thread, or to stop.
+        """
+        if self.is_synced:
+            return None
+        self.is_synced = True
+        return self.entries

@@ -59,6 +59,13 @@ class OutOfOrderSequenceError(LogError):
     """A producer's sequence does not continue its last one (OUT_OF_ORDER_SEQUENCE_NUMBER)."""
 
 
+class TooManyProducersError(LogError):
+    """There is no room for one more producer; a later try may find some (NOT_ENOUGH_REPLICAS).
+
+    No error of Kafka says this; clients of all kinds send again after the one it is sent as.
+    """
+
+
 class InvalidProducerEpochError(LogError):
     """A producer epoch is older than the partition knows (INVALID_PRODUCER_EPOCH)."""
 
@@ -81,3 +88,7 @@ class UnknownLeaderEpochError(LogError):
 
 class StorageError(LogError):
     """The file system failed under a partition, which is off line until restart."""
+
+
+class NoRoomError(StorageError):
+    """The disk is full: nothing was written, and the partition serves as soon as there is room."""

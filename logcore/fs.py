@@ -12,6 +12,7 @@ All methods raise OSError; whoever owns a log turns that into ``StorageError``.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -22,6 +23,12 @@ from typing import Final, Protocol
 ReadableBuffer = bytes | bytearray | memoryview
 
 TEMPORARY_SUFFIX: Final = ".tmp"
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What a full disk says, a full quota, and a file that may not grow."""
+
+NO_HANDLES: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""What opening a file says at the limit of the process or of the system. Nothing has been done."""
 
 
 class FileMap(Protocol):
@@ -45,6 +52,9 @@ class FileSystem(Protocol):
 
     def open(self, path: str, *, create: bool = False) -> int:
         """Open for reading and writing; FileNotFoundError unless ``create``."""
+
+    def open_for_reading(self, path: str) -> int:
+        """Open a file that must not change, whoever owns it; FileNotFoundError."""
 
     def close(self, handle: int) -> None:
         """Give the handle back."""
@@ -100,7 +110,8 @@ class FileSystem(Protocol):
     def lock(self, path: str) -> int:
         """Take the advisory lock on a file, created if need be; BlockingIOError if it is held.
 
-        The lock ends with ``close`` of the returned handle, or with the process.
+        The lock ends with ``close`` of the returned handle, or with the process. Apache Kafka's own
+        lock on the same file holds it as well, and the other way round.
         """
 
 
@@ -110,6 +121,10 @@ class OsFileSystem:
     def open(self, path: str, *, create: bool = False) -> int:
         """See :class:`FileSystem`."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+
+    def open_for_reading(self, path: str) -> int:
+        """See :class:`FileSystem`."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self, handle: int) -> None:
         """See :class:`FileSystem`."""
@@ -196,7 +211,7 @@ class OsFileSystem:
     def read_file(self, path: str) -> bytes | None:
         """See :class:`FileSystem`."""
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            handle = self.open_for_reading(path)
         except FileNotFoundError:
             return None
         try:
@@ -212,7 +227,9 @@ class OsFileSystem:
         """See :class:`FileSystem`."""
         handle = self.open(path, create=True)
         try:
+            # The first tells two of us apart even in one process; Java knows the second alone.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(handle)
             raise
@@ -228,17 +245,19 @@ def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
     try:
         fs.truncate(handle, 0)
         if fs.write(handle, (data,), 0) != len(data):
-            raise OSError(f"short write to {path}")
+            raise OSError(errno.ENOSPC, "short write", path)
         if sync:
             fs.sync(handle)
     finally:
         fs.close(handle)
 
 
-def replace_file(fs: FileSystem, directory: str, name: str, data: bytes, *, sync: bool) -> None:
-    """Put ``data`` in the file ``name``: a kill leaves the old content or the new, never a mixture.
+def replace_file(
+    fs: FileSystem, directory: str, name: str, data: bytes, *, sync: bool = True
+) -> None:
+    """Put ``data`` in the file ``name``: a kill or power loss leaves the old content or the new.
 
-    Without ``sync`` that holds for a kill of the process but not for power loss.
+    Without ``sync`` that holds for a kill alone.
     """
     path = f"{directory}/{name}"
     temporary = path + TEMPORARY_SUFFIX

@@ -14,12 +14,13 @@ Source: ``AbstractIndex``, ``OffsetIndex``, ``TimeIndex``, ``TransactionIndex``,
 
 from __future__ import annotations
 
+import errno
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from logcore.fs import FileMap, FileSystem
+from logcore.fs import FileMap, FileSystem, replace_file
 
 WARM_BYTES: Final = 8192
 """Readers that keep up look into the last entries; a search tries these pages first."""
@@ -35,8 +36,37 @@ _ABORTED_TXN: Final = struct.Struct(">hqqqq")
 _ABORTED_TXN_VERSION: Final = 0
 
 
+MAX_LOOKED_INTO: Final = 32
+"""Indexes of one log that stay mapped because somebody looked into them. A mapping holds a file
+descriptor, and who reads a log of ten thousand segments from its beginning passes all of them."""
+
+
 class CorruptIndexError(Exception):
     """An index file contradicts its format; the segment has to be recovered."""
+
+
+class LookedInto:
+    """The indexes of one log that are mapped for look-ups; the first of them makes room.
+
+    Those that are written to are mapped as well, and not counted: there are two of them.
+    """
+
+    def __init__(self, limit: int = MAX_LOOKED_INTO) -> None:
+        self._limit = limit
+        self._mapped: dict[MappedIndex, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._mapped)
+
+    def add(self, index: MappedIndex) -> None:
+        """An index was mapped."""
+        while len(self._mapped) >= self._limit:
+            next(iter(self._mapped)).abandon()
+        self._mapped[index] = None
+
+    def discard(self, index: MappedIndex) -> None:
+        """Its mapping has ended, or is one for writing now."""
+        self._mapped.pop(index, None)
 
 
 class MappedIndex:
@@ -44,8 +74,16 @@ class MappedIndex:
 
     ENTRY_SIZE: int
 
-    def __init__(self, fs: FileSystem, path: str, base_offset: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        path: str,
+        base_offset: int,
+        max_bytes: int,
+        looked_into: LookedInto | None = None,
+    ) -> None:
         self._fs = fs
+        self._looked_into = LookedInto() if looked_into is None else looked_into
         self.path = path
         self.base_offset = base_offset
         self.max_entries = max(max_bytes // self.ENTRY_SIZE, 2)
@@ -66,6 +104,7 @@ class MappedIndex:
         try:
             count = self._fs.size(handle) // self.ENTRY_SIZE
             if count:
+                self._looked_into.add(self)
                 self._map = self._fs.map(handle, count * self.ENTRY_SIZE)
         finally:
             self._fs.close(handle)
@@ -76,6 +115,8 @@ class MappedIndex:
         """Map the file at its full size, so that entries can be stored."""
         entries = self.entries
         self._unmap()
+        # Should this fail, the next use begins with the file as it is.
+        self._entries = None
         handle = self._fs.open(self.path, create=True)
         try:
             size = self.max_entries * self.ENTRY_SIZE
@@ -87,16 +128,21 @@ class MappedIndex:
         self._stretched = True
         self._allocated = 0
 
-    def _store(self, entry: bytes) -> None:
+    def reserve(self) -> None:
+        """See to it that the next entry can be stored; the only step of that which may fail."""
         if not self._stretched:
             self._stretch()
         start = self.entries * self.ENTRY_SIZE
         end = start + self.ENTRY_SIZE
-        if end > self._allocated:
+        if self._allocated < end <= self.max_entries * self.ENTRY_SIZE:
             self._allocate(start, end)
+
+    def _store(self, entry: bytes) -> None:
+        self.reserve()
         if self._map is None:
             raise CorruptIndexError(f"{self.path} is not mapped")
-        self._map[start:end] = entry
+        start = self.entries * self.ENTRY_SIZE
+        self._map[start : start + self.ENTRY_SIZE] = entry
         self._entries = self.entries + 1
 
     def _allocate(self, start: int, end: int) -> None:
@@ -177,6 +223,7 @@ class MappedIndex:
         self._read_last()
 
     def _unmap(self) -> None:
+        self._looked_into.discard(self)
         if self._map is not None:
             self._map.close()
             self._map = None
@@ -188,8 +235,15 @@ class OffsetIndex(MappedIndex):
 
     ENTRY_SIZE = _OFFSET_ENTRY.size
 
-    def __init__(self, fs: FileSystem, path: str, base_offset: int, max_bytes: int) -> None:
-        super().__init__(fs, path, base_offset, max_bytes)
+    def __init__(
+        self,
+        fs: FileSystem,
+        path: str,
+        base_offset: int,
+        max_bytes: int,
+        looked_into: LookedInto | None = None,
+    ) -> None:
+        super().__init__(fs, path, base_offset, max_bytes, looked_into)
         self.last_offset = base_offset
         self.last_position = 0
 
@@ -248,8 +302,15 @@ class TimeIndex(MappedIndex):
 
     ENTRY_SIZE = _TIME_ENTRY.size
 
-    def __init__(self, fs: FileSystem, path: str, base_offset: int, max_bytes: int) -> None:
-        super().__init__(fs, path, base_offset, max_bytes)
+    def __init__(
+        self,
+        fs: FileSystem,
+        path: str,
+        base_offset: int,
+        max_bytes: int,
+        looked_into: LookedInto | None = None,
+    ) -> None:
+        super().__init__(fs, path, base_offset, max_bytes, looked_into)
         self.last_timestamp = -1
         self.last_offset = base_offset
 
@@ -313,7 +374,8 @@ class TransactionIndex:
         self._fs = fs
         self.path = path
         self._entries: list[AbortedTxn] | None = None if exists else []
-        self._unsynced = False
+        self.is_synced = True
+        """Whether nothing was added since the last sync."""
 
     @property
     def entries(self) -> list[AbortedTxn]:
@@ -343,13 +405,19 @@ class TransactionIndex:
         entry = _ABORTED_TXN.pack(_ABORTED_TXN_VERSION, *aborted)
         handle = self._fs.open(self.path, create=True)
         try:
-            written = self._fs.write(handle, (entry,), len(entries) * len(entry))
+            size = len(entries) * len(entry)
+            written = -1
+            try:
+                written = self._fs.write(handle, (entry,), size)
+            finally:
+                if written != len(entry):
+                    self._fs.truncate(handle, size)
         finally:
             self._fs.close(handle)
         if written != len(entry):
-            raise OSError(f"short write to {self.path}")
+            raise OSError(errno.ENOSPC, "short write", self.path)
         entries.append(aborted)
-        self._unsynced = True
+        self.is_synced = False
 
     def collect(self, fetch_offset: int, upper_bound: int, into: list[tuple[int, int]]) -> bool:
         """Add (producer id, first offset) of what matters to a reader of [fetch, upper bound).
@@ -376,21 +444,38 @@ class TransactionIndex:
                 self._fs.close(handle)
             del self.entries[keep:]
 
-    def reset(self) -> None:
-        """Drop every entry and the file."""
-        if self._entries is None or self._entries:
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether there is a file already; one that begins needs its directory synced as well."""
+        return self._entries is None or bool(self._entries)
+
+    def rebuild(self, entries: list[AbortedTxn]) -> None:
+        """Hold exactly these. The file is only touched if it says something else, and then whole.
+
+        What a segment below the recovery point has lost of it would never be looked for again.
+        """
+        try:
+            if self.entries == entries:
+                return
+        except CorruptIndexError:
+            pass
+        if entries:
+            packed = [_ABORTED_TXN.pack(_ABORTED_TXN_VERSION, *entry) for entry in entries]
+            directory, _, name = self.path.rpartition("/")
+            replace_file(self._fs, directory, name, b"".join(packed))
+        else:
             self._fs.remove(self.path)
-        self._entries = []
+        self._entries = entries
 
     def sync(self) -> None:
         """Make what was added survive power loss."""
-        if self._unsynced:
+        if not self.is_synced:
             handle = self._fs.open(self.path, create=True)
             try:
                 self._fs.sync(handle)
             finally:
                 self._fs.close(handle)
-            self._unsynced = False
+            self.is_synced = True
 
 
 def _last_offset(entry: AbortedTxn) -> int:

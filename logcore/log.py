@@ -14,9 +14,12 @@ from typing import Final, NamedTuple
 from sortedcontainers import SortedDict
 
 from logcore.batch import BatchHeader
-from logcore.config import LogConfig
+from logcore.config import MAX_INT64, LogConfig
+from logcore.file_range import FileRange
+from logcore.flush import Flush
 from logcore.fs import FileSystem, ReadableBuffer
-from logcore.segment import SEGMENT_SUFFIXES, TXN_INDEX_SUFFIX, Segment, file_stem
+from logcore.index import LookedInto
+from logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES, TXN_INDEX_SUFFIX, Segment, file_stem
 
 CLEANED_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"
@@ -27,7 +30,7 @@ SNAPSHOT_SUFFIX: Final = ".snapshot"
 class ReadBytes(NamedTuple):
     """Whole batches, and the offset below which the reader has now seen everything."""
 
-    records: bytes
+    records: bytes | FileRange
     upper_bound: int
 
 
@@ -43,6 +46,7 @@ class Log:
         self.config = config
         self._now_ms = now_ms
         self._segments: SortedDict[int, Segment] = SortedDict()
+        self._looked_into = LookedInto()
         self._doomed: list[tuple[int, str]] = []
         self.log_end_offset = 0
         self.directory_changed = False
@@ -89,6 +93,7 @@ class Log:
             index_max_bytes=self.config.segment_index_bytes,
             created_ms=self._now_ms,
             has_txn_index=has_txn_index,
+            looked_into=self._looked_into,
         )
         self._segments[base_offset] = segment
         return segment
@@ -103,6 +108,7 @@ class Log:
             index_max_bytes=self.config.segment_index_bytes,
             created_ms=now_ms,
             fresh=True,
+            looked_into=self._looked_into,
         )
         self._segments[base_offset] = segment
         self.directory_changed = True
@@ -158,7 +164,15 @@ class Log:
 
     # --- reading ---
 
-    def read(self, offset: int, max_bytes: int, limit: int, *, at_least_one: bool) -> ReadBytes:
+    def read(
+        self,
+        offset: int,
+        max_bytes: int,
+        limit: int,
+        *,
+        at_least_one: bool,
+        in_pieces: bool = False,
+    ) -> ReadBytes:
         """Read whole batches from the one that holds ``offset`` on, below the boundary ``limit``.
 
         Empty when nothing is below the limit, or (without ``at_least_one``) nothing fits. The
@@ -181,25 +195,30 @@ class Log:
                 end = segment.size if located is None else located
             if start >= end:
                 break
-            return self._read_range(
+            stop, bound = self._range(
                 segment, start, end, max_bytes, min(limit, next_base), at_least_one
             )
+            if stop == start:
+                return ReadBytes(b"", bound)
+            return ReadBytes(segment.read_batches(start, stop, in_pieces=in_pieces), bound)
         return ReadBytes(b"", offset)
 
-    def _read_range(
-        self, segment: Segment, start: int, end: int, max_bytes: int, limit: int, at_least_one: bool
-    ) -> ReadBytes:
+    @staticmethod
+    def _range(
+        segment: Segment, start: int, end: int, max_bytes: int, limit: int, at_least_one: bool
+    ) -> tuple[int, int]:
+        """Return where the batches to read end in the file, and the offset behind them."""
         stop, upper_bound = segment.boundary(start, max_bytes, end)
         if stop == start:
             if not at_least_one:
-                return ReadBytes(b"", limit)
+                return start, limit
             stop = start + segment.batch_size(start)
             upper_bound = None
         if upper_bound is None:
             upper_bound = limit
         else:
             segment.hint(upper_bound, stop)
-        return ReadBytes(segment.read_batches(start, stop), upper_bound)
+        return stop, upper_bound
 
     def bytes_between(self, offset: int, limit: int) -> int:
         """Count the bytes a reader at ``offset`` would get below the boundary ``limit``."""
@@ -225,10 +244,15 @@ class Log:
         return found
 
     def batches(
-        self, offset: int = 0, *, with_payload: bool = True
+        self, offset: int = 0, upto: int = MAX_INT64, *, with_payload: bool = True
     ) -> Iterator[tuple[int, BatchHeader, memoryview]]:
-        """Yield position, header and bytes of each batch from the one that holds ``offset`` on."""
+        """Yield position, header and bytes of each batch from the one that holds ``offset`` on.
+
+        Segments that begin at ``upto`` or behind it are not touched.
+        """
         for segment in self.from_offset(offset):
+            if segment.base_offset >= upto:
+                break
             position = segment.locate(offset)
             if position is not None:
                 yield from segment.batches(position, with_payload=with_payload)
@@ -241,11 +265,9 @@ class Log:
         Later segments go first and from the end, so that a kill on the way leaves no hole.
         """
         self.cuts += 1
-        self.remove(
-            [segment for segment in reversed(self.segments) if segment.base_offset > offset],
-            now_ms=0,
-            delay_ms=0,
-        )
+        for segment in reversed(self.segments):
+            if segment.base_offset > offset:
+                self.remove([segment], now_ms=0, delay_ms=0)
         active = self.active
         active.truncate_to(offset)
         self.log_end_offset = min(self.log_end_offset, offset)
@@ -260,15 +282,21 @@ class Log:
     def remove(self, segments: Iterable[Segment], *, now_ms: int, delay_ms: int) -> None:
         """Take segments out of the log; their files are renamed now and removed after the delay.
 
-        The log file goes first: what is left without it is removed at the next load.
+        The log files go first, durably: a log file never stands there without its indexes, which
+        would have to be built anew from a log whose past is gone. What is left without a log file
+        is removed at the next load.
         """
-        for segment in segments:
+        removed = list(segments)
+        for segment in removed:
             del self._segments[segment.base_offset]
             segment.close()
+            self._remove_file(segment.stem + LOG_SUFFIX, now_ms, delay_ms)
+        if removed:
+            self._fs.sync_directory(self.directory)
+        for segment in removed:
             self.directory_changed = True
-            stem = f"{self.directory}/{file_stem(segment.base_offset)}"
-            for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX):
-                self._remove_file(stem + suffix, now_ms, delay_ms)
+            for suffix in (*SEGMENT_SUFFIXES[1:], SNAPSHOT_SUFFIX):
+                self._remove_file(segment.stem + suffix, now_ms, delay_ms)
 
     def holds(self, segments: Iterable[Segment]) -> bool:
         """Whether these very segments are still part of the log."""
@@ -287,7 +315,8 @@ class Log:
 
         As ``LocalLog.replaceSegments``: ``.cleaned`` becomes ``.swap``, the old files ``.deleted``,
         and ``.swap`` goes away; ``recovery.py`` finishes or undoes what is cut short. The directory
-        is synced before the old files go, since no order of renames survives power loss by itself.
+        is synced before the old files go, and before the new ones take their names: no order of
+        renames survives power loss by itself.
         """
         stem = f"{self.directory}/{file_stem(base_offset)}"
         for suffix in suffixes:
@@ -300,6 +329,7 @@ class Log:
             also = () if segment.base_offset == base_offset else (SNAPSHOT_SUFFIX,)
             for suffix in (*SEGMENT_SUFFIXES, *also):
                 self._remove_file(segment.stem + suffix, now_ms, delay_ms)
+        self._fs.sync_directory(self.directory)
         for suffix in suffixes:
             self._fs.rename(stem + suffix + SWAP_SUFFIX, stem + suffix)
         self._fs.sync_directory(self.directory)
@@ -328,13 +358,41 @@ class Log:
 
     # --- durability ---
 
-    def sync_from(self, offset: int) -> None:
-        """Make everything from ``offset`` on survive power loss, names included."""
-        for segment in self.from_offset(offset):
-            segment.sync()
-        if self.directory_changed:
-            self._fs.sync_directory(self.directory)
-            self.directory_changed = False
+    def plan_flush(
+        self,
+        offset: int,
+        further: Sequence[str],
+        *,
+        epochs: Sequence[tuple[int, int]] | None,
+        parent: str | None,
+    ) -> Flush:
+        """Plan to make everything from ``offset`` on survive power loss, names included.
+
+        ``further`` are paths of files to force to disk, ``epochs`` is what the leader-epoch
+        checkpoint has to say, ``parent`` the directory that must not forget this one's name.
+        """
+        segments = self.from_offset(offset)
+        files = list(further)
+        for segment in segments:
+            index = segment.txn_index
+            if not index.is_synced:
+                files.append(index.path)
+                index.is_synced = True
+        # To write the epochs syncs the directory as well.
+        changed = self.directory_changed and epochs is None
+        directories = [self.directory] if changed else []
+        if parent is not None:
+            directories.append(parent)
+        self.directory_changed = False
+        return Flush(
+            self._fs,
+            end=self.log_end_offset,
+            cuts=self.cuts,
+            segments=segments,
+            files=files,
+            directories=directories,
+            epochs=None if epochs is None else (self.directory, epochs),
+        )
 
     def close(self) -> None:
         """Give all handles back; files stay as they are."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Token = int
 """Names one request that waits for an answer; the runtime hands tokens out and never reuses one."""
@@ -41,8 +41,7 @@ class InvariantViolation(Exception):  # noqa: N818 - the name is the design's, a
     """Our own bug: a state that must not exist. The shard stops, says so, and reloads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One record of a coordinator's log. ``value`` None is a tombstone."""
 
     key: bytes

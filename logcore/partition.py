@@ -3,7 +3,8 @@
 Everything is synchronous and belongs to one thread. An append is one system call; state changes
 only after it succeeded. When the file system fails, nothing can be said about the end of the file
 any more: the partition goes off line with a :class:`StorageError`, which every later call raises,
-and the next start recovers what is there.
+and the next start recovers what is there. A full disk is another matter: what was begun is taken
+back, :class:`NoRoomError` says so, and the partition goes on.
 
 Source: ``UnifiedLog``, ``Partition``.
 """
@@ -40,20 +41,23 @@ from logcore.compaction import (
     plan_round,
 )
 from logcore.config import LOG_APPEND_TIME, LogConfig
+from logcore.durable import DurablePartition, Flusher
 from logcore.epochs import LeaderEpochs
 from logcore.errors import (
     CorruptRecordError,
     OffsetOutOfRangeError,
     StorageError,
 )
+from logcore.flush import Flush
 from logcore.fs import FileSystem
-from logcore.index import CorruptIndexError
+from logcore.index import AbortedTxn, CorruptIndexError
 from logcore.machine import ProducerStamp, Record
+from logcore.producer_limit import ProducerLimit
 from logcore.producers import (
     PRODUCER_ID_EXPIRATION_MS,
     ProducerStateManager,
 )
-from logcore.reading import STORAGE_FAILURES, Fetched, Isolation, ReadablePartition
+from logcore.reading import STORAGE_FAILURES, Fetched, Isolation
 from logcore.recovery import OpenOptions, load_log, replay_producers
 from logcore.retention import beyond_age, beyond_log_start, beyond_size
 from logcore.segment import Segment
@@ -82,7 +86,7 @@ class Appended(NamedTuple):
     duplicate: bool
 
 
-class Partition(ReadablePartition):
+class Partition(DurablePartition):
     """One partition's log. Made by :meth:`open`; ended by :meth:`close` or a failure."""
 
     @classmethod
@@ -101,19 +105,20 @@ class Partition(ReadablePartition):
         log_start_offset: int = 0,
         high_watermark: int | None = None,
         leader_epoch: int = 0,
+        gaps_below: int = 0,
         producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
+        producer_limit: ProducerLimit | None = None,
+        flusher: Flusher | None = None,
     ) -> Partition:
         """Open the partition in ``directory`` (``…/<topic>-<index>``), made if it is not there.
 
-        ``clean``: the last shutdown closed every log, so that nothing has to be scanned. The
-        offsets are the checkpoints' values. This is the only replica, so the high watermark is the
-        log end whatever the checkpoint says; a checkpoint beyond the log end shows in
-        :attr:`recovery` as lost offsets. A ``partition.metadata`` that is damaged is written anew.
-        Raises StorageError if the directory can't be read or belongs to another topic id.
+        ``clean``: the last shutdown closed every log. A high watermark beyond the log end shows in
+        :attr:`recovery` as lost offsets. Apache Kafka's cleaner may have emptied segments below
+        ``gaps_below``. Without a ``flusher`` due flushes run inside the append. Raises StorageError
+        if the directory can't be read or belongs to another topic id.
         """
-        path = str(directory)
-        name = f"{topic}-{index}"
-        producers = ProducerStateManager(fs, path, producer_id_expiration_ms)
+        path, name = str(directory), f"{topic}-{index}"
+        producers = ProducerStateManager(fs, path, producer_id_expiration_ms, producer_limit)
         epochs = LeaderEpochs(fs, path)
         options = OpenOptions(
             name=name,
@@ -123,6 +128,7 @@ class Partition(ReadablePartition):
             recovery_point=recovery_point,
             log_start_offset=log_start_offset,
             leader_epoch=leader_epoch,
+            gaps_below=gaps_below,
         )
         try:
             known_id = _topic_id_of(fs, path)
@@ -145,11 +151,11 @@ class Partition(ReadablePartition):
             loaded=loaded,
         )
         partition._metadata_pending = known_id is None
+        partition._is_new = not clean
+        partition._flusher = flusher
         end = loaded.log.log_end_offset
-        if clean:
-            partition._recovery_point = end
-        else:
-            partition._recovery_point = max(min(recovery_point, end), loaded.log_start_offset)
+        known = end if clean else min(recovery_point, end)
+        partition._recovery_point = max(known, loaded.log_start_offset)
         if high_watermark is not None and high_watermark > end and loaded.report is not None:
             loaded.report.lost_offsets = high_watermark - end
         producers.high_watermark_moved(partition._high_watermark)
@@ -253,44 +259,60 @@ class Partition(ReadablePartition):
             data = bytearray(data)
             stamp_log_append_time(data, 0, now_ms)
         offset = self._log.log_end_offset
-        try:
-            segment = self._write(parse_header(data), data, now_ms)
-            completed = self._producers.apply_marker(
-                producer_id, epoch, coordinator_epoch, offset, now_ms, commit=commit
-            )
-            if completed is not None and not commit:
-                segment.txn_index.append(self._producers.aborted_txn(completed))
-            return self._appended(offset, offset, now_ms)
-        except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
+        aborted = None if commit else self._producers.would_abort(producer_id, offset)
+        self._write(parse_header(data), data, now_ms, aborted)
+        self._producers.apply_marker(
+            producer_id, epoch, coordinator_epoch, offset, now_ms, commit=commit
+        )
+        return self._appended(offset, offset, now_ms)
 
     def _append_data(self, header: BatchHeader, data: Buffer, now_ms: int) -> Appended:
         offset = self._log.log_end_offset
-        try:
-            self._write(header, data, now_ms)
-            if header.producer_id >= 0:
-                self._producers.apply_batch(header, offset)
-            return self._appended(offset, offset + header.last_offset_delta, now_ms)
-        except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
+        self._write(header, data, now_ms)
+        if header.producer_id >= 0:
+            self._producers.apply_batch(header, offset)
+        return self._appended(offset, offset + header.last_offset_delta, now_ms)
 
-    def _write(self, header: BatchHeader, data: Buffer, now_ms: int) -> Segment:
-        """Write one batch at the log end; return the segment it went to."""
+    def _write(
+        self, header: BatchHeader, data: Buffer, now_ms: int, aborted: AbortedTxn | None = None
+    ) -> None:
+        """Write one batch at the log end, and before it what it adds to the transaction index.
+
+        StorageError. Without room on disk nothing has changed then, but for a roll.
+        """
         log = self._log
         offset = log.log_end_offset
+        try:
+            segment = self._segment_for(header, offset, now_ms)
+            place = _PLACE.pack(offset, header.size - LOG_OVERHEAD, self.leader_epoch)
+            buffers = place, memoryview(data)[16:]
+            last_offset = offset + header.last_offset_delta
+            if aborted is None:
+                log.append(buffers, header.size, last_offset, header.max_timestamp, segment)
+                return
+            if not segment.txn_index.is_on_disk:
+                log.directory_changed = True
+            segment.txn_index.append(aborted)
+            try:
+                log.append(buffers, header.size, last_offset, header.max_timestamp, segment)
+            except OSError:
+                segment.txn_index.truncate_to(offset)
+                raise
+        except STORAGE_FAILURES as error:
+            raise self._refuse(error) from error
+
+    def _segment_for(self, header: BatchHeader, offset: int, now_ms: int) -> Segment:
+        """Return the segment the batch goes to, once all is there that has to be before it."""
         if self._metadata_pending:
-            write_partition_metadata(self._fs, self._directory, self.topic_id)
-            self._fs.sync_directory(str(Path(self._directory).parent))
+            write_partition_metadata(self._fs, self._directory, self.topic_id, sync=False)
             self._metadata_pending = False
+            self._is_new = True
         if self._epochs.latest != self.leader_epoch:
             self._epochs.assign(self.leader_epoch, offset)
-        size, last_offset = header.size, offset + header.last_offset_delta
-        segment = log.active
-        if log.must_roll(size, last_offset, header.max_timestamp, now_ms):
-            segment = self._roll(now_ms)
-        place = _PLACE.pack(offset, size - LOG_OVERHEAD, self.leader_epoch)
-        log.append((place, memoryview(data)[16:]), size, last_offset, header.max_timestamp, segment)
-        return segment
+        last_offset = offset + header.last_offset_delta
+        if self._log.must_roll(header.size, last_offset, header.max_timestamp, now_ms):
+            return self._roll(now_ms)
+        return self._log.active
 
     def _roll(self, now_ms: int) -> Segment:
         segment = self._log.roll(now_ms)
@@ -298,19 +320,26 @@ class Partition(ReadablePartition):
         return segment
 
     def _appended(self, offset: int, last_offset: int, now_ms: int) -> Appended:
-        """Move the marks behind what was written, flush if that is due, wake the readers."""
+        """Move the marks behind what was written, flush if that is due, wake the readers.
+
+        With a flusher the high watermark stays, and who appended waits, until the flush is done
+        that ``flush_messages`` asks for; what ``flush_ms`` asks for is waited for by nobody.
+        """
         end = last_offset + 1
         config = self._config
         self._producers.map_end_offset = end
-        if (
-            end - self._recovery_point >= config.flush_messages
-            or now_ms - self._flushed_at_ms >= config.flush_ms
-        ):
-            self._flush(now_ms)
-        self._high_watermark = end
-        self._producers.high_watermark_moved(end)
-        if self._listeners:
-            self._notify()
+        held = self._high_watermark != offset or end - self._recovery_point >= config.flush_messages
+        if held or now_ms - self._flushed_at_ms >= config.flush_ms:
+            if self._flusher is None:
+                self._flush_now(now_ms)
+                held = False
+            else:
+                self._flusher.join(self)
+        if not held:
+            self._high_watermark = end
+            self._producers.high_watermark_moved(end)
+            if self._listeners:
+                self._notify()
         append_time = now_ms if config.message_timestamp_type == LOG_APPEND_TIME else NO_TIMESTAMP
         return Appended(offset, last_offset, append_time, self._log_start_offset, duplicate=False)
 
@@ -357,7 +386,7 @@ class Partition(ReadablePartition):
                 removed += self._remove(beyond_size(log, config.retention_bytes, mark), now_ms)
                 removed += self._remove(beyond_age(log, config.retention_ms, mark, now_ms), now_ms)
         except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
+            raise self._refuse(error) from error
         if removed:
             self._notify()
         return removed
@@ -484,52 +513,42 @@ class Partition(ReadablePartition):
             raise self._fail(error) from error
         self._notify()
 
-    # --- durability and the end ---
-
-    def flush(self) -> int:
-        """Make everything survive power loss; return the recovery point, now the log end."""
-        self._throw_if_stopped()
-        try:
-            self._flush(self._clock.now_ms())
-        except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
-        return self._recovery_point
-
-    def _flush(self, now_ms: int) -> None:
-        end = self._log.log_end_offset
-        if end > self._recovery_point or (end and self._log.directory_changed):
-            self._producers.sync_snapshots(self._recovery_point)
-            if self._epochs.flush():
-                self._log.directory_changed = False
-            self._log.sync_from(self._recovery_point)
-            self._recovery_point = end
-        self._flushed_at_ms = now_ms
-
-    def flush_if_due(self, now_ms: int) -> bool:
-        """Flush what ``flush_ms`` has waited for, also without a further append; whether it did."""
-        if (
-            self._stopped is not None
-            or now_ms - self._flushed_at_ms < self._config.flush_ms
-            or self._log.log_end_offset <= self._recovery_point
-        ):
-            return False
-        self.flush()
-        return True
+    # --- the end ---
 
     def close(self) -> None:
         """Leave the files as a clean shutdown does: flushed, indexes trimmed, producers saved."""
-        if self._stopped is None:
-            try:
-                self._log.active.seal()
-                self._producers.take_snapshot()
-                self._flush(self._clock.now_ms())
-                self._log.remove_doomed(None)
-            except STORAGE_FAILURES as error:
-                raise self._fail(error) from error
-            finally:
+        flush = self.plan_close()
+        self.finish_close(flush, None if flush is None else flush.run())
+
+    def plan_close(self) -> Flush | None:
+        """Do all of :meth:`close` that needs no disk, and plan what does; None if nothing.
+
+        :meth:`finish_close` has to follow. StorageError, and the partition is closed.
+        """
+        if self._stopped is not None:
+            return None
+        try:
+            self._log.active.seal()
+            self._producers.take_snapshot()
+            self._log.remove_doomed(None)
+            return self.plan_flush(self._clock.now_ms())
+        except STORAGE_FAILURES as error:
+            failure = self._fail(error)
+            self._stop("is closed")
+            raise failure from error
+
+    def finish_close(self, flush: Flush | None, failure: OSError | None) -> None:
+        """Take over how the flush went, and give all files back. StorageError if it failed."""
+        try:
+            if flush is not None:
+                self.finish_flush(flush, failure)
+            if failure is not None:
+                raise self._fail(failure) from failure
+        finally:
+            if self._stopped is None:
                 self._stop("is closed")
-        elif not self._log.is_empty:
-            self._log.close()
+            elif not self._log.is_empty:
+                self._log.close()
 
     def delete_directory(self) -> None:
         """Remove the partition: rename its directory out of the way, then remove it."""
@@ -548,6 +567,7 @@ class Partition(ReadablePartition):
 
     def _stop(self, why: str) -> None:
         self._log.close()
+        self._producers.release()
         if self._stopped is None:
             self._stopped = StorageError(f"{self.topic}-{self.index} {why}")
 

@@ -30,11 +30,13 @@ from logcore.errors import (
     InvalidProducerEpochError,
     InvalidTxnStateError,
     OutOfOrderSequenceError,
+    TooManyProducersError,
     TransactionCoordinatorFencedError,
 )
 from logcore.fs import FileSystem, write_file
 from logcore.index import AbortedTxn
 from logcore.log import SNAPSHOT_SUFFIX
+from logcore.producer_limit import ProducerLimit
 from logcore.segment import file_stem
 
 NO_EPOCH: Final = -1
@@ -128,7 +130,8 @@ class ProducerEntry:
 class ProducerStateManager:
     """All producers of one partition.
 
-    ``map_end_offset`` is the offset up to which the log is reflected here.
+    ``map_end_offset`` is the offset up to which the log is reflected here. The ``limit`` may be
+    shared by many partitions; without one the partition has one of its own.
     """
 
     def __init__(
@@ -136,10 +139,12 @@ class ProducerStateManager:
         fs: FileSystem,
         directory: str,
         expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
+        limit: ProducerLimit | None = None,
     ) -> None:
         self._fs = fs
         self._directory = directory
         self.expiration_ms = expiration_ms
+        self._limit = limit or ProducerLimit()
         self._producers: dict[int, ProducerEntry] = {}
         # First offset → producer id of transactions without marker.
         self._open: SortedDict[int, int] = SortedDict()
@@ -211,7 +216,8 @@ class ProducerStateManager:
         """Check a data batch of a producer that is no duplicate.
 
         ``verified``: the transaction coordinator has this partition in the producer's transaction.
-        Raises InvalidTxnStateError, InvalidProducerEpochError, OutOfOrderSequenceError.
+        Raises InvalidTxnStateError, InvalidProducerEpochError, OutOfOrderSequenceError,
+        TooManyProducersError.
         """
         entry = self._producers.get(header.producer_id)
         epoch = header.producer_epoch
@@ -229,6 +235,12 @@ class ProducerStateManager:
                 raise OutOfOrderSequenceError(
                     f"sequence {header.base_sequence} where the transaction of producer"
                     f" {header.producer_id} has to begin with 0"
+                )
+            if from_client and not self._limit.has_room:
+                raise TooManyProducersError(
+                    f"all of the {self._limit.maximum} producers that are remembered have a"
+                    f" transaction open; producer {header.producer_id} has to wait for one to end"
+                    " (max.producer.ids)"
                 )
             return
         if epoch < entry.epoch:
@@ -280,9 +292,7 @@ class ProducerStateManager:
     def apply_batch(self, header: BatchHeader, base_offset: int) -> None:
         """Take over a data batch of a producer that stands at ``base_offset``."""
         producer_id = header.producer_id
-        entry = self._producers.get(producer_id)
-        if entry is None:
-            entry = self._producers[producer_id] = ProducerEntry(producer_id)
+        entry = self._producers.get(producer_id) or self._add(ProducerEntry(producer_id))
         if entry.epoch != header.producer_epoch:
             entry.move_to(header.producer_epoch)
         batches = entry.batches
@@ -303,6 +313,11 @@ class ProducerStateManager:
             entry.current_txn_first_offset = base_offset
             self._open[base_offset] = producer_id
             self._update_first_unstable()
+        self._limit.wrote(entry, self._producers)
+
+    def _add(self, entry: ProducerEntry) -> ProducerEntry:
+        self._limit.add(entry, self._producers)
+        return entry
 
     def apply_marker(
         self,
@@ -315,20 +330,29 @@ class ProducerStateManager:
         commit: bool,
     ) -> CompletedTxn | None:
         """Take over an end marker; None if the producer had no transaction open here."""
-        entry = self._producers.get(producer_id)
-        if entry is None:
-            entry = self._producers[producer_id] = ProducerEntry(producer_id)
+        entry = self._producers.get(producer_id) or self._add(ProducerEntry(producer_id))
         entry.move_to(epoch)
         entry.coordinator_epoch = coordinator_epoch
         entry.last_timestamp = timestamp
         first_offset = entry.current_txn_first_offset
         entry.current_txn_first_offset = None
+        self._limit.wrote(entry, self._producers)
         if first_offset is None:
             return None
         self._open.pop(first_offset, None)
         self._unreplicated[first_offset] = offset
         self._update_first_unstable()
         return CompletedTxn(producer_id, first_offset, offset, commit)
+
+    def would_abort(self, producer_id: int, marker_offset: int) -> AbortedTxn | None:
+        """Build the index entry that an abort marker at ``marker_offset`` will bring."""
+        entry = self._producers.get(producer_id)
+        if entry is None or entry.current_txn_first_offset is None:
+            return None
+        first_offset = entry.current_txn_first_offset
+        others = (one for one in self._open if one != first_offset)
+        oldest = next(others, marker_offset + 1)
+        return AbortedTxn(producer_id, first_offset, marker_offset, oldest)
 
     def aborted_txn(self, completed: CompletedTxn) -> AbortedTxn:
         """Build the index entry of an aborted transaction, with the LSO right after it."""
@@ -385,7 +409,7 @@ class ProducerStateManager:
             if self._is_expired(entry, now_ms)
         ]
         for producer_id in expired:
-            del self._producers[producer_id]
+            self._limit.remove(self._producers.pop(producer_id))
         return len(expired)
 
     def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
@@ -396,12 +420,18 @@ class ProducerStateManager:
 
     def clear(self, offset: int) -> None:
         """Forget all producers; what is known begins at ``offset``."""
-        self._producers.clear()
+        self.release()
         self._open.clear()
         self._unreplicated.clear()
         self.first_unstable_offset = None
         self.map_end_offset = offset
         self._last_snapshot_offset = offset
+
+    def release(self) -> None:
+        """Let go of all producers of a partition that is closed."""
+        for entry in self._producers.values():
+            self._limit.remove(entry)
+        self._producers.clear()
 
     # --- snapshots ---
 
@@ -415,15 +445,9 @@ class ProducerStateManager:
         self.snapshot_offsets.add(offset)
         self._last_snapshot_offset = offset
 
-    def sync_snapshots(self, from_offset: int) -> None:
-        """Make the snapshots at ``from_offset`` and above survive power loss."""
-        for offset in self.snapshot_offsets:
-            if offset >= from_offset:
-                handle = self._fs.open(self._snapshot_path(offset), create=True)
-                try:
-                    self._fs.sync(handle)
-                finally:
-                    self._fs.close(handle)
+    def snapshots_from(self, offset: int) -> list[str]:
+        """Return the paths of the snapshots at ``offset`` and above, oldest first."""
+        return [self._snapshot_path(one) for one in sorted(self.snapshot_offsets) if one >= offset]
 
     def load_snapshot(self, limit: int, start: int, now_ms: int) -> int:
         """Load the newest good snapshot in [start, limit]; return the offset to replay from.
@@ -440,10 +464,12 @@ class ProducerStateManager:
                 self.remove_snapshot(offset)
                 continue
             self.clear(offset)
+            entries.sort(key=_idle_since)
             for entry in entries:
                 if self._is_expired(entry, now_ms):
                     continue
-                self._producers[entry.producer_id] = entry
+                self._add(entry)
+                self._limit.wrote(entry, self._producers)
                 if entry.current_txn_first_offset is not None:
                     self._open[entry.current_txn_first_offset] = entry.producer_id
             self._update_first_unstable()
@@ -472,6 +498,10 @@ class ProducerStateManager:
 
     def _snapshot_path(self, offset: int) -> str:
         return f"{self._directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}"
+
+
+def _idle_since(entry: ProducerEntry) -> int:
+    return entry.last_timestamp
 
 
 def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:

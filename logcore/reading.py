@@ -8,19 +8,21 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
-from logcore.batch import BatchHeader
+from logcore.batch import BatchHeader, decode_records
 from logcore.clock import Clock
 from logcore.config import LogConfig
 from logcore.epochs import UNDEFINED_EPOCH, LeaderEpochs
 from logcore.errors import (
     FencedLeaderEpochError,
+    NoRoomError,
     OffsetOutOfRangeError,
     StorageError,
     UnknownLeaderEpochError,
 )
-from logcore.fs import FileSystem
+from logcore.file_range import FileRange
+from logcore.fs import NO_HANDLES, NO_ROOM, FileSystem
 from logcore.index import CorruptIndexError
 from logcore.log import Log
 from logcore.producers import ProducerState, ProducerStateManager
@@ -45,6 +47,16 @@ class Fetched(NamedTuple):
     """
 
     records: bytes
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted: tuple[tuple[int, int], ...] | None
+
+
+class FetchedRange(NamedTuple):
+    """The same, with ``records`` still in their file where they are many."""
+
+    records: bytes | FileRange
     high_watermark: int
     last_stable_offset: int
     log_start_offset: int
@@ -86,11 +98,15 @@ class ReadablePartition:
         self._recovery_point = loaded.log_start_offset
         self._flushed_at_ms = clock.now_ms()
         self._metadata_pending = False
+        self._is_new = False
+        """Whether power loss may still take the directory's name and identity."""
         self._listeners: dict[int, Callable[[], None]] = {}
         self._next_listener = 0
         self._stopped: StorageError | None = None
         self.offline: StorageError | None = None
         """Why the partition is off line, None while it serves and after a clean close."""
+        self.on_offline: Callable[[StorageError], None] | None = None
+        """Called once, with the cause, when the file system fails under the partition."""
         self.recovery: RecoveryReport | None = loaded.report
         """What recovery found at open, None if nothing had to be scanned."""
 
@@ -147,8 +163,19 @@ class ReadablePartition:
         failure = StorageError(f"{self.topic}-{self.index} is off line: {error}")
         if self._stopped is None:
             self.offline = self._stopped = failure
+            if self.on_offline is not None:
+                self.on_offline(failure)
             self._notify()
         return failure
+
+    def _refuse(self, error: Exception) -> StorageError:
+        """Say what a failure means: off line, but where it has changed nothing.
+
+        That is so without room on disk, and where no further file may be opened.
+        """
+        if isinstance(error, OSError) and error.errno in NO_ROOM | NO_HANDLES:
+            return NoRoomError(f"{self.topic}-{self.index} can't go on now: {error}")
+        return self._fail(error)
 
     def _throw_if_stopped(self) -> None:
         if self._stopped is not None:
@@ -168,6 +195,21 @@ class ReadablePartition:
         ``at_least_one``: the first batch comes even if it is larger. The bytes may begin before
         ``offset`` and are those of one segment. OffsetOutOfRangeError outside of log start … end.
         """
+        found = self.fetch_range(
+            offset, max_bytes, isolation, at_least_one=at_least_one, in_pieces=False
+        )
+        return Fetched(cast("bytes", found.records), *found[1:])
+
+    def fetch_range(
+        self,
+        offset: int,
+        max_bytes: int,
+        isolation: Isolation,
+        *,
+        at_least_one: bool,
+        in_pieces: bool = True,
+    ) -> FetchedRange:
+        """Find the same, and leave it in the file for whoever can take it piece by piece."""
         if self._stopped is not None:
             raise self._stopped
         log = self._log
@@ -180,14 +222,16 @@ class ReadablePartition:
         limit = stable if committed else high_watermark
         aborted: tuple[tuple[int, int], ...] | None = None
         try:
-            read = log.read(offset, max_bytes, limit, at_least_one=at_least_one)
+            read = log.read(
+                offset, max_bytes, limit, at_least_one=at_least_one, in_pieces=in_pieces
+            )
             if committed:
                 aborted = ()
                 if read.records:
                     aborted = tuple(log.aborted_between(offset, read.upper_bound))
         except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
-        return Fetched(read.records, high_watermark, stable, self._log_start_offset, aborted)
+            raise self._refuse(error) from error
+        return FetchedRange(read.records, high_watermark, stable, self._log_start_offset, aborted)
 
     def available_bytes(self, offset: int, isolation: Isolation) -> int:
         """Count the bytes a reader at ``offset`` could get; 0 outside of the log."""
@@ -199,7 +243,7 @@ class ReadablePartition:
         try:
             return self._log.bytes_between(offset, limit)
         except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
+            raise self._refuse(error) from error
 
     def _limit(self, isolation: Isolation) -> int:
         if isolation == Isolation.READ_COMMITTED:
@@ -218,19 +262,41 @@ class ReadablePartition:
                 if found is not None:
                     return found if found.offset < limit else None
         except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
+            raise self._refuse(error) from error
         return None
 
     def max_timestamp_offset(self) -> TimestampOffset | None:
-        """Find the first record with the largest timestamp; None while no record has one."""
+        """Find the first record with the largest timestamp; None while no record has one.
+
+        A batch's header may promise more than is left of its records, to the log start or to
+        compaction: then its segment is walked. (Kafka answers none there.)
+        """
         self._throw_if_stopped()
+        found: list[TimestampOffset] = []
         try:
-            largest = max(self._max_timestamp(one) for one in self._log.segments)
+            bounds = [(self._max_timestamp(one), one) for one in self._log.segments]
+            for bound, segment in sorted(bounds, key=lambda one: -one[0]):
+                if bound < max((one.timestamp_ms for one in found), default=0):
+                    break
+                one = segment.find_timestamp(bound, self._log_start_offset)
+                one = one or self._latest_in(segment)
+                if one is not None:
+                    found.append(one)
         except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
-        if largest < 0:
-            return None
-        return self.offset_for_timestamp(largest, Isolation.READ_UNCOMMITTED)
+            raise self._refuse(error) from error
+        return max(found, key=lambda one: (one.timestamp_ms, -one.offset), default=None)
+
+    def _latest_in(self, segment: Segment) -> TimestampOffset | None:
+        """Walk what the log start leaves of a segment for its first record of the largest time."""
+        latest = NO_TIMESTAMP
+        for position, header, _ in segment.batches(with_payload=False):
+            if header.max_timestamp <= latest or header.last_offset < self._log_start_offset:
+                continue
+            _, whole, batch = next(segment.batches(position))
+            for record in decode_records(batch, 0, whole):
+                if record.offset >= self._log_start_offset:
+                    latest = max(latest, record.timestamp_ms)
+        return segment.find_timestamp(latest, self._log_start_offset) if latest >= 0 else None
 
     def _max_timestamp(self, segment: Segment) -> int:
         """Return the largest timestamp in what the log start leaves of the segment."""
@@ -268,7 +334,7 @@ class ReadablePartition:
             for _, header, batch in self._log.batches(self._log_start_offset):
                 yield header, batch
         except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
+            raise self._refuse(error) from error
 
     def producers(self) -> list[ProducerState]:
         """Every producer that is remembered, as DescribeProducers answers it."""

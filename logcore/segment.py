@@ -31,9 +31,11 @@ from logcore.batch import (
     parse_header,
 )
 from logcore.errors import CorruptRecordError
-from logcore.fs import FileSystem, ReadableBuffer
+from logcore.file_range import MIN_RANGE_BYTES, FileRange
+from logcore.fs import NO_ROOM, FileSystem, ReadableBuffer
 from logcore.index import (
     MAX_RELATIVE_OFFSET,
+    LookedInto,
     OffsetIndex,
     TimeIndex,
     TransactionIndex,
@@ -70,6 +72,11 @@ _PEEK: Final = struct.Struct(">qi4xb6xi")
 """Base offset, length, magic and last offset delta of a batch."""
 
 
+def _named(error: OSError, path: str) -> OSError:
+    """Return the error with the file's name in it; calls on a handle don't know it."""
+    return OSError(error.errno, error.strerror, path)
+
+
 def file_stem(base_offset: int) -> str:
     """Kafka's name of a segment: its base offset in 20 digits."""
     return f"{base_offset:020d}"
@@ -88,8 +95,8 @@ class Segment:
 
     ``fresh`` makes the log file; its index files come with the first append, so that a partition
     nobody writes to is one file. ``created_ms`` is when this process opened the segment.
-    ``suffix`` follows the names of all files, for a segment that is not part of the log yet. All
-    methods may raise OSError.
+    ``suffix`` follows the names of all files, for a segment that is not part of the log yet.
+    ``looked_into`` is the log's and bounds the mappings. All methods may raise OSError.
     """
 
     def __init__(
@@ -104,6 +111,7 @@ class Segment:
         has_txn_index: bool = False,
         fresh: bool = False,
         suffix: str = "",
+        looked_into: LookedInto | None = None,
     ) -> None:
         stem = f"{directory}/{file_stem(base_offset)}"
         self._fs = fs
@@ -112,16 +120,18 @@ class Segment:
         self.created_ms = created_ms
         self.path = stem + LOG_SUFFIX + suffix
         self.offset_index = OffsetIndex(
-            fs, stem + INDEX_SUFFIX + suffix, base_offset, index_max_bytes
+            fs, stem + INDEX_SUFFIX + suffix, base_offset, index_max_bytes, looked_into
         )
         self.time_index = TimeIndex(
-            fs, stem + TIME_INDEX_SUFFIX + suffix, base_offset, index_max_bytes
+            fs, stem + TIME_INDEX_SUFFIX + suffix, base_offset, index_max_bytes, looked_into
         )
         self.txn_index = TransactionIndex(
             fs, stem + TXN_INDEX_SUFFIX + suffix, exists=has_txn_index
         )
         self._index_interval_bytes = index_interval_bytes
         self._handle = fs.open(self.path, create=fresh)
+        self._pins = 0
+        self._closing = False
         self.size = fs.size(self._handle)
         self._bytes_since_index_entry = 0
         self._hints: dict[int, int] = {}
@@ -141,15 +151,32 @@ class Segment:
     ) -> None:
         """Write one batch of ``size`` bytes with one system call, then index it.
 
-        After an error nothing can be said about the end of the file; the caller must stop.
+        Where the disk is full (``NO_ROOM``) the file is as it was before. After any other error
+        nothing can be said about its end; the caller must stop.
         """
         if not self._index_checked or self._max_timestamp is None:
             self._load_max_timestamp()
+        if self._bytes_since_index_entry > self._index_interval_bytes:
+            self.offset_index.reserve()
+            self.time_index.reserve()
         position = self.size
-        if self._fs.write(self._handle, buffers, position) != size:
-            raise OSError(errno.ENOSPC, "short write", self.path)
+        try:
+            written = self._fs.write(self._handle, buffers, position)
+        except OSError as error:
+            raise self._write_undone(position, error) from error
+        if written != size:
+            raise self._write_undone(position, OSError(errno.ENOSPC, "short write"))
         self.size = position + size
         self.index_batch(last_offset, max_timestamp, position, size)
+
+    def _write_undone(self, position: int, error: OSError) -> OSError:
+        """Cut off what a write on a full disk has left of its batch; return what to raise."""
+        if error.errno in NO_ROOM:
+            try:
+                self._fs.truncate(self._handle, position)
+            except OSError as second:
+                return OSError(errno.EIO, f"a torn write stays: {second}", self.path)
+        return _named(error, self.path)
 
     def index_batch(self, last_offset: int, max_timestamp: int, position: int, size: int) -> None:
         """Account for a batch that is in the file; recovery and append follow the same rule."""
@@ -177,8 +204,25 @@ class Segment:
 
     def sync(self) -> None:
         """Make the batches and the aborted transactions survive power loss."""
-        self._fs.sync(self._handle)
+        self.sync_log()
         self.txn_index.sync()
+
+    def sync_log(self) -> None:
+        """Make the batches survive power loss. Any thread may call this on a pinned segment."""
+        try:
+            self._fs.sync(self._handle)
+        except OSError as error:
+            raise _named(error, self.path) from error
+
+    def pin(self) -> None:
+        """Keep the handle, whatever happens to the segment, until :meth:`unpin`."""
+        self._pins += 1
+
+    def unpin(self) -> None:
+        """Take one :meth:`pin` back."""
+        self._pins -= 1
+        if self._closing and not self._pins:
+            self._fs.close(self._handle)
 
     def sync_indexes(self) -> None:
         """Make offset and time index survive power loss, for a segment that others make way for."""
@@ -193,7 +237,9 @@ class Segment:
         """Give all resources back; the files stay as they are."""
         self.offset_index.abandon()
         self.time_index.abandon()
-        self._fs.close(self._handle)
+        self._closing = True
+        if not self._pins:
+            self._fs.close(self._handle)
 
     def retire(self) -> None:
         """Leave the file names to the segment that replaces this one.
@@ -231,10 +277,9 @@ class Segment:
             self._max_timestamp_offset = self.base_offset
 
     def reset_indexes(self) -> None:
-        """Drop all index entries; :meth:`index_batch` builds the offset and time index anew."""
+        """Drop all entries of offset and time index; :meth:`index_batch` builds them anew."""
         self.offset_index.reset()
         self.time_index.reset()
-        self.txn_index.reset()
         self._restart_indexing()
 
     def _restart_indexing(self) -> None:
@@ -371,11 +416,16 @@ class Segment:
         """Read a range of positions."""
         return self._fs.read(self._handle, end - start, start)
 
-    def read_batches(self, start: int, end: int) -> bytes:
+    def read_batches(self, start: int, end: int, *, in_pieces: bool = False) -> bytes | FileRange:
         """Read the batches between two boundaries; those of an older format come converted.
 
+        ``in_pieces``: the caller can do with a range of the file where there is much to read.
         CorruptRecordError, InvalidRecordError if that fails.
         """
+        if in_pieces and end - start >= MIN_RANGE_BYTES:
+            head = self._fs.read(self._handle, MAGIC_POS + 1, start)
+            if len(head) > MAGIC_POS and head[MAGIC_POS] >= MAGIC:
+                return FileRange(self, start, end)
         raw = self._fs.read(self._handle, end - start, start)
         # In a log that was upgraded the older formats come first.
         if len(raw) > MAGIC_POS and raw[MAGIC_POS] < MAGIC:
@@ -474,7 +524,13 @@ class Segment:
             self.offset_index.reset()
             self.time_index.reset()
         elif not self._index_fits():
-            self._rebuild_index()
+            try:
+                self._rebuild_index()
+            except BaseException:
+                # Half an index is no index: the next search begins again.
+                self._index_checked = False
+                self._max_timestamp = None
+                raise
 
     def _index_fits(self) -> bool:
         index = self.offset_index

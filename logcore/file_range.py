@@ -1,0 +1,51 @@
+"""Records that a reader was promised and that are still in their file.
+
+A fetch of megabytes need not be in memory as a whole: its length and its first byte are known, and
+what lies below the high watermark does not change. So it is read as the socket takes it, in pieces
+that stay in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from logcore.segment import Segment
+
+MIN_RANGE_BYTES: Final = 131_072
+"""What is shorter is read at once: one read is cheaper than a range and its pieces."""
+
+
+class FileRange:
+    """The bytes of a segment's file from ``start`` to ``end``, to be taken once, front to back.
+
+    Its length is what is left of it. The file stays open for it, renamed or removed as it may be,
+    until the range is garbage. Belongs to the thread of its partition.
+    """
+
+    __slots__ = ("_end", "_segment", "_start")
+
+    def __init__(self, segment: Segment, start: int, end: int) -> None:
+        self._segment = segment
+        self._start = start
+        self._end = end
+        segment.pin()
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    def take(self, count: int) -> bytes:
+        """Read the next ``count`` bytes, or all that is left.
+
+        OSError where the file can't be read, or has become shorter: it was cut under the reader.
+        """
+        stop = min(self._start + count, self._end)
+        data = self._segment.read(self._start, stop)
+        if len(data) != stop - self._start:
+            raise OSError(errno.EIO, "the file is shorter than it was", self._segment.path)
+        self._start = stop
+        return data
+
+    def __del__(self) -> None:
+        self._segment.unpin()

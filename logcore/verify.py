@@ -1,0 +1,270 @@
+"""A whole partition directory, or a data directory, checked against itself; nothing is changed.
+
+Each file is checked as :mod:`logcore.dump` does. On top of that: segments follow one another, no
+index is missing, transaction indexes and snapshots agree with what a replay of the log gives,
+leader epochs in the cache are those of the batches, and checkpoints lie within their logs.
+
+Every row is a problem, as ``dump`` words it, with the ``file`` that it is in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from logcore.batch import MAGIC, BatchHeader
+from logcore.checkpoints import (
+    LEADER_EPOCH_CHECKPOINT,
+    META_PROPERTIES,
+    CheckpointError,
+    read_epochs,
+    read_offsets,
+)
+from logcore.dump import OFFSET_CHECKPOINTS, Decoder, Row, dump_file, is_problem, read_batches
+from logcore.errors import LogError
+from logcore.fs import FileSystem
+from logcore.index import AbortedTxn, CorruptIndexError, TransactionIndex
+from logcore.log import SNAPSHOT_SUFFIX
+from logcore.producers import (
+    CorruptSnapshotError,
+    ProducerEntry,
+    ProducerStateManager,
+    decode_snapshot,
+)
+from logcore.segment import INDEX_SUFFIX, LOG_SUFFIX, TXN_INDEX_SUFFIX, file_stem
+
+SMALL_FILES: Final = (*OFFSET_CHECKPOINTS, META_PROPERTIES)
+_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<index>[0-9]+)")
+_OFFSET_DIGITS: Final = 20
+
+
+def _problem(file: str, text: object, **where: object) -> Row:
+    return {"kind": "problem", "file": file, "problem": str(text), **where}
+
+
+def verify_data_directory(fs: FileSystem, directory: str) -> Iterator[Row]:
+    """Check the small files of a data directory, and checkpoints against its partitions.
+
+    The partitions themselves are for :func:`verify_partition`. Raises OSError.
+    """
+    names = fs.list_directory(directory) or []
+    for name in sorted(set(SMALL_FILES) & set(names)):
+        yield from _dumped(fs, directory, name, None)
+    ends: dict[tuple[str, int], tuple[int, int]] = {}
+    for name in names:
+        match = _DIRECTORY.fullmatch(name)
+        if match is not None and fs.is_directory(f"{directory}/{name}"):
+            ends[match["topic"], int(match["index"])] = _bounds(fs, f"{directory}/{name}")
+    for name in OFFSET_CHECKPOINTS:
+        try:
+            offsets = read_offsets(fs, directory, name)
+        except CheckpointError:
+            continue  # said above
+        for (topic, index), offset in offsets.items():
+            bounds = ends.get((topic, index))
+            if bounds is not None and offset > bounds[1]:
+                yield _problem(
+                    f"{directory}/{name}",
+                    f"{topic}-{index} at offset {offset}, its log ends at {bounds[1]}",
+                )
+
+
+def _bounds(fs: FileSystem, directory: str) -> tuple[int, int]:
+    """First offset of the first segment, and the offset behind the last batch."""
+    bases = bases_of(fs.list_directory(directory) or [])
+    if not bases:
+        return 0, 0
+    end = bases[-1]
+    path = f"{directory}/{file_stem(bases[-1])}{LOG_SUFFIX}"
+    for _, header, _ in read_batches(fs, path, payload=False):
+        if not isinstance(header, str):
+            end = header.next_offset
+    return bases[0], end
+
+
+def bases_of(names: list[str]) -> list[int]:
+    """Base offsets of the segments among ``names``, in order."""
+    return sorted(
+        int(name[:_OFFSET_DIGITS])
+        for name in names
+        if name[:_OFFSET_DIGITS].isdecimal() and name[_OFFSET_DIGITS:] == LOG_SUFFIX
+    )
+
+
+def verify_partition(
+    fs: FileSystem, directory: str, *, decoder: Decoder | None = None
+) -> Iterator[Row]:
+    """Yield what is wrong with the files of a partition. Raises OSError."""
+    names = sorted(fs.list_directory(directory) or [])
+    bases = bases_of(names)
+    for name in names:
+        try:
+            yield from _dumped(fs, directory, name, decoder)
+        except ValueError:
+            yield _problem(f"{directory}/{name}", "no file of a log")
+    if not bases:
+        return
+    yield from _Replay(fs, directory, names, bases).check()
+
+
+def _dumped(fs: FileSystem, directory: str, name: str, decoder: Decoder | None) -> Iterator[Row]:
+    for row in dump_file(fs, directory, name, verify=True, decoder=decoder):
+        if is_problem(row):
+            yield {"file": f"{directory}/{name}", **row}
+
+
+class _Replay:
+    """Goes through the log once and compares what it tells with what stands beside it."""
+
+    def __init__(self, fs: FileSystem, directory: str, names: list[str], bases: list[int]) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._names = set(names)
+        self._bases = bases
+        self._producers = ProducerStateManager(fs, directory)
+        self._snapshots = {
+            int(name[:_OFFSET_DIGITS])
+            for name in names
+            if name[:_OFFSET_DIGITS].isdecimal() and name[_OFFSET_DIGITS:] == SNAPSHOT_SUFFIX
+        }
+        self._epochs: list[tuple[int, int]] = []
+
+    def check(self) -> Iterator[Row]:
+        """Yield the problems; a log that can't be read to its end ends them."""
+        first = self._bases[0]
+        if first in self._snapshots and self._read_snapshot(first) is not None:
+            self._producers.snapshot_offsets = {first}
+            self._producers.load_snapshot(first, first, 0)
+        end = first
+        for base in self._bases:
+            file = f"{self._directory}/{file_stem(base)}{LOG_SUFFIX}"
+            if base < end:
+                yield _problem(file, f"the segment before it ends at offset {end}")
+                return
+            yield from self._check_snapshots(end, base)
+            end = base
+            aborted: list[AbortedTxn] = []
+            size = 0
+            for _, header, batch in read_batches(self._fs, file, payload=True):
+                if isinstance(header, str):
+                    return  # said of the file itself
+                yield from self._check_snapshots(end, header.base_offset)
+                size += header.size
+                end = header.next_offset
+                try:
+                    self._follow(header, batch, aborted)
+                except LogError:
+                    return  # likewise
+            yield from self._check_indexes(base, size, aborted)
+        yield from self._check_snapshots(end, end)
+        for offset in sorted(one for one in self._snapshots if one > end):
+            yield _problem(self._snapshot(offset), f"the log ends at offset {end}")
+        yield from self._check_epochs()
+
+    def _follow(self, header: BatchHeader, batch: bytes, aborted: list[AbortedTxn]) -> None:
+        latest = self._epochs[-1][0] if self._epochs else -1
+        if header.leader_epoch > latest:
+            self._epochs.append((header.leader_epoch, header.base_offset))
+        if header.magic < MAGIC:
+            return
+        completed = self._producers.replay(header, memoryview(batch))
+        if completed is not None and not completed.commit:
+            aborted.append(self._producers.aborted_txn(completed))
+
+    def _check_indexes(self, base: int, size: int, aborted: list[AbortedTxn]) -> Iterator[Row]:
+        stem = file_stem(base)
+        if size and stem + INDEX_SUFFIX not in self._names:
+            yield _problem(f"{self._directory}/{stem}{INDEX_SUFFIX}", "the index is missing")
+        exists = stem + TXN_INDEX_SUFFIX in self._names
+        path = f"{self._directory}/{stem}{TXN_INDEX_SUFFIX}"
+        try:
+            entries = TransactionIndex(self._fs, path, exists=exists).entries
+        except CorruptIndexError:
+            return  # said of the file itself
+        known = {(one.producer_id, one.last_offset) for one in entries}
+        for one in aborted:
+            if (one.producer_id, one.last_offset) not in known:
+                yield _problem(
+                    path,
+                    f"the aborted transaction of producer {one.producer_id} that ends at offset"
+                    f" {one.last_offset} is missing",
+                    offset=one.last_offset,
+                )
+
+    # --- snapshots ---
+
+    def _snapshot(self, offset: int) -> str:
+        return f"{self._directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}"
+
+    def _read_snapshot(self, offset: int) -> list[ProducerEntry] | None:
+        try:
+            return decode_snapshot(self._fs.read_file(self._snapshot(offset)) or b"")
+        except CorruptSnapshotError:
+            return None
+
+    def _check_snapshots(self, low: int, high: int) -> Iterator[Row]:
+        """Compare the snapshots in [low, high], between which the log holds nothing."""
+        for offset in sorted(one for one in self._snapshots if low <= one <= high):
+            self._snapshots.discard(offset)
+            for entry in self._read_snapshot(offset) or ():
+                wrong = self._compare(entry)
+                if wrong:
+                    yield _problem(self._snapshot(offset), wrong)
+            yield from self._missing(offset)
+
+    def _compare(self, entry: ProducerEntry) -> str:
+        """Say how a producer's entry differs from the log, as far as the log can tell."""
+        mine = self._producers.get(entry.producer_id)
+        if mine is None:
+            return ""
+        who = f"producer {entry.producer_id}"
+        if mine.epoch != entry.epoch:
+            return f"{who} has epoch {entry.epoch}, the log says {mine.epoch}"
+        if mine.batches and (mine.last_sequence, mine.last_offset) != (
+            entry.last_sequence,
+            entry.last_offset,
+        ):
+            return (
+                f"{who} is at sequence {entry.last_sequence}, offset {entry.last_offset};"
+                f" the log says {mine.last_sequence}, {mine.last_offset}"
+            )
+        first = entry.current_txn_first_offset
+        if mine.current_txn_first_offset != first and (first is None or first >= self._bases[0]):
+            return (
+                f"{who} has a transaction from offset {first},"
+                f" the log says {mine.current_txn_first_offset}"
+            )
+        return ""
+
+    def _missing(self, offset: int) -> Iterator[Row]:
+        """Only a producer with nothing open may be missing: it has expired."""
+        known = {entry.producer_id for entry in self._read_snapshot(offset) or ()}
+        for one in self._producers.view():
+            if one.current_txn_first_offset >= 0 and one.producer_id not in known:
+                yield _problem(
+                    self._snapshot(offset),
+                    f"producer {one.producer_id} with a transaction from offset"
+                    f" {one.current_txn_first_offset} is missing",
+                )
+
+    # --- epochs ---
+
+    def _check_epochs(self) -> Iterator[Row]:
+        file = f"{self._directory}/{LEADER_EPOCH_CHECKPOINT}"
+        try:
+            cached = read_epochs(self._fs, self._directory)
+        except CheckpointError:
+            return  # said of the file itself
+        if cached is None:
+            if self._epochs:
+                yield _problem(file, "the file is missing")
+            return
+        starts = dict(cached)
+        for epoch, offset in self._epochs:
+            if epoch not in starts:
+                yield _problem(file, f"epoch {epoch}, from offset {offset} on, is missing")
+            elif starts[epoch] > offset > self._bases[0]:
+                yield _problem(
+                    file, f"epoch {epoch} begins at {starts[epoch]}, the log has it at {offset}"
+                )

@@ -26,7 +26,7 @@ from groups.consumer_commands import (
 )
 from groups.consumer_group import ConsumerGroup, by_topic
 from groups.consumer_target import preferred_assignor
-from groups.errors import GroupIdNotFoundError, NonEmptyGroupError
+from groups.errors import GroupIdNotFoundError, InvalidGroupIdError, NonEmptyGroupError
 from groups.offsets import delete_all_offsets, tombstone_group
 from groups.outcome import Outcome
 from groups.reconcile import TopicIdPartition
@@ -67,6 +67,8 @@ def describe_consumer_group(
     shard: Shard, command: DescribeConsumerGroup
 ) -> DescribeConsumerGroupResult:
     """Describe a consumer group; what names of topics are not known any more is left out."""
+    if not command.group_id:
+        raise InvalidGroupIdError("the group id is empty")
     group = shard.groups.get(command.group_id)
     if not isinstance(group, ConsumerGroup):
         raise GroupIdNotFoundError(f"no group {command.group_id!r} of the consumer protocol")
@@ -95,7 +97,7 @@ def describe_consumer_group(
                 client_host=member.client_host,
                 subscribed_topic_names=member.subscribed_topic_names,
                 subscribed_topic_regex=member.subscribed_topic_regex,
-                assignment=named(group.current(member_id).assigned),
+                assignment=named(group.current(member_id).held),
                 target_assignment=named(group.targets.get(member_id, ())),
                 is_classic=member.classic is not None,
             )

@@ -5,7 +5,7 @@ The order of checks is Kafka's (``GroupMetadataManager.classicGroup{Sync,Heartbe
 
 from __future__ import annotations
 
-from groups import records
+from groups import mixed, records
 from groups.classic_group import ClassicGroup
 from groups.classic_members import ClassicMember, session_timer
 from groups.classic_rebalance import (
@@ -27,6 +27,7 @@ from groups.commands import (
     SyncGroup,
     SyncGroupResult,
 )
+from groups.consumer_group import ConsumerGroup
 from groups.errors import (
     GroupDeadError,
     GroupError,
@@ -65,6 +66,10 @@ def _require_generation(group: ClassicGroup, generation_id: int) -> None:
 
 def sync_group(shard: Shard, outcome: Outcome, token: Token, command: SyncGroup) -> None:
     """Decide on a SyncGroup. Raises a :class:`groups.errors.GroupError` before any change."""
+    consumers = shard.groups.get(command.group_id)
+    if isinstance(consumers, ConsumerGroup):
+        mixed.sync_group(shard, outcome, consumers, token, command)
+        return
     group = _group_of_member(shard, command.group_id)
     member = group.validate_member(command.member_id, command.group_instance_id)
     _require_generation(group, command.generation_id)
@@ -124,6 +129,10 @@ def _assignment(group: ClassicGroup, assignment: bytes) -> SyncGroupResult:
 
 def heartbeat(shard: Shard, outcome: Outcome, token: Token, command: Heartbeat) -> None:
     """Decide on a Heartbeat. In CompletingRebalance it is welcome, as in Kafka's code."""
+    consumers = shard.groups.get(command.group_id)
+    if isinstance(consumers, ConsumerGroup):
+        mixed.heartbeat(outcome, consumers, token, command)
+        return
     group = _group_of_member(shard, command.group_id)
     member = group.validate_member(command.member_id, command.group_instance_id)
     _require_generation(group, command.generation_id)
@@ -139,6 +148,10 @@ def heartbeat(shard: Shard, outcome: Outcome, token: Token, command: Heartbeat) 
 
 def leave_group(shard: Shard, outcome: Outcome, token: Token, command: LeaveGroup) -> None:
     """Remove several members at once; at most one rebalance comes of it."""
+    consumers = shard.groups.get(command.group_id)
+    if isinstance(consumers, ConsumerGroup):
+        mixed.leave_group(shard, outcome, consumers, token, command)
+        return
     try:
         group = _group_of_member(shard, command.group_id)
     except UnknownMemberIdError as error:

@@ -71,7 +71,9 @@ class ClassicGroup(Group):
         self.incoming: ClassicMember | None = None
         """A static member's successor, from the decision to the replay of its record."""
         self.predecessor: ConsumerGroup | None = None
-        """The empty group of another type whose tombstones are decided and not yet replayed."""
+        """The group of another type whose tombstones are decided and not yet replayed."""
+        self.is_unsaved = False
+        """Whether the record of the conversion is decided and not yet replayed."""
         self._support: Counter[str] = Counter()
         self._topics: frozenset[str] | None = None
 
@@ -103,6 +105,30 @@ class ClassicGroup(Group):
             group.leader_id = saved.leader if saved.leader in group.members else group.leader_id
         group.state = ClassicState.STABLE if group.members else ClassicState.EMPTY
         group.saved = saved
+        group.refresh_subscription()
+        return group
+
+    @classmethod
+    def converted(
+        cls,
+        group_id: str,
+        totals: ShardTotals,
+        generation_id: int,
+        members: Iterable[ClassicMember],
+        now_ms: int,
+    ) -> ClassicGroup:
+        """Return the group that a consumer group turns into; its first record is decided with it.
+
+        The caller fills in the members' assignments before anybody looks.
+        """
+        group = cls(group_id, totals, now_ms)
+        group.generation_id = generation_id
+        group.protocol_type = CONSUMER_PROTOCOL_TYPE
+        for member in members:
+            group.add(member)
+        group.protocol_name = select_protocol(list(group.members.values()))
+        group.state = ClassicState.STABLE
+        group.is_unsaved = True
         group.refresh_subscription()
         return group
 
@@ -315,12 +341,14 @@ class ClassicGroup(Group):
     def install(self, saved: GroupMetadataValue) -> None:
         """Replay the group's own record into the living group.
 
-        Four kinds of record exist, told apart by where the group stands: the creation of the
-        group, the assignment of its leader, a static member's new id, and the end of a rebalance
-        without members. Anything else is our own bug.
+        Five kinds of record exist, told apart by where the group stands: the creation of the
+        group, its conversion from a consumer group, the assignment of its leader, a static
+        member's new id, and the end of a rebalance without members. Anything else is our own bug.
         """
         is_current = saved.generation_id == self.generation_id
-        if self.state is ClassicState.COMPLETING_REBALANCE and is_current:
+        if self.is_unsaved and is_current:
+            self.is_unsaved = False
+        elif self.state is ClassicState.COMPLETING_REBALANCE and is_current:
             self._install_assignments(saved)
             self.transition_to(ClassicState.STABLE)
         elif self.state is ClassicState.STABLE and is_current and self.incoming is not None:

@@ -6,7 +6,7 @@ The order of checks is Kafka's (``GroupMetadataManager.classicGroupJoin…``), w
 
 from __future__ import annotations
 
-from groups import records
+from groups import mixed, records
 from groups.classic_group import ClassicGroup
 from groups.classic_members import ClassicMember, select_protocol, session_timer, successor_of
 from groups.classic_rebalance import (
@@ -51,6 +51,9 @@ def join_group(shard: Shard, outcome: Outcome, token: Token, command: JoinGroup)
         if command.member_id:
             raise UnknownMemberIdError(f"group {command.group_id!r} is empty, so no such member")
         _create_group(shard, outcome, token, command, predecessor=group)
+        return
+    if isinstance(group, ConsumerGroup):
+        mixed.join_group(shard, outcome, group, token, command)
         return
     if not isinstance(group, ClassicGroup):
         raise InconsistentGroupProtocolError(f"group {command.group_id!r} is of another type")

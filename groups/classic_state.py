@@ -46,10 +46,10 @@ TRANSITIONS: Final[Mapping[tuple[ClassicState, ClassicState], str]] = MappingPro
         (_C, _S): "leader's assignment replayed",
         (_C, _P): "member joins, leaves, changes or does not sync",
         (_S, _P): "member joins, leaves, changes or expires",
-        (_E, _D): "group deleted or expired, shard unloaded",
-        (_P, _D): "shard unloaded",
-        (_C, _D): "shard unloaded",
-        (_S, _D): "shard unloaded",
+        (_E, _D): "group deleted, expired or given another kind, shard unloaded",
+        (_P, _D): "became a consumer group, shard unloaded",
+        (_C, _D): "became a consumer group, shard unloaded",
+        (_S, _D): "became a consumer group, shard unloaded",
     }
 )
 """(from, to) → what causes it."""

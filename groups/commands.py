@@ -4,7 +4,9 @@ A command goes into :meth:`groups.machine.GroupMachine.decide`; its result is th
 the reply to its token. Instead of the result a :class:`groups.errors.GroupError` may come back,
 listed per command. Text is ``str``, opaque blobs are ``bytes``, times are milliseconds, topic ids
 are their 16 bytes. Topic existence, authorisation and topic names behind ids are the caller's
-business; group ids, members, generations and limits are checked here.
+business; group ids, members, generations and limits are checked here. ``topics`` is the cluster's
+topics where a classic request may meet a consumer group, None stands for those last told;
+``settings`` are that group's own, if any.
 
 Source: the request and response schemas of Apache Kafka, without what only the wire needs.
 """
@@ -12,7 +14,9 @@ Source: the request and response schemas of Apache Kafka, without what only the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from groups.consumer_commands import ConsumerSettings, TopicImage
 from logcore.machine import DomainError, ProducerStamp
 
 NO_GENERATION = -1
@@ -54,6 +58,8 @@ class JoinGroup:
     supports_skip_assignment: bool
     new_member_id: str
     reason: str = ""
+    topics: TopicImage | None = None
+    settings: ConsumerSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,7 @@ class SyncGroup:
     protocol_type: str | None
     protocol_name: str | None
     assignments: tuple[tuple[str, bytes], ...] = ()
+    topics: TopicImage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,7 @@ class LeaveGroup:
 
     group_id: str
     members: tuple[LeavingMember, ...]
+    topics: TopicImage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +159,7 @@ class LeaveGroupResult:
 # --- offsets -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetToCommit:
+class OffsetToCommit(NamedTuple):
     """One partition's offset. ``topic_id`` (16 bytes) where the topic's id is known."""
 
     topic: str

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
 from groups.assignors.model import AssignorRegistry
@@ -45,6 +46,27 @@ class TopicImage:
         return {topic_id: name for name, (topic_id, _) in self.topics.items()}
 
 
+class MigrationPolicy(StrEnum):
+    """``group.consumer.migration.policy``: which groups with members may change their kind."""
+
+    DISABLED = "disabled"
+    UPGRADE = "upgrade"
+    """Classic groups become consumer groups."""
+    DOWNGRADE = "downgrade"
+    """Consumer groups whose last member of the consumer protocol goes become classic groups."""
+    BIDIRECTIONAL = "bidirectional"
+
+    @property
+    def allows_upgrade(self) -> bool:
+        """Whether a classic group with members may become a consumer group."""
+        return self in {MigrationPolicy.UPGRADE, MigrationPolicy.BIDIRECTIONAL}
+
+    @property
+    def allows_downgrade(self) -> bool:
+        """Whether a consumer group with members may become a classic group."""
+        return self in {MigrationPolicy.DOWNGRADE, MigrationPolicy.BIDIRECTIONAL}
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """The broker's ``group.consumer.*`` configuration, or a group's own where it has one."""
@@ -62,6 +84,8 @@ class ConsumerSettings:
         default_factory=lambda: AssignorRegistry((UniformAssignor(), RangeAssignor()))
     )
     """``group.consumer.assignors``."""
+    migration_policy: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
+    """``group.consumer.migration.policy``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ Source: Kafka's ``ConsumerGroup``, ``ConsumerGroupMember``, ``ModernGroup``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from groups import consumer_records as cr
 from groups.commands import ListedGroup, OffsetToCommit
@@ -29,6 +29,9 @@ from groups.group import Group, ShardTotals
 from groups.outcome import Outcome
 from groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition
 from logcore.machine import InvariantViolation, Record
+
+INITIAL_EPOCH: Final = 1
+"""The epoch of a group before its first member; 4.3 starts there, so that 0 is nobody's epoch."""
 
 
 class ConsumerState(StrEnum):
@@ -52,6 +55,21 @@ def session_timer(group_id: str, member_id: str) -> Hashable:
 def rebalance_timer(group_id: str, member_id: str) -> Hashable:
     """Name the timer after which a member that does not revoke is removed."""
     return ("rebalance", group_id, member_id)
+
+
+def join_timer(group_id: str, member_id: str) -> Hashable:
+    """Name the timer after which a classic member that was told to rejoin, and did not, goes."""
+    return ("join", group_id, member_id)
+
+
+def sync_timer(group_id: str, member_id: str) -> Hashable:
+    """Name the timer after which a classic member that does not fetch its assignment goes."""
+    return ("sync", group_id, member_id)
+
+
+def assignor_timer(group_id: str) -> Hashable:
+    """Name the timer after which an assignor that failed, or is silent, is asked once more."""
+    return ("assignor", group_id)
 
 
 def by_topic(partitions: Iterable[TopicIdPartition]) -> tuple[TopicPartitions, ...]:
@@ -92,6 +110,10 @@ class ConsumerGroup(Group):
         """When the regular expressions were last matched against all topics."""
         self.image: TopicImage | None = None
         """The topics as last seen, for names of topics in commits."""
+        self.joining: set[str] = set()
+        """Classic members that were told to rejoin: their join timers run."""
+        self.syncing: set[str] = set()
+        """Classic members that joined and have not fetched their assignment: as above."""
         self._subscribed: frozenset[str] | None = None
 
     # --- questions -------------------------------------------------------------------------------
@@ -99,7 +121,7 @@ class ConsumerGroup(Group):
     @property
     def epoch(self) -> int:
         """The group epoch."""
-        return 0 if self.saved_epoch is None else self.saved_epoch.epoch
+        return INITIAL_EPOCH if self.saved_epoch is None else self.saved_epoch.epoch
 
     @property
     def assignment_epoch(self) -> int:
@@ -142,6 +164,64 @@ class ConsumerGroup(Group):
         if self._subscribed is None:
             self._subscribed = subscribed_topics(self.members.values(), self.regexes)
         return self._subscribed
+
+    def supports_classic(self, protocol_type: str, names: Iterable[str]) -> bool:
+        """Whether a classic member offers a protocol that all other classic members offer."""
+        if protocol_type != "consumer":
+            return False
+        offers = [
+            {name for name, _ in member.classic.protocols}
+            for member in self.members.values()
+            if member.classic is not None
+        ]
+        return any(all(name in offer for offer in offers) for name in names)
+
+    def is_all_classic_without(self, member_ids: Collection[str]) -> bool:
+        """Whether all other members speak the classic protocol."""
+        left = [member for name, member in self.members.items() if name not in member_ids]
+        return all(member.classic is not None for member in left)
+
+    def waits_for_partitions(self, member_id: str) -> bool:
+        """Whether others still hold partitions that the member's target gives it."""
+        current = self.current(member_id)
+        return current.state is MemberState.UNRELEASED_PARTITIONS and any(
+            partition in self.owners
+            for partition in self.targets.get(member_id, ())
+            if partition not in current.assigned
+        )
+
+    # --- timers ----------------------------------------------------------------------------------
+
+    def expect_join(self, outcome: Outcome, member_id: str) -> None:
+        """Give a classic member its rebalance timeout to rejoin, counted from the first time."""
+        if member_id not in self.joining:
+            self.joining.add(member_id)
+            timeout_ms = max(self.members[member_id].rebalance_timeout_ms, 0)
+            outcome.arm(join_timer(self.group_id, member_id), timeout_ms)
+
+    def joined(self, outcome: Outcome, member_id: str, rebalance_timeout_ms: int) -> None:
+        """Wait for the SyncGroup of a classic member that (re)joined."""
+        self.joining.discard(member_id)
+        outcome.disarm(join_timer(self.group_id, member_id))
+        self.syncing.add(member_id)
+        outcome.arm(sync_timer(self.group_id, member_id), max(rebalance_timeout_ms, 0))
+
+    def synced(self, outcome: Outcome, member_id: str) -> None:
+        """Wait for nothing more: a classic member has its assignment."""
+        self.syncing.discard(member_id)
+        outcome.disarm(sync_timer(self.group_id, member_id))
+
+    def stop_classic_timers(self, outcome: Outcome, member_id: str) -> None:
+        """Wait for neither JoinGroup nor SyncGroup of a member, whatever it speaks from now on."""
+        self.joining.discard(member_id)
+        outcome.disarm(join_timer(self.group_id, member_id))
+        self.synced(outcome, member_id)
+
+    def stop_timers(self, outcome: Outcome, member_id: str) -> None:
+        """Cancel everything that waits for a member."""
+        outcome.disarm(session_timer(self.group_id, member_id))
+        outcome.disarm(rebalance_timer(self.group_id, member_id))
+        self.stop_classic_timers(outcome, member_id)
 
     # --- replay ----------------------------------------------------------------------------------
 
@@ -277,27 +357,28 @@ class ConsumerGroup(Group):
         """See :class:`Group`."""
         return commit_timestamp_ms
 
-    def tombstones(self) -> Iterator[Record]:
-        """See :class:`Group`."""
-        group_id = self.group_id
-        for member_id in self.currents:
-            yield cr.tombstone(Kind.CURRENT_MEMBER_ASSIGNMENT, group_id, member_id)
-        for member_id in self.targets:
-            yield cr.tombstone(Kind.TARGET_ASSIGNMENT_MEMBER, group_id, member_id)
+    def tombstones(self, names: Mapping[str, str] | None = None) -> Iterator[Record]:
+        """See :class:`Group`. ``names`` gives a member's id where its records now have another."""
+        group_id, renamed = self.group_id, names or {}
+        for kind, member_ids in (
+            (Kind.CURRENT_MEMBER_ASSIGNMENT, self.currents),
+            (Kind.TARGET_ASSIGNMENT_MEMBER, self.targets),
+        ):
+            for member_id in member_ids:
+                yield cr.tombstone(kind, group_id, renamed.get(member_id, member_id))
         yield cr.tombstone(Kind.TARGET_ASSIGNMENT_METADATA, group_id)
         for member_id in self.members:
-            yield cr.tombstone(Kind.MEMBER_METADATA, group_id, member_id)
+            name = renamed.get(member_id, member_id)
+            yield cr.tombstone(Kind.MEMBER_METADATA, group_id, name)
         for regex in self.regexes:
             yield cr.tombstone(Kind.REGULAR_EXPRESSION, group_id, regex)
-        if self.has_partition_metadata:
-            yield cr.tombstone(Kind.PARTITION_METADATA, group_id)
+        yield cr.tombstone(Kind.PARTITION_METADATA, group_id)
         yield cr.tombstone(Kind.GROUP_METADATA, group_id)
 
     def removed(self, outcome: Outcome) -> None:
         """See :class:`Group`."""
         for member_id in self.members:
-            outcome.disarm(session_timer(self.group_id, member_id))
-            outcome.disarm(rebalance_timer(self.group_id, member_id))
+            self.stop_timers(outcome, member_id)
 
     def unloaded(self, outcome: Outcome) -> None:
         """See :class:`Group`. No request is ever parked here."""
@@ -321,6 +402,9 @@ class ConsumerGroup(Group):
         self._require(static == self.static_members, "instance ids and members differ")
         self._require(self.currents.keys() <= self.members.keys(), "a stranger has an assignment")
         self._require(self.targets.keys() <= self.members.keys(), "a stranger has a target")
+        classic = {name for name, member in self.members.items() if member.classic is not None}
+        self._require(self.joining <= classic, "a stranger's JoinGroup is awaited")
+        self._require(self.syncing <= classic, "a stranger's SyncGroup is awaited")
         held = Counter(tp for current in self.currents.values() for tp in current.held)
         self._require(all(count == 1 for count in held.values()), "a partition has two owners")
         self._require(held.keys() == self.owners.keys(), "owners and assignments differ")
@@ -366,7 +450,12 @@ def topics_of(
 def metadata_bytes(member: cr.ConsumerMemberValue) -> int:
     """Return what the member's subscription adds to the shard's totals, in bytes."""
     names = sum(len(name.encode()) for name in member.subscribed_topic_names)
-    return names + len((member.subscribed_topic_regex or "").encode())
+    protocols = () if member.classic is None else member.classic.protocols
+    return (
+        names
+        + len((member.subscribed_topic_regex or "").encode())
+        + sum(len(metadata) for _, metadata in protocols)
+    )
 
 
 # --- records of an assignment --------------------------------------------------------------------

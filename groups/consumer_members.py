@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from groups import consumer_records as cr
 from groups.consumer_group import (
     ConsumerGroup,
+    assignor_timer,
     rebalance_timer,
     session_timer,
     subscribed_topics,
 )
 from groups.consumer_records import ConsumerRecordType as Kind
 from groups.consumer_target import metadata_hash, write_epoch
+from groups.migration import downgrade, may_downgrade
 from groups.outcome import EventKind, Outcome
 from groups.reconcile import MemberState
 from groups.shard import Shard
@@ -29,14 +31,12 @@ def remove_members(
     kind: EventKind,
     reason: str,
 ) -> None:
-    """Remove members; the others' target follows at the next heartbeat of any of them."""
+    """Remove members; the others' target follows at the next heartbeat of any of them.
+
+    The group becomes classic if only classic members are left.
+    """
     group_id = group.group_id
     for member_id in member_ids:
-        outcome.append(cr.tombstone(Kind.CURRENT_MEMBER_ASSIGNMENT, group_id, member_id))
-        outcome.append(cr.tombstone(Kind.TARGET_ASSIGNMENT_MEMBER, group_id, member_id))
-        outcome.append(cr.tombstone(Kind.MEMBER_METADATA, group_id, member_id))
-        outcome.disarm(session_timer(group_id, member_id))
-        outcome.disarm(rebalance_timer(group_id, member_id))
         member = group.members[member_id]
         outcome.event(
             kind,
@@ -47,6 +47,15 @@ def remove_members(
             client_host=member.client_host,
             reason=reason,
         )
+    if may_downgrade(shard, group, member_ids):
+        why = f"the group became classic; {', '.join(member_ids)}: {reason}"
+        if downgrade(shard, outcome, group, member_ids, rebalance_reason=why):
+            return
+    for member_id in member_ids:
+        outcome.append(cr.tombstone(Kind.CURRENT_MEMBER_ASSIGNMENT, group_id, member_id))
+        outcome.append(cr.tombstone(Kind.TARGET_ASSIGNMENT_MEMBER, group_id, member_id))
+        outcome.append(cr.tombstone(Kind.MEMBER_METADATA, group_id, member_id))
+        group.stop_timers(outcome, member_id)
     left = [member for name, member in group.members.items() if name not in member_ids]
     used = {member.subscribed_topic_regex for member in left}
     for regex in group.regexes.keys() - used:
@@ -55,10 +64,22 @@ def remove_members(
     hashed = 0 if group.saved_epoch is None else group.saved_epoch.metadata_hash
     if shard.image is not None:
         hashed = metadata_hash(shard.image, subscribed_topics(left, group.regexes))
-    write_epoch(outcome, group, epoch, hashed, f"{', '.join(member_ids)}: {reason}")
+    why = f"{', '.join(member_ids)}: {reason}"
+    gone = group.members[member_ids[0]]
+    write_epoch(
+        outcome,
+        group,
+        group.epoch,
+        cr.GroupEpochValue(epoch, hashed),
+        why,
+        member=member_ids[0],
+        client_id=gone.client_id,
+        client_host=gone.client_host,
+    )
     if not left:
         # Nobody is left who could bring the target up to the epoch. Without a time, so that
         # whoever joins next need not wait.
+        outcome.disarm(assignor_timer(group_id))
         value = cr.AssignmentEpochValue(epoch)
         outcome.append(cr.assignment_epoch(group_id, value))
 
@@ -83,11 +104,36 @@ def rebalance_timer_fired(
         )
 
 
+def join_timer_fired(shard: Shard, outcome: Outcome, group: ConsumerGroup, member_id: str) -> None:
+    """Remove a classic member that was told to rejoin and did not."""
+    if member_id in group.joining:
+        reason = "did not rejoin in time"
+        remove_members(shard, outcome, group, [member_id], EventKind.MEMBER_EXPIRED, reason)
+
+
+def sync_timer_fired(shard: Shard, outcome: Outcome, group: ConsumerGroup, member_id: str) -> None:
+    """Remove a classic member that did not fetch its assignment."""
+    if member_id in group.syncing:
+        reason = "did not send SyncGroup in time"
+        remove_members(shard, outcome, group, [member_id], EventKind.MEMBER_EXPIRED, reason)
+
+
+def session_timeout_ms(shard: Shard, group_id: str, member: cr.ConsumerMemberValue) -> int:
+    """Return how long the member may be silent: a classic one has chosen it for itself."""
+    if member.classic is not None:
+        return member.classic.session_timeout_ms
+    return shard.settings_of(group_id).session_timeout_ms
+
+
 def group_loaded(shard: Shard, outcome: Outcome, group: ConsumerGroup) -> None:
-    """Begin to serve a group read from the log: every session starts anew."""
+    """Begin to serve a group read from the log: every session starts anew.
+
+    Whether a classic member must rejoin or sync, its next heartbeat finds out.
+    """
     for member_id, member in group.members.items():
         timer = session_timer(group.group_id, member_id)
-        outcome.arm(timer, shard.consumer.session_timeout_ms)
-        if group.current(member_id).state is MemberState.UNREVOKED_PARTITIONS:
+        outcome.arm(timer, session_timeout_ms(shard, group.group_id, member))
+        is_unrevoked = group.current(member_id).state is MemberState.UNREVOKED_PARTITIONS
+        if is_unrevoked and member.classic is None:
             timer = rebalance_timer(group.group_id, member_id)
             outcome.arm(timer, max(member.rebalance_timeout_ms, 0))

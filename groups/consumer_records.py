@@ -105,6 +105,7 @@ class ConsumerMemberValue:
     client_host: str
     subscribed_topic_names: tuple[str, ...]
     subscribed_topic_regex: str | None
+    """None and "" both say that there is none; Kafka writes "" since 4.0."""
     rebalance_timeout_ms: int
     server_assignor: str | None
     classic: ClassicMemberMetadata | None = None
@@ -199,14 +200,18 @@ def member(group_id: str, member_id: str, value: ConsumerMemberValue) -> Record:
     writer.string(value.subscribed_topic_regex)
     writer.int32(value.rebalance_timeout_ms)
     writer.string(value.server_assignor)
-    writer.tags({} if value.classic is None else {_ONLY_TAG: _classic(value.classic)})
+    writer.tags({_ONLY_TAG: _classic(value.classic)})
     key = _key(ConsumerRecordType.MEMBER_METADATA, group_id, member_id)
     return Record(key, writer.done())
 
 
-def _classic(value: ClassicMemberMetadata) -> bytes:
+def _classic(value: ClassicMemberMetadata | None) -> bytes:
+    """Write a nullable structure in a tag: it says first whether it is there, with a varint."""
     writer = FieldWriter(None, flexible=True)
-    writer.int8(1)  # a nullable structure says first that it is there
+    if value is None:
+        writer.uvarint(0)
+        return writer.done()
+    writer.uvarint(1)
     writer.int32(value.session_timeout_ms)
     writer.count(len(value.protocols))
     for name, metadata in value.protocols:
@@ -332,7 +337,7 @@ def _read_classic(field: bytes | None) -> ClassicMemberMetadata | None:
     if field is None:
         return None
     reader = FieldReader(field, flexible=True)
-    if reader.int8() < 0:
+    if reader.uvarint() == 0:
         return None
     session_timeout_ms = reader.int32()
     protocols = []

@@ -9,12 +9,33 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from groups import consumer_records as cr
-from groups.assignors.model import Assignor, GroupSpec, MemberSpec, run
+from groups.assignors.model import (
+    Assignor,
+    AssignorFault,
+    GroupSpec,
+    MemberSpec,
+    checked,
+    run,
+)
+from groups.assignors.remote import (
+    ASK_AGAIN_MS,
+    ComputeTarget,
+    RemoteAssignor,
+    TargetComputed,
+    kept,
+)
 from groups.consumer_commands import ConsumerSettings, TopicImage
-from groups.consumer_group import ConsumerGroup, by_topic, subscribed_topics, topics_of
+from groups.consumer_group import (
+    INITIAL_EPOCH,
+    ConsumerGroup,
+    assignor_timer,
+    by_topic,
+    subscribed_topics,
+    topics_of,
+)
 from groups.consumer_records import ConsumerRecordType as Kind
 from groups.errors import GroupLimitExceededError
 from groups.outcome import EventKind, Outcome
@@ -47,7 +68,7 @@ class Working:
             dict(group.members),
             dict(group.targets),
             dict(group.regexes),
-            group.saved_epoch or cr.GroupEpochValue(0),
+            group.saved_epoch or cr.GroupEpochValue(INITIAL_EPOCH),
             group.saved_assignment,
             group.checked_image,
             group.regexes_image,
@@ -127,8 +148,11 @@ def metadata_hash(topics: TopicImage, names: frozenset[str]) -> int:
     return int.from_bytes(digest.digest(), signed=True) if found else 0
 
 
-def bump_epoch(outcome: Outcome, working: Working, reasons: list[str]) -> None:
-    """Bump the group epoch if there is a reason, or if the subscribed topics changed."""
+def bump_epoch(outcome: Outcome, working: Working, reasons: list[str], **cause: object) -> None:
+    """Bump the group epoch if there is a reason, or if the subscribed topics changed.
+
+    ``cause`` is told with it: whose heartbeat it was that found the reason.
+    """
     group = working.group
     if not reasons and working.checked_image is working.topics:
         return
@@ -139,18 +163,31 @@ def bump_epoch(outcome: Outcome, working: Working, reasons: list[str]) -> None:
         return
     if not reasons:
         reasons.append("subscribed topics changed")
-    write_epoch(outcome, group, working.epoch.epoch + 1, fresh_hash, "; ".join(reasons))
-    working.epoch = cr.GroupEpochValue(working.epoch.epoch + 1, fresh_hash)
+    fresh = cr.GroupEpochValue(working.epoch.epoch + 1, fresh_hash)
+    write_epoch(outcome, group, working.epoch.epoch, fresh, "; ".join(reasons), **cause)
+    working.epoch = fresh
 
 
 def write_epoch(
-    outcome: Outcome, group: ConsumerGroup, epoch: int, hashed: int, reason: str
+    outcome: Outcome,
+    group: ConsumerGroup,
+    former: int,
+    fresh: cr.GroupEpochValue,
+    reason: str,
+    **cause: object,
 ) -> None:
-    """Write a new group epoch."""
+    """Write a new group epoch, ``former`` having been the last one, and tell why."""
     if group.has_partition_metadata:
         outcome.append(cr.tombstone(Kind.PARTITION_METADATA, group.group_id))
-    outcome.append(cr.group_epoch(group.group_id, cr.GroupEpochValue(epoch, hashed)))
-    outcome.event(EventKind.GROUP_EPOCH_BUMPED, group.group_id, epoch=epoch, reason=reason)
+    outcome.append(cr.group_epoch(group.group_id, fresh))
+    outcome.event(
+        EventKind.GROUP_EPOCH_BUMPED,
+        group.group_id,
+        old_epoch=former,
+        epoch=fresh.epoch,
+        reason=reason,
+        **cause,
+    )
 
 
 # --- the target ----------------------------------------------------------------------------------
@@ -158,14 +195,30 @@ def write_epoch(
 
 def update_target(outcome: Outcome, working: Working, settings: ConsumerSettings) -> None:
     """Compute the target of the newest group epoch, unless the last computation is too fresh."""
-    assignment, group_id = working.assignment, working.group.group_id
+    assignment = working.assignment
     if assignment is not None:
         if assignment.epoch >= working.epoch.epoch:
+            _ask_again(outcome, working, settings)
             return
         if outcome.now_ms - assignment.timestamp_ms < settings.assignment_interval_ms:
             return
     assignor = preferred_assignor(working.members, settings)
-    targets = run(assignor, _spec(working))
+    spec = _spec(working)
+    if isinstance(assignor, RemoteAssignor):
+        targets = _ask(outcome, working, assignor, spec)
+    else:
+        targets = run(assignor, spec)
+    _write_target(outcome, working, assignor.name, targets)
+
+
+def _write_target(
+    outcome: Outcome,
+    working: Working,
+    assignor: str,
+    targets: dict[str, frozenset[TopicIdPartition]],
+) -> None:
+    """Write the target of the working epoch."""
+    group_id = working.group.group_id
     for member_id, target in targets.items():
         if working.targets.get(member_id) != target:
             value = cr.TargetAssignmentValue(by_topic(target))
@@ -177,10 +230,88 @@ def update_target(outcome: Outcome, working: Working, settings: ConsumerSettings
         EventKind.TARGET_ASSIGNED,
         group_id,
         epoch=working.epoch.epoch,
-        assignor=assignor.name,
+        assignor=assignor,
         members=len(targets),
         partitions=sum(len(target) for target in targets.values()),
     )
+
+
+# --- assignors that are computed elsewhere -------------------------------------------------------
+
+
+def _ask(
+    outcome: Outcome, working: Working, assignor: RemoteAssignor, spec: GroupSpec
+) -> dict[str, frozenset[TopicIdPartition]]:
+    """Ask for a target; return what members keep until it comes."""
+    held = kept(spec)
+    members = {name: replace(spec.members[name], assigned=mine) for name, mine in held.items()}
+    group_id = working.group.group_id
+    asked = GroupSpec(members, spec.partition_counts)
+    outcome.effect(ComputeTarget(group_id, assignor.name, asked))
+    assignor.asks(group_id, outcome.now_ms)
+    outcome.arm(assignor_timer(group_id), ASK_AGAIN_MS)
+    return held
+
+
+def _ask_again(outcome: Outcome, working: Working, settings: ConsumerSettings) -> None:
+    """Ask once more where no answer came: it failed, or the shard was loaded in between."""
+    if not settings.assignors.has_remote:
+        return
+    assignor = preferred_assignor(working.members, settings)
+    group_id = working.group.group_id
+    if isinstance(assignor, RemoteAssignor) and assignor.is_due(group_id, outcome.now_ms):
+        _ask(outcome, working, assignor, _spec(working))
+
+
+def assignor_timer_fired(shard: Shard, outcome: Outcome, group: ConsumerGroup) -> None:
+    """Ask once more, also while no member has anything to say."""
+    topics = group.image or shard.image
+    # A group that has changed since is asked for by the next heartbeat, which knows how.
+    if topics is not None and group.members and group.assignment_epoch >= group.epoch:
+        _ask_again(outcome, Working.of(group, topics), shard.consumer)
+
+
+def target_computed(shard: Shard, outcome: Outcome, command: TargetComputed) -> None:
+    """Take the answer of an assignor that is computed elsewhere: a new epoch with its target.
+
+    Kafka answers UNKNOWN_SERVER_ERROR to the heartbeat that needed an assignor which fails, and
+    every one after it, which ends Java's consumers. Here the group keeps the target that it has.
+    """
+    group, settings = shard.groups.get(command.group_id), shard.consumer
+    if not isinstance(group, ConsumerGroup) or command.assignor not in settings.assignors:
+        return
+    targets, problem = None, command.problem
+    if command.result is not None:
+        try:
+            targets = checked(command.assignor, command.group, command.result)
+        except AssignorFault as fault:
+            problem = fault.problem
+    if targets is None:
+        outcome.event(
+            EventKind.ASSIGNOR_FAILED,
+            group.group_id,
+            assignor=command.assignor,
+            cause=problem,
+            epoch=group.epoch,
+        )
+        return
+    topics = group.image or shard.image
+    if topics is None or not group.members:
+        return
+    working = Working.of(group, topics)
+    assignor = preferred_assignor(working.members, settings)
+    if assignor.name != command.assignor or _spec(working) != command.group:
+        return
+    if isinstance(assignor, RemoteAssignor):
+        assignor.answered(group.group_id)
+        outcome.disarm(assignor_timer(group.group_id))
+    if targets == working.targets:
+        return
+    reason = f"assignor {command.assignor!r} answered"
+    fresh = cr.GroupEpochValue(working.epoch.epoch + 1, working.epoch.metadata_hash)
+    write_epoch(outcome, group, working.epoch.epoch, fresh, reason, assignor=command.assignor)
+    working.epoch = fresh
+    _write_target(outcome, working, command.assignor, targets)
 
 
 def _spec(working: Working) -> GroupSpec:

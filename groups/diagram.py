@@ -15,7 +15,7 @@ from groups.reconcile import MemberState
 def classic_diagram() -> str:
     """Return the states of a classic group as a Mermaid diagram."""
     lines = ["stateDiagram-v2", f"    [*] --> {ClassicState.EMPTY}: created, or loaded empty"]
-    lines.append(f"    [*] --> {ClassicState.STABLE}: loaded with members")
+    lines.append(f"    [*] --> {ClassicState.STABLE}: loaded with members, was a consumer group")
     lines += [
         f"    {source} --> {target}: {cause}" for (source, target), cause in TRANSITIONS.items()
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from groups import (
     admin,
@@ -17,9 +17,11 @@ from groups import (
     classic_rebalance,
     consumer,
     consumer_members,
+    consumer_target,
     offsets,
     records,
 )
+from groups.assignors.remote import TargetComputed
 from groups.classic_group import ClassicGroup
 from groups.classic_state import ClassicState
 from groups.commands import (
@@ -41,6 +43,7 @@ from groups.consumer_commands import (
     ConsumerHeartbeat,
     ConsumerSettings,
     DescribeConsumerGroup,
+    TopicImage,
     TopicsChanged,
     TopicsChangedResult,
 )
@@ -50,6 +53,7 @@ from groups.consumer_records import (
     ConsumerGroupKey,
     ConsumerKey,
     ConsumerMemberKey,
+    ConsumerValue,
     RegularExpressionKey,
 )
 from groups.limits import GroupLimits
@@ -71,7 +75,9 @@ class GroupMachine:
 
     ``initial_rebalance_delay_ms`` is ``group.initial.rebalance.delay.ms``; ``offsets_retention_ms``
     is ``offsets.retention.minutes`` in milliseconds; ``consumer`` is the ``group.consumer.*``
-    configuration. Commands and results: ``groups.commands``, ``groups.consumer_commands``.
+    configuration, ``topics`` the cluster's topics at this moment, and ``own_settings`` tells what a
+    group has of its own in place of ``consumer``.
+    Commands and results: ``groups.commands``, ``groups.consumer_commands``.
     """
 
     def __init__(
@@ -81,12 +87,16 @@ class GroupMachine:
         initial_rebalance_delay_ms: int = 3_000,
         offsets_retention_ms: int = 604_800_000,
         consumer: ConsumerSettings | None = None,
+        topics: TopicImage | None = None,
+        own_settings: Callable[[str], ConsumerSettings | None] = lambda _: None,
     ) -> None:
         self._shard = Shard(
             limits or GroupLimits(),
             initial_rebalance_delay_ms,
             offsets_retention_ms,
             consumer=consumer or ConsumerSettings(),
+            own_settings=own_settings,
+            image=topics,
         )
         self._active = False
         self._skipped: Counter[int] = Counter()
@@ -96,6 +106,8 @@ class GroupMachine:
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
         """Decide on a command of the ``commands`` modules; raises its errors (see there)."""
         shard, outcome = self._shard, Outcome(now_ms)
+        if isinstance(command, JoinGroup | SyncGroup | LeaveGroup) and command.topics is not None:
+            shard.image = command.topics
         match command:
             case ConsumerHeartbeat():
                 consumer.heartbeat(shard, outcome, token, command)
@@ -135,6 +147,8 @@ class GroupMachine:
             case TopicsChanged():
                 shard.image = command.topics
                 outcome.reply(token, TopicsChangedResult())
+            case TargetComputed():
+                consumer_target.target_computed(shard, outcome, command)
             case TopicsDeleted():
                 offsets.topics_deleted(shard, outcome, token, command)
             case ExpireOffsets():
@@ -166,6 +180,12 @@ class GroupMachine:
                     consumer_members.session_timer_fired(shard, outcome, group, member_id)
                 case "rebalance", [str(member_id)]:
                     consumer_members.rebalance_timer_fired(shard, outcome, group, member_id)
+                case "join", [str(member_id)]:
+                    consumer_members.join_timer_fired(shard, outcome, group, member_id)
+                case "assignor", []:
+                    consumer_target.assignor_timer_fired(shard, outcome, group)
+                case "sync", [str(member_id)]:
+                    consumer_members.sync_timer_fired(shard, outcome, group, member_id)
                 case _:
                     raise InvariantViolation(f"not a timer: {key!r}")
         return outcome.decision()
@@ -250,7 +270,7 @@ class GroupMachine:
         shard, group_id = self._shard, key.group_id
         group = shard.groups.get(group_id)
         if isinstance(group, ClassicGroup) and group.predecessor is not None:
-            group.predecessor.replay(key, None)
+            group.predecessor.replay(key, _consumer_value(key, value))
             if group.predecessor.durable_state() is None:
                 group.predecessor = None
             return
@@ -262,9 +282,7 @@ class GroupMachine:
                     raise InvariantViolation(f"{group_id!r} is a classic group")
                 group.discard()
             group = shard.groups[group_id] = ConsumerGroup(group_id, shard.totals)
-        if isinstance(value, OffsetCommitValue | GroupMetadataValue):
-            raise InvariantViolation(f"no way to replay {key!r} of {value!r}")
-        group.replay(key, value)
+        group.replay(key, _consumer_value(key, value))
         if value is None and group.durable_state() is None:
             del shard.groups[group_id]
             if shard.offsets.of_group(group_id) is not None:
@@ -340,3 +358,9 @@ class GroupMachine:
         for group_id in shard.offsets.group_ids():
             if group_id not in shard.groups:
                 raise InvariantViolation(f"offsets of {group_id!r}, which does not exist")
+
+
+def _consumer_value(key: ConsumerKey, value: Value | None) -> ConsumerValue | None:
+    if isinstance(value, OffsetCommitValue | GroupMetadataValue):
+        raise InvariantViolation(f"no way to replay {key!r} of {value!r}")
+    return value

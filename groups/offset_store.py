@@ -9,6 +9,7 @@ Source: Kafka's ``OffsetMetadataManager`` (the replay half) and ``OffsetAndMetad
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from groups.records import OffsetCommitValue
 from logcore.machine import InvariantViolation
@@ -16,8 +17,7 @@ from logcore.machine import InvariantViolation
 TopicPartition = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredOffset:
+class StoredOffset(NamedTuple):
     """A commit and where it stands in the log, which decides between commits that compete."""
 
     value: OffsetCommitValue
@@ -66,7 +66,10 @@ class OffsetStore:
 
     def put(self, group_id: str, partition: TopicPartition, stored: StoredOffset) -> None:
         """Replay a plain commit."""
-        self._groups.setdefault(group_id, GroupOffsets()).committed[partition] = stored
+        offsets = self._groups.get(group_id)
+        if offsets is None:
+            offsets = self._groups[group_id] = GroupOffsets()
+        offsets.committed[partition] = stored
 
     def put_pending(
         self, group_id: str, partition: TopicPartition, producer_id: int, stored: StoredOffset

@@ -122,25 +122,21 @@ def _append_commits(
     answers: list[tuple[str, int, DomainError | None]] = []
     new_bytes = 0
     stored = shard.offsets.of_group(group_id) or _NO_OFFSETS
+    committed, pending, now_ms = stored.committed, stored.pending, outcome.now_ms
     added: set[TopicPartition] = set()
-    for item in offsets:
-        error = _metadata_error(shard, item)
-        answers.append((item.topic, item.partition, error))
+    for topic, index, offset, leader_epoch, metadata, topic_id in offsets:
+        error = _metadata_error(shard, metadata) if metadata else None
+        answers.append((topic, index, error))
         if error is not None:
             continue
         value = OffsetCommitValue(
-            item.offset,
-            item.leader_epoch,
-            item.metadata,
-            outcome.now_ms,
-            expire_timestamp_ms,
-            item.topic_id,
+            offset, leader_epoch, metadata, now_ms, expire_timestamp_ms, topic_id
         )
-        record = records.offset_commit(group_id, item.topic, item.partition, value)
+        record = records.offset_commit(group_id, topic, index, value)
         outcome.append(record)
         new_bytes += len(record.key) + len(record.value or b"")
-        partition = (item.topic, item.partition)
-        if partition not in stored.committed and partition not in stored.pending:
+        partition = (topic, index)
+        if partition not in committed and partition not in pending:
             added.add(partition)
     limits = shard.limits
     if new_bytes > limits.max_commit_bytes:
@@ -150,8 +146,7 @@ def _append_commits(
     outcome.reply(token, CommitOffsetsResult(tuple(answers)))
 
 
-def _metadata_error(shard: Shard, item: OffsetToCommit) -> DomainError | None:
-    text = item.metadata
+def _metadata_error(shard: Shard, text: str) -> DomainError | None:
     limit = shard.limits.max_offset_metadata_bytes
     # Kafka counts UTF-16 units; only characters beyond the basic plane take two.
     units = len(text) + sum(char > "\uffff" for char in text) if len(text) * 2 > limit else 0

@@ -13,6 +13,8 @@ class EventKind(StrEnum):
 
     GROUP_CREATED = "group_created"
     GROUP_DELETED = "group_deleted"
+    GROUP_UPGRADED = "group_upgraded"
+    GROUP_DOWNGRADED = "group_downgraded"
     REBALANCE_STARTED = "rebalance_started"
     GENERATION_STARTED = "generation_started"
     ASSIGNMENT_REFUSED = "assignment_refused"
@@ -24,6 +26,7 @@ class EventKind(StrEnum):
     PENDING_MEMBER_EVICTED = "pending_member_evicted"
     GROUP_EPOCH_BUMPED = "group_epoch_bumped"
     TARGET_ASSIGNED = "target_assigned"
+    ASSIGNOR_FAILED = "assignor_failed"
     MEMBER_RECONCILED = "member_reconciled"
     REGEX_RESOLVED = "regex_resolved"
     OFFSETS_EXPIRED = "offsets_expired"
@@ -44,6 +47,7 @@ class Outcome:
         self._replies: list[Reply] = []
         self._timers: dict[Hashable, int | None] = {}
         self._events: list[Event] = []
+        self._effects: list[object] = []
 
     def append(self, record: Record) -> None:
         """Have ``record`` appended and replayed."""
@@ -61,6 +65,10 @@ class Outcome:
         """Cancel the timer ``key``, armed or not."""
         self._timers[key] = None
 
+    def effect(self, effect: object) -> None:
+        """Ask something of the world outside the shard."""
+        self._effects.append(effect)
+
     def event(self, kind: EventKind, group_id: str, **detail: object) -> None:
         """Remember a cause."""
         self._events.append(Event(kind.value, group_id, detail))
@@ -71,6 +79,7 @@ class Outcome:
             records=tuple(self.records),
             replies=tuple(self._replies),
             timers=tuple(Timer(key, deadline) for key, deadline in self._timers.items()),
+            effects=tuple(self._effects),
             events=tuple(self._events),
             stamp=stamp if self.records else None,
         )

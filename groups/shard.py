@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from groups.consumer_commands import ConsumerSettings, TopicImage
 from groups.errors import GroupLimitExceededError
@@ -22,8 +23,21 @@ class Shard:
     offsets: OffsetStore = field(default_factory=OffsetStore)
     totals: ShardTotals = field(default_factory=ShardTotals)
     consumer: ConsumerSettings = field(default_factory=ConsumerSettings)
+    own_settings: Callable[[str], ConsumerSettings | None] = lambda _: None
+    """What a group has of its own in place of ``consumer``; asked when it is loaded."""
     image: TopicImage | None = None
     """The cluster's topics as last told; None until somebody does after a load."""
+
+    def settings_of(self, group_id: str) -> ConsumerSettings:
+        """Return what holds for a group of the consumer protocol."""
+        return self.settings_with(self.own_settings(group_id))
+
+    def settings_with(self, own: ConsumerSettings | None) -> ConsumerSettings:
+        """Return what holds for a group that has ``own`` settings.
+
+        Assignors are always the shard's: those that run elsewhere know which groups asked them.
+        """
+        return self.consumer if own is None else replace(own, assignors=self.consumer.assignors)
 
     def require_room_for_group(self, group_id: str) -> None:
         """Raise :class:`GroupLimitExceededError` unless a group may be created."""

@@ -15,6 +15,9 @@ from logcore.errors import CorruptRecordError
 MAX_STRING_BYTES: Final = 32_767
 """The longest UTF-8 text a plain string can carry: its length is a signed int16."""
 
+_INT8, _INT16 = struct.Struct(">b"), struct.Struct(">h")
+_INT32, _INT64 = struct.Struct(">i"), struct.Struct(">q")
+
 
 class FieldReader:
     """Reads one key or value from its start; ``flexible`` may be switched after the version."""
@@ -30,11 +33,23 @@ class FieldReader:
         return len(self._data) - self._pos
 
     def _take(self, count: int) -> bytes:
-        if count < 0 or count > self.remaining:
+        if not 0 <= count <= len(self._data) - self._pos:
             raise CorruptRecordError(f"field of {count} bytes where {self.remaining} are left")
         start = self._pos
-        self._pos = start + count
-        return self._data[start : self._pos]
+        self._pos = end = start + count
+        return self._data[start:end]
+
+    def _number(self, kind: struct.Struct) -> int:
+        start = self._pos
+        try:
+            (value,) = kind.unpack_from(self._data, start)
+        except struct.error as error:
+            raise CorruptRecordError(
+                f"field of {kind.size} bytes where {self.remaining} are left"
+            ) from error
+        self._pos = start + kind.size
+        number: int = value
+        return number
 
     def raw(self, count: int) -> bytes:
         """Read ``count`` bytes as they are."""
@@ -42,22 +57,26 @@ class FieldReader:
 
     def int8(self) -> int:
         """Read a signed 8-bit integer."""
-        return int(struct.unpack(">b", self._take(1))[0])
+        return self._number(_INT8)
 
     def int16(self) -> int:
         """Read a signed 16-bit integer."""
-        return int(struct.unpack(">h", self._take(2))[0])
+        return self._number(_INT16)
 
     def int32(self) -> int:
         """Read a signed 32-bit integer."""
-        return int(struct.unpack(">i", self._take(4))[0])
+        return self._number(_INT32)
 
     def int64(self) -> int:
         """Read a signed 64-bit integer."""
-        return int(struct.unpack(">q", self._take(8))[0])
+        return self._number(_INT64)
 
     def uvarint(self) -> int:
         """Read an unsigned varint of at most 32 bits."""
+        data, pos = self._data, self._pos
+        if pos < len(data) and data[pos] < 0x80:
+            self._pos = pos + 1
+            return data[pos]
         value = 0
         for shift in range(0, 35, 7):
             byte = self._take(1)[0]

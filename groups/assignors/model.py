@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from logcore.machine import InvariantViolation
-
 TopicIdPartition = tuple[bytes, int]
 """A topic id (16 bytes) and a partition index."""
 
@@ -45,6 +43,18 @@ GroupAssignment = Mapping[str, frozenset[TopicIdPartition]]
 """Member id → its partitions; a member left out gets none."""
 
 
+class AssignorFault(Exception):  # noqa: N818 - it is the assignor's, not ours
+    """An assignor raised, took too long or gave what may not be given; the group keeps its target.
+
+    ``assignor`` is its name, ``problem`` says what is wrong.
+    """
+
+    def __init__(self, assignor: str, problem: str) -> None:
+        super().__init__(f"assignor {assignor!r}: {problem}")
+        self.assignor = assignor
+        self.problem = problem
+
+
 class Assignor(Protocol):
     """Computes targets. Must be pure and deterministic; results are checked."""
 
@@ -70,6 +80,11 @@ class AssignorRegistry:
         self._by_name = MappingProxyType(by_name)
         self.default = known[0]
 
+    @property
+    def has_remote(self) -> bool:
+        """Whether some assignor is computed elsewhere."""
+        return any(hasattr(assignor, "is_due") for assignor in self._by_name.values())
+
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
 
@@ -86,23 +101,37 @@ class AssignorRegistry:
 def run(assignor: Assignor, group: GroupSpec) -> dict[str, frozenset[TopicIdPartition]]:
     """Return the assignor's result with every member in it.
 
-    Raises :class:`logcore.machine.InvariantViolation` if it gives a partition twice, one that does
-    not exist, or one of a topic that its member does not subscribe to.
+    Raises :class:`AssignorFault` if it fails, if what it returns is no assignment, or if it gives a
+    partition twice, one that does not exist, or one of a topic its member does not subscribe to.
     """
-    result = assignor.assign(group)
+    try:
+        return checked(assignor.name, group, assignor.assign(group))
+    except AssignorFault:
+        raise
+    except Exception as error:
+        raise AssignorFault(assignor.name, f"{type(error).__name__}: {error}") from error
+
+
+def checked(
+    name: str, group: GroupSpec, result: GroupAssignment
+) -> dict[str, frozenset[TopicIdPartition]]:
+    """Return ``result``, which assignor ``name`` gave, with every member in it; see :func:`run`."""
     given: set[TopicIdPartition] = set()
+    found = dict.fromkeys(group.members, frozenset[TopicIdPartition]())
     for member_id, partitions in result.items():
         member = group.members.get(member_id)
         if member is None:
-            raise InvariantViolation(f"assignor {assignor.name!r} invents member {member_id!r}")
-        for topic_id, index in partitions:
+            raise AssignorFault(name, f"it invents member {member_id!r}")
+        mine = frozenset(partitions)
+        for topic_id, index in mine:
             exists = 0 <= index < group.partition_counts.get(topic_id, 0)
             if not exists or topic_id not in member.topic_ids:
-                raise InvariantViolation(f"assignor {assignor.name!r} gives what may not be given")
-        if not given.isdisjoint(partitions):
-            raise InvariantViolation(f"assignor {assignor.name!r} gives a partition twice")
-        given |= partitions
-    return {member_id: result.get(member_id, frozenset()) for member_id in group.members}
+                raise AssignorFault(name, f"{member_id!r} may not get {topic_id.hex()}-{index}")
+        if len(mine) != len(list(partitions)) or not given.isdisjoint(mine):
+            raise AssignorFault(name, "it gives a partition twice")
+        given |= mine
+        found[member_id] = mine
+    return found
 
 
 def member_order(item: tuple[str, MemberSpec]) -> tuple[bool, str]:

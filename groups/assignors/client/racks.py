@@ -1,0 +1,58 @@
+"""Which members can read which partitions from their own rack.
+
+Source: ``AbstractStickyAssignor.RackInfo``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from groups.assignors.client.model import Racks, Subscription, TopicPartition, racks_matter
+from groups.assignors.client.sticky_model import Parts
+
+
+class RackInfo:
+    """The racks of members and partitions; empty where matching them would bring nothing."""
+
+    def __init__(self, parts: Parts, members: Mapping[str, Subscription]) -> None:
+        racks = {name: member.rack_id for name, member in members.items() if member.rack_id}
+        partitions: dict[TopicPartition, Racks] = {}
+        if racks:
+            partitions = {
+                (topic, index): replicas
+                for topic, rows in parts.items()
+                for index, replicas in enumerate(rows)
+            }
+        crowd = Counter(racks.values())
+        self._reach = {
+            partition: sum(crowd[rack] for rack in replicas)
+            for partition, replicas in partitions.items()
+        }
+        useful = racks_matter(set(racks.values()), partitions.values())
+        self.of_member: dict[str, str] = racks if useful else {}
+        self.of_partition = partitions if useful else {}
+
+    def mismatch(self, member_id: str, partition: TopicPartition) -> bool:
+        """Whether the member has a rack and no replica of the partition is in it."""
+        rack = self.of_member.get(member_id)
+        return rack is not None and rack not in self.of_partition.get(partition, ())
+
+    def fewest_readers_first(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return the partitions ordered by how many members are in their racks."""
+        if not self._reach:
+            return partitions
+        return sorted(partitions, key=lambda partition: self._reach.get(partition, 0))
+
+    def next_reader(
+        self, partition: TopicPartition, members: Sequence[str], start: int
+    ) -> int | None:
+        """Return the position of the next member, round from ``start``, in the partition's rack."""
+        replicas = self.of_partition.get(partition)
+        if not replicas:
+            return None
+        for step in range(len(members)):
+            position = (start + step) % len(members)
+            if self.of_member.get(members[position]) in replicas:
+                return position
+        return None

@@ -1,0 +1,136 @@
+"""The *range* assignor of clients: per topic, neighbouring partitions to one member.
+
+The first members of a topic get one more where it does not divide. Where racks can be matched, each
+topic's partitions go to members of their racks first, without changing how many each gets; topics
+with the same members and as many partitions stay co-partitioned.
+
+Source: Kafka's ``RangeAssignor``, KIP-881.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from groups.assignors.client.java_order import utf16
+from groups.assignors.client.model import (
+    Racks,
+    Result,
+    Subscription,
+    TopicPartition,
+    Topics,
+    in_table_order,
+    member_order,
+    racks_matter,
+    subscribed,
+)
+
+
+class RangeAssignor:
+    """See the module."""
+
+    name = "range"
+    is_cooperative = False
+
+    def assign(self, topics: Topics, members: Mapping[str, Subscription]) -> Result:
+        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        given: Result = {member_id: [] for member_id in members}
+        in_order = sorted(members.items(), key=member_order)
+        parts = [
+            _Topic(topic, racks, in_order)
+            for topic, racks in subscribed(topics, in_table_order(members)).items()
+        ]
+        by_rack = any(part.needs_racks for part in parts)
+        if by_rack:
+            _match_racks(parts, given)
+        for part in parts:
+            _give_ranges(part, lambda _member, _index: True, given)
+        if by_rack:
+            for mine in given.values():
+                mine.sort(key=lambda partition: (utf16(partition[0]), partition[1]))
+        return given
+
+    def user_data(
+        self,
+        owned: Iterable[TopicPartition] | None,  # noqa: ARG002 - nothing to tell
+        generation: int,  # noqa: ARG002 - nothing to tell
+    ) -> bytes | None:
+        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        return None
+
+
+class _Topic:
+    """One topic while it is given out."""
+
+    def __init__(
+        self, name: str, racks: Sequence[Racks], in_order: Sequence[tuple[str, Subscription]]
+    ) -> None:
+        self.name = name
+        self.racks = racks
+        self.consumers = {
+            member_id: member.rack_id or None
+            for member_id, member in in_order
+            if name in member.topics
+        }
+        self.left = dict.fromkeys(range(len(racks)))
+        self._quota, self._extra = divmod(len(racks), len(self.consumers))
+        self._counts = dict.fromkeys(self.consumers, 0)
+        known = {rack for rack in self.consumers.values() if rack is not None}
+        self.needs_racks = racks_matter(known, racks)
+
+    def match(self, member_id: str, index: int) -> bool:
+        """Whether the member may read the partition from its own rack, or has none."""
+        rack = self.consumers[member_id]
+        return rack is None or rack in self.racks[index]
+
+    def room(self, member_id: str) -> int:
+        """How many partitions the member may still get."""
+        return max(0, self._quota + (self._extra > 0) - self._counts[member_id])
+
+    def give(self, member_id: str, indexes: Sequence[int], given: Result) -> None:
+        """Give partitions to a member."""
+        given[member_id].extend((self.name, index) for index in indexes)
+        self._counts[member_id] += len(indexes)
+        if self._counts[member_id] > self._quota:
+            self._extra -= 1
+        for index in indexes:
+            del self.left[index]
+
+
+def _give_ranges(part: _Topic, may_have: Callable[[str, int], bool], given: Result) -> None:
+    for member_id in part.consumers:
+        fitting = [index for index in part.left if may_have(member_id, index)]
+        fitting = fitting[: part.room(member_id)]
+        if fitting:
+            part.give(member_id, fitting, given)
+
+
+def _match_racks(parts: Sequence[_Topic], given: Result) -> None:
+    """Give what can be given within racks."""
+    alike: dict[tuple[tuple[tuple[str, str | None], ...], int], list[_Topic]] = {}
+    for part in parts:
+        # Kafka compares the tables of racks per partition, which are empty without a member's.
+        count = len(part.racks) if any(part.consumers.values()) else 0
+        key = (tuple(sorted(part.consumers.items(), key=lambda item: item[0])), count)
+        alike.setdefault(key, []).append(part)
+    for (_, count), group in alike.items():
+        if len(group) > 1:
+            _match_together(group, count, given)
+        elif group[0].needs_racks:
+            _give_ranges(group[0], group[0].match, given)
+
+
+def _match_together(group: Sequence[_Topic], count: int, given: Result) -> None:
+    """Give partition n of all of ``group`` to one member, if one has replicas of all in reach."""
+    open_members = list(group[0].consumers)
+    for index in range(count):
+        for member_id in open_members:
+            if all(part.match(member_id, index) and part.room(member_id) > 0 for part in group):
+                break
+        else:
+            continue
+        for part in group:
+            part.give(member_id, [index], given)
+        if all(part.room(member_id) <= 0 for part in group):
+            open_members.remove(member_id)
+        if not open_members:
+            break

@@ -1,0 +1,51 @@
+"""The *roundrobin* assignor: all partitions in order, one to each member in turn.
+
+A member that does not subscribe to a partition's topic is passed over.
+
+Source: Kafka's ``RoundRobinAssignor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from groups.assignors.client.java_order import utf16
+from groups.assignors.client.model import (
+    Result,
+    Subscription,
+    TopicPartition,
+    Topics,
+    member_order,
+)
+
+
+class RoundRobinAssignor:
+    """See the module."""
+
+    name = "roundrobin"
+    is_cooperative = False
+
+    def assign(self, topics: Topics, members: Mapping[str, Subscription]) -> Result:
+        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        given: Result = {member_id: [] for member_id in members}
+        ring = [
+            (member_id, frozenset(member.topics))
+            for member_id, member in sorted(members.items(), key=member_order)
+        ]
+        wanted = {topic for _, subscribed in ring for topic in subscribed}
+        turn = 0
+        for topic in sorted(wanted & topics.keys(), key=utf16):
+            for index in range(len(topics[topic])):
+                while topic not in ring[turn % len(ring)][1]:
+                    turn += 1
+                given[ring[turn % len(ring)][0]].append((topic, index))
+                turn += 1
+        return given
+
+    def user_data(
+        self,
+        owned: Iterable[TopicPartition] | None,  # noqa: ARG002 - nothing to tell
+        generation: int,  # noqa: ARG002 - nothing to tell
+    ) -> bytes | None:
+        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        return None

@@ -1,0 +1,119 @@
+"""The *sticky* and *cooperative-sticky* assignors: even, and everybody keeps what he can.
+
+What a member owned counts as far as nobody claims the same in a newer generation. Members that all
+subscribe to the same topics have a direct solution (``sticky_even``); other groups are evened out
+step by step (``sticky_general``).
+
+*cooperative-sticky* computes the same and then takes out of the result whatever has to be given up
+by its present owner first: that one rejoins without it, and the next round gives it away. So no
+partition is ever read by two.
+
+Source: Kafka's ``AbstractStickyAssignor``, ``StickyAssignor``, ``CooperativeStickyAssignor``;
+KIP-54, KIP-429, KIP-881. Three differences: the highest generation is that of the members, not of
+all groups that one assignor object has ever seen; a partition that does not exist any more is no
+member's; and in a group of different subscriptions a partition does not go back to a former owner
+who no longer subscribes to its topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from groups.assignors.client.model import (
+    Result,
+    Subscription,
+    TopicPartition,
+    Topics,
+    in_table_order,
+    subscribed,
+)
+from groups.assignors.client.protocol import (
+    decode_cooperative_data,
+    decode_sticky_data,
+    encode_cooperative_data,
+    encode_sticky_data,
+)
+from groups.assignors.client.racks import RackInfo
+from groups.assignors.client.sticky_even import EvenBuilder
+from groups.assignors.client.sticky_general import GeneralBuilder
+from groups.assignors.client.sticky_model import Former, owned_now
+
+
+class StickyAssignor:
+    """*sticky*: members revoke everything when they rejoin, and tell in their user data."""
+
+    name = "sticky"
+    is_cooperative = False
+
+    def assign(self, topics: Topics, members: Mapping[str, Subscription]) -> Result:
+        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        return _assign(self.name, topics, members)[0]
+
+    def user_data(
+        self,
+        owned: Iterable[TopicPartition] | None,
+        generation: int,
+    ) -> bytes | None:
+        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        return None if owned is None else encode_sticky_data(owned, generation)
+
+
+class CooperativeStickyAssignor:
+    """*cooperative-sticky*: members keep what they own, and tell it in their subscription."""
+
+    name = "cooperative-sticky"
+    is_cooperative = True
+
+    def assign(self, topics: Topics, members: Mapping[str, Subscription]) -> Result:
+        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        result, moving = _assign(self.name, topics, members)
+        if moving is None:
+            moving = _moving(members, result)
+        for partition, member_id in moving.items():
+            if partition in result[member_id]:
+                result[member_id].remove(partition)
+        return result
+
+    def user_data(
+        self,
+        owned: Iterable[TopicPartition] | None,  # noqa: ARG002 - nothing to tell
+        generation: int,
+    ) -> bytes | None:
+        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        return encode_cooperative_data(generation)
+
+
+def former_of(assignor: str, member: Subscription) -> Former:
+    """Return what a member says it had: *sticky* ones in user data, others in the subscription."""
+    if assignor == StickyAssignor.name:
+        return Former(*decode_sticky_data(member.user_data))
+    generation = member.generation
+    if generation < 0:
+        generation = decode_cooperative_data(member.user_data)
+    return Former(member.owned, generation)
+
+
+def _assign(
+    assignor: str, topics: Topics, members: Mapping[str, Subscription]
+) -> tuple[Result, dict[TopicPartition, str] | None]:
+    """Return everybody's partitions and, where the algorithm knows it, which change their owner."""
+    members = in_table_order(members)
+    former = {name: former_of(assignor, member) for name, member in members.items()}
+    parts = subscribed(topics, members)
+    owned = owned_now(parts, members, former)
+    racks = RackInfo(parts, members)
+    if len({frozenset(member.topics) for member in members.values()}) <= 1:
+        builder = EvenBuilder(parts, racks, owned)
+        return builder.build(), builder.moving
+    return GeneralBuilder(parts, racks, owned, members, former).build(), None
+
+
+def _moving(members: Mapping[str, Subscription], result: Result) -> dict[TopicPartition, str]:
+    """Return the partitions that were one member's and now are another's → the new owner."""
+    added: dict[TopicPartition, str] = {}
+    revoked: set[TopicPartition] = set()
+    for member_id, mine in result.items():
+        before = members[member_id].owned
+        added |= {partition: member_id for partition in mine if partition not in before}
+        revoked |= set(before) - set(mine)
+    return {partition: to for partition, to in added.items() if partition in revoked}

@@ -1,0 +1,133 @@
+"""The sticky assignment of members that all subscribe to the same topics.
+
+Everybody gets the quotient, as many as the remainder one more. Owned partitions stay up to that
+size; the rest goes round, within racks first where they matter.
+
+Source: ``AbstractStickyAssignor.ConstrainedAssignmentBuilder``.
+"""
+
+from __future__ import annotations
+
+from groups.assignors.client.java_order import utf16
+from groups.assignors.client.model import Result, TopicPartition
+from groups.assignors.client.racks import RackInfo
+from groups.assignors.client.sticky_model import Owned, Parts
+
+
+class EvenBuilder:
+    """One computation. ``moving`` has, after it, the partitions that change their owner → to whom.
+
+    A member is *hungry* below the quotient, and *content* with exactly the quotient while some may
+    still get one more.
+    """
+
+    def __init__(self, parts: Parts, racks: RackInfo, owned: Owned) -> None:
+        self._parts = parts
+        self._racks = racks
+        self._owned = owned
+        self.moving: dict[TopicPartition, str] = {}
+        total = sum(len(rows) for rows in parts.values())
+        self._quota, self._most_full = divmod(total, len(owned.by_member) or 1)
+        self._full_size = self._quota + (self._most_full > 0)
+        self._full = 0
+        self._hungry: list[str] = []
+        self._content: list[str] = []
+        self._given: Result = {member_id: [] for member_id in owned.by_member}
+        self._revoked: dict[TopicPartition, str] = {}
+        self._turn = 0
+
+    def build(self) -> Result:
+        """Return who gets what."""
+        if not self._given:
+            return {}
+        self._keep()
+        loose = self._loose()
+        self._hungry.sort(key=utf16)
+        self._content.sort(key=utf16)
+        loose = self._racks.fewest_readers_first(loose)
+        if self._racks.of_member:
+            loose = [tp for tp in loose if not self._give_in_rack(tp)]
+        self._go_round(loose)
+        return self._given
+
+    def _keep(self) -> None:
+        """Leave everybody what he owned, up to his size."""
+        for member_id, partitions in self._owned.by_member.items():
+            mine = []
+            for partition in sorted(partitions, key=lambda tp: (tp[1], utf16(tp[0]))):
+                if self._racks.mismatch(member_id, partition):
+                    self._revoked[partition] = member_id
+                elif partition not in self._owned.contested:
+                    mine.append(partition)
+            if len(mine) < self._quota:
+                size = len(mine)
+                self._hungry.append(member_id)
+            elif len(mine) >= self._full_size and self._full < self._most_full:
+                size = self._full_size
+                self._one_more_full()
+            else:
+                size = self._quota
+                if self._full < self._most_full:
+                    self._content.append(member_id)
+            self._given[member_id] += mine[:size]
+            self._revoked |= dict.fromkeys(mine[size:], member_id)
+
+    def _one_more_full(self) -> None:
+        self._full += 1
+        if self._full == self._most_full:
+            self._content.clear()
+
+    def _loose(self) -> list[TopicPartition]:
+        kept = {partition for mine in self._given.values() for partition in mine}
+        return [
+            (topic, index)
+            for topic in sorted(self._parts, key=utf16)
+            for index in range(len(self._parts[topic]))
+            if (topic, index) not in kept
+        ]
+
+    def _give_in_rack(self, partition: TopicPartition) -> bool:
+        """Give the partition to the next member of its rack that has room; says whether it did."""
+        position = self._racks.next_reader(partition, self._hungry, self._turn)
+        if position is not None:
+            member_id = self._hungry[position]
+            count = len(self._given[member_id]) + 1
+            if count >= self._quota:
+                self._hungry.remove(member_id)
+                if count < self._full_size and self._full < self._most_full:
+                    self._content.append(member_id)
+            else:
+                position += 1
+            self._turn = position % len(self._hungry) if self._hungry else 0
+        else:
+            position = self._racks.next_reader(partition, self._content, 0)
+            if position is None:
+                return False
+            member_id = self._content[position]
+            if len(self._given[member_id]) + 1 == self._full_size:
+                del self._content[position]
+                self._one_more_full()
+        self._give(partition, member_id)
+        return True
+
+    def _go_round(self, loose: list[TopicPartition]) -> None:
+        """Give one partition to each hungry member in turn, then one to content ones."""
+        position = 0
+        for partition in loose:
+            if self._hungry:
+                position %= len(self._hungry)
+                member_id = self._hungry[position]
+                self._give(partition, member_id)
+                if len(self._given[member_id]) == self._quota:
+                    del self._hungry[position]
+                    self._content.append(member_id)
+                else:
+                    position += 1
+            else:
+                self._give(partition, self._content.pop(0))
+
+    def _give(self, partition: TopicPartition, member_id: str) -> None:
+        self._given[member_id].append(partition)
+        former = self._revoked.get(partition, member_id)
+        if former != member_id or partition in self._owned.contested:
+            self.moving[partition] = member_id

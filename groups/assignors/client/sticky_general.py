@@ -1,0 +1,231 @@
+"""The sticky assignment of members with different subscriptions: as even as they allow.
+
+Owned partitions stay, loose ones go to the subscriber with the fewest; then single partitions move
+from fuller members to emptier ones until no such move evens out two members. If that did not make
+the whole more even it is taken back.
+
+Source: ``AbstractStickyAssignor.GeneralAssignmentBuilder`` and ``PartitionMovements``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from groups.assignors.client.java_order import TableSet, partition_hash, utf16
+from groups.assignors.client.model import Result, Subscription, TopicPartition
+from groups.assignors.client.racks import RackInfo
+from groups.assignors.client.sticky_model import Former, Owned, Parts
+
+_Pair = tuple[str, str]
+
+
+class Movements:
+    """What was moved from whom to whom, so that a topic's partitions do not cross on the way."""
+
+    def __init__(self) -> None:
+        self._by_topic: dict[str, dict[_Pair, TableSet[TopicPartition]]] = {}
+        self._by_partition: dict[TopicPartition, _Pair] = {}
+
+    def move(self, partition: TopicPartition, source: str, to: str) -> None:
+        """Note a move. One that goes on from an earlier one counts as one from its start."""
+        earlier = self._by_partition.pop(partition, None)
+        if earlier is not None:
+            self._by_topic[partition[0]][earlier].remove(partition)
+            source = earlier[0]
+        if source != to:
+            self._by_partition[partition] = source, to
+            pairs = self._by_topic.setdefault(partition[0], {})
+            pairs.setdefault((source, to), TableSet(partition_hash)).add(partition)
+
+    def better(self, partition: TopicPartition, source: str, to: str) -> TopicPartition:
+        """Return the partition to move instead: one of the topic that came the opposite way."""
+        if partition in self._by_partition:
+            source = self._by_partition[partition][0]
+        back = self._by_topic.get(partition[0], {}).get((to, source))
+        return back.first() if back else partition
+
+
+class GeneralBuilder:
+    """One computation."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        racks: RackInfo,
+        owned: Owned,
+        members: Mapping[str, Subscription],
+        former: Mapping[str, Former],
+    ) -> None:
+        self._parts = parts
+        self._racks = racks
+        self._given: Result = owned.by_member
+        self._topics_of = {
+            name: frozenset(topic for topic in member.topics if topic in parts)
+            for name, member in members.items()
+        }
+        self._readers: dict[str, list[str]] = {topic: [] for topic in parts}
+        for name, topics in self._topics_of.items():
+            for topic in topics:
+                self._readers[topic].append(name)
+        self._owner = {tp: name for name, mine in self._given.items() for tp in mine}
+        in_order = sorted(parts, key=lambda topic: (len(self._readers[topic]), utf16(topic)))
+        self._all = [(topic, index) for topic in in_order for index in range(len(parts[topic]))]
+        self._former = _older(former)
+        self._movements = Movements()
+        self._by_size: list[tuple[int, bytes, str]] = []
+        self._topic_counts: Counter[tuple[str, str]] = Counter()
+        self._must_revoke = False
+
+    def build(self) -> Result:
+        """Return who gets what."""
+        kept = self._keep()
+        loose = [partition for partition in self._all if partition not in kept]
+        self._by_size = sorted(self._rank(name) for name in self._given)
+        self._topic_counts = Counter(
+            (tp[0], name) for name, mine in self._given.items() for tp in mine
+        )
+        was_empty = not self._given[self._by_size[-1][2]]
+        self._give_loose(loose)
+        shared = {topic for topic, readers in self._readers.items() if len(readers) >= 2}
+        movable = [partition for partition in self._all if partition[0] in shared]
+        fixed = self._set_aside(shared)
+        before = {name: list(mine) for name, mine in self._given.items()}
+        if not self._must_revoke:
+            # Kafka's list of the loose is the list of all where nothing was kept; the same here.
+            self._even_out([partition for partition in loose if partition[0] in shared])
+        moved = self._even_out(movable)
+        if moved and not was_empty and _unevenness(self._given) >= _unevenness(before):
+            self._given = before
+        return self._given | fixed
+
+    def _keep(self) -> set[TopicPartition]:
+        kept: set[TopicPartition] = set()
+        for name, mine in self._given.items():
+            stays = []
+            for partition in mine:
+                if partition[0] in self._topics_of[name] and not self._racks.mismatch(
+                    name, partition
+                ):
+                    stays.append(partition)
+                else:
+                    self._must_revoke = True
+            self._given[name] = stays
+            kept.update(stays)
+        return kept
+
+    def _give_loose(self, loose: list[TopicPartition]) -> None:
+        if self._racks.of_member:
+            loose = [tp for tp in loose if not self._give_to_emptiest(tp, within_racks=True)]
+        for partition in loose:
+            self._give_to_emptiest(partition, within_racks=False)
+
+    def _give_to_emptiest(self, partition: TopicPartition, *, within_racks: bool) -> bool:
+        for _, _, name in self._by_size:
+            if partition[0] in self._topics_of[name] and not (
+                within_racks and self._racks.mismatch(name, partition)
+            ):
+                self._put(partition, name)
+                return True
+        return False
+
+    def _set_aside(self, shared: set[str]) -> Result:
+        """Take out the members that can neither get nor give."""
+        fixed: Result = {}
+        for name, topics in self._topics_of.items():
+            mine = self._given[name]
+            most = sum(len(self._parts[topic]) for topic in topics)
+            if len(mine) >= most and not any(partition[0] in shared for partition in mine):
+                self._unrank(name)
+                fixed[name] = self._given.pop(name)
+        return fixed
+
+    # --- moving ----------------------------------------------------------------------------------
+
+    def _even_out(self, movable: Iterable[TopicPartition]) -> bool:
+        """Move partitions until nothing can be gained; says whether one was moved."""
+        moved = False
+        again = True
+        movable = list(movable)
+        while again:
+            again = False
+            for partition in movable:
+                if self._is_balanced():
+                    break
+                if self._improve(partition):
+                    moved = again = True
+        return moved
+
+    def _improve(self, partition: TopicPartition) -> bool:
+        """Move the partition, or one of its topic in its place, if that helps."""
+        owner = self._owner[partition]
+        size = len(self._given[owner])
+        former = self._former.get(partition, ("", 0))[0]
+        # Kafka gives a partition back even to one who no longer subscribes to it.
+        may_return = former in self._given and partition[0] in self._topics_of[former]
+        if may_return and size > len(self._given[former]) + 1:
+            self._move(partition, former)
+            return True
+        if any(size > len(self._given[name]) + 1 for name in self._readers[partition[0]]):
+            topic = partition[0]
+            to = next(name for _, _, name in self._by_size if topic in self._topics_of[name])
+            self._move(partition, to)
+            return True
+        return False
+
+    def _is_balanced(self) -> bool:
+        """Whether nobody could take a partition from a member that has two more."""
+        if self._by_size[0][0] >= self._by_size[-1][0] - 1:
+            return True
+        fullest: dict[str, list[tuple[int, str]]] = {}
+        for (topic, name), count in self._topic_counts.items():
+            if count and name in self._given:
+                fullest.setdefault(topic, []).append((len(self._given[name]), name))
+        largest = {topic: max(owners)[0] for topic, owners in fullest.items()}
+        return not any(
+            largest.get(topic, 0) > size + 1
+            for size, _, name in self._by_size
+            for topic in self._topics_of[name]
+        )
+
+    def _move(self, partition: TopicPartition, to: str) -> None:
+        partition = self._movements.better(partition, self._owner[partition], to)
+        source = self._owner[partition]
+        self._movements.move(partition, source, to)
+        self._unrank(source)
+        self._given[source].remove(partition)
+        self._topic_counts[partition[0], source] -= 1
+        insort(self._by_size, self._rank(source))
+        self._put(partition, to)
+
+    def _put(self, partition: TopicPartition, name: str) -> None:
+        self._unrank(name)
+        self._given[name].append(partition)
+        self._owner[partition] = name
+        self._topic_counts[partition[0], name] += 1
+        insort(self._by_size, self._rank(name))
+
+    def _rank(self, name: str) -> tuple[int, bytes, str]:
+        return len(self._given[name]), utf16(name), name
+
+    def _unrank(self, name: str) -> None:
+        del self._by_size[bisect_left(self._by_size, self._rank(name))]
+
+
+def _older(former: Mapping[str, Former]) -> dict[TopicPartition, tuple[str, int]]:
+    """Return partition → (member, generation) of the newest claim that is not of the newest."""
+    newest = max((claim.generation for claim in former.values()), default=-1)
+    found: dict[TopicPartition, tuple[str, int]] = {}
+    for name, (partitions, generation) in former.items():
+        if generation < newest:
+            for partition in partitions:
+                if partition not in found or generation > found[partition][1]:
+                    found[partition] = name, generation
+    return found
+
+
+def _unevenness(given: Result) -> int:
+    """Return the sum of the differences of all pairs of members' counts."""
+    sizes = sorted(len(mine) for mine in given.values())
+    return sum(size * (2 * rank - len(sizes) + 1) for rank, size in enumerate(sizes))

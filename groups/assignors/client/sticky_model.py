@@ -1,0 +1,66 @@
+"""What the members of a sticky group owned, and which of that counts.
+
+Source: ``AbstractStickyAssignor.MemberData`` and ``allSubscriptionsEqual``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from groups.assignors.client.java_order import table_order
+from groups.assignors.client.model import Racks, Subscription, TopicPartition
+
+Parts = Mapping[str, Sequence[Racks]]
+"""The subscribed topics that exist → the racks of each of their partitions."""
+
+
+class Former(NamedTuple):
+    """What a member says it had, and in which generation."""
+
+    partitions: tuple[TopicPartition, ...]
+    generation: int
+
+
+@dataclass(slots=True)
+class Owned:
+    """What counts of it: member → partitions, and the partitions that two claim with equal right.
+
+    ``by_member`` is in the order in which Kafka's leader walks it.
+    """
+
+    by_member: dict[str, list[TopicPartition]] = field(default_factory=dict)
+    contested: set[TopicPartition] = field(default_factory=set)
+
+
+def owned_now(
+    parts: Parts, members: Mapping[str, Subscription], former: Mapping[str, Former]
+) -> Owned:
+    """Settle who owned what. ``members`` in table order.
+
+    The newest generation wins; two claims of one generation cancel each other.
+    """
+    owned = Owned({member_id: [] for member_id in members})
+    owner: dict[TopicPartition, str] = {}
+    for member_id in members:
+        partitions, generation = former[member_id]
+        for partition in partitions:
+            if not 0 <= partition[1] < len(parts.get(partition[0], ())):
+                continue
+            other = owner.get(partition)
+            # Kafka compares with what the other's subscription says, not with its user data.
+            if other is None:
+                owned.by_member[member_id].append(partition)
+            elif generation < members[other].generation:
+                continue
+            else:
+                if partition in owned.by_member[other]:
+                    owned.by_member[other].remove(partition)
+                if generation == members[other].generation:
+                    owned.contested.add(partition)
+                else:
+                    owned.by_member[member_id].append(partition)
+            owner[partition] = member_id
+    owned.by_member = {name: owned.by_member[name] for name in table_order(owned.by_member)}
+    return owned

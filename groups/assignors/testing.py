@@ -1,0 +1,171 @@
+"""Checks for assignors of one's own: what must be true of every result, and random groups to try.
+
+    from groups.assignors.testing import check
+    check(MyAssignor())            # raises AssignorFault with the group that it got wrong
+
+``check`` takes server-side assignors (``groups.assignors.model.Assignor``) and client-side ones
+(``groups.assignors.client.model.ClientAssignor``). Groups come from a seed, so that a failure comes
+again; each is asked twice, because an assignor must be a function of its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from groups.assignors.client.model import ClientAssignor, Result, Subscription, Topics
+from groups.assignors.client.model import TopicPartition as NamedPartition
+from groups.assignors.model import (
+    Assignor,
+    AssignorFault,
+    GroupAssignment,
+    GroupSpec,
+    MemberSpec,
+    run,
+)
+
+DEFAULT_GROUPS: Final = 500
+"""Groups that ``check`` tries unless told otherwise: some seconds for the assignors here."""
+
+_MOST_MEMBERS, _MOST_TOPICS, _MOST_PARTITIONS = 8, 5, 9
+_RACKS: Final = ("a", "b", "c")
+
+
+def check(
+    assignor: Assignor | ClientAssignor, *, groups: int = DEFAULT_GROUPS, seed: int = 1
+) -> None:
+    """Try ``assignor`` on random groups, each over a few rounds with members coming and going.
+
+    Raises :class:`groups.assignors.model.AssignorFault` that says what is wrong with which result.
+    """
+    dice = _Dice(seed)
+    tried = 0
+    while tried < groups:
+        if isinstance(assignor, ClientAssignor):
+            life = _client_life(dice, assignor)
+        else:
+            life = _server_life(dice, assignor)
+        tried += sum(1 for _ in life)
+
+
+def check_server_result(assignor: Assignor, group: GroupSpec, result: GroupAssignment) -> None:
+    """Raise AssignorFault unless ``result`` is valid and gives every partition that it may give."""
+    given = {partition for mine in result.values() for partition in mine}
+    wanted = {topic for member in group.members.values() for topic in member.topic_ids}
+    for topic, count in group.partition_counts.items():
+        missing = [index for index in range(count) if (topic, index) not in given]
+        if topic in wanted and missing:
+            raise AssignorFault(assignor.name, f"it gives {missing} of {topic.hex()} to nobody")
+
+
+def check_client_result(
+    assignor: ClientAssignor, topics: Topics, members: Mapping[str, Subscription], result: Result
+) -> None:
+    """Raise AssignorFault unless ``result`` is valid and complete.
+
+    A cooperative one may leave out what another member owns, and must, if it is to move.
+    """
+    if result.keys() != members.keys():
+        raise AssignorFault(assignor.name, f"members {sorted(result)} instead of {sorted(members)}")
+    seen: dict[NamedPartition, str] = {}
+    owner = {partition: name for name, member in members.items() for partition in member.owned}
+    for name, mine in result.items():
+        for topic, index in mine:
+            if topic not in members[name].topics or not 0 <= index < len(topics.get(topic, ())):
+                raise AssignorFault(assignor.name, f"it gives {name} {topic}-{index}")
+            if (topic, index) in seen:
+                raise AssignorFault(assignor.name, f"it gives {topic}-{index} twice")
+            seen[topic, index] = name
+            if assignor.is_cooperative and owner.get((topic, index), name) != name:
+                former = owner[topic, index]
+                newer = members[former].generation >= members[name].generation
+                if newer and (topic, index) not in members[name].owned:
+                    raise AssignorFault(
+                        assignor.name, f"{topic}-{index} is {former}'s and goes to {name} at once"
+                    )
+    wanted = {topic for member in members.values() for topic in member.topics}
+    for topic in sorted(wanted & topics.keys()):
+        for index in range(len(topics[topic])):
+            free = not assignor.is_cooperative or (topic, index) not in owner
+            if free and (topic, index) not in seen:
+                raise AssignorFault(assignor.name, f"it gives {topic}-{index} to nobody")
+
+
+class _Dice:
+    """Numbers by seed: a state machine's folder has no randomness of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed * 2 + 1
+
+    def below(self, limit: int) -> int:
+        """Return the next number, from 0 up to ``limit`` - 1."""
+        # Knuth's MMIX constants; the upper bits are the good ones.
+        self._state = (self._state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        return (self._state >> 33) % limit
+
+    def some(self, things: list[str]) -> list[str]:
+        """Return one or more of ``things``."""
+        chosen = [thing for thing in things if self.below(2)]
+        return chosen or [things[self.below(len(things))]]
+
+
+def _server_life(dice: _Dice, assignor: Assignor) -> Iterator[None]:
+    members: dict[str, MemberSpec] = {}
+    for _ in range(1 + dice.below(4)):
+        names = [f"t{number}" for number in range(1 + dice.below(_MOST_TOPICS))]
+        ids = {name: name.encode().ljust(16, b"\0") for name in names}
+        counts = {ids[name]: 1 + dice.below(_MOST_PARTITIONS) for name in names}
+        members = {name: spec for name, spec in members.items() if dice.below(4)}
+        for number in range(0 if members else 1, dice.below(_MOST_MEMBERS - 2) + 2):
+            members.setdefault(f"m{number}", MemberSpec(None, frozenset()))
+        alike = dice.below(2)
+        for name, spec in members.items():
+            wanted = frozenset(ids[one] for one in (names if alike else dice.some(names)))
+            members[name] = replace(spec, topic_ids=wanted)
+        group = GroupSpec(dict(members), counts)
+        result = run(assignor, group)
+        check_server_result(assignor, group, result)
+        if run(assignor, group) != result:
+            raise AssignorFault(assignor.name, "the same group gives another result")
+        members = {name: replace(spec, assigned=result[name]) for name, spec in members.items()}
+        yield
+
+
+def _client_life(dice: _Dice, assignor: ClientAssignor) -> Iterator[None]:
+    members: dict[str, Subscription] = {}
+    for generation in range(1, 2 + dice.below(4)):
+        names = [f"t{number}" for number in range(1 + dice.below(_MOST_TOPICS))]
+        topics = {
+            name: tuple(
+                frozenset(_RACKS[: dice.below(3)]) for _ in range(1 + dice.below(_MOST_PARTITIONS))
+            )
+            for name in names
+        }
+        members = {name: member for name, member in members.items() if dice.below(4)}
+        for number in range(0 if members else 1, dice.below(_MOST_MEMBERS - 2) + 2):
+            rack = _RACKS[dice.below(3)] if dice.below(2) else None
+            members.setdefault(f"m{number}", Subscription((), rack_id=rack))
+        alike = dice.below(2)
+        for name, member in members.items():
+            wanted = tuple(names if alike else sorted(dice.some(names)))
+            owned = tuple(
+                (topic, index)
+                for topic, index in member.owned
+                if topic in wanted and index < len(topics.get(topic, ()))
+            )
+            members[name] = replace(member, topics=wanted, owned=owned)
+        result = assignor.assign(topics, members)
+        check_client_result(assignor, topics, members, result)
+        if assignor.assign(topics, members) != result:
+            raise AssignorFault(assignor.name, "the same group gives another result")
+        members = {
+            name: replace(
+                member,
+                owned=tuple(result[name]) if assignor.is_cooperative else (),
+                generation=generation,
+                user_data=assignor.user_data(result[name], generation),
+            )
+            for name, member in members.items()
+        }
+        yield

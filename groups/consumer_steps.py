@@ -1,0 +1,237 @@
+"""The steps that a member of a consumer group goes through, whatever protocol it speaks.
+
+Its place, its subscription, the group epoch, the target, its reconciliation. A heartbeat of the
+consumer protocol brings a member here, and in a group with members of both protocols a JoinGroup
+does. All steps work on a :class:`Beat`, which holds what will be true once the records that are
+being collected are replayed.
+
+Source: Kafka's ``GroupMetadataManager.consumerGroupHeartbeat`` and
+``classicGroupJoinToConsumerGroup``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from groups import consumer_records as cr
+from groups.consumer_commands import (
+    NO_TIMEOUT,
+    STATIC_LEAVE_EPOCH,
+    ConsumerHeartbeat,
+    ConsumerSettings,
+)
+from groups.consumer_group import (
+    ConsumerGroup,
+    by_topic,
+    flat,
+    metadata_bytes,
+    rebalance_timer,
+    write_current,
+)
+from groups.consumer_records import ConsumerRecordType as Kind
+from groups.consumer_target import Working, bump_epoch, refresh_regexes, update_target
+from groups.errors import (
+    FencedInstanceIdError,
+    GroupLimitExceededError,
+    UnknownMemberIdError,
+    UnreleasedInstanceIdError,
+)
+from groups.outcome import EventKind, Outcome
+from groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition, reconcile
+from groups.regex import TopicRegex
+from groups.shard import Shard
+
+
+@dataclass(slots=True)
+class Beat:
+    """One member on its way through the steps. ``command`` may stand for a JoinGroup."""
+
+    command: ConsumerHeartbeat
+    settings: ConsumerSettings
+    group: ConsumerGroup
+    working: Working
+    member_id: str
+    old_value: cr.ConsumerMemberValue | None
+    """What the member said before; None for a new one."""
+    current: CurrentAssignment
+    """What the member has."""
+    classic: cr.ClassicMemberMetadata | None = None
+    """What a member of the classic protocol said, None for one of the consumer protocol."""
+    replaced: str | None = None
+    """The member whose place this one takes."""
+    reasons: list[str] = field(default_factory=list)
+    """Why the group epoch must be bumped."""
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the group's epoch has moved since its target was computed."""
+        assignment = self.working.assignment
+        return assignment is None or assignment.epoch < self.working.epoch.epoch
+
+
+def change_group(shard: Shard, outcome: Outcome, beat: Beat) -> None:
+    """Take note of what the member says, and bump the group epoch if that changes anything."""
+    _subscribe(shard, outcome, beat)
+    cause: dict[str, object] = {}
+    if beat.reasons:
+        member = beat.working.members[beat.member_id]
+        cause["member"] = beat.member_id
+        cause |= {"client_id": member.client_id, "client_host": member.client_host}
+    refresh_regexes(shard, outcome, beat.working, beat.reasons)
+    bump_epoch(outcome, beat.working, beat.reasons, **cause)
+
+
+def move_member(outcome: Outcome, beat: Beat) -> None:
+    """Compute the target if it is due, and bring the member nearer to it."""
+    update_target(outcome, beat.working, beat.settings)
+    reconcile_member(outcome, beat)
+
+
+def require_small(shard: Shard, outcome: Outcome) -> None:
+    """Raise :class:`GroupLimitExceededError` unless the records fit one batch."""
+    size = sum(len(record.key) + len(record.value or b"") for record in outcome.records)
+    limit = shard.limits.max_group_record_bytes
+    if size > limit:
+        raise GroupLimitExceededError(f"the group's change exceeds max_group_record_bytes={limit}")
+
+
+def remember(shard: Shard, outcome: Outcome, beat: Beat) -> None:
+    """Note what is soft, once nothing can be refused any more."""
+    if beat.replaced not in {None, beat.member_id}:
+        beat.group.stop_timers(outcome, beat.replaced or "")
+    shard.image = beat.group.image = beat.command.topics
+    beat.group.checked_image = beat.working.checked_image
+    beat.group.regexes_image = beat.working.regexes_image
+    beat.group.regexes_checked_ms = beat.working.regexes_checked_ms
+
+
+# --- the member's place --------------------------------------------------------------------------
+
+
+def require_owner(instance_id: str | None, member_id: str, owner: str | None) -> None:
+    """Raise unless ``owner``, who has the instance id, is the member itself."""
+    if owner is None:
+        raise UnknownMemberIdError(f"no member has instance id {instance_id!r}")
+    if owner != member_id:
+        raise FencedInstanceIdError(f"instance id {instance_id!r} has a new owner")
+
+
+def take_over(outcome: Outcome, beat: Beat, owner: str) -> None:
+    """Give a static member's place, assignment and target to its next incarnation."""
+    group, member_id, command = beat.group, beat.member_id, beat.command
+    speak_alike = beat.classic is None and group.members[owner].classic is None
+    if speak_alike and group.current(owner).member_epoch != STATIC_LEAVE_EPOCH:
+        raise UnreleasedInstanceIdError(f"{owner!r} still uses {command.instance_id!r}")
+    for kind in (
+        Kind.CURRENT_MEMBER_ASSIGNMENT,
+        Kind.TARGET_ASSIGNMENT_MEMBER,
+        Kind.MEMBER_METADATA,
+    ):
+        outcome.append(cr.tombstone(kind, group.group_id, owner))
+    working = beat.working
+    beat.old_value = working.members.pop(owner)
+    working.members[member_id] = beat.old_value
+    # Its record goes first: whoever has an assignment is a member.
+    outcome.append(cr.member(group.group_id, member_id, beat.old_value))
+    target = working.targets.pop(owner, None)
+    if target is not None:
+        working.targets[member_id] = target
+        value = cr.TargetAssignmentValue(by_topic(target))
+        outcome.append(cr.target_assignment(group.group_id, member_id, value))
+    beat.current = CurrentAssignment(assigned=group.current(owner).assigned)
+    value_now = write_current(beat.current)
+    outcome.append(cr.current_assignment(group.group_id, member_id, value_now))
+    beat.replaced = owner
+    outcome.event(
+        EventKind.MEMBER_FENCED,
+        group.group_id,
+        member=owner,
+        successor=member_id,
+        group_instance_id=command.instance_id,
+        reason="the static member came back under a new id",
+    )
+
+
+# --- what the member says of itself ------------------------------------------------------
+
+
+def _subscribe(shard: Shard, outcome: Outcome, beat: Beat) -> None:
+    command, old, group = beat.command, beat.old_value, beat.group
+    base = old or cr.ConsumerMemberValue(None, None, "", "", (), "", NO_TIMEOUT, None)
+    names, regex = command.subscribed_topic_names, command.subscribed_topic_regex
+    timeout_ms = command.rebalance_timeout_ms
+    new = replace(
+        base,
+        instance_id=base.instance_id if command.instance_id is None else command.instance_id,
+        rack_id=base.rack_id if command.rack_id is None else command.rack_id,
+        client_id=command.client_id,
+        client_host=command.client_host,
+        subscribed_topic_names=(
+            base.subscribed_topic_names if names is None else tuple(sorted(set(names)))
+        ),
+        subscribed_topic_regex=base.subscribed_topic_regex if regex is None else regex,
+        rebalance_timeout_ms=base.rebalance_timeout_ms if timeout_ms == NO_TIMEOUT else timeout_ms,
+        server_assignor=command.server_assignor or base.server_assignor,
+        classic=beat.classic,
+    )
+    if new.subscribed_topic_regex != base.subscribed_topic_regex and new.subscribed_topic_regex:
+        TopicRegex(new.subscribed_topic_regex)  # refused here, before anything is decided
+    if new == old:
+        return
+    added_bytes = metadata_bytes(new) - (metadata_bytes(old) if old else 0)
+    shard.require_room_for_members(0 if old else 1, added_bytes)
+    beat.working.members[beat.member_id] = new
+    outcome.append(cr.member(group.group_id, beat.member_id, new))
+    if old is None:
+        beat.reasons.append(f"member {beat.member_id} joined")
+        outcome.event(
+            EventKind.MEMBER_JOINED,
+            group.group_id,
+            member=beat.member_id,
+            group_instance_id=new.instance_id,
+            client_id=new.client_id,
+            client_host=new.client_host,
+        )
+    elif (
+        new.subscribed_topic_names != old.subscribed_topic_names
+        or new.subscribed_topic_regex != old.subscribed_topic_regex
+    ):
+        beat.reasons.append(f"member {beat.member_id} changed its subscription")
+
+
+# --- its reconciliation ----------------------------------------------------------------------
+
+
+def reconcile_member(outcome: Outcome, beat: Beat) -> None:
+    """Bring the member one step nearer to its target."""
+    group, working, member_id = beat.group, beat.working, beat.member_id
+    allowed = working.topic_ids_of(working.members[member_id])
+    mine = {member_id, beat.replaced}
+
+    def is_held_by_other(partition: TopicIdPartition) -> bool:
+        owner = group.owners.get(partition)
+        return owner is not None and owner not in mine
+
+    owned = None if beat.command.owned is None else flat(beat.command.owned)
+    after = reconcile(
+        beat.current, working.target(member_id), is_held_by_other, owned, allowed.__contains__
+    )
+    if after is beat.current or after == beat.current:
+        return
+    outcome.append(cr.current_assignment(group.group_id, member_id, write_current(after)))
+    outcome.event(
+        EventKind.MEMBER_RECONCILED,
+        group.group_id,
+        member=member_id,
+        state=after.state.name,
+        old_epoch=beat.current.member_epoch,
+        epoch=after.member_epoch,
+        assigned=len(after.assigned),
+        pending_revocation=len(after.pending_revocation),
+    )
+    timer = rebalance_timer(group.group_id, member_id)
+    if beat.classic is None and after.state is MemberState.UNREVOKED_PARTITIONS:
+        outcome.arm(timer, max(working.members[member_id].rebalance_timeout_ms, 0))
+    else:
+        outcome.disarm(timer)
+    beat.current = after

@@ -1,0 +1,274 @@
+"""Groups that change their kind while they have members: classic to consumer, and back.
+
+Up: the first member of the consumer protocol joins a classic group. Everybody keeps what was
+assigned to it; the generation becomes the epoch. Down: the last member of the consumer protocol
+goes, and only classic ones are left. Either way one batch holds the tombstones of the old kind's
+records and the records of the new kind.
+
+Source: Kafka's ``GroupMetadataManager`` (validateOnlineUpgrade, convertToConsumerGroup,
+validateOnlineDowngrade…, convertToClassicGroup), ``ConsumerGroup.fromClassicGroup`` and
+``ClassicGroup.fromConsumerGroup``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from groups import consumer_records as cr
+from groups import records
+from groups.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup
+from groups.classic_members import (
+    ClassicMember,
+    join_timer,
+    select_protocol,
+    sync_timer,
+)
+from groups.classic_rebalance import arm_session, prepare_rebalance
+from groups.consumer_commands import ConsumerSettings, TopicImage
+from groups.consumer_group import ConsumerGroup, assignor_timer, by_topic, write_current
+from groups.consumer_records import ConsumerRecordType as Kind
+from groups.consumer_target import metadata_hash
+from groups.errors import GroupIdNotFoundError, RebalanceInProgressError
+from groups.group import ShardTotals
+from groups.outcome import EventKind, Outcome
+from groups.reconcile import CurrentAssignment, TopicIdPartition
+from groups.shard import Shard
+from groups.subscription import read_assignment, read_subscription, write_assignment
+from logcore.errors import CorruptRecordError
+
+# --- classic to consumer -------------------------------------------------------------------------
+
+
+def upgraded(
+    outcome: Outcome,
+    classic: ClassicGroup,
+    topics: TopicImage,
+    settings: ConsumerSettings,
+) -> ConsumerGroup:
+    """Return what a classic group is as a consumer group, and write the records that make it one.
+
+    Nothing changes but ``outcome``: the heartbeat that asks for it may still be refused. Raises
+    :class:`GroupIdNotFoundError` where the group can't be converted.
+    """
+    _require_upgradable(classic, settings)
+    members, assigned = _consumers(classic, topics)
+    generation, group_id = classic.generation_id, classic.group_id
+    for record in () if classic.saved is None else classic.tombstones():
+        outcome.append(record)
+    # A picture of what the replay will make of the records; it counts for no limit.
+    group = ConsumerGroup(group_id, ShardTotals())
+    for name, value in members.items():
+        outcome.append(cr.member(group_id, name, value))
+        group.replay(cr.ConsumerMemberKey(Kind.MEMBER_METADATA, group_id, name), value)
+    epoch = cr.GroupEpochValue(generation, metadata_hash(topics, group.subscribed_topics()))
+    outcome.append(cr.group_epoch(group_id, epoch))
+    group.replay(cr.ConsumerGroupKey(Kind.GROUP_METADATA, group_id), epoch)
+    for name, partitions in assigned.items():
+        target = cr.TargetAssignmentValue(by_topic(partitions))
+        outcome.append(cr.target_assignment(group_id, name, target))
+        group.replay(cr.ConsumerMemberKey(Kind.TARGET_ASSIGNMENT_MEMBER, group_id, name), target)
+    target_epoch = cr.AssignmentEpochValue(generation)
+    outcome.append(cr.assignment_epoch(group_id, target_epoch))
+    group.replay(cr.ConsumerGroupKey(Kind.TARGET_ASSIGNMENT_METADATA, group_id), target_epoch)
+    for name, partitions in assigned.items():
+        current = write_current(
+            CurrentAssignment(
+                generation, generation, assigned=dict.fromkeys(partitions, generation)
+            )
+        )
+        outcome.append(cr.current_assignment(group_id, name, current))
+        group.replay(cr.ConsumerMemberKey(Kind.CURRENT_MEMBER_ASSIGNMENT, group_id, name), current)
+    outcome.event(
+        EventKind.GROUP_UPGRADED,
+        classic.group_id,
+        generation=generation,
+        members=len(members),
+        reason="a member of the consumer protocol joined",
+    )
+    return group
+
+
+def _require_upgradable(classic: ClassicGroup, settings: ConsumerSettings) -> None:
+    reason = None
+    if not settings.migration_policy.allows_upgrade:
+        reason = f"group.consumer.migration.policy is {settings.migration_policy}"
+    elif classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        reason = f"its members are of type {classic.protocol_type!r}"
+    elif len(classic.members) > settings.max_size:
+        reason = f"it has more members than group.consumer.max.size={settings.max_size}"
+    if reason is not None:
+        raise GroupIdNotFoundError(f"classic group {classic.group_id!r} stays classic: {reason}")
+
+
+def _consumers(
+    classic: ClassicGroup, topics: TopicImage
+) -> tuple[dict[str, cr.ConsumerMemberValue], dict[str, list[TopicIdPartition]]]:
+    """Return each member as the consumer protocol sees it, and what it is assigned."""
+    # The last one may have left during the join phase, which then still waits for its timer.
+    everybody = list(classic.members.values())
+    protocol_name = classic.protocol_name or (select_protocol(everybody) if everybody else "")
+    members: dict[str, cr.ConsumerMemberValue] = {}
+    assigned: dict[str, list[TopicIdPartition]] = {}
+    owners: dict[TopicIdPartition, str] = {}
+    why = f"classic group {classic.group_id!r} stays classic"
+    for member in classic.members.values():
+        try:
+            subscription = read_subscription(member.metadata(protocol_name))
+            assignment = read_assignment(member.assignment)
+        except CorruptRecordError as error:
+            raise GroupIdNotFoundError(f"{why}: {member.member_id!r}: {error}") from error
+        if assignment.has_user_data:
+            raise GroupIdNotFoundError(f"{why}: its assignor's user data would be lost")
+        members[member.member_id] = cr.ConsumerMemberValue(
+            instance_id=member.group_instance_id,
+            rack_id=subscription.rack_id or None,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            subscribed_topic_names=tuple(sorted(set(subscription.topics))),
+            subscribed_topic_regex="",
+            rebalance_timeout_ms=member.rebalance_timeout_ms,
+            server_assignor=None,
+            classic=cr.ClassicMemberMetadata(member.session_timeout_ms, member.protocols),
+        )
+        mine = assigned[member.member_id] = list(ids_of(assignment.partitions, topics))
+        for partition in mine:
+            if owners.setdefault(partition, member.member_id) != member.member_id:
+                raise GroupIdNotFoundError(f"{why}: a partition has two owners")
+    return members, assigned
+
+
+def finish_upgrade(outcome: Outcome, classic: ClassicGroup) -> None:
+    """Let go of a classic group whose tombstone is decided: who waits there must join anew."""
+    error = RebalanceInProgressError("the group became one of the consumer protocol; rejoin")
+    outcome.disarm(join_timer(classic.group_id))
+    outcome.disarm(sync_timer(classic.group_id))
+    classic.removed(outcome)
+    for member in classic.members.values():
+        for token in (classic.take_join(member), member.sync_token):
+            if token is not None:
+                outcome.reply(token, error)
+        member.sync_token = None
+        arm_session(outcome, classic, member)
+
+
+# --- consumer to classic -------------------------------------------------------------------------
+
+
+def may_downgrade(
+    shard: Shard, group: ConsumerGroup, leaving: Collection[str], joining: int = 0
+) -> bool:
+    """Whether the group is to become classic when these members go and so many come."""
+    size = len(group.members) - len(leaving) + joining
+    return (
+        0 < size <= shard.limits.max_group_size
+        and shard.consumer.migration_policy.allows_downgrade
+        and group.is_all_classic_without(leaving)
+    )
+
+
+def downgrade(
+    shard: Shard,
+    outcome: Outcome,
+    group: ConsumerGroup,
+    leaving: Collection[str],
+    joining: tuple[str, cr.ConsumerMemberValue, str] | None = None,
+    rebalance_reason: str | None = None,
+) -> bool:
+    """Turn a consumer group into a classic one; False, and nothing changed, if it can't be.
+
+    ``joining`` is a static member with its new id and the id it replaces. With a
+    ``rebalance_reason`` the classic group starts with a rebalance.
+    """
+    now_ms, group_id = outcome.now_ms, group.group_id
+    values = {name: value for name, value in group.members.items() if name not in leaving}
+    targets = dict(group.targets)
+    names = {name: name for name in group.members}
+    if joining is not None:
+        member_id, value, replaced = joining
+        del values[replaced]
+        values[member_id] = value
+        targets[member_id] = targets.pop(replaced, frozenset())
+        names[replaced] = member_id
+    classic = ClassicGroup.converted(group_id, shard.totals, group.epoch, _classics(values), now_ms)
+    for member in classic.members.values():
+        version = _version_of(member.metadata(classic.protocol_name))
+        partitions = targets.get(member.member_id, frozenset())
+        member.assignment = write_assignment(version, named(partitions, shard.image))
+    saved = classic.metadata_value(
+        classic.members.values(),
+        classic.leader_id,
+        {member.member_id: member.assignment for member in classic.members.values()},
+    )
+    record = records.group_metadata(group_id, saved)
+    if len(record.value or b"") > shard.limits.max_group_record_bytes:
+        classic.discard()
+        return False
+    for tombstone in group.tombstones(names):
+        outcome.append(tombstone)
+    outcome.append(record)
+    for member_id in group.members:
+        group.stop_timers(outcome, member_id)
+    outcome.disarm(assignor_timer(group_id))
+    classic.predecessor = group
+    shard.groups[group_id] = classic
+    for member in classic.members.values():
+        arm_session(outcome, classic, member)
+    outcome.event(
+        EventKind.GROUP_DOWNGRADED,
+        group_id,
+        epoch=group.epoch,
+        members=len(values),
+        reason="only members of the classic protocol are left",
+    )
+    if rebalance_reason is not None:
+        prepare_rebalance(shard, outcome, classic, rebalance_reason, None)
+    return True
+
+
+def _classics(values: dict[str, cr.ConsumerMemberValue]) -> Iterator[ClassicMember]:
+    for member_id, value in values.items():
+        if value.classic is None:
+            raise TypeError(f"{member_id!r} does not speak the classic protocol")
+        yield ClassicMember(
+            member_id=member_id,
+            group_instance_id=value.instance_id,
+            client_id=value.client_id,
+            client_host=value.client_host,
+            session_timeout_ms=value.classic.session_timeout_ms,
+            rebalance_timeout_ms=value.rebalance_timeout_ms,
+            protocols=value.classic.protocols,
+        )
+
+
+def _version_of(metadata: bytes) -> int:
+    """Return the version of a subscription; 0 if nobody has read this one before, and none can."""
+    try:
+        return read_subscription(metadata).version
+    except CorruptRecordError:
+        return 0
+
+
+# --- names and ids of topics ---------------------------------------------------------------------
+
+
+def ids_of(
+    partitions: Iterable[tuple[str, tuple[int, ...]]], topics: TopicImage
+) -> Iterator[TopicIdPartition]:
+    """Yield (topic id, partition); a topic that does not exist has none."""
+    for name, indexes in partitions:
+        known = topics.topics.get(name)
+        if known is not None:
+            for index in indexes:
+                yield known[0], index
+
+
+def named(
+    partitions: Iterable[TopicIdPartition], topics: TopicImage | None
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Return partitions by the names of their topics; without those that do not exist any more."""
+    names = {} if topics is None else topics.names()
+    return [
+        (names[topic_id], indexes)
+        for topic_id, indexes in by_topic(partitions)
+        if topic_id in names
+    ]

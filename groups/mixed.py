@@ -1,0 +1,271 @@
+"""Members of the classic protocol in a consumer group: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+
+Nobody leads there. A JoinGroup takes the member through the same steps as a heartbeat of the
+consumer protocol, its generation is its member epoch, and SyncGroup hands out what the broker
+assigned, in the bytes that the member's own protocol knows.
+
+Source: Kafka's ``GroupMetadataManager`` (classicGroup{Join,Sync,Heartbeat,Leave}ToConsumerGroup).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from groups import consumer_records as cr
+from groups.classic_group import CONSUMER_PROTOCOL_TYPE
+from groups.commands import (
+    Heartbeat,
+    HeartbeatResult,
+    JoinGroup,
+    JoinGroupResult,
+    LeaveGroup,
+    LeaveGroupResult,
+    LeavingMember,
+    SyncGroup,
+    SyncGroupResult,
+)
+from groups.consumer_commands import (
+    JOIN_EPOCH,
+    ConsumerHeartbeat,
+    ConsumerSettings,
+    TopicImage,
+)
+from groups.consumer_group import ConsumerGroup, session_timer
+from groups.consumer_members import remove_members
+from groups.consumer_steps import (
+    Beat,
+    change_group,
+    move_member,
+    reconcile_member,
+    remember,
+    require_owner,
+    require_small,
+    take_over,
+)
+from groups.consumer_target import Working
+from groups.errors import (
+    GroupError,
+    GroupLimitExceededError,
+    GroupMaxSizeReachedError,
+    IllegalGenerationError,
+    InconsistentGroupProtocolError,
+    MemberIdRequiredError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from groups.migration import downgrade, ids_of, may_downgrade, named
+from groups.outcome import EventKind, Outcome
+from groups.reconcile import MemberState
+from groups.shard import Shard
+from groups.subscription import Subscription, read_subscription, write_assignment
+from logcore.errors import CorruptRecordError
+from logcore.machine import DomainError, Token
+
+NO_TOPICS: Final = TopicImage({})
+"""The topics of a cluster that nobody has told of yet."""
+
+# --- JoinGroup -----------------------------------------------------------------------------------
+
+
+def join_group(
+    shard: Shard, outcome: Outcome, group: ConsumerGroup, token: Token, command: JoinGroup
+) -> None:
+    """Decide on a JoinGroup to a consumer group with members; it is answered at once.
+
+    Raises a :class:`groups.errors.GroupError` before any change.
+    """
+    settings = shard.settings_with(command.settings)
+    if len(group.members) >= settings.max_size and command.member_id not in group.members:
+        raise GroupMaxSizeReachedError(f"group {group.group_id!r} is full")
+    names = [name for name, _ in command.protocols]
+    if not group.supports_classic(command.protocol_type, names):
+        raise InconsistentGroupProtocolError(f"no protocol suits group {group.group_id!r}")
+    is_new, instance_id = not command.member_id, command.group_instance_id
+    if is_new and instance_id is None and command.require_known_member_id:
+        outcome.reply(token, MemberIdRequiredError(command.new_member_id))
+        return
+    beat = _beat(shard, group, command, settings)
+    owner = None if instance_id is None else group.static_members.get(instance_id)
+    if instance_id is not None and not is_new:
+        require_owner(instance_id, command.member_id, owner)
+    elif owner is not None:
+        take_over(outcome, beat, owner)
+    change_group(shard, outcome, beat)
+    if owner is None or not _replace_last(shard, outcome, beat, owner):
+        move_member(outcome, beat)
+        require_small(shard, outcome)
+        remember(shard, outcome, beat)
+        timer = session_timer(group.group_id, beat.member_id)
+        outcome.arm(timer, command.session_timeout_ms)
+        group.joined(outcome, beat.member_id, beat.command.rebalance_timeout_ms)
+    protocol_name = command.protocols[0][0]
+    outcome.reply(
+        token,
+        JoinGroupResult(
+            beat.member_id,
+            beat.current.member_epoch,
+            CONSUMER_PROTOCOL_TYPE,
+            protocol_name,
+            leader="",
+        ),
+    )
+
+
+def _beat(
+    shard: Shard, group: ConsumerGroup, command: JoinGroup, settings: ConsumerSettings
+) -> Beat:
+    """Say with a heartbeat of the consumer protocol what the JoinGroup says."""
+    subscription = _subscription(command)
+    topics = shard.image or NO_TOPICS
+    owned: dict[bytes, tuple[int, ...]] = {}
+    for topic_id, index in ids_of(subscription.owned, topics):
+        owned[topic_id] = (*owned.get(topic_id, ()), index)
+    if len(subscription.topics) > shard.limits.max_subscribed_topics:
+        limit = shard.limits.max_subscribed_topics
+        raise GroupLimitExceededError(f"more than max_subscribed_topics={limit}")
+    member_id, rebalance_ms = command.member_id, command.rebalance_timeout_ms
+    said = ConsumerHeartbeat(
+        group_id=group.group_id,
+        member_id=member_id or command.new_member_id,
+        member_epoch=JOIN_EPOCH,
+        topics=topics,
+        client_id=command.client_id,
+        client_host=command.client_host,
+        instance_id=command.group_instance_id,
+        rack_id=subscription.rack_id or None,
+        # v0 has no such field: there the session timeout serves both purposes.
+        rebalance_timeout_ms=command.session_timeout_ms if rebalance_ms < 0 else rebalance_ms,
+        subscribed_topic_names=subscription.topics,
+        subscribed_topic_regex="",
+        owned=tuple(owned.items()),
+    )
+    known, current = group.members.get(said.member_id), group.current(said.member_id)
+    working = Working.of(group, topics)
+    classic = cr.ClassicMemberMetadata(command.session_timeout_ms, command.protocols)
+    return Beat(said, settings, group, working, said.member_id, known, current, classic)
+
+
+def _subscription(command: JoinGroup) -> Subscription:
+    """Read the first protocol's metadata: consumers say the same in all of them."""
+    try:
+        return read_subscription(command.protocols[0][1])
+    except CorruptRecordError as error:
+        raise InconsistentGroupProtocolError(f"a subscription can't be read: {error}") from error
+
+
+def _replace_last(shard: Shard, outcome: Outcome, beat: Beat, owner: str) -> bool:
+    """Make the group classic if ``owner`` was its last member of the consumer protocol."""
+    group = beat.group
+    if group.members[owner].classic is not None or not may_downgrade(
+        shard, group, [owner], joining=1
+    ):
+        return False
+    why = None
+    if beat.needs_target:
+        why = f"the group became classic; {beat.member_id}: took the place of {owner}"
+    else:
+        reconcile_member(outcome, beat)
+    require_small(shard, outcome)
+    value = beat.working.members[beat.member_id]
+    joining = (beat.member_id, value, owner)
+    return downgrade(shard, outcome, group, (), joining, rebalance_reason=why)
+
+
+# --- SyncGroup and Heartbeat ---------------------------------------------------------------------
+
+
+def sync_group(
+    shard: Shard, outcome: Outcome, group: ConsumerGroup, token: Token, command: SyncGroup
+) -> None:
+    """Hand a classic member what is assigned to it. Raises a GroupError before any change."""
+    member_id = command.member_id
+    classic = _classic_member(group, member_id, command.group_instance_id, command.generation_id)
+    first_name, first_metadata = classic.protocols[0]
+    for told, known in (
+        (command.protocol_type, CONSUMER_PROTOCOL_TYPE),
+        (command.protocol_name, first_name),
+    ):
+        if told is not None and told != known:
+            raise InconsistentGroupProtocolError(f"{told!r} is not the member's {known!r}")
+    current = group.current(member_id)
+    is_behind = group.epoch > current.member_epoch
+    if is_behind and current.state is not MemberState.UNREVOKED_PARTITIONS:
+        group.expect_join(outcome, member_id)
+        outcome.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))
+        return
+    group.synced(outcome, member_id)
+    outcome.arm(session_timer(group.group_id, member_id), classic.session_timeout_ms)
+    version = read_subscription(first_metadata).version
+    assignment = write_assignment(version, named(current.assigned, shard.image))
+    outcome.reply(token, SyncGroupResult(command.protocol_type, command.protocol_name, assignment))
+
+
+def heartbeat(outcome: Outcome, group: ConsumerGroup, token: Token, command: Heartbeat) -> None:
+    """Keep a classic member alive, and tell it to rejoin when there is something to learn.
+
+    That is when the group has moved on, when the member must revoke, and when all that it waits for
+    has become free.
+    """
+    member_id = command.member_id
+    classic = _classic_member(group, member_id, command.group_instance_id, command.generation_id)
+    outcome.arm(session_timer(group.group_id, member_id), classic.session_timeout_ms)
+    current = group.current(member_id)
+    is_free = current.state is MemberState.UNRELEASED_PARTITIONS and not (
+        group.waits_for_partitions(member_id)
+    )
+    is_unrevoked = current.state is MemberState.UNREVOKED_PARTITIONS
+    if current.member_epoch < group.epoch or is_unrevoked or is_free:
+        group.expect_join(outcome, member_id)
+        outcome.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))
+    else:
+        outcome.reply(token, HeartbeatResult())
+
+
+def _classic_member(
+    group: ConsumerGroup, member_id: str, instance_id: str | None, generation_id: int
+) -> cr.ClassicMemberMetadata:
+    if instance_id is not None:
+        require_owner(instance_id, member_id, group.static_members.get(instance_id))
+    member = group.members.get(member_id)
+    if member is None or member.classic is None:
+        raise UnknownMemberIdError(f"{member_id!r} is no classic member of {group.group_id!r}")
+    epoch = group.current(member_id).member_epoch
+    if generation_id != epoch:
+        raise IllegalGenerationError(f"generation {generation_id} is not the member's {epoch}")
+    return member.classic
+
+
+# --- LeaveGroup ----------------------------------------------------------------------------------
+
+
+def leave_group(
+    shard: Shard, outcome: Outcome, group: ConsumerGroup, token: Token, command: LeaveGroup
+) -> None:
+    """Remove members, whatever protocol they speak; the group epoch is bumped once."""
+    results: list[tuple[str, str | None, DomainError | None]] = []
+    left: dict[str, str] = {}
+    for leaving in command.members:
+        error_of_member: GroupError | None = None
+        try:
+            member_id = _leaving(group, leaving)
+        except GroupError as error:
+            error_of_member = error
+        else:
+            reason = leaving.reason[: shard.limits.max_reason_chars] or "LeaveGroup"
+            left.setdefault(member_id, reason)
+        results.append((leaving.member_id, leaving.group_instance_id, error_of_member))
+    if left:
+        reasons = "; ".join(dict.fromkeys(left.values()))[: shard.limits.max_reason_chars]
+        remove_members(shard, outcome, group, list(left), EventKind.MEMBER_LEFT, reasons)
+    outcome.reply(token, LeaveGroupResult(tuple(results)))
+
+
+def _leaving(group: ConsumerGroup, leaving: LeavingMember) -> str:
+    member_id, instance_id = leaving.member_id, leaving.group_instance_id
+    if instance_id is not None:
+        owner = group.static_members.get(instance_id)
+        require_owner(instance_id, member_id or owner or "", owner)
+        return owner or ""
+    if member_id not in group.members:
+        raise UnknownMemberIdError(f"group {group.group_id!r} has no member {member_id!r}")
+    return member_id

@@ -23,6 +23,8 @@ import structlog
 from coordinator.cleaner import Cleaner
 from coordinator.config import BrokerConfig, ConfigError
 from coordinator.errors import error_code
+from coordinator.fetch_sessions import FetchSessions
+from coordinator.group_commit import GroupCommit
 from coordinator.group_coordinator import GroupCoordinator
 from coordinator.handlers import Registry
 from coordinator.history import History
@@ -83,6 +85,9 @@ class Broker:
     """The causes of what groups and transactions went through."""
     polls: Polls
     """Requests that wait for records."""
+    fetch_sessions: FetchSessions
+    commit: GroupCommit
+    """Appends that wait for the disk."""
     cluster_id: str
     node_id: int
 
@@ -163,7 +168,7 @@ class Broker:
         for key, reason in self.config.without_effect():
             _log.warning("setting has no effect", key=key, reason=reason)
         try:
-            self._open()
+            self.open()
             self.history.start()
             self._remembering = True
             for coordinator in (self.groups, self.txns):
@@ -174,7 +179,12 @@ class Broker:
             await self.stop()
             raise
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Take the directory and load what is in it, without serving it; :meth:`stop` ends that.
+
+        For commands that work on a stopped broker's data. Raises BrokerError, MetadataError,
+        LogError, OSError.
+        """
         directory = str(self.data_dir)
         try:
             self.fs.make_directory(directory)
@@ -187,7 +197,8 @@ class Broker:
             raise BrokerError(f"the data directory {directory} can not be used: {error}") from error
         meta = self._identify(directory)
         self.cluster_id, self.node_id = meta.cluster_id, meta.node_id
-        self.replicas = Replicas(self.fs, directory, self.config, self.clock)
+        self.commit = GroupCommit(self.clock)
+        self.replicas = Replicas(self.fs, directory, self.config, self.clock, self.commit)
         self._opened = True
         self.metadata = MetadataLog(
             self.replicas.open_metadata(), self.config, self.clock, node_id=self.node_id
@@ -197,6 +208,9 @@ class Broker:
         self.metadata.compact()
         self.topics = TopicAdmin(self.metadata, self.config, self.node_id)
         self.polls = Polls()
+        self.fetch_sessions = FetchSessions(
+            self.config.int("max.incremental.fetch.session.cache.slots")
+        )
         self.history = History(self.metadata, self.replicas, self.config, self.clock)
         self.groups = GroupCoordinator(self)
         self.txns = TxnCoordinator(self)
@@ -221,6 +235,7 @@ class Broker:
         config = self.config
         limits = ConnectionLimits(
             max_request_bytes=config.int("socket.request.max.bytes"),
+            max_queued_request_bytes=config.int("queued.max.request.bytes"),
             max_connections=config.int("max.connections"),
             max_connections_per_ip=config.int("max.connections.per.ip"),
             max_idle_ms=config.int("connections.max.idle.ms"),
@@ -264,6 +279,8 @@ class Broker:
         if self.cleaner is not None:
             await self.cleaner.stop()
             self.cleaner = None
+        if self._opened:
+            await self.commit.drain()
         while self._coordinators:
             await self._coordinators.pop().stop()
         if self._server is not None:
@@ -273,6 +290,7 @@ class Broker:
             if self._remembering:
                 self.history.stop()
                 self._remembering = False
+            await self.commit.close()
             self.replicas.close()
             self._opened = False
         if self._lock is not None:

@@ -66,6 +66,7 @@ class ConfigSource(IntEnum):
     STATIC_BROKER = 4
     DEFAULT = 5
     BROKER_LOGGER = 6
+    GROUP = 8
 
 
 class Setting(tuple[str, str | None, ConfigSource]):
@@ -306,10 +307,19 @@ def _check_together(values: Mapping[str, Value]) -> None:
     for low, high in (
         ("group.min.session.timeout.ms", "group.max.session.timeout.ms"),
         ("log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"),
+        *(
+            (f"group.consumer.{low}{name}", f"group.consumer.{high}{name}")
+            for name in ("session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms")
+            for low, high in (("min.", "max."), ("min.", ""), ("", "max."))
+        ),
     ):
         smaller, larger = values[low], values[high]
         if isinstance(smaller, int) and isinstance(larger, int) and smaller > larger:
             raise ConfigError(low, smaller, f"it is above {high} ({larger})")
+    beat, session = "group.consumer.heartbeat.interval.ms", "group.consumer.session.timeout.ms"
+    between, silence = values[beat], values[session]
+    if isinstance(between, int) and isinstance(silence, int) and between >= silence:
+        raise ConfigError(beat, between, f"it must be below {session} ({silence})")
 
 
 # --- topic level ---------------------------------------------------------------------------------

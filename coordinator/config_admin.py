@@ -1,4 +1,4 @@
-"""Configuration by request: describing and changing topics, brokers and the logger.
+"""Configuration by request: describing and changing topics, brokers, groups and the logger.
 
 A resource is a type and a name. Changes are checked as a whole before anything is written.
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from coordinator import logs
+from coordinator import group_settings, logs
 from coordinator.config import (
     BROKER_KEYS,
     TOPIC_KEYS,
@@ -22,6 +22,7 @@ from coordinator.config import (
     Setting,
     shown_topic_keys,
 )
+from coordinator.config_group_defs import GROUP_OWN_KEYS
 from coordinator.config_types import text_of
 from coordinator.data_errors import InvalidRequestError
 from coordinator.metadata import DEFAULT_SETTINGS
@@ -91,8 +92,8 @@ def describe(broker: Broker, kind: int, name: str) -> list[Described]:
     if kind in {ResourceType.GROUP, ResourceType.CLIENT_METRICS}:
         if not name:
             raise InvalidRequestError("the name of the resource is empty")
-        # Groups of the classic protocol and clients have no settings of their own.
-        return []
+        # Clients have no settings of their own.
+        return _describe_group(broker, name) if kind == ResourceType.GROUP else []
     raise InvalidRequestError(f"Unsupported resource type: {kind}")
 
 
@@ -113,6 +114,18 @@ def _describe_topic(broker: Broker, name: str) -> list[Described]:
                 key.doc,
                 read_only=False,
             )
+        )
+    return found
+
+
+def _describe_group(broker: Broker, name: str) -> list[Described]:
+    own = broker.metadata.group_settings(name)
+    found = []
+    for key in GROUP_OWN_KEYS.values():
+        settings = group_settings.places(broker.config, key.name, own)
+        _, text, source = settings[0]
+        found.append(
+            Described(key.name, text, source, settings, key.type, key.doc, read_only=False)
         )
     return found
 
@@ -245,6 +258,8 @@ def _stored(broker: Broker, kind: int, name: str) -> Mapping[str, str]:
         return broker.topics.known(name).configs
     if kind == ResourceType.BROKER:
         return broker.metadata.settings(name)
+    if kind == ResourceType.GROUP:
+        return broker.metadata.group_settings(name)
     return {}
 
 
@@ -261,11 +276,17 @@ def _store(
         broker.config.check_dynamic(configs)
         if not validate_only:
             broker.metadata.set_settings(name, configs)
-    elif kind in {ResourceType.GROUP, ResourceType.CLIENT_METRICS}:
+    elif kind == ResourceType.GROUP:
+        if not name:
+            raise InvalidRequestError("the name of the resource is empty")
+        group_settings.check(broker.config, configs)
+        if not validate_only:
+            broker.metadata.set_group_settings(name, configs)
+    elif kind == ResourceType.CLIENT_METRICS:
         if not name:
             raise InvalidRequestError("the name of the resource is empty")
         for key, value in configs.items():
-            raise ConfigError(key, value, "groups of the classic protocol have no settings")
+            raise ConfigError(key, value, "clients have no settings here")
     else:
         raise InvalidRequestError(f"Unsupported resource type: {kind}")
 

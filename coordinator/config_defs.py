@@ -286,6 +286,14 @@ _BROKER_KEYS = (
         1024,
     ),
     ConfigKey(
+        "max.incremental.fetch.session.cache.slots",
+        _I,
+        "1000",
+        "Fetch sessions that are kept; 0 keeps none.",
+        "sessions",
+        0,
+    ),
+    ConfigKey(
         "log.retention.check.interval.ms",
         _L,
         "300000",
@@ -358,6 +366,14 @@ _BROKER_KEYS = (
         "ms",
         1,
     ),
+    _dynamic(
+        "max.producer.ids",
+        _I,
+        "100000",
+        "Producers remembered, once for each partition; beyond it the longest idle is forgotten.",
+        "producers",
+        1,
+    ),
     ConfigKey(
         "producer.id.expiration.check.interval.ms",
         _I,
@@ -373,6 +389,14 @@ _BROKER_KEYS = (
         "The largest request; a larger one closes its connection.",
         "bytes",
         1,
+    ),
+    ConfigKey(
+        "queued.max.request.bytes",
+        _L,
+        "268435456",
+        "Requests above 64 KiB, of all connections together; -1 sets no bound, as Kafka's default.",
+        "bytes",
+        -1,
     ),
     ConfigKey(
         "connections.max.idle.ms",

@@ -41,6 +41,54 @@ GROUP_KEYS = (
         15000,
     ),
     ConfigKey(
+        "group.consumer.min.session.timeout.ms",
+        _I,
+        "45000",
+        "The shortest session timeout that a group may be given as its own.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "group.consumer.max.session.timeout.ms",
+        _I,
+        "60000",
+        "The longest session timeout that a group may be given as its own.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "group.consumer.min.heartbeat.interval.ms",
+        _I,
+        "5000",
+        "The shortest heartbeat interval that a group may be given as its own.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "group.consumer.max.heartbeat.interval.ms",
+        _I,
+        "15000",
+        "The longest heartbeat interval that a group may be given as its own.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "group.consumer.min.assignment.interval.ms",
+        _I,
+        "0",
+        "The shortest assignment interval that a group may be given as its own.",
+        "ms",
+        0,
+    ),
+    ConfigKey(
+        "group.consumer.max.assignment.interval.ms",
+        _I,
+        "15000",
+        "The longest assignment interval that a group may be given as its own.",
+        "ms",
+        0,
+    ),
+    ConfigKey(
         "group.consumer.max.size",
         _I,
         "1000",
@@ -49,11 +97,18 @@ GROUP_KEYS = (
         1,
     ),
     ConfigKey(
+        "group.consumer.migration.policy",
+        ConfigType.STRING,
+        "bidirectional",
+        "Whether groups with members may change between the classic and the consumer protocol.",
+        choices=("disabled", "upgrade", "downgrade", "bidirectional"),
+    ),
+    ConfigKey(
         "group.consumer.assignors",
         _LI,
         "uniform,range",
-        "Server-side assignors; the first is the default.",
-        choices=("uniform", "range"),
+        "Server-side assignors; the first is the default. Others than uniform and range are entry"
+        " points of the group fencepost.assignors.",
     ),
     ConfigKey(
         "group.min.session.timeout.ms",
@@ -121,3 +176,39 @@ GROUP_KEYS = (
         _MIB,
     ),
 )
+
+
+GROUP_OWN_KEYS = {
+    key.name: key
+    for key in (
+        ConfigKey(
+            "consumer.session.timeout.ms",
+            _I,
+            None,
+            "A member of this group that is silent for so long is removed.",
+            "ms",
+            1,
+        ),
+        ConfigKey(
+            "consumer.heartbeat.interval.ms",
+            _I,
+            None,
+            "How often members of this group are told to send a heartbeat.",
+            "ms",
+            1,
+        ),
+        ConfigKey(
+            "consumer.assignment.interval.ms",
+            _I,
+            None,
+            "This group's target assignment is computed at most once in this time.",
+            "ms",
+            0,
+        ),
+    )
+}
+"""What a group of the consumer protocol may have of its own: ``GroupConfig``.
+
+The default of each is the broker's key of the same name behind ``group.``; its bounds are
+``group.consumer.min.*`` and ``group.consumer.max.*``.
+"""

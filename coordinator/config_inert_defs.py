@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from coordinator.config_types import ConfigKey, ConfigType
 
-_B, _S, _I = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT
+_B, _I = ConfigType.BOOLEAN, ConfigType.INT
 _SH, _L, _LI = ConfigType.SHORT, ConfigType.LONG, ConfigType.LIST
 
 ONE_NODE = "there is one node and one copy"
 _ONE_LOOP = "all work is done on one event loop"
-_NO_GROUP_SETTINGS = "groups have no settings of their own"
-_NO_MIGRATION = "a group keeps the protocol that it began with"
 _SAME_TURN = "writes are complete when they are answered"
 
 
@@ -41,7 +39,6 @@ INERT_KEYS = (
     inert_key("log.cleaner.threads", _I, "1", _ONE_LOOP),
     inert_key("group.coordinator.threads", _I, "4", _ONE_LOOP),
     inert_key("queued.max.requests", _I, "500", "a connection has one request at a time"),
-    inert_key("max.incremental.fetch.session.cache.slots", _I, "1000", "every fetch is a full one"),
     inert_key("offsets.commit.timeout.ms", _I, "5000", _SAME_TURN),
     inert_key("group.coordinator.append.linger.ms", _I, "-1", _SAME_TURN),
     inert_key("add.partitions.to.txn.retry.backoff.ms", _I, "20", _SAME_TURN),
@@ -57,9 +54,4 @@ INERT_KEYS = (
     inert_key(
         "socket.receive.buffer.bytes", _I, "102400", "the operating system sizes its buffers"
     ),
-    inert_key("group.consumer.min.session.timeout.ms", _I, "45000", _NO_GROUP_SETTINGS),
-    inert_key("group.consumer.max.session.timeout.ms", _I, "60000", _NO_GROUP_SETTINGS),
-    inert_key("group.consumer.min.heartbeat.interval.ms", _I, "5000", _NO_GROUP_SETTINGS),
-    inert_key("group.consumer.max.heartbeat.interval.ms", _I, "15000", _NO_GROUP_SETTINGS),
-    inert_key("group.consumer.migration.policy", _S, "bidirectional", _NO_MIGRATION),
 )

@@ -15,7 +15,8 @@ Source: the behaviour is that of Kafka's ``SocketServer.Processor`` and ``KafkaA
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import structlog
@@ -31,8 +32,10 @@ from coordinator.wire.codec import (
     unsupported_api_versions,
 )
 from coordinator.wire.errors import EncodeError, MalformedRequest, UnsupportedVersion
-from coordinator.wire.frames import FrameBuffer
+from coordinator.wire.frames import KEPT_BUFFER_BYTES, FrameBuffer
+from coordinator.wire.limits import FIRST_BUFFER_BYTES
 from coordinator.wire.schema import Entity
+from coordinator.wire.writer import Chunk, InFile
 from logcore.machine import DomainError
 
 if TYPE_CHECKING:
@@ -42,6 +45,11 @@ log = structlog.get_logger(__name__)
 
 FRAMES_PER_TURN = 32
 """Requests of one connection that are served before others get their turn."""
+
+WRITE_BYTES = 262_144
+"""A response goes to the transport in pieces of this size. What the socket does not take of a piece
+is copied into the transport's buffer, and there moved to the front after every send: with megabytes
+at a time that costs more than the sending itself."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -57,6 +65,11 @@ class Connection(asyncio.BufferedProtocol):
         self._task: asyncio.Future[Any] | None = None
         self._reading = True
         self._writable = True
+        self._granted_bytes = FIRST_BUFFER_BYTES
+        self._waiting = False
+        self._large_since = 0.0
+        self._large_request = -1
+        self._unsent: deque[memoryview | InFile] = deque()
         self._again: asyncio.Handle | None = None
         self._on_close: list[Callable[[], None]] = []
         self.closed = False
@@ -81,16 +94,19 @@ class Connection(asyncio.BufferedProtocol):
             self.closed = True
             self._transport.abort()
             return
-        self._transport.set_write_buffer_limits(high=self._limits.write_high_water_bytes)
+        # Told of every byte that the socket does not take, and when all of them are gone.
+        self._transport.set_write_buffer_limits(high=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone. A request under way runs on; its response has nowhere to go."""
         if exc is not None:
             log.debug("connection lost", peer=self.peer, error=str(exc))
         self.closed = True
+        self._unsent.clear()
         if self._again is not None:
             self._again.cancel()
         self._server.forget(self)
+        self._server.budget.give(self)
         callbacks, self._on_close = self._on_close, []
         for callback in callbacks:
             callback()
@@ -113,6 +129,8 @@ class Connection(asyncio.BufferedProtocol):
         if not self.closed:
             self.closed = True
             log.info("closing connection", peer=self.peer, reason=reason)
+            while self._unsent and (piece := self._next_piece()) is not None:
+                self._transport.write(piece)
             self._transport.close()
 
     def abort(self) -> None:
@@ -129,6 +147,12 @@ class Connection(asyncio.BufferedProtocol):
         return f"{self.peer_host}:{self.peer_port}"
 
     @property
+    def file_number(self) -> int:
+        """The file descriptor of the socket, −1 once it is closed."""
+        number: int = self._transport.get_extra_info("socket").fileno()
+        return number
+
+    @property
     def busy(self) -> bool:
         """Whether a request is being served."""
         return self._current is not None
@@ -140,15 +164,39 @@ class Connection(asyncio.BufferedProtocol):
 
     def check_idle(self, now: float) -> None:
         """Close a connection that has done nothing for too long; called by the server's sweep."""
-        if self.busy:
+        if self.busy or self._waiting:
             return
         quiet_ms = (now - self.last_active) * 1000
         if quiet_ms > self._limits.max_idle_ms:
             self.close("idle")
+        elif self._is_slow(now) and self._server.budget.contended:
+            self.close("a request arrives too slowly while others wait for its memory")
         elif self._frames.pending and self._reading and quiet_ms > self._limits.frame_timeout_ms:
             self.close("a request stopped half-way")
-        elif quiet_ms > self._limits.frame_timeout_ms:
-            self._frames.shrink()
+        elif quiet_ms > self._limits.frame_timeout_ms and self.release_idle():
+            self._server.budget.give(self)
+
+    def _is_slow(self, now: float) -> bool:
+        """Whether a large frame under way stays behind the rate that it must keep."""
+        if self._frames.wanted <= FIRST_BUFFER_BYTES:
+            return False
+        spent_ms = (now - self._large_since) * 1000 - self._limits.slow_frame_grace_ms
+        return self._frames.pending < spent_ms * self._limits.min_frame_bytes_per_second / 1000
+
+    def release_idle(self) -> bool:
+        """Give the receive memory back if no request is in it; whether that was so."""
+        if self.busy or self._frames.pending:
+            return False
+        self._frames.shrink()
+        self._granted_bytes = FIRST_BUFFER_BYTES
+        return True
+
+    def granted(self) -> None:
+        """The budget has room for the frame that waits."""
+        self._waiting = False
+        self._granted_bytes = self._frames.wanted
+        self._large_since = self.last_active = self._loop.time()
+        self._resume()
 
     # --- bytes in ---
 
@@ -170,13 +218,14 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def pause_writing(self) -> None:
-        """The client does not take its responses: serve it nothing more."""
+        """The socket is full: until it has taken all that is written, serve nothing more."""
         self._writable = False
 
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._writable = True
         self.last_active = self._loop.time()
+        self._send_on()
         self._serve()
 
     def _pause(self) -> None:
@@ -190,7 +239,7 @@ class Connection(asyncio.BufferedProtocol):
         """Serve what has arrived until a request has to wait, or others should get their turn."""
         self._again = None
         for _ in range(FRAMES_PER_TURN):
-            if self.closed or self._current is not None or not self._writable:
+            if self.closed or self._current is not None or not self._writable or self._waiting:
                 return
             try:
                 frame = self._frames.next_frame()
@@ -212,7 +261,27 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._again = self._loop.call_soon(self._serve)
             return
-        if not self._reading:
+        wanted = self._frames.wanted
+        if wanted > FIRST_BUFFER_BYTES and not self._has_memory_for(wanted):
+            self._pause()
+            return
+        if self._granted_bytes > KEPT_BUFFER_BYTES and self.release_idle():
+            self._server.budget.give(self)
+        self._resume()
+
+    def _has_memory_for(self, wanted: int) -> bool:
+        """Whether a large frame that has begun may arrive whole; if not it waits its turn."""
+        if self._large_request != self.requests:
+            self._large_request = self.requests
+            self._large_since = self._loop.time()
+        if wanted > self._granted_bytes:
+            self._waiting = not self._server.budget.take(self, wanted)
+            if not self._waiting:
+                self._granted_bytes = wanted
+        return not self._waiting
+
+    def _resume(self) -> None:
+        if not self._reading and not self.closed:
             self._reading = True
             self._transport.resume_reading()
 
@@ -221,8 +290,7 @@ class Connection(asyncio.BufferedProtocol):
         if error.api_key != ApiKey.API_VERSIONS or served is None:
             self.close(str(error))
             return
-        for chunk in unsupported_api_versions(served, error.correlation_id):
-            self._transport.write(chunk)
+        self._send(unsupported_api_versions(served, error.correlation_id))
 
     def _run(self, request: Request, size_bytes: int) -> None:
         server = self._server
@@ -303,6 +371,50 @@ class Connection(asyncio.BufferedProtocol):
             log.exception("response cannot be written", api=APIS[context.api_key].name)
             self.close("a response could not be written")
             return
-        for chunk in chunks:
-            self._transport.write(chunk)
+        self._send(chunks)
         self.last_active = self._loop.time()
+
+    # --- bytes out ---
+
+    def _send(self, chunks: Iterable[Chunk | InFile]) -> None:
+        """Write a response, as much of it as the socket takes; the rest follows in turn."""
+        for chunk in chunks:
+            if not isinstance(chunk, Chunk):
+                self._unsent.append(chunk)
+            elif self._unsent or len(chunk) > WRITE_BYTES:
+                self._unsent.append(memoryview(chunk))
+            else:
+                self._transport.write(chunk)
+        if self._unsent:
+            self._send_on()
+
+    def _send_on(self) -> None:
+        transport, unsent = self._transport, self._unsent
+        while unsent and self._writable and not transport.is_closing():
+            piece = self._next_piece()
+            if piece is None:
+                return
+            transport.write(piece)
+
+    def _next_piece(self) -> memoryview | bytes | None:
+        """Take the next piece of what is unsent; None, and the end, where it can't be read.
+
+        The client was promised its length, so there is nothing else to tell it.
+        """
+        unsent = self._unsent
+        chunk = unsent[0]
+        if not isinstance(chunk, memoryview):
+            try:
+                piece: memoryview | bytes = chunk.take(WRITE_BYTES)
+            except OSError:
+                log.exception("records can not be read", peer=self.peer)
+                self.abort()
+                return None
+            if not len(chunk):
+                unsent.popleft()
+            return piece
+        if len(chunk) > WRITE_BYTES:
+            unsent[0] = chunk[WRITE_BYTES:]
+            return chunk[:WRITE_BYTES]
+        unsent.popleft()
+        return chunk

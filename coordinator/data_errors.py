@@ -62,3 +62,15 @@ class InvalidUpdateVersionError(DataError):
 
 class MetadataUnavailableError(DataError):
     """The metadata log could not be written; nothing was changed (KAFKA_STORAGE_ERROR)."""
+
+
+class FetchSessionIdNotFoundError(DataError):
+    """No such fetch session, or no longer (FETCH_SESSION_ID_NOT_FOUND)."""
+
+
+class InvalidFetchSessionEpochError(DataError):
+    """A request of a fetch session is not the next one (INVALID_FETCH_SESSION_EPOCH)."""
+
+
+class FetchSessionTopicIdError(DataError):
+    """A fetch session was begun with ids and goes on with names (FETCH_SESSION_TOPIC_ID_ERROR)."""

@@ -9,31 +9,30 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from coordinator.history import Origin
+from coordinator.assignor_process import AssignorProcesses
+from coordinator.group_settings import applied
 from coordinator.metadata import CONSUMER_OFFSETS, GROUP_VERSION
 from coordinator.runtime import Shard
 from coordinator.shard_errors import (
-    CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
-    ShardError,
 )
-from coordinator.shards import ShardSet
+from coordinator.sharded import ShardedCoordinator
 from groups.assignors.model import Assignor, AssignorRegistry
 from groups.assignors.range import RangeAssignor
+from groups.assignors.remote import ComputeTarget, RemoteAssignor
 from groups.assignors.uniform import UniformAssignor
 from groups.commands import (
     ExpireOffsets,
     Heartbeat,
     HeartbeatResult,
-    ListedGroup,
     ListGroups,
     ListGroupsResult,
     TopicsDeleted,
 )
-from groups.consumer_commands import ConsumerSettings, TopicImage
+from groups.consumer_commands import ConsumerSettings, MigrationPolicy, TopicImage
 from groups.limits import GroupLimits
 from groups.machine import GroupMachine
-from logcore.machine import DomainError, ProducerStamp
+from logcore.machine import InvariantViolation, ProducerStamp
 from logcore.partition import Partition
 
 if TYPE_CHECKING:
@@ -43,76 +42,39 @@ _MINUTE_MS = 60_000
 _EXPIRE = "expire offsets"
 
 
-ASSIGNORS: Mapping[str, Callable[[], Assignor]] = {
+BUILT_IN: Mapping[str, Callable[[], Assignor]] = {
     "uniform": UniformAssignor,
     "range": RangeAssignor,
 }
-"""The server-side assignors by their names in ``group.consumer.assignors``."""
+"""The broker's own server-side assignors by their names in ``group.consumer.assignors``."""
 
 
-class GroupCoordinator:
-    """``broker.groups``: every group of this broker.
-
-    The topic, and with it the shards, come into being with the first FindCoordinator; until then a
-    broker without groups has neither 50 directories nor 50 machines.
-    """
+class GroupCoordinator(ShardedCoordinator):
+    """``broker.groups``: every group of this broker."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._shards = ShardSet(
-            CONSUMER_OFFSETS,
-            broker.clock,
-            build=self._build,
-            perform=self._perform,
-            while_loading=_while_loading,
-            remember=broker.history.remember,
-        )
+        super().__init__(broker, CONSUMER_OFFSETS)
         self._topic_image: TopicImage | None = None
+        names = broker.config.items("group.consumer.assignors")
+        self._computed_elsewhere = AssignorProcesses(name for name in names if name not in BUILT_IN)
+        self._base_settings: ConsumerSettings | None = None
 
     async def start(self) -> None:
         """Open the shards if the topic exists; large logs go on loading after the return."""
         self._shards.bind(asyncio.get_running_loop())
         self._upkeep = self._shards.timers.timers(self._expire_offsets)
         self._set_upkeep()
-        topic = self._broker.metadata.topic(CONSUMER_OFFSETS)
-        if topic is not None:
-            self._shards.open(self._broker.replicas, topic.partitions)
-            await self._shards.loaded()
+        await self._open_existing()
 
     async def stop(self) -> None:
         """Close every shard; parked requests are answered NOT_COORDINATOR."""
+        await self._computed_elsewhere.close()
         await self._shards.close()
-
-    def ensure_open(self) -> None:
-        """Create the topic and its shards if they are not there (FindCoordinator).
-
-        Raises CoordinatorNotAvailableError if the topic can't be made.
-        """
-        if self._shards.is_open:
-            return
-        try:
-            topic = self._broker.metadata.ensure_internal_topic(CONSUMER_OFFSETS)
-            self._shards.open(self._broker.replicas, topic.partitions)
-        except DomainError as error:
-            raise CoordinatorNotAvailableError(f"{CONSUMER_OFFSETS}: {error}") from error
 
     # --- requests --------------------------------------------------------------------------------
 
-    def submit(
-        self, group_id: str, command: object, origin: Origin | None = None
-    ) -> asyncio.Future[object]:
-        """Send a command of ``groups.commands`` to the shard of ``group_id``."""
-        return self._shards.submit(group_id, command, origin)
-
-    def partition_for(self, group_id: str) -> int:
-        """The partition of ``__consumer_offsets`` that ``group_id`` lives on.
-
-        Raises NotCoordinatorError where the topic does not exist.
-        """
-        return self._shards.index_for(group_id)
-
     def partition_of(self, group_id: str) -> Partition:
-        """The same, as the open partition."""
+        """The open partition of ``__consumer_offsets`` that ``group_id`` lives on."""
         return self._shards.shards[self.partition_for(group_id)].partition
 
     async def list_groups(self, command: ListGroups) -> ListGroupsResult:
@@ -120,17 +82,8 @@ class GroupCoordinator:
 
         Raises CoordinatorLoadInProgressError while any shard loads.
         """
-        groups: list[ListedGroup] = []
-        for shard in self._shards.shards:
-            try:
-                result = await shard.submit(command)
-            except CoordinatorLoadInProgressError:
-                raise
-            except ShardError:
-                continue
-            if isinstance(result, ListGroupsResult):
-                groups += result.groups
-        return ListGroupsResult(tuple(groups))
+        found = await self._everywhere(command, ListGroupsResult)
+        return ListGroupsResult(tuple(group for result in found for group in result.groups))
 
     # --- upkeep ----------------------------------------------------------------------------------
 
@@ -205,22 +158,45 @@ class GroupCoordinator:
             ),
             initial_rebalance_delay_ms=config.int("group.initial.rebalance.delay.ms"),
             offsets_retention_ms=config.int("offsets.retention.minutes") * _MINUTE_MS,
-            consumer=ConsumerSettings(
-                session_timeout_ms=config.int("group.consumer.session.timeout.ms"),
-                heartbeat_interval_ms=config.int("group.consumer.heartbeat.interval.ms"),
-                assignment_interval_ms=config.int("group.consumer.assignment.interval.ms"),
-                max_size=config.int("group.consumer.max.size"),
-                assignors=AssignorRegistry(
-                    ASSIGNORS[name]() for name in config.items("group.consumer.assignors")
-                ),
+            consumer=self._consumer_settings(),
+            topics=self.topic_image,
+            own_settings=self.settings_of,
+        )
+
+    def _consumer_settings(self) -> ConsumerSettings:
+        config = self._broker.config
+        return ConsumerSettings(
+            session_timeout_ms=config.int("group.consumer.session.timeout.ms"),
+            heartbeat_interval_ms=config.int("group.consumer.heartbeat.interval.ms"),
+            assignment_interval_ms=config.int("group.consumer.assignment.interval.ms"),
+            max_size=config.int("group.consumer.max.size"),
+            assignors=AssignorRegistry(
+                BUILT_IN[name]() if name in BUILT_IN else RemoteAssignor(name)
+                for name in config.items("group.consumer.assignors")
+            ),
+            migration_policy=MigrationPolicy(
+                config.text("group.consumer.migration.policy") or "bidirectional"
             ),
         )
 
-    def _perform(self, _shard: Shard, effect: object, _now_ms: int) -> None:
-        raise TypeError(f"groups ask nothing of the world, yet: {effect!r}")
+    def settings_of(self, group_id: str) -> ConsumerSettings | None:
+        """What a group has of its own in place of the broker's settings; None if nothing."""
+        own = self._broker.metadata.group_settings(group_id)
+        if not own:
+            return None
+        if self._base_settings is None:
+            self._base_settings = self._consumer_settings()
+        return applied(self._base_settings, own)
 
+    def _perform(
+        self, shard: Shard, effect: object, _now_ms: int, tried: Callable[[], None]
+    ) -> None:
+        if not isinstance(effect, ComputeTarget):
+            raise InvariantViolation(f"not an effect of groups: {effect!r}")
+        self._computed_elsewhere.compute(effect, shard.feed)
+        tried()  # whoever asked is answered with the assignment that is; the next one comes later
 
-def _while_loading(command: object) -> object | None:
-    # A member that is told of the loading would leave; one that hears nothing stays and comes
-    # again. Source: GroupCoordinatorService.heartbeat.
-    return HeartbeatResult() if isinstance(command, Heartbeat) else None
+    def _while_loading(self, command: object) -> object | None:
+        # A member that is told of the loading would leave; one that hears nothing stays and comes
+        # again. Source: GroupCoordinatorService.heartbeat.
+        return HeartbeatResult() if isinstance(command, Heartbeat) else None

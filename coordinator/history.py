@@ -102,7 +102,14 @@ class History:
         while self._queue:
             self._write_some()
 
-    def remember(self, topic: str, shard: str, event: Event, origin: Origin | None) -> None:
+    def remember(
+        self,
+        topic: str,
+        shard: str,
+        event: Event,
+        origin: Origin | None,
+        trigger: str | None = None,
+    ) -> None:
         """Keep an event of the shard of ``topic``; never raises, and never writes by itself."""
         if self._loop is None or is_routine(event):
             return
@@ -119,6 +126,7 @@ class History:
                 shard=shard,
                 client_id=None if origin is None else origin.client_id,
                 client_host=None if origin is None else origin.client_host,
+                trigger=trigger,
                 detail=event.detail,
             )
         )

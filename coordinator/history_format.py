@@ -37,7 +37,9 @@ class Entry:
     """Something that was decided, and why.
 
     ``what`` is the kind of the machine's event, ``client_id`` and ``client_host`` are those of the
-    request that brought it about; None where it was a timer or another broker's doing.
+    request that brought it about; None where it was a timer or another broker's doing. ``trigger``
+    is what set it off, as ``request JoinGroup``, ``timer session``, ``report TargetComputed`` or
+    ``upkeep ExpireOffsets``; None where a load did, and in entries of earlier releases.
     """
 
     at_ms: int
@@ -48,6 +50,7 @@ class Entry:
     client_id: str | None = None
     client_host: str | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
+    trigger: str | None = None
 
 
 def encode_key(scope: str, subject: str) -> bytes:
@@ -68,6 +71,7 @@ def encode_value(entry: Entry) -> bytes:
             "shard": entry.shard,
             "client_id": _plain(entry.client_id),
             "client_host": _plain(entry.client_host),
+            "trigger": entry.trigger,
             "detail": _plain(entry.detail),
         }
     )
@@ -88,6 +92,7 @@ def decode_value(raw: bytes) -> Entry | None:
             shard=str(value["shard"]),
             client_id=value["client_id"],
             client_host=value["client_host"],
+            trigger=value.get("trigger"),
             detail=dict(value["detail"]),
         )
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:

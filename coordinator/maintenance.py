@@ -33,6 +33,7 @@ class Maintenance:
         self._config = config
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
+        self._forgotten = 0
 
     def start(self) -> None:
         """Begin; the first retention waits for ``log.initial.task.delay.ms``, as in Kafka."""
@@ -45,6 +46,7 @@ class Maintenance:
         expiry_ms = config.int("producer.id.expiration.check.interval.ms")
         self._each(retention_ms, self.run_retention, first_ms)
         self._each(expiry_ms, self.run_producer_expiry)
+        self._call(expiry_ms, self.report_forgotten_producers)
         self._each(FLUSH_CHECK_MS, self.run_flush)
         self._call(high_watermark_ms, replicas.checkpoint_high_watermarks)
         self._call(recovery_ms, replicas.checkpoint_recovery_points)
@@ -72,6 +74,18 @@ class Maintenance:
         """Forget producers that wrote nothing for ``producer.id.expiration.ms``."""
         limit_ms = self._config.int("producer.id.expiration.ms")
         partition.expire_producers(self._clock.now_ms(), limit_ms)
+
+    def report_forgotten_producers(self) -> None:
+        """Say that ``max.producer.ids`` is too low for what the clients do."""
+        limit = self._replicas.producer_limit
+        if limit.forgotten > self._forgotten:
+            _log.warning(
+                "producers forgotten before their time",
+                count=limit.forgotten - self._forgotten,
+                config="max.producer.ids",
+                limit=limit.maximum,
+            )
+            self._forgotten = limit.forgotten
 
     def run_flush(self, partition: Partition) -> None:
         """Force a log to disk that holds unforced records for longer than its ``flush.ms``."""

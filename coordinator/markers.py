@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -46,10 +47,11 @@ _log = structlog.get_logger(__name__)
 class MarkerWriter(Protocol):
     """Gets end markers into partitions, whatever it takes."""
 
-    def write(self, request: WriteMarkers, report: Report) -> None:
+    def write(self, request: WriteMarkers, report: Report, tried: Callable[[], None]) -> None:
         """Write the markers; call ``report`` with each progress, at once or later, until all are.
 
-        A new request for a transactional id takes the place of the former one.
+        ``tried`` is called once, when the first attempt at all of them is over and reported. A new
+        request for a transactional id takes the place of the former one.
         """
 
     def close(self) -> None:
@@ -61,11 +63,15 @@ class _Job:
     request: WriteMarkers
     report: Report
     left: tuple[TopicPartition, ...]
+    tried: Callable[[], None] | None
     backoff_ms: int = RETRY_BACKOFF_MS
 
 
 class LocalMarkerWriter:
-    """Writes markers into this broker's own partitions, synchronously where it can."""
+    """Writes markers into this broker's own partitions, synchronously where it can.
+
+    A marker is reported when it is on disk, where ``flush.messages`` asks for that.
+    """
 
     def __init__(self, broker: Broker, timers: TimerQueue) -> None:
         self._broker = broker
@@ -73,11 +79,13 @@ class LocalMarkerWriter:
         self._retries = timers.timers(self._retry)
         self._jobs: dict[str, _Job] = {}
 
-    def write(self, request: WriteMarkers, report: Report) -> None:
+    def write(self, request: WriteMarkers, report: Report, tried: Callable[[], None]) -> None:
         """See :class:`MarkerWriter`. What can be written is written before this returns."""
         self._retries.set(request.transactional_id, None)
-        self._jobs.pop(request.transactional_id, None)
-        self._attempt(_Job(request, report, request.partitions))
+        former = self._jobs.pop(request.transactional_id, None)
+        self._attempt(_Job(request, report, request.partitions, tried))
+        if former is not None:
+            _was_tried(former)
 
     def close(self) -> None:
         """See :class:`MarkerWriter`."""
@@ -90,8 +98,26 @@ class LocalMarkerWriter:
         left: list[TopicPartition] = []
         for partition in job.left:
             (done if self._is_settled(request, partition) else left).append(partition)
+        held = [one for one in map(self._broker.replicas.find_open, done) if one is not None]
+        if self._broker.commit.after(held, partial(self._flushed, job, done, left)):
+            self._jobs[request.transactional_id] = job
+        else:
+            self._conclude(job, done, left)
+
+    def _flushed(self, job: _Job, done: list[TopicPartition], left: list[TopicPartition]) -> None:
+        """Go on when the markers are on disk; those on a partition that failed are written anew."""
+        if self._jobs.get(job.request.transactional_id) is not job:
+            return
+        offline = self._broker.replicas.is_offline
+        lost = [partition for partition in done if offline(*partition)]
+        self._conclude(job, [one for one in done if one not in lost], left + lost)
+
+    def _conclude(self, job: _Job, done: list[TopicPartition], left: list[TopicPartition]) -> None:
+        request = job.request
+        self._jobs.pop(request.transactional_id, None)
         if not left:
             job.report(request.written())
+            _was_tried(job)
             return
         job.left = tuple(left)
         self._jobs[request.transactional_id] = job
@@ -100,6 +126,7 @@ class LocalMarkerWriter:
         self._retries.set(request.transactional_id, deadline_ms)
         if done:
             job.report(request.written(tuple(done)))
+        _was_tried(job)
 
     def _retry(self, key: Hashable, _now_ms: int) -> None:
         job = self._jobs.pop(str(key), None)
@@ -183,3 +210,9 @@ class LocalMarkerWriter:
             to=f"{partition[0]}-{partition[1]}",
             cause=f"{type(error).__name__}: {error}",
         )
+
+
+def _was_tried(job: _Job) -> None:
+    tried, job.tried = job.tried, None
+    if tried is not None:
+        tried()

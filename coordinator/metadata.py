@@ -42,6 +42,12 @@ SHARE_GROUP_STATE = "__share_group_state"
 INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE, HISTORY_TOPIC})
 """Topics that Metadata marks as internal and that clients may not write to."""
 
+_SETTINGS_OF = {
+    CONSUMER_OFFSETS: "offsets.topic",
+    TRANSACTION_STATE: "transaction.state.log",
+}
+"""How the broker's settings for a coordinator's topic begin."""
+
 PRODUCER_ID_BLOCK = 1000
 """Producer ids in one durable reservation, as in Kafka."""
 
@@ -73,6 +79,9 @@ FEATURES: Mapping[str, tuple[int, int, int]] = {
 """Lowest and highest supported level of each feature, and the level until somebody sets another:
 the consumer protocol (KIP-848), and transactions with an epoch of their own (KIP-890)."""
 
+GROUP_SCOPE = "group:"
+"""Leads the name under which a group's own settings are kept."""
+
 DEFAULT_SETTINGS = ""
 """The name under which the dynamic default of all brokers is kept."""
 
@@ -87,6 +96,9 @@ class MetadataLimits:
 
     max_topics: int = 10_000
     """Topics. Each takes about a kilobyte here and in every full Metadata answer."""
+
+    max_configured_groups: int = 10_000
+    """Groups with settings of their own. They outlive the group, so nothing else removes them."""
 
     max_partitions: int = 20_000
     """Partitions of all topics. Each that is in use takes some open files and 10 KiB of memory."""
@@ -254,6 +266,14 @@ class MetadataLog:
         self._append([_topic_record(topic)])
         return self._state.topics[name]
 
+    def adopt_topic(self, topic: Topic) -> None:
+        """Write down a topic that came with its directories; its name and id are free.
+
+        Raises TopicLimitExceededError.
+        """
+        self.check_room(1, topic.partitions)
+        self._append([_topic_record(topic)])
+
     def check_room(self, topics: int, partitions: int) -> None:
         """Raise TopicLimitExceededError if that many more do not fit."""
         limits, state = self.limits, self._state
@@ -290,9 +310,12 @@ class MetadataLog:
             return topic
         if name == HISTORY_TOPIC:
             return self.create_topic(name, 1, self._history_configs())
-        prefix = {CONSUMER_OFFSETS: "offsets.topic", TRANSACTION_STATE: "transaction.state.log"}[
-            name
-        ]
+        partitions = self._config.int(f"{_SETTINGS_OF[name]}.num.partitions")
+        return self.create_topic(name, partitions, self.internal_configs(name))
+
+    def internal_configs(self, name: str) -> dict[str, str]:
+        """The fixed settings of a coordinator's topic."""
+        prefix = _SETTINGS_OF[name]
         configs = {
             "cleanup.policy": "compact",
             "segment.bytes": str(self._config.int(f"{prefix}.segment.bytes")),
@@ -302,7 +325,7 @@ class MetadataLog:
         else:
             configs["compression.type"] = "uncompressed"
             configs["unclean.leader.election.enable"] = "false"
-        return self.create_topic(name, self._config.int(f"{prefix}.num.partitions"), configs)
+        return configs
 
     def _history_configs(self) -> dict[str, str]:
         """Segments small enough for the bounds to be kept to; never forced to disk by itself."""
@@ -323,6 +346,21 @@ class MetadataLog:
         value = _pack({"configs": dict(settings)}) if settings else None
         self._append([Record(_key(_SETTINGS, scope), value)])
 
+    def group_settings(self, group_id: str) -> Mapping[str, str]:
+        """A group's own settings."""
+        return self.settings(GROUP_SCOPE + group_id)
+
+    def set_group_settings(self, group_id: str, settings: Mapping[str, str]) -> None:
+        """Replace a group's own settings; the caller has checked them.
+
+        Raises TopicLimitExceededError for one group too many.
+        """
+        scope, limit = GROUP_SCOPE + group_id, self.limits.max_configured_groups
+        groups = sum(name.startswith(GROUP_SCOPE) for name in self._state.settings)
+        if settings and scope not in self._state.settings and groups >= limit:
+            raise TopicLimitExceededError(f"{limit} groups have settings (max_configured_groups)")
+        self.set_settings(scope, settings)
+
     def finalize_features(self, levels: Mapping[str, int]) -> None:
         """Give features other levels, all or none; the caller has checked them."""
         epoch = self._state.features_epoch + 1
@@ -333,6 +371,11 @@ class MetadataLog:
         first = self._state.next_producer_id
         self._append([_producer_ids_record(first + PRODUCER_ID_BLOCK)])
         return first, PRODUCER_ID_BLOCK
+
+    def reserve_producer_ids(self, below: int) -> None:
+        """Never give out a producer id under ``below``: somebody else has."""
+        if below > self._state.next_producer_id:
+            self._append([_producer_ids_record(below)])
 
     def count_start(self) -> int:
         """Note that the broker starts, which begins a new leader epoch everywhere."""
@@ -426,7 +469,7 @@ class MetadataLog:
                 self._put(_topic_of(name, value))
         elif kind == _SETTINGS:
             if value is None:
-                state.settings[name] = {}
+                state.settings.pop(name, None)
             else:
                 state.settings[name] = dict(value["configs"])
         elif kind == _FEATURE and value is not None:
@@ -474,6 +517,15 @@ def _new_topic_id() -> uuid.UUID:
 
 
 _BASE64_DASH = 62
+
+
+def decode(record: Record) -> tuple[str, str, Mapping[str, Any] | None]:
+    """Read a record of the log: what changed, its name, its new state or None.
+
+    Raises MetadataError.
+    """
+    kind, name = _unpack_key(record.key)
+    return kind, name, None if record.value is None else _unpack(record.value)
 
 
 def _key(kind: str, name: str = "") -> bytes:

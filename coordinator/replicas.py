@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 import structlog
@@ -39,14 +41,21 @@ from logcore.checkpoints import (
 )
 from logcore.clock import Clock
 from logcore.config import LogConfig
+from logcore.durable import Flusher
 from logcore.errors import LogError, StorageError
+from logcore.flush import Flush
 from logcore.fs import FileSystem
 from logcore.partition import Partition
+from logcore.producer_limit import ProducerLimit
 
 DELETE_SUFFIX: Final = "-delete"
 STRAY_SUFFIX: Final = "-stray"
 MAX_DIRECTORY_CHARACTERS: Final = 255
 """Characters of a directory name: the bound of common file systems."""
+
+CLOSE_THREADS: Final = 32
+"""Logs that are forced to disk at the same time when the broker stops: a journaling file system
+settles the fsyncs that overlap with one commit of its journal."""
 
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<index>[0-9]+)")
 
@@ -59,15 +68,27 @@ _log = structlog.get_logger(__name__)
 class Replicas:
     """``broker.replicas``. ``directory`` exists and is locked by this process."""
 
-    def __init__(self, fs: FileSystem, directory: str, config: BrokerConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        config: BrokerConfig,
+        clock: Clock,
+        flusher: Flusher | None = None,
+    ) -> None:
         self._fs = fs
         self._directory = directory
         self._config = config
         self._clock = clock
+        self._flusher = flusher
+        self.producer_limit = ProducerLimit(config.int("max.producer.ids"))
+        """The producers that all partitions together remember."""
         self._metadata: MetadataLog
         self._open: dict[TopicPartition, Partition] = {}
         self._complete = False
+        self._clean = True
         self._stale = False
+        self._cut = False
         self._on_delete: list[Callable[[str, int], None]] = []
         self._written: dict[str, Offsets] = {}
         self.was_clean = take_clean_shutdown(fs, directory)
@@ -87,6 +108,7 @@ class Replicas:
         self._metadata = metadata
         metadata.listen(self._reconfigure)
         self._config.listen(self._reconfigure_all)
+        self.producer_limit.maximum = self._config.int("max.producer.ids")
         for name in sorted(self._fs.list_directory(self._directory) or ()):
             if not self._fs.is_directory(f"{self._directory}/{name}"):
                 continue
@@ -98,6 +120,9 @@ class Replicas:
                 self._load_directory(name, match["topic"], int(match["index"]))
         self._complete = True
         self._forget_gone()
+        if self._cut:
+            self._cut = False
+            self.checkpoint_recovery_points()
 
     def _load_directory(self, name: str, topic_name: str, index: int) -> None:
         path = f"{self._directory}/{name}"
@@ -166,6 +191,10 @@ class Replicas:
         except UnknownTopicOrPartitionError:
             return None
 
+    def find_open(self, key: TopicPartition) -> Partition | None:
+        """The partition if it is open already."""
+        return self._open.get(key)
+
     def __iter__(self) -> Iterator[Partition]:
         """All partitions that are open, in no order."""
         return iter(list(self._open.values()))
@@ -205,11 +234,35 @@ class Replicas:
                 # would hide what was answered after it. It is written for a broker with followers.
                 high_watermark=None,
                 leader_epoch=leader_epoch,
+                producer_id_expiration_ms=self._config.int("producer.id.expiration.ms"),
+                producer_limit=self.producer_limit,
+                flusher=self._flusher,
             )
         except OSError as error:
             raise StorageError(f"{path} can not be opened: {error}") from error
+        partition.on_offline = partial(_report_offline, partition)
         self._open[key] = partition
+        if partition.recovery_point < self._recovery_points.get(key, 0):
+            # Recovery has cut the log: what comes now is not on disk because the file says so.
+            self._cut = True
+        if self._cut and self._complete:
+            self._cut = False
+            self.checkpoint_recovery_points()
         return partition
+
+    def adopt(self, topic: Topic, extents: Mapping[int, tuple[int, int]]) -> None:
+        """Open directories that were put in place for a topic not yet known.
+
+        ``extents``: log start and log end, all of it on disk, by the index of the partition, for
+        each that has a directory. The checkpoints are written here: without them the next start
+        would know neither the log starts nor that gaps below the ends are no loss.
+        Raises StorageError.
+        """
+        for index, (log_start_offset, log_end_offset) in extents.items():
+            self._log_starts[topic.name, index] = log_start_offset
+            self._recovery_points[topic.name, index] = log_end_offset
+            self._open_topic_partition(topic, index)
+        self.checkpoint()
 
     def _reconfigure(self, topic: Topic) -> None:
         config = log_config(self._config, topic.configs)
@@ -219,6 +272,7 @@ class Replicas:
                 partition.config = config
 
     def _reconfigure_all(self) -> None:
+        self.producer_limit.maximum = self._config.int("max.producer.ids")
         for topic in self._metadata.topics.values():
             self._reconfigure(topic)
 
@@ -292,21 +346,44 @@ class Replicas:
         Without the mark, because a log is off line or could not be closed, the next start checks
         what may be damaged.
         """
-        clean = True
+        planned: list[tuple[Partition, Flush]] = []
         for partition in self:
-            try:
-                partition.close()
-            except (LogError, OSError) as error:
-                clean = False
-                _log.error(
-                    "log not closed cleanly",
-                    partition=f"{partition.topic}-{partition.index}",
-                    cause=str(error),
-                )
-            clean = clean and partition.offline is None
+            flush = self._closed(partition, partition.plan_close)
+            if flush is None:
+                self._closed(partition, partial(partition.finish_close, None, None))
+            else:
+                planned.append((partition, flush))
+        with ThreadPoolExecutor(CLOSE_THREADS, thread_name_prefix="close") as threads:
+            for (partition, flush), failure in zip(
+                planned, threads.map(Flush.run, (flush for _, flush in planned)), strict=True
+            ):
+                self._closed(partition, partial(partition.finish_close, flush, failure))
+        clean = self._clean and all(partition.offline is None for partition in self)
         if not self._complete:
             # The start failed half-way: what is on disk says more than we know.
             return
         self.checkpoint()
         if clean:
             write_clean_shutdown(self._fs, self._directory)
+
+    def _closed(self, partition: Partition, step: Callable[[], Flush | None]) -> Flush | None:
+        """Take a step of a close; what goes wrong costs the clean-shutdown mark."""
+        try:
+            return step()
+        except (LogError, OSError) as error:
+            self._clean = False
+            _log.error(
+                "log not closed cleanly",
+                partition=f"{partition.topic}-{partition.index}",
+                cause=str(error),
+            )
+            return None
+
+
+def _report_offline(partition: Partition, cause: StorageError) -> None:
+    _log.error(
+        "partition off line",
+        partition=f"{partition.topic}-{partition.index}",
+        directory=partition.directory,
+        cause=str(cause),
+    )

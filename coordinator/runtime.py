@@ -7,7 +7,9 @@ loop a chance to do anything else:
     decide → append → replay → timers → effects → (what effects report: decide → …) → replies
 
 Replies wait until the whole turn is in the log, so nobody ever sees what a crash could take back.
-``Partition.append_records`` flushes before it returns where ``flush.messages`` asks for it.
+Where ``flush.messages`` asks for it they wait for the disk as well, and so do effects: a marker may
+not get to disk before the decision to write it. Turns go on meanwhile; what they answer waits for
+what they have seen, in order.
 
 Whatever goes wrong in a turn, a refused or failed append, or a bug of ours, makes the shard FAILED:
 its waiting requests are answered NOT_COORDINATOR, the cause is logged, and the state is built anew
@@ -32,6 +34,7 @@ from functools import partial
 
 import structlog
 
+from coordinator.group_commit import GroupCommit
 from coordinator.history import Origin
 from coordinator.shard_errors import (
     CoordinatorLoadInProgressError,
@@ -42,7 +45,7 @@ from coordinator.shard_errors import (
 from coordinator.timers import TimerQueue
 from logcore.batch import ControlType, decode_records, parse_control, verify_crc
 from logcore.clock import Clock
-from logcore.errors import LogError, RecordListTooLargeError, RecordTooLargeError
+from logcore.errors import LogError, NoRoomError, RecordListTooLargeError, RecordTooLargeError
 from logcore.machine import (
     Decision,
     DomainError,
@@ -60,12 +63,18 @@ LOAD_SLICE_MS = 8
 """How long loading may keep the event loop before others get their turn, in milliseconds: well
 below what a client notices, and long against the cost of switching."""
 
+PACE_RECORDS = 128
+"""So many records of a batch are replayed before loading looks at the time again: about 1 ms."""
+
 RELOAD_BACKOFF_MS = 100
 """Wait before the second reload in a row; doubles up to :data:`MAX_RELOAD_BACKOFF_MS`. The first
 one starts at once: most failures are a single refused request."""
 
 MAX_RELOAD_BACKOFF_MS = 30_000
 """The longest wait between two reloads: a broken disk is looked at twice a minute."""
+
+NO_ROOM_BACKOFF_MS = 1_000
+"""The longest wait while the disk is full: that passes without a restart, and clients wait."""
 
 STABLE_AFTER_MS = 60_000
 """A shard that served this long is sound again, and its next failure counts as the first."""
@@ -121,16 +130,17 @@ class Pace:
             self._since = time.perf_counter()
 
 
-Perform = Callable[["Shard", object, int], None]
-"""Carries out one effect: ``perform(shard, effect, now_ms)``. It reports with ``shard.feed``, at
-once (the report then belongs to the same turn) or later."""
+Perform = Callable[["Shard", object, int, Callable[[], None]], None]
+"""Carries out one effect: ``perform(shard, effect, now_ms, tried)``. It reports with
+``shard.feed``, at once (the report then belongs to the same turn) or later. ``tried`` is called,
+after the report, when all was done that can be done now: the turn's replies wait for that."""
 
 WhileLoading = Callable[[object], object | None]
 """What to answer a command while the shard loads; None stands for the usual error."""
 
 
-Remember = Callable[[str, str, Event, Origin | None], None]
-"""Keeps a cause: ``remember(topic, shard, event, origin)``. It must not fail."""
+Remember = Callable[[str, str, Event, Origin | None, str | None], None]
+"""Keeps a cause: ``remember(topic, shard, event, origin, trigger)``. It must not fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +153,16 @@ class ShardServices:
     perform: Perform
     while_loading: WhileLoading
     remember: Remember
+    commit: GroupCommit
+
+
+class _Turn:
+    """What one turn answers, and how many of its effects are still under way."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+        self.effects = 0
+        self.has_ended = False
 
 
 class Shard:
@@ -159,7 +179,9 @@ class Shard:
         self._perform = services.perform
         self._while_loading = services.while_loading
         self._remember = services.remember
+        self._commit = services.commit
         self._origin: Origin | None = None
+        self._trigger: str | None = None
         self._timers = services.timers.timers(self._fire)
         self._state = ShardState.INITIAL
         self._machine = build()
@@ -170,6 +192,8 @@ class Shard:
         self._inbox: deque[object] = deque()
         self._active_since_ms = 0
         self._failures = 0
+        self._loads = 0
+        self._out_of_room = False
         self._reload: asyncio.Task[None] | None = None
 
     @property
@@ -184,10 +208,13 @@ class Shard:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def submit(self, command: object, origin: Origin | None = None) -> asyncio.Future[object]:
+    def submit(
+        self, command: object, origin: Origin | None = None, *, at_once: bool = False
+    ) -> asyncio.Future[object]:
         """Decide on ``command``; the future holds the result, or will once a later turn gives it.
 
-        ``origin`` is who asks, for the history of what comes of it.
+        ``origin`` is who asks, for the history of what comes of it. ``at_once``: the caller sees to
+        it that nobody hears of the result before it is on disk.
         Fails with a :class:`DomainError`: the machine's own, or a :class:`ShardError`.
         """
         future: asyncio.Future[object] = self._loop.create_future()
@@ -201,10 +228,16 @@ class Shard:
         self._last_token = token = self._last_token + 1
         self._waiting[token] = future
         self._origin = origin
+        self._trigger = f"{'upkeep' if origin is None else 'request'} {type(command).__name__}"
         try:
-            self._turn(partial(self._machine.decide, token, command), self._clock.now_ms(), token)
+            self._turn(
+                partial(self._machine.decide, token, command),
+                self._clock.now_ms(),
+                token,
+                at_once=at_once,
+            )
         finally:
-            self._origin = None
+            self._origin = self._trigger = None
         return future
 
     def feed(self, command: object) -> None:
@@ -215,7 +248,11 @@ class Shard:
         if self._in_turn:
             self._inbox.append(command)
         elif self._state is ShardState.ACTIVE:
-            self._turn(self._fed(command), self._clock.now_ms(), None)
+            self._trigger = f"report {type(command).__name__}"
+            try:
+                self._turn(self._fed(command), self._clock.now_ms(), None)
+            finally:
+                self._trigger = None
 
     def complete_transaction(
         self,
@@ -256,11 +293,18 @@ class Shard:
 
     # --- one turn --------------------------------------------------------------------------------
 
-    def _turn(self, first: Callable[[int], Decision], now_ms: int, token: Token | None) -> None:
+    def _turn(
+        self,
+        first: Callable[[int], Decision],
+        now_ms: int,
+        token: Token | None,
+        *,
+        at_once: bool = False,
+    ) -> None:
         """Run one turn, of which ``first`` is the first decision; ``token`` is who asked for it."""
         if self._in_turn:
             raise InvariantViolation(f"{self.name}: a turn began inside another")
-        replies: list[Reply] = []
+        turn = _Turn()
         self._in_turn = True
         try:
             try:
@@ -268,20 +312,45 @@ class Shard:
             except DomainError as refusal:
                 if token is None:
                     raise
-                replies.append(Reply(token, refusal))
+                turn.replies.append(Reply(token, refusal))
             else:
-                self._carry_out(decision, now_ms, replies)
+                self._carry_out(decision, now_ms, turn)
             while self._inbox:
-                self._carry_out(self._fed(self._inbox.popleft())(now_ms), now_ms, replies)
+                self._carry_out(self._fed(self._inbox.popleft())(now_ms), now_ms, turn)
         except Exception as cause:  # noqa: BLE001 - any failure is a state that can't be trusted
             self._fail(cause, token)
             return
         finally:
             self._in_turn = False
-        for reply in replies:
-            self._answer(reply)
+        if at_once:
+            for reply in turn.replies:
+                if reply.token == token:
+                    self._answer(reply)
+        turn.has_ended = True
+        if not turn.effects:
+            self._deliver(turn.replies)
 
-    def _carry_out(self, decision: Decision, now_ms: int, replies: list[Reply]) -> None:
+    def _tried(self, turn: _Turn) -> None:
+        """One effect of the turn is as far as it gets; the last one lets the replies go."""
+        turn.effects -= 1
+        if turn.has_ended and not turn.effects:
+            self._deliver(turn.replies)
+
+    def _deliver(self, replies: list[Reply]) -> None:
+        """Give replies once all they could have seen is on disk."""
+        if replies and not self._commit.after((self.partition,), partial(self._release, replies)):
+            for reply in replies:
+                self._answer(reply)
+
+    def _release(self, replies: list[Reply]) -> None:
+        """Give the replies that waited for the disk, unless it failed."""
+        if self.partition.offline is None:
+            for reply in replies:
+                self._answer(reply)
+        elif self._state is ShardState.ACTIVE:
+            self._fail(self.partition.offline, None)
+
+    def _carry_out(self, decision: Decision, now_ms: int, turn: _Turn) -> None:
         if decision.records:
             self._append(decision.records, decision.stamp, now_ms)
         for timer in decision.timers:
@@ -291,10 +360,23 @@ class Shard:
             if _log.is_enabled_for(level):
                 where = {"subject": event.subject, "shard": self.name}
                 _log.log(level, event.kind, **{**event.detail, **where})
-            self._remember(self.partition.topic, self.name, event, self._origin)
-        replies += decision.replies
+            self._remember(self.partition.topic, self.name, event, self._origin, self._trigger)
+        turn.replies += decision.replies
         for effect in decision.effects:
-            self._perform(self, effect, now_ms)
+            turn.effects += 1
+            tried = partial(self._tried, turn)
+            later = partial(self._perform_later, effect, tried, self._loads)
+            if not self._commit.after((self.partition,), later):
+                self._perform(self, effect, now_ms, tried)
+
+    def _perform_later(self, effect: object, tried: Callable[[], None], loads: int) -> None:
+        """Carry an effect out whose cause is on disk now; a shard loaded anew has its own."""
+        if (
+            self._state is ShardState.ACTIVE
+            and self._loads == loads
+            and self.partition.offline is None
+        ):
+            self._perform(self, effect, self._clock.now_ms(), tried)
 
     def _append(
         self, records: tuple[Record, ...], stamp: ProducerStamp | None, now_ms: int
@@ -330,7 +412,11 @@ class Shard:
 
     def _fire(self, key: Hashable, now_ms: int) -> None:
         if self._state is ShardState.ACTIVE:
-            self._turn(partial(self._machine.fire, key), now_ms, None)
+            self._trigger = f"timer {key[0]}" if isinstance(key, tuple) else f"timer {key}"
+            try:
+                self._turn(partial(self._machine.fire, key), now_ms, None)
+            finally:
+                self._trigger = None
 
     def _answer(self, reply: Reply) -> None:
         # Not there: a report's token. Done already: the request's connection is gone.
@@ -358,6 +444,7 @@ class Shard:
             self._failures = 1 if stable else self._failures + 1
         else:
             self._failures += 1
+        self._out_of_room = isinstance(cause, NoRoomError)
         self._enter(ShardState.FAILED)
         asker = self._waiting.pop(token, None) if token is not None else None
         if asker is not None and not asker.done():
@@ -371,7 +458,8 @@ class Shard:
     async def _load_again(self) -> None:
         if self._failures > 1:
             backoff_ms = RELOAD_BACKOFF_MS << min(self._failures - 2, 20)
-            await asyncio.sleep(min(backoff_ms, MAX_RELOAD_BACKOFF_MS) / 1000)
+            longest_ms = NO_ROOM_BACKOFF_MS if self._out_of_room else MAX_RELOAD_BACKOFF_MS
+            await asyncio.sleep(min(backoff_ms, longest_ms) / 1000)
         await self.load(Pace())
 
     def load_empty(self) -> bool:
@@ -427,6 +515,11 @@ class Shard:
                 elif record.key is not None:
                     entry = Record(record.key, record.value)
                     machine.replay(entry, record.offset, record.timestamp_ms, stamp)
+                # A batch may be a megabyte of small records: much more than one slice.
+                if record.offset % PACE_RECORDS == 0:
+                    await pace()
+                    if self._state is not ShardState.LOADING:
+                        return end
             await pace()
             if self._state is not ShardState.LOADING:
                 break
@@ -448,6 +541,7 @@ class Shard:
 
     def _drop_state(self) -> None:
         """Cancel all timers, answer all that wait NOT_COORDINATOR, forget the machine's state."""
+        self._loads += 1
         self._timers.clear()
         self._inbox.clear()
         waiting, self._waiting = self._waiting, {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +14,8 @@ from kio.schema.errors import ErrorCode
 
 from coordinator.connection import Connection
 from coordinator.handlers import Registry
-from coordinator.wire.limits import ConnectionLimits
+from coordinator.wire.budget import RequestBudget
+from coordinator.wire.limits import RESERVED_FILES, ConnectionLimits
 from logcore.machine import DomainError
 
 log = structlog.get_logger(__name__)
@@ -21,6 +24,14 @@ BACKLOG = 1024
 """Connections that the kernel may hold for us while the loop is busy."""
 _SWEEPS_PER_LIMIT = 4
 """The idle sweep runs this often within the shortest time limit that it enforces."""
+
+
+def _first_reserved_file() -> int:
+    """The file number from which on descriptors are kept for the logs."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return limit - min(RESERVED_FILES, limit // 4)
 
 
 def _always_unknown(_error: DomainError) -> int:
@@ -47,10 +58,12 @@ class Server:
         self.limits = ConnectionLimits() if limits is None else limits
         self.error_code = error_code
         self.loop: asyncio.AbstractEventLoop
+        self.budget = RequestBudget(self.limits.max_queued_request_bytes)
         self.connections: set[Connection] = set()
         self.refused = 0
         """Connections refused so far because of a limit."""
         self._per_ip: Counter[str] = Counter()
+        self._first_reserved_file = _first_reserved_file()
         self._listener: asyncio.Server | None = None
         self._address: tuple[str, int] | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -121,6 +134,9 @@ class Server:
             reason = "max.connections"
         elif self._per_ip[host] >= self.limits.max_connections_per_ip:
             reason = "max.connections.per.ip"
+        elif connection.file_number >= self._first_reserved_file:
+            # The system gives out the lowest free number: a high one means that few are left.
+            reason = "open files"
         else:
             self.connections.add(connection)
             self._per_ip[host] += 1

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from coordinator.group_commit import GroupCommit
 from coordinator.history import Origin
 from coordinator.placement import partition_for
 from coordinator.runtime import (
@@ -46,7 +47,7 @@ class ShardSet:
 
     ``build`` makes an empty machine for a partition; ``perform`` carries out what the machines ask
     of the world, ``while_loading`` answers what a loading shard may answer, ``remember`` keeps the
-    causes of what they decide.
+    causes of what they decide. ``commit`` tells when their partitions are on disk.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ShardSet:
         perform: Perform,
         while_loading: WhileLoading,
         remember: Remember,
+        commit: GroupCommit,
     ) -> None:
         self.topic = topic
         self.shards: list[Shard] = []
@@ -67,7 +69,9 @@ class ShardSet:
         self._perform = perform
         self._while_loading = while_loading
         self._remember = remember
+        self._commit = commit
         self._loop: asyncio.AbstractEventLoop
+        self._services: ShardServices
         self._loading: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -82,13 +86,14 @@ class ShardSet:
         Raises :class:`logcore.errors.StorageError` if a partition can't be opened; no shard is
         made then.
         """
-        services = ShardServices(
+        self._services = services = ShardServices(
             self._clock,
             self._loop,
             self.timers,
             self._perform,
             self._while_loading,
             self._remember,
+            self._commit,
         )
         opened = [source.partition(self.topic, index) for index in range(partitions)]
         self.shards = [self._shard(partition, services) for partition in opened]
@@ -99,6 +104,16 @@ class ShardSet:
 
     def _shard(self, partition: Partition, services: ShardServices) -> Shard:
         return Shard(partition, lambda: self._build(partition), services)
+
+    async def unload(self, index: int) -> None:
+        """Stop serving one partition; its requests are answered NOT_COORDINATOR from now on."""
+        await self.shards[index].close()
+
+    async def reload(self, index: int) -> None:
+        """Serve one partition anew, from its log; until that is read it is loading."""
+        await self.unload(index)
+        self.shards[index] = shard = self._shard(self.shards[index].partition, self._services)
+        await shard.load(Pace())
 
     async def _load(self, shards: list[Shard]) -> None:
         pace = Pace()
@@ -124,12 +139,17 @@ class ShardSet:
             raise NotCoordinatorError(f"{self.topic} does not exist")
         return partition_for(key, len(self.shards))
 
+    def log_for(self, key: str) -> Partition | None:
+        """The log that ``key`` belongs to, None without a topic."""
+        return self.shards[partition_for(key, len(self.shards))].partition if self.shards else None
+
     def submit(
-        self, key: str, command: object, origin: Origin | None = None
+        self, key: str, command: object, origin: Origin | None = None, *, at_once: bool = False
     ) -> asyncio.Future[object]:
         """Send ``command`` to the shard of ``key``; see :meth:`Shard.submit`."""
         if self.shards:
-            return self.shards[partition_for(key, len(self.shards))].submit(command, origin)
+            shard = self.shards[partition_for(key, len(self.shards))]
+            return shard.submit(command, origin, at_once=at_once)
         future: asyncio.Future[object] = self._loop.create_future()
         future.set_exception(NotCoordinatorError(f"{self.topic} does not exist"))
         return future

@@ -10,7 +10,7 @@ Source: ``TransactionCoordinator``, ``TransactionStateManager``, ``AddPartitions
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,10 @@ from coordinator.markers import LocalMarkerWriter, MarkerWriter
 from coordinator.metadata import TRANSACTION_STATE, TRANSACTION_VERSION
 from coordinator.runtime import Shard
 from coordinator.shard_errors import (
-    CoordinatorLoadInProgressError,
-    CoordinatorNotAvailableError,
     ShardError,
     TransactionCoordinatorBusyError,
 )
-from coordinator.shards import ShardSet
+from coordinator.sharded import ShardedCoordinator
 from logcore.errors import (
     InvalidProducerEpochError,
     InvalidTxnStateError,
@@ -37,7 +35,6 @@ from txn.commands import (
     AddPartitionsResult,
     ExpireTransactionalIds,
     InitProducerIdResult,
-    ListedTransaction,
     ListTransactions,
     ListTransactionsResult,
     TopicPartition,
@@ -71,20 +68,12 @@ _INTERVALS = {
 }
 
 
-class TxnCoordinator:
+class TxnCoordinator(ShardedCoordinator):
     """``broker.txns``: every transactional id of this broker, and the source of producer ids."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+        super().__init__(broker, TRANSACTION_STATE)
         self._ids = BlockProducerIds(self._allocate)
-        self._shards = ShardSet(
-            TRANSACTION_STATE,
-            broker.clock,
-            build=self._build,
-            perform=self._perform,
-            while_loading=lambda _command: None,
-            remember=broker.history.remember,
-        )
         self.markers: MarkerWriter
 
     async def start(self) -> None:
@@ -97,43 +86,14 @@ class TxnCoordinator:
         self._upkeep = self._shards.timers.timers(self._sweep)
         for key in _INTERVALS:
             self._set_upkeep(key)
-        topic = self._broker.metadata.topic(TRANSACTION_STATE)
-        if topic is not None:
-            self._shards.open(self._broker.replicas, topic.partitions)
-            await self._shards.loaded()
+        await self._open_existing()
 
     async def stop(self) -> None:
         """Close every shard; parked requests are answered NOT_COORDINATOR."""
         self.markers.close()
         await self._shards.close()
 
-    def ensure_open(self) -> None:
-        """Create the topic and its shards if they are not there (FindCoordinator).
-
-        Raises CoordinatorNotAvailableError if the topic can't be made.
-        """
-        if self._shards.is_open:
-            return
-        try:
-            topic = self._broker.metadata.ensure_internal_topic(TRANSACTION_STATE)
-            self._shards.open(self._broker.replicas, topic.partitions)
-        except DomainError as error:
-            raise CoordinatorNotAvailableError(f"{TRANSACTION_STATE}: {error}") from error
-
     # --- requests --------------------------------------------------------------------------------
-
-    def submit(
-        self, transactional_id: str, command: object, origin: Origin | None = None
-    ) -> asyncio.Future[object]:
-        """Send a command of ``txn.commands`` to the shard of ``transactional_id``."""
-        return self._shards.submit(transactional_id, command, origin)
-
-    def partition_for(self, transactional_id: str) -> int:
-        """The partition of ``__transaction_state`` that ``transactional_id`` lives on.
-
-        Raises NotCoordinatorError where the topic does not exist.
-        """
-        return self._shards.index_for(transactional_id)
 
     def new_producer(self) -> InitProducerIdResult:
         """An identity for a producer without a transactional id; nothing is stored.
@@ -147,19 +107,10 @@ class TxnCoordinator:
 
         Raises CoordinatorLoadInProgressError while any shard loads, InvalidIdPatternError.
         """
-        found: list[ListedTransaction] = []
-        unknown: dict[str, None] = {}
-        for shard in self._shards.shards:
-            try:
-                result = await shard.submit(command)
-            except CoordinatorLoadInProgressError:
-                raise
-            except ShardError:
-                continue
-            if isinstance(result, ListTransactionsResult):
-                found += result.transactions
-                unknown |= dict.fromkeys(result.unknown_states)
-        return ListTransactionsResult(tuple(found), tuple(unknown))
+        found = await self._everywhere(command, ListTransactionsResult)
+        unknown = dict.fromkeys(state for result in found for state in result.unknown_states)
+        listed = (one for result in found for one in result.transactions)
+        return ListTransactionsResult(tuple(listed), tuple(unknown))
 
     # --- verification ----------------------------------------------------------------------------
 
@@ -172,13 +123,17 @@ class TxnCoordinator:
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
         origin: Origin | None = None,
-    ) -> dict[TopicPartition, DomainError | None]:
+        again: Callable[[], None] | None = None,
+    ) -> dict[TopicPartition, DomainError | None] | None:
         """Make sure that partitions are in the producer's transaction before it writes to them.
 
         ``api`` is ``"Produce"`` or ``"TxnOffsetCommit"``; its version decides whether partitions
         are added (TV2) or only looked up. The whole answer is given now: an append in the same
         turn of the event loop can't be overtaken by the transaction's end. Errors are in the
         words the API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
+
+        None: that the partitions are added is not on disk yet. ``again`` is called once it is; only
+        data written after that can't outlive, in a power loss, what makes it part of a transaction.
         """
         adds = version >= ADDS_PARTITIONS[api]
         if not adds and not self._broker.config.bool("transaction.partition.verification.enable"):
@@ -191,9 +146,18 @@ class TxnCoordinator:
             verify_only=not adds,
             client_transaction_version=2 if adds else 0,
         )
-        future = self.submit(transactional_id, command, origin)
+        log = self._shards.log_for(transactional_id)
+        end_offset = -1 if log is None else log.log_end_offset
+        future = self._shards.submit(transactional_id, command, origin, at_once=True)
         if not future.done():
             raise InvariantViolation("AddPartitions was not answered in its own turn")
+        if (
+            again is not None
+            and log is not None
+            and log.log_end_offset != end_offset
+            and self._broker.commit.after((log,), again)
+        ):
+            return None
         error = future.exception()
         if error is None:
             result = future.result()
@@ -211,10 +175,12 @@ class TxnCoordinator:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _perform(self, shard: Shard, effect: object, _now_ms: int) -> None:
+    def _perform(
+        self, shard: Shard, effect: object, _now_ms: int, tried: Callable[[], None]
+    ) -> None:
         if not isinstance(effect, WriteMarkers):
             raise InvariantViolation(f"not an effect of transactions: {effect!r}")
-        self.markers.write(effect, shard.feed)
+        self.markers.write(effect, shard.feed, tried)
 
     def _sweep(self, key: Hashable, _now_ms: int) -> None:
         command = AbortTimedOut() if key == _ABORT_TIMED_OUT else ExpireTransactionalIds()

@@ -17,6 +17,8 @@ COMMANDS = {
     "consume": "read records of a topic",
     "crash-sweep": "kill the broker at every step under your own pipeline",
     "dump-log": "show the files of a data directory",
+    "features": "show, raise and lower the levels of features",
+    "log": "verify, repair, import and export partition directories",
     "groups": "look into consumer groups",
     "produce": "write records to a topic",
     "serve": "run the broker",

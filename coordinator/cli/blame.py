@@ -8,9 +8,12 @@ the pipeline that holds the transaction open.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from coordinator.cli.group_view import look_at
 from coordinator.cli.open_transactions import (
     Producer,
     Transaction,
@@ -18,7 +21,7 @@ from coordinator.cli.open_transactions import (
     transactions_of,
     why_hanging,
 )
-from coordinator.cli.session import LATEST, assigned_partitions, check
+from coordinator.cli.session import LATEST, check
 
 if TYPE_CHECKING:
     from coordinator.cli.session import Committed, Partition, Session
@@ -96,6 +99,24 @@ def blame(session: Session, partitions: list[Partition]) -> list[Blame]:
     return found
 
 
+def clients_of(session: Session, producer_ids: Iterable[int]) -> dict[int, tuple[str, ...]]:
+    """CLIENT_ID@HOST of the members of the groups whose offsets each producer holds back.
+
+    Asks the offsets' partitions themselves, so that it also finds those of a transaction that no
+    coordinator knows.
+    """
+    topics, wanted = session.client.metadata().topics, set(producer_ids)
+    if OFFSETS_TOPIC not in topics or not wanted:
+        return {}
+    places = [(OFFSETS_TOPIC, index) for index in topics[OFFSETS_TOPIC].partitions]
+    held: dict[int, set[int]] = defaultdict(set)
+    for row in producers(session, places):
+        if row.is_open and row.producer_id in wanted:
+            held[row.producer_id].add(row.partition)
+    positions = _positions(session) if held else {}
+    return {one: _members(session, indexes, positions) for one, indexes in held.items()}
+
+
 def _positions(session: Session) -> dict[str, list[Committed]]:
     """The committed offsets of every group of the cluster."""
     groups: set[str] = set()
@@ -121,6 +142,14 @@ def _waiting(
 def _clients(
     session: Session, transaction: Transaction, positions: dict[str, list[Committed]]
 ) -> tuple[str, ...]:
+    indexes = {index for topic, index in transaction.partitions if topic == OFFSETS_TOPIC}
+    return _members(session, indexes, positions)
+
+
+def _members(
+    session: Session, indexes: set[int], positions: dict[str, list[Committed]]
+) -> tuple[str, ...]:
+    """The members of groups in these offsets partitions that have offsets pending there."""
     from coordinator.placement import partition_for
 
     topics = session.client.metadata().topics
@@ -129,24 +158,12 @@ def _clients(
     count = len(topics[OFFSETS_TOPIC].partitions)
     found: set[str] = set()
     for group, committed in positions.items():
-        if (OFFSETS_TOPIC, partition_for(group, count)) not in transaction.partitions:
+        if partition_for(group, count) not in indexes:
             continue
-        members = _members(session, group)
+        members = look_at(session, group).members
         places = {(row.topic, row.partition) for row in committed}
         for member in members:
-            places.update(assigned_partitions(member.member_assignment))
+            places.update(member.assigned)
         if session.has_pending_offsets(group, sorted(places)):
-            found.update(f"{member.client_id}@{member.client_host}" for member in members)
+            found.update(f"{member.client_id}@{member.host}" for member in members)
     return tuple(sorted(found))
-
-
-def _members(session: Session, group: str) -> list[Any]:
-    """The members of a group of the classic protocol; none if it is of another kind."""
-    described = session.client.call(
-        "DescribeGroups",
-        to_group=group,
-        check=False,
-        groups=(group,),
-        include_authorized_operations=False,
-    ).groups[0]
-    return list(described.members)

@@ -69,6 +69,7 @@ def _number(name: str, low: int, high: int, default: int, text: str) -> Callable
 @click.option("--verify", metavar="CMD", help="Run after each run, which fails if this does.")
 @_number("--restarts", 0, 100, 5, "How often a COMMAND that failed is started again.")
 @_number("--jobs", 1, MAX_JOBS, 1, "Runs at the same time.")
+@click.option("--every-answer", is_flag=True, help="Kill before reads' answers as well.")
 @click.option("--kill-command", is_flag=True, help="Kill COMMAND together with the broker.")
 @_seconds("--command-timeout", "command_timeout_s", 60.0, "For one run of one command.")
 @_seconds("--settle", "settle_s", 10.0, "How long transactions may stay open after COMMAND.")
@@ -107,9 +108,10 @@ def command(
 
     A first run counts the broker's durable operations. Then, for each chosen point, the broker is
     killed (SIGKILL) exactly before, in the middle of or after one of them, or before the answer
-    that follows, and started again on the same port; COMMAND goes on, or is started again if it
-    fails. Afterwards no transaction may be open, read_committed readers must see exactly what was
-    committed, units of work named by a header must be whole, and --verify must succeed.
+    that follows (--every-answer: before any answer), and started again on the same port; COMMAND
+    goes on, or is started again if it fails. Afterwards no transaction may be open, read_committed
+    readers must see exactly what was committed, units of work named by a header must be whole,
+    and --verify must succeed.
 
     \b
     COMMAND finds in its environment:

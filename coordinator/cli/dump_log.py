@@ -53,7 +53,7 @@ COLUMNS = {
 def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) -> None:
     """Show logs, indexes, snapshots and checkpoints; exit 1 if something in them is wrong.
 
-    Records of __consumer_offsets and __transaction_state are shown in clear.
+    Records of __consumer_offsets, __transaction_state and __cluster_metadata are shown in clear.
     """
     from logcore.dump import dump_file, is_problem
     from logcore.fs import OsFileSystem
@@ -71,7 +71,7 @@ def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) 
                     path.name,
                     verify=verify,
                     records=records,
-                    decoder=_decoder_of(directory.name),
+                    decoder=decoder_of(directory.name),
                 )
             ]
         except (OSError, ValueError) as error:
@@ -97,13 +97,15 @@ def _show(path: Path, rows: Iterable[dict[str, object]]) -> None:
         emit(some, used, "table")
 
 
-def _decoder_of(
+def decoder_of(
     directory: str,
 ) -> Callable[[LogRecord], Mapping[str, object] | None] | None:
     """Find who can read the records of a partition, by the name of its directory."""
-    return {"__consumer_offsets": _decode_group, "__transaction_state": _decode_txn}.get(
-        directory.split(".", 1)[0].rpartition("-")[0]
-    )
+    return {
+        "__consumer_offsets": _decode_group,
+        "__transaction_state": _decode_txn,
+        "__cluster_metadata": _decode_metadata,
+    }.get(directory.split(".", 1)[0].rpartition("-")[0])
 
 
 def _decode_group(record: LogRecord) -> Mapping[str, object] | None:
@@ -134,8 +136,28 @@ def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:
     return row
 
 
+def _decode_metadata(record: LogRecord) -> Mapping[str, object] | None:
+    """Ours has a key in each record; Apache Kafka's has none, and is its own tools' to read."""
+    from coordinator.metadata import MetadataError, decode
+    from logcore.errors import InvalidRecordError
+    from logcore.machine import Record
+
+    if record.key is None:
+        return None
+    try:
+        kind, name, value = decode(Record(record.key, record.value))
+    except MetadataError as error:
+        raise InvalidRecordError(str(error)) from error
+    row: dict[str, object] = {"type": kind, "name": name}
+    row["tombstone" if value is None else "value"] = True if value is None else value
+    return row
+
+
 def _fields(value: object) -> dict[str, object]:
     """The fields of a dataclass instance by name."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        named: dict[str, object] = value._asdict()
+        return named
     if not dataclasses.is_dataclass(value):
         return {"value": value}
     return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}

@@ -1,6 +1,10 @@
-"""``fencepost groups``: list, describe, history."""
+"""``fencepost groups``: list, describe, members, offsets, reset, delete, plan, history."""
 
 from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
@@ -8,24 +12,49 @@ from coordinator.cli.history import history_options, show
 from coordinator.cli.output import emit, format_option, shared_options
 from coordinator.history_format import GROUP
 
+if TYPE_CHECKING:
+    from coordinator.cli.session import Session
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MEMBER_COLUMNS = ("member", "instance", "client", "host", "epoch", "assigned", "target")
+OFFSET_COLUMNS = (
+    *("topic", "partition", "committed", "stable", "lag"),
+    *("lag_uncommitted", "member"),
+)
+
+
+def change_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Add ``--execute`` and ``--undo``."""
+    function = click.option(
+        "--undo", metavar="FILE", help="Where to write what is committed now; must not exist."
+    )(function)
+    return click.option("--execute", is_flag=True, help="Do it; without, it is only shown.")(
+        function
+    )
+
 
 @click.group("groups")
 def command() -> None:
-    """Look into consumer groups."""
+    """Look into consumer groups, and set their offsets."""
 
 
 @command.command("list")
 @click.option("--state", "states", multiple=True, help="Only groups in this state; repeatable.")
+@click.option("--type", "types", multiple=True, help="classic, consumer, …; repeatable.")
 @format_option
 @shared_options
-def list_groups(bootstrap: str, timeout: float, states: tuple[str, ...], form: str) -> None:
+def list_groups(
+    bootstrap: str, timeout: float, states: tuple[str, ...], types: tuple[str, ...], form: str
+) -> None:
     """List the groups of all brokers."""
     from coordinator.cli.session import Session, check
 
     rows: list[dict[str, object]] = []
     with Session(bootstrap, timeout) as session:
         for answer in session.everywhere(
-            "ListGroups", lambda f: f.message(states_filter=states, types_filter=())
+            "ListGroups", lambda f: f.message(states_filter=states, types_filter=types)
         ):
             check(answer.error_code, "ListGroups")
             rows.extend(
@@ -47,60 +76,191 @@ def list_groups(bootstrap: str, timeout: float, states: tuple[str, ...], form: s
 @format_option
 @shared_options
 def describe(bootstrap: str, timeout: float, group: str, form: str, *, members: bool) -> None:
-    """Show how far GROUP is in each partition, or who its members are.
-
-    LAG counts to the last stable offset: what a read_committed reader could still read.
-    """
-    from coordinator.cli.session import EARLIEST, LATEST, Session, check
+    """Show how GROUP stands: its state, and `offsets` or `members`."""
+    from coordinator.cli.group_view import existing, member_rows, offset_rows
+    from coordinator.cli.session import Session
 
     with Session(bootstrap, timeout) as session:
-        answer = session.client.call(
-            "DescribeGroups",
-            to_group=group,
-            groups=(group,),
-            include_authorized_operations=False,
-        ).groups[0]
-        check(answer.error_code, "DescribeGroups", group, getattr(answer, "error_message", None))
-        committed = session.committed(group)
-        if answer.group_state == "Dead" and not committed:
-            raise click.ClickException(f"there is no group {group!r}")
+        found = existing(session, group)
+        if form == "table":
+            click.echo(f"{group}: {found.state}, {len(found.members)} members")
         if members:
-            rows = [
-                {
-                    "member": member.member_id,
-                    "instance": getattr(member, "group_instance_id", None),
-                    "client": member.client_id,
-                    "host": member.client_host,
-                    "assigned": _assigned(member.member_assignment),
-                }
-                for member in answer.members
-            ]
-            emit(rows, ["member", "instance", "client", "host", "assigned"], form)
-            return
-        owners = {
-            partition: member.member_id
-            for member in answer.members
-            for partition in _assigned(member.member_assignment)
-        }
-        partitions = [(row.topic, row.partition) for row in committed]
-        first = session.offsets(partitions, EARLIEST)
-        stable = session.offsets(partitions, LATEST, committed=True)
-    rows = [
-        {
-            "topic": row.topic,
-            "partition": row.partition,
-            "committed": row.offset,
-            "stable": stable[row.topic, row.partition],
-            "lag": stable[row.topic, row.partition]
-            - max(row.offset, first[row.topic, row.partition]),
-            "member": owners.get(f"{row.topic}:{row.partition}"),
-            "state": answer.group_state,
-        }
-        for row in committed
-    ]
+            emit(member_rows(found), MEMBER_COLUMNS, form)
+        else:
+            emit(offset_rows(session, found), OFFSET_COLUMNS, form)
+
+
+@command.command("members")
+@click.argument("group")
+@format_option
+@shared_options
+def list_members(bootstrap: str, timeout: float, group: str, form: str) -> None:
+    """Show who is in GROUP and what each owns; in a consumer group also what it shall own."""
+    from coordinator.cli.group_view import existing, member_rows
+    from coordinator.cli.session import Session
+
+    with Session(bootstrap, timeout) as session:
+        emit(member_rows(existing(session, group)), MEMBER_COLUMNS, form)
+
+
+@command.command("offsets")
+@click.argument("group")
+@format_option
+@shared_options
+def offsets(bootstrap: str, timeout: float, group: str, form: str) -> None:
+    """Show how far GROUP is in each partition.
+
+    LAG counts to the last stable offset: what a read_committed reader could still read.
+    LAG_UNCOMMITTED counts to the end.
+    """
+    from coordinator.cli.group_view import existing, offset_rows
+    from coordinator.cli.session import Session
+
+    with Session(bootstrap, timeout) as session:
+        emit(offset_rows(session, existing(session, group)), OFFSET_COLUMNS, form)
+
+
+@command.command("reset-offsets")
+@click.argument("group")
+@click.option("--topic", "topics", multiple=True, metavar="T[:0,1]", help="Repeatable.")
+@click.option("--all-topics", is_flag=True, help="All partitions with a committed offset.")
+@click.option("--to-earliest", is_flag=True, help="The oldest record.")
+@click.option("--to-latest", is_flag=True, help="Behind the newest record.")
+@click.option("--to-current", is_flag=True, help="What is committed; the end where nothing is.")
+@click.option("--to-offset", type=click.IntRange(min=0), help="This offset.")
+@click.option("--to-datetime", metavar="TIME", help="ISO 8601; UTC without a zone.")
+@click.option("--by-duration", metavar="P1DT2H", help="So long ago, ISO 8601.")
+@click.option("--shift-by", type=int, help="Forward, or with a negative number back.")
+@click.option("--from-file", metavar="FILE", help="Lines topic,partition,offset; also an undo.")
+@change_options
+@format_option
+@shared_options
+def reset_offsets(
+    bootstrap: str,
+    timeout: float,
+    group: str,
+    topics: tuple[str, ...],
+    undo: str | None,
+    form: str,
+    *,
+    all_topics: bool,
+    execute: bool,
+    **where: Any,
+) -> None:
+    """Say where GROUP would go on reading, and with --execute have it go on there.
+
+    The group must have no members. Before anything changes, what is committed now goes into the
+    undo file, which --from-file brings back.
+    """
+    from coordinator.cli import group_reset
+    from coordinator.cli.session import Session
+
+    asked = group_reset.Where(**where)
+    now = dt.datetime.now(dt.UTC)
+    with Session(bootstrap, timeout) as session:
+        _require_idle(session, group)
+        before = {(row.topic, row.partition): row.offset for row in session.committed(group)}
+        partitions: list[tuple[str, int]] = []
+        if asked.from_file is None:
+            partitions = group_reset.chosen(session, before, topics, every=all_topics)
+        elif topics or all_topics:
+            raise click.UsageError("the file says which topics")
+        after = group_reset.targets(session, asked, partitions, before, now)
+        _change(session, group, before, after, form, undo, execute=execute)
+
+
+@command.command("delete-offsets")
+@click.argument("group")
+@click.option("--topic", "topics", multiple=True, metavar="T[:0,1]", help="Repeatable.")
+@click.option("--all-topics", is_flag=True, help="All partitions with a committed offset.")
+@change_options
+@format_option
+@shared_options
+def delete_offsets(
+    bootstrap: str,
+    timeout: float,
+    group: str,
+    topics: tuple[str, ...],
+    undo: str | None,
+    form: str,
+    *,
+    all_topics: bool,
+    execute: bool,
+) -> None:
+    """Forget how far GROUP is in topics that it no longer reads."""
+    from coordinator.cli import group_reset
+    from coordinator.cli.session import Session
+
+    with Session(bootstrap, timeout) as session:
+        before = {(row.topic, row.partition): row.offset for row in session.committed(group)}
+        places = group_reset.chosen(session, before, topics, every=all_topics)
+        after = dict.fromkeys((tp for tp in places if tp in before), group_reset.NOTHING)
+        _change(session, group, before, after, form, undo, execute=execute)
+
+
+@command.command("delete")
+@click.argument("group")
+@change_options
+@format_option
+@shared_options
+def delete(
+    bootstrap: str, timeout: float, group: str, undo: str | None, form: str, *, execute: bool
+) -> None:
+    """Delete GROUP, which must have no members, and all of its offsets."""
+    from coordinator.cli import group_reset
+    from coordinator.cli.group_view import existing
+    from coordinator.cli.session import Session, check
+
+    with Session(bootstrap, timeout) as session:
+        existing(session, group)
+        _require_idle(session, group)
+        before = {(row.topic, row.partition): row.offset for row in session.committed(group)}
+        after = dict.fromkeys(before, group_reset.NOTHING)
+        if _change(session, group, before, after, form, undo, execute=execute, write=False):
+            answer = session.client.call("DeleteGroups", to_group=group, groups_names=(group,))
+            check(answer.results[0].error_code, "DeleteGroups", group)
+
+
+@command.command("plan")
+@click.argument("group")
+@click.option("--add", type=click.IntRange(0, 1_000), default=0, help="So many more members.")
+@click.option("--remove", multiple=True, metavar="MEMBER", help="By member or instance id.")
+@click.option("--assignor", metavar="NAME", help="Another assignor than the group's.")
+@format_option
+@shared_options
+def plan(
+    bootstrap: str,
+    timeout: float,
+    group: str,
+    add: int,
+    remove: tuple[str, ...],
+    assignor: str | None,
+    form: str,
+) -> None:
+    """Say who in GROUP would own what, and how many partitions would move. Touches nothing."""
+    from coordinator.cli.group_plan import plan as compute
+    from coordinator.cli.group_view import existing, texts
+    from coordinator.cli.session import Session
+
+    with Session(bootstrap, timeout) as session:
+        found = compute(session, existing(session, group), add, remove, assignor)
+    none: frozenset[tuple[str, int]] = frozenset()
+    rows: list[dict[str, object]] = []
+    for name in [*found.now, *(name for name in found.then if name not in found.now)]:
+        now, then = found.now.get(name, none), found.then.get(name, none)
+        rows.append(
+            {
+                "member": name,
+                "now": len(now),
+                "then": len(then) if name in found.then else None,
+                "gets": texts(then - now),
+                "gives": texts(now - then),
+                "owns": texts(then),
+            }
+        )
     if form == "table":
-        click.echo(f"{group}: {answer.group_state}, {len(answer.members)} members")
-    emit(rows, ["topic", "partition", "committed", "stable", "lag", "member"], form)
+        click.echo(f"{found.assignor}: {found.moved} of {found.partitions} partitions move")
+    emit(rows, ["member", "now", "then", "gets", "gives"], form)
 
 
 @command.command("history")
@@ -109,14 +269,59 @@ def describe(bootstrap: str, timeout: float, group: str, form: str, *, members: 
 @format_option
 @shared_options
 def history(
-    bootstrap: str, timeout: float, group: str, begin: str, form: str, *, follow: bool
+    bootstrap: str,
+    timeout: float,
+    group: str,
+    begin: str,
+    until: str | None,
+    form: str,
+    *,
+    follow: bool,
 ) -> None:
     """Tell what happened to GROUP, and why: who came and went, each rebalance and its cause."""
-    show(bootstrap, timeout, GROUP, group, begin, form, follow=follow)
+    show(bootstrap, timeout, GROUP, group, begin, form, follow=follow, until=until)
 
 
-def _assigned(blob: bytes) -> list[str]:
-    """The partitions in a consumer-protocol assignment, as ``topic:index``; [] if it is none."""
-    from coordinator.cli.session import assigned_partitions
+def _require_idle(session: Session, group: str) -> None:
+    from coordinator.cli.group_view import look_at
 
-    return [f"{topic}:{index}" for topic, index in assigned_partitions(blob)]
+    found = look_at(session, group)
+    if found.is_active:
+        raise click.ClickException(
+            f"{group!r} is active ({found.state}, {len(found.members)} members): "
+            "its offsets can only be changed while it has none"
+        )
+
+
+def _change(
+    session: Session,
+    group: str,
+    before: Mapping[tuple[str, int], int],
+    after: Mapping[tuple[str, int], int],
+    form: str,
+    undo: str | None,
+    *,
+    execute: bool,
+    write: bool = True,
+) -> bool:
+    """Show the change; with ``execute`` write the undo file first, then the offsets."""
+    from coordinator.cli import group_reset
+
+    rows = [
+        {"topic": tp[0], "partition": tp[1], "committed": before.get(tp), "new": _or_none(offset)}
+        for tp, offset in sorted(after.items())
+    ]
+    if execute:
+        name = undo or group_reset.undo_name(group, dt.datetime.now(dt.UTC))
+        group_reset.write_undo(name, after, before)
+        click.echo(f"undo: fencepost groups reset-offsets {group} --from-file {name}", err=True)
+        if write:
+            group_reset.commit(session, group, after)
+    else:
+        click.echo("nothing was changed; --execute does it", err=True)
+    emit(rows, ["topic", "partition", "committed", "new"], form)
+    return execute
+
+
+def _or_none(offset: int) -> int | None:
+    return offset if offset >= 0 else None

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-COLUMNS = ("time", "what", "change", "why", "who", "client", "host")
-_WIDTHS = (24, 26, 22, 40, 24, 16, 15)
+COLUMNS = ("time", "what", "change", "why", "trigger", "who", "client", "host")
+_WIDTHS = (24, 26, 22, 40, 25, 24, 16, 15)
 """Columns of a line that is printed as it comes, when nobody knows how wide the next will be."""
 
 LOOK_AGAIN_S = 0.5
 """How often a broker that has no history yet is asked again."""
+
+_PLACES = frozenset({"earliest", "latest"})
 
 _WHY = ("reason", "cause", "during")
 _WHO = ("member", "leader")
@@ -32,14 +34,18 @@ _EPOCHS = ("former_producer_epoch", "fenced_epoch", "given_producer_epoch")
 
 
 def history_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Add ``--from`` and ``--follow``."""
+    """Add ``--from`` (or ``--since``), ``--until`` and ``--follow``."""
+    function = click.option(
+        "--until", metavar="TIME", help="Only what happened before; ISO 8601, UTC without a zone."
+    )(function)
     function = click.option(
         "--from",
+        "--since",
         "begin",
         default="earliest",
         show_default=True,
         metavar="WHERE",
-        help="earliest, latest, or a time as 2013-01-31T12:00:00+00:00.",
+        help="earliest, latest, or a time as 2013-01-31T12:00:00, UTC without a zone.",
     )(function)
     return click.option(
         "--follow", "-f", is_flag=True, help="Go on telling as it happens, until Ctrl-C."
@@ -55,6 +61,7 @@ def show(
     form: str,
     *,
     follow: bool,
+    until: str | None = None,
 ) -> None:
     """Print the entries of ``subject``, oldest first; with ``follow`` as JSON lines, or in lines.
 
@@ -62,8 +69,20 @@ def show(
     """
     from coordinator.cli.session import Session
 
+    if until is not None and follow:
+        raise click.UsageError("--follow has no end")
+    end_ms = None if until is None else _milliseconds(until, "--until")
+    begin_ms = None
+    if begin not in _PLACES and not begin.isdigit():
+        begin_ms = int(_milliseconds(begin, "--since"))
+        begin = dt.datetime.fromtimestamp(begin_ms / 1000, dt.UTC).isoformat()
     with Session(bootstrap, timeout) as session:
         entries = _entries(session, scope, subject, begin, follow=follow)
+        if begin_ms is not None:
+            # One write holds what happened in some milliseconds, and is found by its last moment.
+            entries = (entry for entry in entries if entry.at_ms >= begin_ms)
+        if end_ms is not None:
+            entries = (entry for entry in entries if entry.at_ms < end_ms)
         if not follow:
             emit([row_of(entry) for entry in entries], COLUMNS, form)
             return
@@ -87,6 +106,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "what": entry.what,
         "change": _change(detail),
         "why": _first(detail, _WHY),
+        "trigger": entry.trigger,
         "who": _first(detail, _WHO) or _producer(detail),
         "client": detail.get("client_id") or entry.client_id,
         "host": _host(detail.get("client_host") or entry.client_host),
@@ -97,7 +117,9 @@ def row_of(entry: Entry) -> dict[str, Any]:
 
 
 def _change(detail: Mapping[str, Any]) -> str | None:
-    """Old → new, of what is counted: generations of a group, epochs of a producer."""
+    """Old → new, of what is counted: generations of a group, epochs of a group or producer."""
+    if detail.get("old_epoch") is not None and detail.get("epoch") is not None:
+        return f"epoch {detail['old_epoch']} → {detail['epoch']}"
     old = detail.get("old_generation")
     if old is not None:
         new = detail.get("new_generation")
@@ -156,6 +178,14 @@ def _entries(
             entry = decode_value(record.value)
             if entry is not None:
                 yield entry
+
+
+def _milliseconds(text: str, option: str) -> float:
+    try:
+        at = dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
+    return (at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)).timestamp() * 1000
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -190,8 +190,10 @@ def find_hanging(
 ) -> None:
     """Find transactions that are open on a partition and that no coordinator will ever end.
 
-    Exit status 1 if there are any. `abort` ends them.
+    Exit status 1 if there are any. `abort` ends them. CLIENT names the members of the groups whose
+    offsets the producer holds back as well.
     """
+    from coordinator.cli.blame import clients_of
     from coordinator.cli.open_transactions import hanging, partition_argument, partitions_of
     from coordinator.cli.session import Session
 
@@ -202,16 +204,18 @@ def find_hanging(
             older_than_ms=int(max_minutes * 60_000),
             now_ms=time.time_ns() // 1_000_000,
         )
+        clients = clients_of(session, (row.producer_id for row, _, _ in found))
     rows = [
         {
             **_producer_row(row),
             "transactional_id": transaction.transactional_id if transaction else None,
+            "client": list(clients.get(row.producer_id, ())),
             "reason": reason,
         }
         for row, transaction, reason in found
     ]
     if rows or form == "json":
-        emit(rows, [*PRODUCER_COLUMNS, "transactional_id", "reason"], form)
+        emit(rows, [*PRODUCER_COLUMNS, "transactional_id", "client", "reason"], form)
     else:
         click.echo("no transaction hangs")
     if rows:
@@ -346,10 +350,21 @@ def _blame_row(row: Blame, form: str) -> dict[str, object]:
 @format_option
 @shared_options
 def history(
-    bootstrap: str, timeout: float, transactional_id: str, begin: str, form: str, *, follow: bool
+    bootstrap: str,
+    timeout: float,
+    transactional_id: str,
+    begin: str,
+    until: str | None,
+    form: str,
+    *,
+    follow: bool,
 ) -> None:
     """Tell what happened to TRANSACTIONAL_ID, and why: claims, fences, aborts, time-outs.
 
     Ends that went as their producer asked are not told, except of prepared transactions.
     """
-    show(bootstrap, timeout, TRANSACTION, transactional_id, begin, form, follow=follow)
+    show(
+        *(bootstrap, timeout, TRANSACTION, transactional_id, begin, form),
+        follow=follow,
+        until=until,
+    )

@@ -79,7 +79,7 @@ def _member(ctx: Context, member: DescribedConsumer) -> Entity:
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=member.subscribed_topic_names,
-        subscribed_topic_regex=member.subscribed_topic_regex or None,
+        subscribed_topic_regex=member.subscribed_topic_regex or "",
         assignment=_assignment(ctx, member.assignment),
         target_assignment=_assignment(ctx, member.target_assignment),
         member_type=CLASSIC if member.is_classic else CONSUMER,

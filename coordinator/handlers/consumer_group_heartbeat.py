@@ -26,7 +26,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     if not groups.serves_consumer_protocol:
         return _refused(ctx, ErrorCode.unsupported_version, None)
     body = ctx.body
-    future = groups.submit(body.group_id, _command(ctx))
+    future = groups.submit(body.group_id, _command(ctx), ctx.origin)
 
     def refuse(code: ErrorCode) -> Entity:
         error = future.exception()
@@ -58,6 +58,7 @@ def _command(ctx: Context) -> ConsumerHeartbeat:
         ),
         new_member_id="" if body.member_id else str(uuid.uuid4()),
         client_makes_member_id=ctx.version >= 1,
+        settings=ctx.broker.groups.settings_of(body.group_id),
     )
 
 

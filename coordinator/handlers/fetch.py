@@ -1,28 +1,41 @@
 """Fetch (1): records from many partitions, at once or as soon as there are enough.
 
-What is read are whole batches as they stand in the file; they go to the socket as they are.
+What is read are whole batches as they stand in the file; they go from there to the socket as they
+are, many of them piece by piece as the socket takes them.
 
-Versions: 4 has isolation levels, 5 log start offsets, 7 sessions (of which none is ever made: every
-answer has session id 0), 9 leader epochs, 12 the epoch of the last record fetched, 13 topic ids.
+Versions: 4 has isolation levels, 5 log start offsets, 7 sessions (KIP-227), 9 leader epochs, 12 the
+epoch of the last record fetched, 13 topic ids.
 
-Differences from Kafka: READ_UNCOMMITTED and followers see the same, the log end, on one node. The
-answer is never made from a partition's cached state, so a client that insists on a session is told
-that it does not exist.
+Difference from Kafka: READ_UNCOMMITTED and followers see the same, the log end, on one node.
 
-Source: ``KafkaApis.handleFetchRequest``, ``ReplicaManager.readFromLog``, ``DelayedFetch``.
+Source: ``KafkaApis.handleFetchRequest``, ``FetchManager``, ``ReplicaManager.readFromLog``,
+``DelayedFetch``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from itertools import groupby
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.data_errors import UnknownTopicIdError, UnknownTopicOrPartitionError
+from coordinator.data_errors import (
+    InvalidFetchSessionEpochError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
 from coordinator.errors import error_code
+from coordinator.fetch_sessions import (
+    FINAL_EPOCH,
+    INITIAL_EPOCH,
+    NO_SESSION,
+    CachedPartition,
+    FetchSession,
+    Key,
+    TopicKey,
+)
 from coordinator.handlers import Context, handles, request_ms
 from coordinator.handlers.epochs import end_of_epoch
 from coordinator.polls import Poll, Watched
@@ -36,23 +49,91 @@ LAST_WITHOUT_STORAGE_ERROR = 5
 
 NO_EPOCH = -1
 
+_Told = tuple[Key, Entity]
+
 
 @handles(ApiKey.FETCH, versions=(4, 18), permission="READ Topic")
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
     """Read, and wait for more if that was not enough."""
-    if getattr(ctx.body, "session_epoch", NO_EPOCH) > 0:
-        return ctx.respond.error(ErrorCode.fetch_session_id_not_found)
-    fetch = _Fetch(ctx)
-    response = fetch.read()
+    fetch = _Fetch(ctx, _Round.of(ctx))
+    fetch.read()
     if fetch.is_answer or ctx.broker.polls.closed:
-        return response
+        return fetch.answer()
     return fetch.wait()
+
+
+class _Round:
+    """What one request reads, and what its answer means for the client's session."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._session: FetchSession | None = None
+        self._epoch = NO_EPOCH
+        self._keep = False
+        self.asked: Sequence[CachedPartition] = ()
+        """The partitions to read, in this order."""
+
+    @classmethod
+    def of(cls, ctx: Context) -> _Round:
+        """Find or drop the session that the request names; raises its DomainErrors."""
+        body, sessions = ctx.body, ctx.broker.fetch_sessions
+        epoch = getattr(body, "session_epoch", FINAL_EPOCH)
+        made = cls(ctx)
+        by_id = ctx.version >= FIRST_BY_ID
+        asked = [
+            ((topic.topic_id if by_id else topic.topic, part.partition), part)
+            for topic in body.topics
+            for part in topic.partitions
+        ]
+        if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
+            sessions.close(getattr(body, "session_id", NO_SESSION))
+            made._keep = epoch == INITIAL_EPOCH
+            made.asked = [CachedPartition(key, part) for key, part in asked]
+            return made
+        session = sessions.resume(body.session_id, epoch, by_topic_id=by_id)
+        forgotten = [
+            (topic.topic_id if by_id else topic.topic, index)
+            for topic in body.forgotten_topics_data
+            for index in topic.partitions
+        ]
+        sessions.advance(session, asked, forgotten, ctx.broker.clock.now_ms())
+        made._session, made._epoch = session, session.epoch
+        made.asked = list(session.partitions.values())
+        return made
+
+    def tell(self, answers: Sequence[tuple[CachedPartition, Entity]]) -> tuple[int, list[_Told]]:
+        """The session id to answer with, and what to say of which partition.
+
+        Raises InvalidFetchSessionEpochError when another request overtook this one.
+        """
+        session, sessions = self._session, self._ctx.broker.fetch_sessions
+        if session is not None:
+            if session.epoch != self._epoch:
+                raise InvalidFetchSessionEpochError(f"fetch session {session.id} went on meanwhile")
+            return sessions.id_of(session), list(session.news(answers))
+        told = [(cached.key, answer) for cached, answer in answers]
+        if not self._keep:
+            return NO_SESSION, told
+        for cached, answer in answers:
+            cached.learn(answer)
+        session_id = sessions.open(
+            [cached for cached, _ in answers],
+            by_topic_id=self._ctx.version >= FIRST_BY_ID,
+            privileged=_is_follower(self._ctx.body),
+            now_ms=self._ctx.broker.clock.now_ms(),
+        )
+        return session_id, told
+
+
+def _is_follower(body: Any) -> bool:
+    state = getattr(body, "replica_state", None)
+    return int(body.replica_id if state is None else state.replica_id) >= 0
 
 
 class _Fetch:
     """One request: reads it as often as needed."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, asked: _Round) -> None:
         self._ctx = ctx
         body = ctx.body
         self._isolation = Isolation(1 if body.isolation_level == 1 else 0)
@@ -60,6 +141,8 @@ class _Fetch:
         self._max_bytes = max(0, min(body.max_bytes, limit))
         self._min_bytes = min(body.min_bytes, self._max_bytes)
         self._max_wait_ms = request_ms(body.max_wait)
+        self._round = asked
+        self._answers: list[tuple[CachedPartition, Entity]] = []
         self._watched: list[Watched] = []
         self._bytes = 0
         self._urgent = False
@@ -83,38 +166,51 @@ class _Fetch:
             self._isolation,
             min_bytes=self._min_bytes,
             max_wait_ms=self._max_wait_ms,
-            finish=self.read,
+            finish=self._finish,
         )
         stay = ctx.connection.on_close(poll.cancel)
         poll.answer.add_done_callback(lambda _: stay())
         return poll.answer
 
-    def read(self) -> Entity:
-        """Read every partition once, in the order of the request; returns the response."""
-        ctx = self._ctx
-        make = ctx.respond
+    def _finish(self) -> Entity:
+        self.read()
+        return self.answer()
+
+    def read(self) -> None:
+        """Read every partition once, in the order of the request or of the session."""
         self._watched, self._bytes, self._urgent = [], 0, False
+        self._answers = [(one, self._partition(one)) for one in self._round.asked]
+
+    def answer(self) -> Entity:
+        """The response to what was read last."""
+        make = self._ctx.respond
+        session_id, told = self._round.tell(self._answers)
         topics = []
-        for topic in ctx.body.topics:
-            name, topic_id = self._identify(topic)
-            parts = [self._partition(name, topic_id, part) for part in topic.partitions]
-            topics.append(
-                make.FetchableTopicResponse(topic=name, topic_id=topic_id, partitions=tuple(parts))
-            )
+        for key, group in groupby(told, key=lambda one: one[0][0]):
+            parts = tuple(answer for _, answer in group)
+            if isinstance(key, str):
+                topics.append(make.FetchableTopicResponse(topic=key, partitions=parts))
+            else:
+                topics.append(make.FetchableTopicResponse(topic_id=key, partitions=parts))
         return make.FetchResponse(
-            throttle_time_ms=0, error_code=ErrorCode.none, session_id=0, responses=tuple(topics)
+            throttle_time_ms=0,
+            error_code=ErrorCode.none,
+            session_id=session_id,
+            responses=tuple(topics),
         )
 
-    def _identify(self, topic: Any) -> tuple[str | None, uuid.UUID | None]:
-        if self._ctx.version < FIRST_BY_ID:
-            return topic.topic, None
-        known = self._ctx.broker.metadata.topic_by_id(topic.topic_id)
-        return (None if known is None else known.name), topic.topic_id
+    def _name(self, key: TopicKey | None) -> str:
+        if isinstance(key, str):
+            return key
+        known = self._ctx.broker.metadata.topic_by_id(key)
+        if known is None:
+            raise UnknownTopicIdError(f"no topic has the id {key}")
+        return str(known.name)
 
-    def _partition(self, name: str | None, topic_id: uuid.UUID | None, part: Any) -> Entity:
+    def _partition(self, one: CachedPartition) -> Entity:
+        part = one.asked
         try:
-            if name is None:
-                raise UnknownTopicIdError(f"no topic has the id {topic_id}")
+            name = self._name(one.key[0])
             partition: Partition = self._ctx.broker.replicas.partition(name, part.partition)
             partition.check_leader_epoch(getattr(part, "current_leader_epoch", NO_EPOCH))
             diverging = self._diverging(partition, part)
@@ -130,7 +226,7 @@ class _Fetch:
         offset, limit = part.fetch_offset, part.partition_max_bytes
         left = self._max_bytes - self._bytes
         # Only the first partition that has anything may go beyond the limits, by one batch.
-        read = partition.fetch(
+        read = partition.fetch_range(
             offset, max(0, min(limit, left)), self._isolation, at_least_one=self._bytes == 0
         )
         self._bytes += len(read.records)

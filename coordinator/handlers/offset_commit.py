@@ -7,13 +7,25 @@ group that does not exist, 10 topic ids in place of names. Every error is told p
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from functools import lru_cache
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
 from coordinator.handlers import Context, handles, request_ms
 from coordinator.handlers.answers import answer, code_of
 from coordinator.wire import ApiKey, Entity
-from groups.commands import NO_RETENTION, CommitOffsets, CommitOffsetsResult, OffsetToCommit
+from coordinator.wire.build import ResponseFactory
+from groups.commands import (
+    NO_LEADER_EPOCH,
+    NO_RETENTION,
+    CommitOffsets,
+    CommitOffsetsResult,
+    OffsetToCommit,
+)
+
+MAX_KEPT_ANSWERS: Final = 1_024
+"""Answers about one partition that are kept, of a hundred bytes each: most answers are the same."""
 
 
 @handles(ApiKey.OFFSET_COMMIT, versions=(2, 10), permission="READ Group, READ Topic")
@@ -48,7 +60,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
 def _sort_out(ctx: Context) -> tuple[list[list[ErrorCode | None]], list[OffsetToCommit]]:
     """Per topic and partition None or why it is refused; and the offsets of those that are not."""
     metadata = ctx.broker.metadata
-    by_id = ctx.version >= 10
+    by_id, has_epoch = ctx.version >= 10, ctx.version >= 6
     no_topic = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
     refused: list[list[ErrorCode | None]] = []
     offsets: list[OffsetToCommit] = []
@@ -65,7 +77,7 @@ def _sort_out(ctx: Context) -> tuple[list[list[ErrorCode | None]], list[OffsetTo
                 topic.name,
                 entry.partition_index,
                 entry.committed_offset,
-                getattr(entry, "committed_leader_epoch", -1),
+                entry.committed_leader_epoch if has_epoch else NO_LEADER_EPOCH,
                 entry.committed_metadata or "",
                 topic_id,
             )
@@ -75,15 +87,19 @@ def _sort_out(ctx: Context) -> tuple[list[list[ErrorCode | None]], list[OffsetTo
     return refused, offsets
 
 
+@lru_cache(maxsize=MAX_KEPT_ANSWERS)
+def _partition(respond: ResponseFactory, index: int, code: ErrorCode) -> Entity:
+    return respond.OffsetCommitResponsePartition(partition_index=index, error_code=code)
+
+
 def _response(ctx: Context, codes: list[list[ErrorCode]]) -> Entity:
     respond = ctx.respond
-    partition = respond.OffsetCommitResponsePartition
     names = "topic_id" if ctx.version >= 10 else "name"
     return respond.OffsetCommitResponse(
         topics=tuple(
             respond.OffsetCommitResponseTopic(
                 partitions=tuple(
-                    partition(partition_index=entry.partition_index, error_code=code)
+                    _partition(respond, entry.partition_index, code)
                     for entry, code in zip(topic.partitions, topic_codes, strict=True)
                 ),
                 **{names: getattr(topic, names)},

@@ -14,8 +14,10 @@ to every client, also to ``__admin_client``: their only writers are the coordina
 
 from __future__ import annotations
 
+import asyncio
 import struct
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -28,6 +30,7 @@ from coordinator.data_errors import (
 )
 from coordinator.errors import error_code
 from coordinator.handlers import CloseConnection, Context, handles
+from coordinator.handlers.answers import Wait
 from coordinator.metadata import INTERNAL_TOPICS
 from coordinator.wire import ApiKey, Entity
 from logcore.errors import (
@@ -69,7 +72,7 @@ _log = structlog.get_logger(__name__)
 
 
 @handles(ApiKey.PRODUCE, versions=(3, 13), permission="WRITE Topic, WRITE TransactionalId")
-def run(ctx: Context) -> Entity | None:
+def run(ctx: Context) -> Entity | Awaitable[Entity | None] | None:
     """Append and answer; None for acks=0, where an error closes the connection instead."""
     body = ctx.body
     valid_acks = body.acks in _VALID_ACKS
@@ -78,7 +81,12 @@ def run(ctx: Context) -> Entity | None:
     failed: DomainError | None = None
     # Without its id nobody could say whether the transaction is the producer's own.
     nameless = body.transactional_id is None and _has_transactional(body)
-    verified = _verify(ctx) if body.transactional_id is not None and valid_acks else None
+    verified = None
+    if body.transactional_id is not None and valid_acks:
+        wait = Wait()
+        verified = _verify(ctx, wait)
+        if verified is None:
+            return wait.then(partial(run, ctx))
     make = ctx.respond
     for topic in body.topic_data:
         name: str | None = None if version >= FIRST_BY_ID else topic.name
@@ -110,7 +118,59 @@ def run(ctx: Context) -> Entity | None:
         if failed is not None:
             raise CloseConnection(f"a produce request without acks failed: {failed}")
         return None
+    if not ctx.broker.commit.is_idle:
+        return _on_disk(ctx, answers)
     return make.ProduceResponse(responses=tuple(answers), throttle_time_ms=0)
+
+
+def _on_disk(ctx: Context, answers: list[Entity]) -> Entity | Awaitable[Entity]:
+    """Answer once what the request appended, or found to be there already, is on disk."""
+    held: dict[tuple[int, int], Partition] = {}
+    for place, topic in enumerate(ctx.body.topic_data):
+        name = _name(ctx, topic)
+        for part in answers[place].partition_responses:
+            if part.error_code is ErrorCode.none and name is not None:
+                partition = ctx.broker.replicas.partition(name, part.index)
+                if partition.is_held:
+                    held[place, part.index] = partition
+    future: asyncio.Future[Entity] = asyncio.get_running_loop().create_future()
+
+    def flushed() -> None:
+        if not future.done():
+            future.set_result(_after_flush(ctx, answers, held))
+
+    if ctx.broker.commit.after(held.values(), flushed):
+        return future
+    return ctx.respond.ProduceResponse(responses=tuple(answers), throttle_time_ms=0)
+
+
+def _after_flush(
+    ctx: Context, answers: list[Entity], held: Mapping[tuple[int, int], Partition]
+) -> Entity:
+    """The answers; what did not get to disk is refused, nobody may take it for stored."""
+
+    def settled(place: int, part: Any) -> Entity:
+        partition = held.get((place, part.index))
+        if partition is None or partition.recovery_point > part.base_offset:
+            entity: Entity = part
+            return entity
+        cause = str(partition.offline or "the partition is gone")
+        return _refused(ctx, part.index, ErrorCode.kafka_storage_error, cause)
+
+    make = ctx.respond
+    return make.ProduceResponse(
+        responses=tuple(
+            make.TopicProduceResponse(
+                name=answer.name,
+                topic_id=getattr(answer, "topic_id", None),
+                partition_responses=tuple(
+                    settled(place, part) for part in answer.partition_responses
+                ),
+            )
+            for place, answer in enumerate(answers)
+        ),
+        throttle_time_ms=0,
+    )
 
 
 def _has_transactional(body: Any) -> bool:
@@ -209,11 +269,11 @@ def _refused(
 # --- transactions --------------------------------------------------------------------------------
 
 
-def _verify(ctx: Context) -> Mapping[TopicPartition, DomainError | None]:
+def _verify(ctx: Context, wait: Wait) -> Mapping[TopicPartition, DomainError | None] | None:
     """Ask the transaction coordinator about every partition where a transaction would begin.
 
     Returns an error or None for each of them; partitions with an open transaction of this producer
-    are not asked about, and not in the answer.
+    are not asked about, and not in the answer. None: the request has to ``wait``.
     """
     broker, body = ctx.broker, ctx.body
     producers: set[tuple[int, int]] = set()
@@ -246,8 +306,8 @@ def _verify(ctx: Context) -> Mapping[TopicPartition, DomainError | None]:
     ]
     if not asked:
         return {}
-    verified: dict[TopicPartition, DomainError | None] = broker.txns.verify(
-        "Produce", ctx.version, body.transactional_id, producer_id, epoch, asked, ctx.origin
+    verified: dict[TopicPartition, DomainError | None] | None = broker.txns.verify(
+        "Produce", ctx.version, body.transactional_id, producer_id, epoch, asked, ctx.origin, wait
     )
     return verified
 

@@ -8,12 +8,13 @@ transaction by itself (TV2). Every error is told per partition.
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from functools import partial
 
 from kio.schema.errors import ErrorCode
 
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import answer, code_of
+from coordinator.handlers.answers import Wait, answer, code_of
 from coordinator.metadata import CONSUMER_OFFSETS
 from coordinator.wire import ApiKey, Entity
 from groups.commands import (
@@ -51,8 +52,10 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
 
     if not offsets:
         return refuse(ErrorCode.none)
+    wait = Wait()
     try:
-        _verify(ctx)
+        if not _verify(ctx, wait):
+            return wait.then(partial(run, ctx))
     except DomainError as error:
         return refuse(error_code(error))
     command = TxnCommitOffsets(
@@ -93,14 +96,17 @@ def _sort_out(ctx: Context) -> tuple[list[list[ErrorCode | None]], list[OffsetTo
     return refused, offsets
 
 
-def _verify(ctx: Context) -> None:
-    """Raise unless the group's partition is, now at the latest, in the transaction."""
+def _verify(ctx: Context, wait: Wait) -> bool:
+    """Raise unless the group's partition is, now at the latest, in the transaction.
+
+    False: that is so, but not on disk yet, and the request has to ``wait``.
+    """
     body, groups = ctx.body, ctx.broker.groups
     if not body.group_id:
         raise InvalidGroupIdError("a transaction commits offsets of a named group")
     partition = groups.partition_of(body.group_id)
     if partition.has_open_transaction(body.producer_id, body.producer_epoch):
-        return
+        return True
     key = CONSUMER_OFFSETS, partition.index
     errors = ctx.broker.txns.verify(
         "TxnOffsetCommit",
@@ -110,10 +116,14 @@ def _verify(ctx: Context) -> None:
         body.producer_epoch,
         (key,),
         ctx.origin,
+        wait,
     )
+    if errors is None:
+        return False
     error: DomainError | None = errors[key]
     if error is not None:
         raise error
+    return True
 
 
 def _for_version(code: ErrorCode, version: int) -> ErrorCode:

@@ -7,12 +7,14 @@ other for a bug of ours, so only those are answered (``TransactionMarkerRequestC
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import Wait
 from coordinator.metadata import TRANSACTION_STATE
 from coordinator.shard_errors import ShardError
 from coordinator.wire import ApiKey, Entity
@@ -33,8 +35,26 @@ ANSWERS = frozenset(
 @handles(
     ApiKey.WRITE_TXN_MARKERS, versions=(1, 2), permission="ALTER Cluster or CLUSTER_ACTION Cluster"
 )
-def run(ctx: Context) -> Entity:
-    """Write marker by marker, partition by partition."""
+def run(ctx: Context) -> Entity | Awaitable[Entity]:
+    """Write marker by marker, partition by partition; answer when they are on disk."""
+    answer = _write_all(ctx)
+    replicas = ctx.broker.replicas
+    written = {
+        (topic.name, part.partition_index)
+        for marker in answer.markers
+        for topic in marker.topics
+        for part in topic.partitions
+        if part.error_code is ErrorCode.none
+    }
+    held = [one for one in map(replicas.find_open, written) if one is not None]
+    wait = Wait()
+    if not ctx.broker.commit.after(held, wait):
+        return answer
+    # A marker may be written twice: what is off line by then says so at the second time.
+    return wait.then(lambda: _write_all(ctx) if any(one.offline for one in held) else answer)
+
+
+def _write_all(ctx: Context) -> Any:
     respond = ctx.respond
     return respond.WriteTxnMarkersResponse(
         markers=tuple(

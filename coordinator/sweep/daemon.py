@@ -43,6 +43,8 @@ class Settings:
     log: Path
     """Where its standard error goes."""
     config: Mapping[str, str]
+    every_answer: bool = False
+    """Whether answers without a durable operation before them are crash points too."""
 
 
 class Daemon:
@@ -155,7 +157,7 @@ def _main(pipe: Connection, settings: Settings, listen: str, point: Point | None
         pipe.send(("killed", event.what))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    counter = Counter(point, die)
+    counter = Counter(point, die, every_answer=settings.every_answer)
 
     def make_loop() -> CountedLoop:
         loop = CountedLoop()

@@ -27,12 +27,12 @@ class Where(StrEnum):
     """In the middle of a write: its first half is there."""
     AFTER = "after"
     ANSWER = "answer"
-    """Before the first answer that is sent after a durable operation."""
+    """Before an answer: the first one after each durable operation, or every one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A durable operation, or an answer sent after one."""
+    """A durable operation, or an answer."""
 
     what: str
     """``write __transaction_state-2/00000000000000000000.log``"""
@@ -103,13 +103,18 @@ def spread(points: Sequence[Point], count: int) -> list[Point]:
 class Counter:
     """Counts events from :meth:`arm` on and calls ``die`` at the chosen point.
 
-    ``die`` gets the event, and does not return in a daemon.
+    ``die`` gets the event, and does not return in a daemon. The disk is the same before each of
+    several answers in a row, and what the clients know is not: ``every_answer`` counts them all,
+    those of reads and heartbeats too.
     """
 
-    def __init__(self, point: Point | None, die: Callable[[Event], None]) -> None:
+    def __init__(
+        self, point: Point | None, die: Callable[[Event], None], *, every_answer: bool = False
+    ) -> None:
         self.events: list[Event] = []
         self._point = point
         self._die = die
+        self._every_answer = every_answer
         self._armed = False
         self._operations = 0
         self._answers = 0
@@ -147,7 +152,7 @@ class Counter:
 
     def answer(self) -> None:
         """Bytes are about to go to a client."""
-        if not self._armed or not self._unanswered:
+        if not self._armed or not (self._unanswered or self._every_answer):
             return
         self._unanswered = False
         self._answers += 1

@@ -41,6 +41,8 @@ class Plan:
     jobs: int = 1
     restarts: int = 5
     """How often a command that failed is started again."""
+    every_answer: bool = False
+    """Kill before each answer, and not only before the first one after a durable operation."""
     kill_command: bool = False
     """Kill the command together with the broker, as when the whole machine goes down."""
     command_timeout_s: float = 60.0
@@ -121,7 +123,9 @@ class Sweep:
         """Run the setup command once; every run begins with what it leaves."""
         home = self._plan.directory / "setup"
         home.mkdir()
-        daemon = Daemon(Settings(home / "data", home / "broker.log", self._plan.config))
+        daemon = Daemon(
+            Settings(home / "data", home / "broker.log", self._plan.config, self._plan.every_answer)
+        )
         try:
             daemon.start()
             env = self._environment(daemon, home, None, 0, 1)
@@ -148,7 +152,9 @@ class Sweep:
         home.mkdir()
         if self._template is not None:
             shutil.copytree(self._template, home / "data")
-        daemon = Daemon(Settings(home / "data", home / "broker.log", self._plan.config))
+        daemon = Daemon(
+            Settings(home / "data", home / "broker.log", self._plan.config, self._plan.every_answer)
+        )
         result = Result(point)
         events: list[Event] = []
         try:

@@ -18,6 +18,7 @@ class BrokerAddress:
     node_id: int
     host: str
     port: int
+    rack: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,9 @@ def cluster_metadata(response: Entity) -> ClusterMetadata:
         cluster_id=getattr(response, "cluster_id", None),
         controller_id=getattr(response, "controller_id", -1),
         brokers={
-            broker.node_id: BrokerAddress(broker.node_id, broker.host, broker.port)
+            broker.node_id: BrokerAddress(
+                broker.node_id, broker.host, broker.port, getattr(broker, "rack", None)
+            )
             for broker in response.brokers
         },
         topics={topic.name: _topic(topic) for topic in response.topics if topic.name is not None},

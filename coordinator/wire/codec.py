@@ -29,7 +29,7 @@ from coordinator.wire.schema import (
     response_header_is_tagged,
 )
 from coordinator.wire.skim import Frame, check, read_uvarint, strip
-from coordinator.wire.writer import Chunk, compile_writer, total_size
+from coordinator.wire.writer import Chunk, InFile, compile_writer, total_size
 
 _HEADER = struct.Struct(">hhih")
 _LENGTH_AND_ID = struct.Struct(">ii")
@@ -129,16 +129,18 @@ def _decode(cls: type, frame: Frame, pos: int, max_objects: int) -> Entity:
         raise MalformedRequest(f"not a {cls.__name__}: {error}") from error
 
 
-def encode_response(api_key: int, version: int, correlation_id: int, entity: Entity) -> list[Chunk]:
+def encode_response(
+    api_key: int, version: int, correlation_id: int, entity: Entity
+) -> list[Chunk | InFile]:
     """The frame of a response, its length prefix in the first chunk, ready to be written in order.
 
-    Large values (``records``) are chunks of their own, neither copied nor joined. Raises
-    :class:`EncodeError`.
+    Large values (``records``) are chunks of their own, neither copied nor joined; such a value may
+    be a range of a file, of which only the length matters here. Raises :class:`EncodeError`.
     """
     parts: list[Chunk] = []
     header = b"\0" if response_header_is_tagged(api_key, version) else b""
     size = _write(entity, parts) + 4 + len(header)
-    return _chunks(_LENGTH_AND_ID.pack(size, correlation_id) + header, parts, size)
+    return [*_chunks(_LENGTH_AND_ID.pack(size, correlation_id) + header, parts, size)]
 
 
 def encode_request(
@@ -197,7 +199,7 @@ def decode_response(
     )
 
 
-def unsupported_api_versions(served: tuple[int, int], correlation_id: int) -> list[Chunk]:
+def unsupported_api_versions(served: tuple[int, int], correlation_id: int) -> list[Chunk | InFile]:
     """The answer to ApiVersions at a version not ``served``: the v0 body with our range (KIP-511).
 
     That is the one unsupported version which is answered: the client tries again with a lower one.

@@ -45,6 +45,11 @@ class FrameBuffer:
         return self._end - self._start
 
     @property
+    def wanted(self) -> int:
+        """Bytes of the frame that has begun, its length included; 0 where none has."""
+        return self._wanted
+
+    @property
     def capacity(self) -> int:
         """Bytes of memory held."""
         return len(self._buffer)

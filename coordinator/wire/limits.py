@@ -7,6 +7,10 @@ from dataclasses import dataclass
 MAX_REQUEST_BYTES = 104_857_600
 """Bytes of one request frame without its length prefix: Kafka's ``socket.request.max.bytes``."""
 
+MAX_QUEUED_REQUEST_BYTES = 268_435_456
+"""Bytes of frames above :data:`FIRST_BUFFER_BYTES`, of all connections together. Kafka's default
+sets no bound; this one leaves room for two requests of the largest size beside the usual ones."""
+
 MAX_REQUEST_OBJECTS = 100_000
 """Array elements and unknown tags of one request. A decoded element takes 100 to 300 bytes however
 few it took on the wire, so without this a frame of 100 MB could ask for gigabytes. The largest
@@ -31,6 +35,10 @@ BIG_CHUNK_BYTES = 65_536
 """Pieces of a response at least this large go to the socket as they are; below that, one copy into
 a joined buffer is cheaper than one more write."""
 
+RESERVED_FILES = 256
+"""File descriptors that no connection gets, or a quarter of the process's limit if that is less:
+what a log needs to roll a segment or to map an index. Without one a partition goes off line."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
@@ -47,9 +55,13 @@ class ConnectionLimits:
     """Open connections of one address [max.connections.per.ip]."""
     max_idle_ms: int = 600_000
     """A connection on which nothing happens for this long is closed [connections.max.idle.ms]."""
+    max_queued_request_bytes: int = MAX_QUEUED_REQUEST_BYTES
+    """Bytes of all large frames together [queued.max.request.bytes]."""
+    min_frame_bytes_per_second: int = 1_048_576
+    """A large frame slower than this is given up when others wait for the memory that it holds."""
+    slow_frame_grace_ms: int = 5_000
+    """How long a large frame may be slow even then."""
     frame_timeout_ms: int = 30_000
     """A frame that has begun must keep growing: no byte for this long closes the connection."""
-    write_high_water_bytes: int = 1_048_576
-    """Unsent response bytes above which no further request of that connection is served."""
     drain_timeout_ms: int = 2_000
     """How long a stopping server waits for responses under way."""

@@ -16,11 +16,23 @@ import struct
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from coordinator.wire.schema import DURATIONS, TIMES, FieldInfo, StructInfo, fields_of
 
 Chunk = bytes | bytearray | memoryview
+
+
+class InFile(Protocol):
+    """A large value of a response that is read when it is sent; its length is known before."""
+
+    def __len__(self) -> int:
+        """Bytes that are left."""
+
+    def take(self, count: int) -> bytes:
+        """Read the next ``count`` bytes, or all that are left. Raises OSError."""
+
+
 Append = Callable[[Chunk], object]
 Write = Callable[[Any, Append], None]
 

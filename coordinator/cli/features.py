@@ -1,0 +1,131 @@
+"""``fencepost features``: which levels a cluster has agreed on, and how to change them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from coordinator.cli.output import emit, format_option, shared_options
+
+if TYPE_CHECKING:
+    from coordinator.cli.session import Session
+
+UPDATE_FEATURES = 57
+COLUMNS = ["feature", "finalized", "lowest", "highest", "epoch"]
+
+UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
+"""``UpgradeType`` of UpdateFeatures from version 1 on."""
+
+
+@click.group("features")
+def command() -> None:
+    """Look at the finalized levels of features, raise and lower them."""
+
+
+@command.command("describe")
+@format_option
+@shared_options
+def describe(bootstrap: str, timeout: float, form: str) -> None:
+    """Show the level of each feature and what the broker supports.
+
+    A feature whose level is 0 is off. EPOCH counts the changes of levels.
+    """
+    from coordinator.cli.session import Session
+
+    with Session(bootstrap, timeout) as session:
+        rows = _levels(session)
+    emit(rows, COLUMNS, form)
+
+
+def _levels(session: Session) -> list[dict[str, object]]:
+    answer = session.client.call(
+        "ApiVersions", client_software_name="fencepost", client_software_version="0"
+    )
+    finalized = {one.name: one.max_version_level for one in answer.finalized_features}
+    return [
+        {
+            "feature": one.name,
+            "finalized": finalized.get(one.name, 0),
+            "lowest": one.min_version,
+            "highest": one.max_version,
+            "epoch": answer.finalized_features_epoch,
+        }
+        for one in sorted(answer.supported_features, key=lambda one: str(one.name))
+    ]
+
+
+@command.command("set")
+@click.argument("levels", metavar="FEATURE=LEVEL...", nargs=-1, required=True)
+@click.option("--downgrade", is_flag=True, help="Allow lower levels than now.")
+@click.option("--unsafe", is_flag=True, help="Allow them even where metadata may be lost.")
+@click.option("--dry-run", is_flag=True, help="Only say whether it would work.")
+@format_option
+@shared_options
+def set_levels(
+    bootstrap: str,
+    timeout: float,
+    levels: tuple[str, ...],
+    form: str,
+    *,
+    downgrade: bool,
+    unsafe: bool,
+    dry_run: bool,
+) -> None:
+    """Give each FEATURE its LEVEL, all or none of them.
+
+    Open transactions end by the rules they began with: a level of transaction.version is heard of
+    by a producer with its next transaction.
+    """
+    from coordinator.cli.session import Session, check
+
+    wanted = dict(_level(text) for text in levels)
+    if len(wanted) < len(levels):
+        raise click.BadParameter("one feature is named twice", param_hint="FEATURE=LEVEL")
+    with Session(bootstrap, timeout) as session:
+        low, high = session.client.versions().get(UPDATE_FEATURES, (0, -1))
+        if high < 1:
+            raise click.ClickException("this broker does not know types of updates")
+        now = {str(row["feature"]): int(str(row["finalized"])) for row in _levels(session)}
+        lower = UNSAFE_DOWNGRADE if unsafe else SAFE_DOWNGRADE if downgrade else UPGRADE
+        answer = session.client.call(
+            "UpdateFeatures",
+            max(low, min(high, 2)),
+            to_node=session.controller,
+            check=False,
+            entity=lambda f: f.message(
+                timeout=session.timeout_ms,
+                feature_updates=_updates(f, wanted, now, lower),
+                validate_only=dry_run,
+            ),
+        )
+        check(answer.error_code, "UpdateFeatures", None, answer.error_message)
+        rows = [
+            {**row, "finalized": wanted[str(row["feature"])]} if dry_run else row
+            for row in _levels(session)
+            if row["feature"] in wanted
+        ]
+    if dry_run and form == "table":
+        click.echo("would be:")
+    emit(rows, COLUMNS, form)
+
+
+def _updates(factory: Any, wanted: dict[str, int], now: dict[str, int], lower: int) -> list[Any]:
+    return [
+        factory.FeatureUpdateKey(
+            feature=name,
+            max_version_level=level,
+            upgrade_type=lower if level < now.get(name, 0) else UPGRADE,
+        )
+        for name, level in wanted.items()
+    ]
+
+
+def _level(text: str) -> tuple[str, int]:
+    """Read ``transaction.version=2``."""
+    name, equals, level = text.partition("=")
+    if not name or not equals or not level.isdecimal() or len(level) > 5:
+        raise click.BadParameter(
+            f"{text!r} is not FEATURE=LEVEL with a level from 0 on", param_hint="FEATURE=LEVEL"
+        )
+    return name, int(level)

@@ -1,0 +1,198 @@
+"""What if: who would own what after members came or went, or under another assignor.
+
+Nothing is asked of the group but its description. Classic groups: the members' own subscriptions,
+with what they own now, go through the client-side assignors of ``groups``; a cooperative one is run
+until nothing moves any more. Consumer groups: through the server-side assignors, custom ones too if
+they are installed beside this command, where nothing bounds them. Members that are only imagined
+are called ``added-1`` and so on; where a real one's id falls among the others, and with it a tie,
+nobody knows before it joins.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from coordinator.cli.group_view import CLASSIC, Group, Member
+from groups.assignors.client.model import ClientAssignor, Subscription
+from groups.assignors.client.protocol import decode_subscription
+from groups.assignors.client.range import RangeAssignor as ClientRange
+from groups.assignors.client.roundrobin import RoundRobinAssignor
+from groups.assignors.client.sticky import CooperativeStickyAssignor, StickyAssignor
+from groups.assignors.model import Assignor, AssignorFault, GroupSpec, MemberSpec, run
+from groups.assignors.range import RangeAssignor
+from groups.assignors.uniform import UniformAssignor
+from groups.regex import TopicRegex
+from logcore.errors import CorruptRecordError
+
+if TYPE_CHECKING:
+    from coordinator.cli.session import Partition, Session
+
+CLIENT_SIDE: Mapping[str, ClientAssignor] = {
+    one.name: one
+    for one in (ClientRange(), RoundRobinAssignor(), StickyAssignor(), CooperativeStickyAssignor())
+}
+SERVER_SIDE: Mapping[str, Assignor] = {
+    one.name: one for one in (UniformAssignor(), RangeAssignor())
+}
+
+MOST_ROUNDS = 10
+"""Rounds of a cooperative assignor until nothing moves: two by its rules."""
+
+Owners = dict[str, frozenset["Partition"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Member → partitions, now and then. A partition moves if its owner then is not that of now."""
+
+    assignor: str
+    now: Owners
+    then: Owners
+
+    @property
+    def moved(self) -> int:
+        """Partitions that change their owner, or lose it, or get one."""
+        before = {tp: name for name, mine in self.now.items() for tp in mine}
+        after = {tp: name for name, mine in self.then.items() for tp in mine}
+        return sum(before.get(tp) != after.get(tp) for tp in before.keys() | after.keys())
+
+    @property
+    def partitions(self) -> int:
+        """Partitions in all."""
+        return len(frozenset().union(*self.now.values(), *self.then.values()))
+
+
+def plan(
+    session: Session, group: Group, add: int, remove: Sequence[str], assignor: str | None
+) -> Plan:
+    """Compute it. Raises ClickException for members and assignors that are not known."""
+    if not group.members:
+        raise click.ClickException(f"{group.group!r} has no members, so nobody's subscription")
+    known = {name for member in group.members for name in (member.member_id, member.instance_id)}
+    for name in remove:
+        if name not in known:
+            raise click.ClickException(f"{group.group!r} has no member {name!r}")
+    now = {member.member_id: frozenset(member.assigned) for member in group.members}
+    stay = [
+        member
+        for member in group.members
+        if member.member_id not in remove and member.instance_id not in remove
+    ]
+    name = assignor or group.assignor
+    then: Owners = {}
+    if group.kind == CLASSIC:
+        if name not in CLIENT_SIDE:
+            raise _unknown(name, CLIENT_SIDE)
+        then = _classic(session, CLIENT_SIDE[name], group, stay, add)
+    else:
+        computes = _server_side(name)
+        if stay or add:
+            then = _consumer(session, computes, group, stay, add)
+    return Plan(name, now, then)
+
+
+def _unknown(name: str, known: Iterable[str]) -> click.ClickException:
+    return click.ClickException(f"assignor {name!r}: known are {', '.join(sorted(known))}")
+
+
+def _server_side(name: str) -> Assignor:
+    """One of ours, or one that is installed here, as it would be for the broker."""
+    if name in SERVER_SIDE:
+        return SERVER_SIDE[name]
+    from importlib.metadata import entry_points
+
+    from coordinator.assignor_frames import ENTRY_POINTS
+
+    installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in installed:
+        raise _unknown(name, (*SERVER_SIDE, *installed))
+    try:
+        made: Assignor = installed[name].load()()
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise click.ClickException(f"assignor {name!r} can not be loaded: {problem}") from error
+    return made
+
+
+def _classic(
+    session: Session, assignor: ClientAssignor, group: Group, stay: Sequence[Member], add: int
+) -> Owners:
+    try:
+        said = {m.member_id: decode_subscription(m.metadata, m.instance_id) for m in group.members}
+    except CorruptRecordError as error:
+        raise click.ClickException(
+            f"{group.group!r} is no consumer group, or its members just rejoin: {error}"
+        ) from error
+    usual = Counter(one.topics for one in said.values()).most_common(1)[0][0]
+    members = {member.member_id: said[member.member_id] for member in stay}
+    members |= {f"added-{number}": Subscription(usual) for number in range(1, add + 1)}
+    owned = {member.member_id: list(member.assigned) for member in stay}
+    topics = _racks(session, {topic for one in members.values() for topic in one.topics})
+    for generation in range(1, MOST_ROUNDS):
+        told = {
+            name: replace(
+                one,
+                owned=tuple(owned.get(name, ())) if assignor.is_cooperative else (),
+                generation=generation if name in owned else -1,
+                user_data=assignor.user_data(owned.get(name), generation),
+            )
+            for name, one in members.items()
+        }
+        before, owned = owned, assignor.assign(topics, told)
+        if not assignor.is_cooperative or before == owned:
+            break
+    return {name: frozenset(mine) for name, mine in owned.items()}
+
+
+def _racks(session: Session, wanted: set[str]) -> dict[str, tuple[frozenset[str], ...]]:
+    cluster = session.client.metadata(refresh=True)
+    racks = {node: broker.rack for node, broker in cluster.brokers.items()}
+    return {
+        name: tuple(
+            frozenset(rack for node in row.replicas if (rack := racks.get(node)) is not None)
+            for _, row in sorted(topic.partitions.items())
+        )
+        for name, topic in cluster.topics.items()
+        if name in wanted
+    }
+
+
+def _consumer(
+    session: Session, assignor: Assignor, group: Group, stay: Sequence[Member], add: int
+) -> Owners:
+    topics = session.client.metadata(refresh=True).topics
+    ids = {name: topic.topic_id.bytes for name, topic in topics.items() if topic.topic_id}
+
+    def topic_ids(member: Member) -> frozenset[bytes]:
+        names = set(member.topics)
+        if member.regex:
+            matches = TopicRegex(member.regex).matches
+            names |= {name for name in topics if matches(name)}
+        return frozenset(ids[name] for name in names if name in ids)
+
+    usual = Counter(topic_ids(member) for member in group.members).most_common(1)[0][0]
+    members = {
+        member.member_id: MemberSpec(
+            member.instance_id,
+            topic_ids(member),
+            frozenset((ids[name], index) for name, index in member.target or () if name in ids),
+        )
+        for member in stay
+    }
+    members |= {f"added-{number}": MemberSpec(None, usual) for number in range(1, add + 1)}
+    wanted = frozenset[bytes]().union(*(spec.topic_ids for spec in members.values()))
+    names = {topic_id: name for name, topic_id in ids.items()}
+    counts = {topic_id: len(topics[names[topic_id]].partitions) for topic_id in wanted}
+    try:
+        given = run(assignor, GroupSpec(members, counts))
+    except AssignorFault as fault:
+        raise click.ClickException(str(fault)) from fault
+    return {
+        name: frozenset((names[topic_id], index) for topic_id, index in mine)
+        for name, mine in given.items()
+    }

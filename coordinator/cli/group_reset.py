@@ -1,0 +1,252 @@
+"""Where a group shall go on reading: the plan, the undo file, the commit.
+
+Model: ``kafka-consumer-groups.sh --reset-offsets``. A file has lines ``topic,partition,offset`` as
+that tool's; the offset −1 stands for *nothing committed*, which it does not know.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from coordinator.cli.session import EARLIEST, LATEST, check
+
+if TYPE_CHECKING:
+    from coordinator.cli.session import Partition, Session
+
+NOTHING = -1
+"""The offset of a partition in which nothing is committed."""
+
+COMMIT_PARTITIONS = 1_000
+"""Partitions of one OffsetCommit: far below what a broker takes in one request."""
+
+MAX_FILE_BYTES = 64 << 20
+"""Of a file of offsets: about a million lines."""
+
+_DURATION = re.compile(
+    r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+)S)?)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What ``reset-offsets`` was asked for: exactly one of these."""
+
+    to_earliest: bool = False
+    to_latest: bool = False
+    to_current: bool = False
+    to_offset: int | None = None
+    to_datetime: str | None = None
+    by_duration: str | None = None
+    shift_by: int | None = None
+    from_file: str | None = None
+
+    def __post_init__(self) -> None:
+        values = [getattr(self, name) for name in self.__slots__]
+        if sum(value is not None and value is not False for value in values) != 1:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in self.__slots__)
+            raise click.UsageError(f"give exactly one of {options}")
+
+
+def chosen(
+    session: Session, committed: Iterable[Partition], topics: Iterable[str], *, every: bool
+) -> list[Partition]:
+    """The partitions that ``--topic T[:0,1]`` or ``--all-topics`` name, sorted."""
+    asked = list(topics)
+    if every == bool(asked):
+        raise click.UsageError("give either --topic or --all-topics")
+    if every:
+        return sorted(committed)
+    found: set[Partition] = set()
+    for text in asked:
+        name, colon, indexes = text.partition(":")
+        known = session.topics([name])[0].partitions
+        try:
+            wanted = [int(one) for one in indexes.split(",")] if colon else list(known)
+        except ValueError as error:
+            raise click.BadParameter(f"{text!r} is not TOPIC[:0,1,…]", param_hint="--topic") from (
+                error
+            )
+        for index in wanted:
+            if index not in known:
+                raise click.ClickException(f"{name} has no partition {index}")
+        found.update((name, index) for index in wanted)
+    return sorted(found)
+
+
+def targets(
+    session: Session,
+    where: Where,
+    partitions: list[Partition],
+    committed: Mapping[Partition, int],
+    now: dt.datetime,
+) -> dict[Partition, int]:
+    """The offset for each partition, moved into what the partition holds, as Kafka's tool does."""
+    if where.from_file is not None:
+        return read_file(where.from_file)
+    first, end = session.offsets(partitions, EARLIEST), session.offsets(partitions, LATEST)
+    if where.to_earliest:
+        return first
+    if where.to_latest:
+        return end
+    if where.to_current:
+        return {tp: committed.get(tp, end[tp]) for tp in partitions}
+    if where.to_offset is not None:
+        wanted = dict.fromkeys(partitions, where.to_offset)
+    elif where.shift_by is not None:
+        missing = [tp for tp in partitions if tp not in committed]
+        if missing:
+            topic, index = missing[0]
+            raise click.ClickException(
+                f"nothing is committed for {topic}:{index}: there is nothing to shift"
+            )
+        wanted = {tp: committed[tp] + where.shift_by for tp in partitions}
+    else:
+        at = moment(where, now)
+        # A negative time would have another meaning in ListOffsets.
+        found = session.offsets(partitions, max(0, int(at.timestamp() * 1000)))
+        return {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
+    return {tp: min(max(offset, first[tp]), end[tp]) for tp, offset in wanted.items()}
+
+
+def moment(where: Where, now: dt.datetime) -> dt.datetime:
+    """The instant that ``--to-datetime`` or ``--by-duration`` names; without a zone it is UTC."""
+    if where.by_duration is not None:
+        match = _DURATION.fullmatch(where.by_duration)
+        if match is None or not any(match.groups()):
+            raise click.BadParameter("it must be like P1DT2H30M15S", param_hint="--by-duration")
+        parts = {name: int(value or 0) for name, value in match.groupdict().items()}
+        try:
+            return now - dt.timedelta(**parts)
+        except OverflowError as error:
+            raise click.BadParameter(str(error), param_hint="--by-duration") from error
+    try:
+        at = dt.datetime.fromisoformat(where.to_datetime or "")
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--to-datetime") from error
+    return at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)
+
+
+def read_file(name: str) -> dict[Partition, int]:
+    """Read ``topic,partition,offset`` lines; a bad one is refused by its number."""
+    path = Path(name)
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise click.ClickException(f"{name} is longer than {MAX_FILE_BYTES} bytes")
+        rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise click.ClickException(f"{name}: {error}") from error
+    found: dict[Partition, int] = {}
+    for number, row in enumerate(rows, 1):
+        try:
+            topic, index, offset = row
+            place, value = (topic, int(index)), int(offset)
+        except ValueError as error:
+            raise click.ClickException(f"{name}:{number}: topic,partition,offset") from error
+        if value < NOTHING or place[1] < 0 or place in found:
+            raise click.ClickException(f"{name}:{number}: negative, or the partition's second line")
+        found[place] = value
+    return found
+
+
+def write_undo(name: str, partitions: Iterable[Partition], before: Mapping[Partition, int]) -> None:
+    """Write what is committed now; a file that exists already is somebody's undo, and is kept."""
+    try:
+        with Path(name).open("x", encoding="utf-8", newline="") as out:
+            rows = ((*place, before.get(place, NOTHING)) for place in sorted(partitions))
+            csv.writer(out, lineterminator="\n").writerows(rows)
+    except OSError as error:
+        raise click.ClickException(f"the undo file can not be written: {error}") from error
+
+
+def undo_name(group: str, now: dt.datetime) -> str:
+    """The undo file's name where none was given."""
+    safe = re.sub(r"[^A-Za-z0-9._-]", "_", group)[:100]
+    return f"undo-{safe}-{now:%Y%m%dT%H%M%SZ}.csv"
+
+
+def commit(session: Session, group: str, offsets: Mapping[Partition, int]) -> None:
+    """Commit ``offsets``, delete those that are :data:`NOTHING`. Raises ApiError at the first."""
+    places = [tp for tp, offset in sorted(offsets.items()) if offset != NOTHING]
+    for start in range(0, len(places), COMMIT_PARTITIONS):
+        part = {tp: offsets[tp] for tp in places[start : start + COMMIT_PARTITIONS]}
+        low, high = session.client.versions()[8]
+        # From version 10 on topics have ids instead of names.
+        answer = session.client.call(
+            "OffsetCommit",
+            max(low, min(high, 9)),
+            to_group=group,
+            entity=lambda f, part=part: _commit_request(f, group, part),
+        )
+        for topic in answer.topics:
+            for row in topic.partitions:
+                check(row.error_code, "OffsetCommit", f"{topic.name}:{row.partition_index}")
+    delete(session, group, [tp for tp, offset in offsets.items() if offset == NOTHING])
+
+
+def _commit_request(make: Any, group: str, offsets: Mapping[Partition, int]) -> Any:
+    by_topic = _by_topic(offsets)
+    return make.message(
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        group_instance_id=None,
+        retention_time_ms=-1,
+        topics=[
+            make.OffsetCommitRequestTopic(
+                name=topic,
+                partitions=[
+                    make.OffsetCommitRequestPartition(
+                        partition_index=index,
+                        committed_offset=offsets[topic, index],
+                        committed_leader_epoch=-1,
+                        committed_metadata="",
+                    )
+                    for index in indexes
+                ],
+            )
+            for topic, indexes in by_topic.items()
+        ],
+    )
+
+
+def delete(session: Session, group: str, partitions: Iterable[Partition]) -> None:
+    """Delete committed offsets. Raises ApiError at the first that is refused."""
+    by_topic = _by_topic(partitions)
+    if not by_topic:
+        return
+    answer = session.client.call(
+        "OffsetDelete",
+        to_group=group,
+        entity=lambda f: f.message(
+            group_id=group,
+            topics=[
+                f.OffsetDeleteRequestTopic(
+                    name=topic,
+                    partitions=[
+                        f.OffsetDeleteRequestPartition(partition_index=index) for index in indexes
+                    ],
+                )
+                for topic, indexes in by_topic.items()
+            ],
+        ),
+    )
+    check(answer.error_code, "OffsetDelete", group)
+    for topic in answer.topics:
+        for row in topic.partitions:
+            check(row.error_code, "OffsetDelete", f"{topic.name}:{row.partition_index}")
+
+
+def _by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
+    grouped: dict[str, list[int]] = defaultdict(list)
+    for topic, index in sorted(partitions):
+        grouped[topic].append(index)
+    return grouped

@@ -1,0 +1,341 @@
+"""``fencepost log``: what is done to the files of a broker that does not run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from coordinator.cli.dump_log import decoder_of
+from coordinator.cli.output import EXIT_REFUSED, emit, format_option
+
+if TYPE_CHECKING:
+    from coordinator.broker import Broker
+    from coordinator.transfer import Moved
+    from logcore.config import LogConfig
+
+_PARTITION = re.compile(r"[a-zA-Z0-9._-]+-[0-9]+")
+_DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+_DATA_DIR = click.option(
+    "--data-dir",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The data directory of this broker, which must not run.",
+)
+_CONFIG = click.option(
+    "--config", "pairs", multiple=True, metavar="KEY=VALUE", help="As for `serve`; may be repeated."
+)
+_MOVED = (
+    "topic",
+    "partition",
+    "topic_id",
+    "log_start_offset",
+    "log_end_offset",
+    "last_stable_offset",
+    "leader_epoch",
+    "cut_bytes",
+)
+
+
+@click.group("log")
+def command() -> None:
+    """Verify, repair, import and export partition directories.
+
+    All of them work on the files of a broker that is stopped, and refuse those of a running one.
+    """
+
+
+@command.command("import")
+@click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=_DIRECTORY)
+@_DATA_DIR
+@click.option(
+    "--topic-config",
+    "topic_pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of the new topics; may be repeated.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    help="How many each topic has, if some have no directory.",
+)
+@click.option("--accept-damage", is_flag=True, help="Leave out what is torn or damaged.")
+@_CONFIG
+@format_option
+def import_(
+    directories: tuple[Path, ...],
+    data_dir: Path,
+    topic_pairs: tuple[str, ...],
+    partitions: int | None,
+    pairs: tuple[str, ...],
+    form: str,
+    *,
+    accept_damage: bool,
+) -> None:
+    """Copy partition directories DIR (…/TOPIC-0 …/TOPIC-1) in, and make topics of them.
+
+    They are Apache Kafka's or another Fencepost's, stopped or killed; every batch is checked. All
+    partitions of a topic come together. __consumer_offsets and __transaction_state come with their
+    groups and transactions, before this broker has any of its own.
+    """
+    from coordinator.transfer import import_directories
+
+    configs = _parsed(topic_pairs, "--topic-config")
+    with _opened(data_dir, pairs) as broker:
+        moved = import_directories(
+            broker, directories, configs, partitions=partitions, accept_damage=accept_damage
+        )
+    _show_moved(moved, form)
+
+
+@command.command("export")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@_DATA_DIR
+@click.option(
+    "--to", "target", required=True, type=_DIRECTORY, help="The log directory of Apache Kafka."
+)
+@click.option("--replace", is_flag=True, help="Give up the records that the topics have there.")
+@_CONFIG
+@format_option
+def export(
+    topics: tuple[str, ...],
+    data_dir: Path,
+    target: Path,
+    pairs: tuple[str, ...],
+    form: str,
+    *,
+    replace: bool,
+) -> None:
+    """Copy TOPICS into the log directory of a stopped Apache Kafka.
+
+    Create them in Apache Kafka first, with as many partitions, and stop it. Copied are records,
+    offsets, transactions and producers; the offsets of groups are not.
+    """
+    from coordinator.transfer import export_topic
+
+    moved: list[Moved] = []
+    with _opened(data_dir, pairs) as broker:
+        for topic in topics:
+            moved += export_topic(broker, topic, target, replace=replace)
+    _show_moved(moved, form)
+
+
+@command.command("verify")
+@click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=_DIRECTORY)
+@format_option
+def verify(directories: tuple[Path, ...], form: str) -> None:
+    """Check partition directories, or whole data directories; exit 1 if something is wrong.
+
+    Checked are sums, orders, indexes against their log, transaction indexes and snapshots against
+    a replay, leader epochs, checkpoints. Nothing is changed.
+    """
+    from logcore.fs import OsFileSystem
+    from logcore.verify import verify_data_directory, verify_partition
+
+    fs = OsFileSystem()
+    problems: list[dict[str, object]] = []
+    summary: list[dict[str, object]] = []
+    for directory in _partitions_of(directories):
+        if _PARTITION.fullmatch(directory.name):
+            decoder = decoder_of(directory.name)
+            found = list(verify_partition(fs, str(directory), decoder=decoder))
+        else:
+            found = list(verify_data_directory(fs, str(directory)))
+        problems += found
+        summary.append({"directory": str(directory), "problems": len(found)})
+    if form == "json":
+        emit(problems, (), form)
+    else:
+        emit(summary, ("directory", "problems"), form)
+        if problems:
+            emit(problems, ("file", "problem", "position", "offset"), form)
+    if problems:
+        raise click.exceptions.Exit(EXIT_REFUSED)
+
+
+def _partitions_of(directories: Sequence[Path]) -> Iterator[Path]:
+    """Each directory, and the partitions in it if it is a data directory; of none in use."""
+    for directory in (one.absolute() for one in directories):
+        _refuse_if_in_use(directory)
+        yield directory
+        if not _PARTITION.fullmatch(directory.name):
+            yield from sorted(one for one in directory.iterdir() if _PARTITION.fullmatch(one.name))
+
+
+def _refuse_if_in_use(directory: Path) -> None:
+    from coordinator.transfer import TransferError, refuse_if_in_use
+    from logcore.fs import OsFileSystem
+
+    is_partition = _PARTITION.fullmatch(directory.name)
+    try:
+        refuse_if_in_use(OsFileSystem(), directory.parent if is_partition else directory)
+    except (TransferError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+@command.command("rebuild-index")
+@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.option("--dry-run", is_flag=True, help="Only say what is wrong.")
+@_CONFIG
+@format_option
+def rebuild_index(directory: Path, pairs: tuple[str, ...], form: str, *, dry_run: bool) -> None:
+    """Build indexes, snapshots and leader epochs of the partition in DIR anew from its log."""
+    from logcore.clock import SystemClock
+    from logcore.fs import OsFileSystem
+    from logcore.repair import rebuild_indexes, stale_indexes
+
+    path, fs = _one_partition(directory), OsFileSystem()
+    with _refusals():
+        stale = stale_indexes(fs, str(path))
+        if not dry_run:
+            rebuild_indexes(fs, str(path), _log_config(pairs), SystemClock())
+    emit(stale, ("file", "problem", "position", "offset"), form)
+    if form == "table":
+        click.echo(f"{'would rebuild' if dry_run else 'rebuilt'} the indexes of {path}")
+
+
+@command.command("truncate")
+@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.option("--to-offset", required=True, type=click.IntRange(min=0), help="The new log end.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option(
+    "--undo-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where copies of the files go; beside the data directory if not given.",
+)
+@_CONFIG
+@format_option
+def truncate(
+    directory: Path,
+    to_offset: int,
+    undo_dir: Path | None,
+    pairs: tuple[str, ...],
+    form: str,
+    *,
+    dry_run: bool,
+) -> None:
+    """Cut the log in DIR before the batch that holds an offset; copies of the files are kept."""
+    from logcore.clock import SystemClock
+    from logcore.fs import OsFileSystem
+    from logcore.repair import plan_cut
+    from logcore.repair import truncate as cut_log
+
+    path, fs = _one_partition(directory), OsFileSystem()
+    undo = _undo_directory(path) if undo_dir is None else undo_dir.absolute()
+    with _refusals():
+        if dry_run:
+            cut = plan_cut(fs, str(path), to_offset)
+        else:
+            if undo.exists():
+                raise click.ClickException(f"{undo} is there already")
+            config = _log_config(pairs)
+            cut = cut_log(fs, str(path), to_offset, str(undo), config, SystemClock())
+    row = {
+        "directory": str(path),
+        "log_end_offset": cut.log_end_offset,
+        "new_log_end_offset": cut.first_offset,
+        "batches": cut.batches,
+        "records": cut.records,
+        "log_bytes": cut.log_bytes,
+        "undo": None if dry_run else str(undo),
+    }
+    emit([row], list(row), form)
+
+
+def _undo_directory(path: Path) -> Path:
+    """The first free name beside the data directory: in it, a broker would take it for its own."""
+    root = path.parent.with_name(f"{path.parent.name}.undo")
+    return next(
+        one
+        for one in (root / f"{path.name}.{number}" for number in itertools.count(1))
+        if not one.exists()
+    )
+
+
+def _one_partition(directory: Path) -> Path:
+    path = directory.absolute()
+    if not _PARTITION.fullmatch(path.name):
+        raise click.ClickException(f"{path} is not named like a partition, TOPIC-INDEX")
+    _refuse_if_in_use(path)
+    return path
+
+
+def _log_config(pairs: Sequence[str]) -> LogConfig:
+    from coordinator.config import BrokerConfig, ConfigError, load, log_config
+
+    try:
+        return log_config(BrokerConfig(load(pairs, None)), {})
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    from logcore.checkpoints import CheckpointError
+    from logcore.errors import LogError
+
+    try:
+        yield
+    except (LogError, CheckpointError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _show_moved(moved: Sequence[Moved], form: str) -> None:
+    from logcore.checkpoints import uuid_to_text
+
+    rows = [
+        {name: getattr(one, name) for name in _MOVED} | {"topic_id": uuid_to_text(one.topic_id)}
+        for one in moved
+    ]
+    emit(rows, _MOVED, form)
+
+
+def _parsed(pairs: Sequence[str], option: str) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint=option)
+        found[key] = value
+    return found
+
+
+@contextlib.contextmanager
+def _opened(data_dir: Path, pairs: Sequence[str]) -> Iterator[Broker]:
+    """A broker on its data directory that serves nobody; errors become exit status 1."""
+    import asyncio
+
+    from coordinator.broker import Broker, BrokerError
+    from coordinator.config import ConfigError, load
+    from coordinator.daemon import raise_file_limit
+    from coordinator.data_errors import TopicLimitExceededError
+    from coordinator.logs import configure_quietly
+    from coordinator.metadata import MetadataError
+    from coordinator.transfer import TransferError
+    from logcore.errors import LogError
+
+    configure_quietly()
+    raise_file_limit()
+    try:
+        broker = Broker(data_dir, config=load(pairs, None))
+        try:
+            broker.open()
+            yield broker
+        finally:
+            asyncio.run(broker.stop())
+    except (
+        BrokerError,
+        ConfigError,
+        LogError,
+        MetadataError,
+        OSError,
+        TopicLimitExceededError,
+        TransferError,
+    ) as error:
+        raise click.ClickException(str(error)) from error

@@ -1,0 +1,138 @@
+"""Group commit: one fsync per file for all appends of a turn of the event loop.
+
+A partition whose ``flush.messages`` is due joins the next group. The group starts when the turn is
+over, its fsyncs run in threads, and what is appended meanwhile joins the group after it: at most
+one group is under way, so a partition is never flushed twice at a time. Whoever has to wait for the
+disk before it answers says so with :meth:`GroupCommit.after`.
+
+A failed fsync takes its partition off line (``DurablePartition.finish_flush``). Who waits is called
+all the same and looks what became of it: nothing that shared the fsync may be acknowledged.
+
+Without ``flush.messages`` and ``flush.ms`` nobody ever joins, and nobody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import structlog
+
+from logcore.clock import Clock
+from logcore.durable import DurablePartition
+from logcore.errors import StorageError
+from logcore.flush import Flush
+
+FLUSH_THREADS: Final = 4
+"""Files that are forced to disk at the same time. A journaling file system settles fsyncs that
+overlap with one commit of its journal; more threads only add switches."""
+
+Callback = Callable[[], None]
+
+_log = structlog.get_logger(__name__)
+
+
+class GroupCommit:
+    """The flusher of one broker's partitions. Belongs to the event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._joined: dict[DurablePartition, None] = {}
+        self._after_joined: list[Callback] = []
+        self._running: dict[DurablePartition, None] = {}
+        self._after_running: list[Callback] = []
+        self._task: asyncio.Task[None] | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self.groups = 0
+        """Groups that were flushed so far."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits for the disk."""
+        return self._task is None
+
+    def join(self, partition: DurablePartition) -> None:
+        """Flush the partition with the next group."""
+        self._joined[partition] = None
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._flush(), name="group commit")
+
+    def after(self, partitions: Iterable[DurablePartition], callback: Callback) -> bool:
+        """Call ``callback`` once all that these partitions hold now is on disk, or has failed.
+
+        False, and no call, if nothing of it is held. Calls come in the order of their requests.
+        """
+        held = [partition for partition in partitions if partition.is_held]
+        if not held:
+            return False
+        if any(partition in self._joined for partition in held):
+            self._after_joined.append(callback)
+        else:
+            self._after_running.append(callback)
+        return True
+
+    async def drain(self) -> None:
+        """Return once nothing waits for the disk any more."""
+        while self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def close(self) -> None:
+        """Flush what has joined and end the threads."""
+        await self.drain()
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+    async def _flush(self) -> None:
+        try:
+            while self._joined:
+                await self._flush_group()
+                # Those who were just answered get to send their next request into the group.
+                await asyncio.sleep(0)
+        finally:
+            self._task = None
+
+    async def _flush_group(self) -> None:
+        self._running, self._joined = self._joined, {}
+        self._after_running, self._after_joined = self._after_joined, []
+        self.groups += 1
+        now_ms = self._clock.now_ms()
+        planned: list[tuple[DurablePartition, Flush]] = []
+        for partition in self._running:
+            try:
+                flush = partition.plan_flush(now_ms)
+            except StorageError:
+                continue  # off line by now, or deleted: whoever waits will see
+            if flush is not None:
+                planned.append((partition, flush))
+        failures = await self._run([flush for _, flush in planned])
+        for (partition, flush), failure in zip(planned, failures, strict=True):
+            partition.finish_flush(flush, failure)
+        self._running = {}
+        callbacks, self._after_running = self._after_running, []
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - others wait for the same flush
+                _log.exception("what waited for a flush failed")
+
+    async def _run(self, flushes: Sequence[Flush]) -> list[OSError | None]:
+        if not flushes:
+            return []
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="fsync")
+        loop, count = asyncio.get_running_loop(), min(FLUSH_THREADS, len(flushes))
+        shares = [flushes[at::count] for at in range(count)]
+        done = await asyncio.gather(
+            *(loop.run_in_executor(self._threads, _run_all, share) for share in shares)
+        )
+        failures: list[OSError | None] = [None] * len(flushes)
+        for at, share in enumerate(done):
+            failures[at::count] = share
+        return failures
+
+
+def _run_all(flushes: Sequence[Flush]) -> list[OSError | None]:
+    return [flush.run() for flush in flushes]

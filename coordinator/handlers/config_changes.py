@@ -1,0 +1,41 @@
+"""What AlterConfigs and IncrementalAlterConfigs share: resource by resource, each at most once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.data_errors import InvalidRequestError
+from coordinator.errors import error_code
+from coordinator.handlers import Context
+from coordinator.wire import Entity
+from logcore.machine import DomainError
+
+Apply = Callable[[Any], None]
+"""Changes one resource of the request; raises a DomainError to refuse."""
+
+
+def each_resource(ctx: Context, apply: Apply) -> tuple[Entity, ...]:
+    """Change each resource by itself; one that is named twice is refused."""
+    named = Counter((one.resource_type, one.resource_name) for one in ctx.body.resources)
+    answers = []
+    for one in ctx.body.resources:
+        code, message = ErrorCode.none, None
+        try:
+            if named[one.resource_type, one.resource_name] > 1:
+                raise InvalidRequestError("Each resource must appear at most once.")
+            apply(one)
+        except DomainError as error:
+            code, message = error_code(error), str(error)
+        answers.append(
+            ctx.respond.AlterConfigsResourceResponse(
+                error_code=code,
+                error_message=message,
+                resource_type=one.resource_type,
+                resource_name=one.resource_name,
+            )
+        )
+    return tuple(answers)

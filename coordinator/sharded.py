@@ -1,0 +1,108 @@
+"""What the two coordinators share: their internal topic, its shards, and the way to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from coordinator.history import Origin
+from coordinator.runtime import Shard
+from coordinator.shard_errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    ShardError,
+)
+from coordinator.shards import ShardSet
+from logcore.machine import DomainError, Machine
+from logcore.partition import Partition
+
+if TYPE_CHECKING:
+    from coordinator.broker import Broker
+
+R = TypeVar("R")
+
+
+class ShardedCoordinator:
+    """A coordinator on the partitions of ``topic``.
+
+    The topic, and with it the shards, come into being with the first FindCoordinator; until then a
+    broker without groups has neither 50 directories nor 50 machines.
+    """
+
+    def __init__(self, broker: Broker, topic: str) -> None:
+        self._broker = broker
+        self._shards = ShardSet(
+            topic,
+            broker.clock,
+            build=self._build,
+            perform=self._perform,
+            while_loading=self._while_loading,
+            remember=broker.history.remember,
+            commit=broker.commit,
+        )
+
+    def _build(self, partition: Partition) -> Machine:
+        """Make an empty machine."""
+        raise NotImplementedError
+
+    def _perform(
+        self, shard: Shard, effect: object, now_ms: int, tried: Callable[[], None]
+    ) -> None:
+        """Carry out an effect of a machine; see :data:`coordinator.runtime.Perform`."""
+        raise NotImplementedError
+
+    def _while_loading(self, command: object) -> object | None:  # noqa: ARG002 - most have none
+        """Answer what a loading shard may answer; None is COORDINATOR_LOAD_IN_PROGRESS."""
+        return None
+
+    async def _open_existing(self) -> None:
+        """Open the shards if the topic exists; large logs go on loading after the return."""
+        topic = self._broker.metadata.topic(self._shards.topic)
+        if topic is not None:
+            self._shards.open(self._broker.replicas, topic.partitions)
+            await self._shards.loaded()
+
+    def ensure_open(self) -> None:
+        """Create the topic and its shards if they are not there (FindCoordinator).
+
+        Raises CoordinatorNotAvailableError if the topic can't be made.
+        """
+        if self._shards.is_open:
+            return
+        name = self._shards.topic
+        try:
+            topic = self._broker.metadata.ensure_internal_topic(name)
+            self._shards.open(self._broker.replicas, topic.partitions)
+        except DomainError as error:
+            raise CoordinatorNotAvailableError(f"{name}: {error}") from error
+
+    def submit(
+        self, key: str, command: object, origin: Origin | None = None
+    ) -> asyncio.Future[object]:
+        """Send a command to the shard of ``key``, a group or a transactional id."""
+        return self._shards.submit(key, command, origin)
+
+    def partition_for(self, key: str) -> int:
+        """The partition of the internal topic that ``key`` lives on.
+
+        Raises NotCoordinatorError where the topic does not exist.
+        """
+        return self._shards.index_for(key)
+
+    async def _everywhere(self, command: object, kind: type[R]) -> list[R]:
+        """What all shards answer; one that does not serve here has nothing to say.
+
+        Raises CoordinatorLoadInProgressError while any shard loads, and the command's own errors.
+        """
+        found: list[R] = []
+        for shard in self._shards.shards:
+            try:
+                result = await shard.submit(command)
+            except CoordinatorLoadInProgressError:
+                raise
+            except ShardError:
+                continue
+            if isinstance(result, kind):
+                found.append(result)
+        return found

@@ -1,0 +1,1 @@
+"""The user's side: what reads from and writes to a broker, Fencepost or Apache Kafka alike."""

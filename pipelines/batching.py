@@ -1,0 +1,87 @@
+"""How large a transaction gets: by records, by bytes, by time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a transaction is closed; whichever comes first.
+
+    A record larger than ``max_bytes`` gets a transaction of its own. ``max_ms`` counts from the
+    first record that waits; 0 takes what is there.
+    """
+
+    max_records: int = 5_000
+    max_bytes: int = 16 * 1024 * 1024
+    max_ms: int = 200
+
+    def __post_init__(self) -> None:
+        if self.max_records < 1 or self.max_bytes < 1 or self.max_ms < 0:
+            raise ValueError(f"a transaction needs room for a record: {self}")
+
+
+class Batcher(Generic[T]):
+    """Gathers items until a limit is met. Knows no clock: ``now_ms`` is an argument."""
+
+    def __init__(self, limits: Limits, size: Callable[[T], int]) -> None:
+        self._limits = limits
+        self._size = size
+        self._waiting: deque[tuple[T, int]] = deque()
+        self._bytes = 0
+        self._since_ms = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def room(self) -> int:
+        """How many records may still be asked for; at least one."""
+        return max(1, self._limits.max_records - len(self._waiting))
+
+    def add(self, items: Iterable[T], now_ms: float) -> None:
+        """Take items in their order."""
+        if not self._waiting:
+            self._since_ms = now_ms
+        for item in items:
+            size = self._size(item)
+            self._waiting.append((item, size))
+            self._bytes += size
+
+    def left_ms(self, now_ms: float) -> float:
+        """How long to wait for more."""
+        return max(0.0, self._since_ms + self._limits.max_ms - now_ms)
+
+    def is_full(self, now_ms: float) -> bool:
+        """Whether what waits is to become a transaction now."""
+        return bool(self._waiting) and (
+            len(self._waiting) >= self._limits.max_records
+            or self._bytes >= self._limits.max_bytes
+            or self.left_ms(now_ms) <= 0
+        )
+
+    def take(self, now_ms: float) -> list[T]:
+        """Remove and return the items of one transaction; what is over waits for the next."""
+        taken: list[T] = []
+        total = 0
+        while self._waiting and len(taken) < self._limits.max_records:
+            item, size = self._waiting[0]
+            if taken and total + size > self._limits.max_bytes:
+                break
+            self._waiting.popleft()
+            taken.append(item)
+            total += size
+        self._bytes -= total
+        self._since_ms = now_ms
+        return taken
+
+    def clear(self) -> None:
+        """Forget everything: it will be read again."""
+        self._waiting.clear()
+        self._bytes = 0

@@ -1,0 +1,445 @@
+"""Consume, transform, produce: every input record counts exactly once in the output.
+
+One consumer, in a group, and one transactional producer. A transaction holds the outputs of one
+batch and the group's offsets behind it, sent with the member's generation (KIP-447), so that a
+worker that lost its partitions can commit nothing. Its successor reads on from offsets that no
+open transaction can change any more. Works on Fencepost and on Apache Kafka 2.5 or newer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from aiokafka import (
+    AIOKafkaConsumer,
+    AIOKafkaProducer,
+    ConsumerRebalanceListener,
+    ConsumerRecord,
+    TopicPartition,
+)
+from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+
+from pipelines.batching import Batcher, Limits
+from pipelines.failures import (
+    Action,
+    DataLostError,
+    Patience,
+    RebalancedError,
+    RetryPolicy,
+    classify,
+    is_fence,
+)
+from pipelines.handler import DeadLetter, Handler, HandlerCall
+from pipelines.metrics import Metrics
+from pipelines.offsets import NO_OFFSET, GroupOffsets, Membership
+from pipelines.producers import close_producer, open_producer, send_all
+from pipelines.records import Batch
+from pipelines.serde import BYTES, Serde
+
+POLL_MS = 200
+"""Longest wait for records; so long a request to stop may go unnoticed."""
+
+REFRESH_MS = 1_000
+"""How often a worker without partitions asks which partitions there are."""
+
+RECORD_OVERHEAD_BYTES = 70
+"""What a record counts beside its key and value: about its frame and headers."""
+
+Restore = Callable[[frozenset[TopicPartition]], Awaitable[None] | None]
+Hook = Callable[[Batch], Awaitable[None] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything that has a default.
+
+    ``restore`` is called with the assigned partitions whenever processing begins anew (after a
+    rebalance, after any failure): what the handler keeps in memory has to be read back then.
+    ``before_commit`` is called when a transaction's records are on the broker and nothing is
+    committed; ``after_commit`` when it is. ``revoke_ms`` is how long a transaction may take to
+    end after the group has asked for its partitions; then it is aborted.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    key_serde: Serde = BYTES
+    value_serde: Serde = BYTES
+    output_key_serde: Serde | None = None
+    output_value_serde: Serde | None = None
+    dead_letter: DeadLetter | None = None
+    restore: Restore | None = None
+    before_commit: Hook | None = None
+    after_commit: Hook | None = None
+    auto_offset_reset: str = "earliest"
+    group_instance_id: str | None = None
+    session_timeout_ms: int = 10_000
+    transaction_timeout_ms: int = 30_000
+    revoke_ms: int = 3_000
+    abort_ms: int = 10_000
+    progress: Callable[[Metrics], object] | None = None
+    progress_ms: int = 5_000
+    consumer: Mapping[str, Any] = field(default_factory=dict)
+    producer: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def _maybe(result: Awaitable[None] | None) -> None:
+    if inspect.isawaitable(result):
+        await result
+
+
+def _size(record: ConsumerRecord) -> int:
+    return len(record.key or b"") + len(record.value or b"") + RECORD_OVERHEAD_BYTES
+
+
+class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
+    """One worker. ``async with ExactlyOnce(...) as pipeline: await pipeline.run()``.
+
+    ``transactional_id`` is the worker's own and stays the same over its restarts: the next start
+    then ends what a killed one left open, at once instead of after the transaction's time-out.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        group: str,
+        topics: Sequence[str],
+        handler: Handler,
+        transactional_id: str,
+        options: Options | None = None,
+    ) -> None:
+        self.options = options = options or Options()
+        self.metrics = Metrics()
+        self.is_stopping = asyncio.Event()
+        self._bootstrap = bootstrap
+        self._group = group
+        self._topics = list(topics)
+        self._transactional_id = transactional_id
+        self._call = HandlerCall(
+            handler, options.key_serde, options.value_serde, options.dead_letter
+        )
+        self._out_key = options.output_key_serde or options.key_serde
+        self._out_value = options.output_value_serde or options.value_serde
+        self._batcher: Batcher[ConsumerRecord] = Batcher(options.limits, _size)
+        self._patience = Patience(options.retry)
+        self._offsets = GroupOffsets(bootstrap, group, timeout_ms=options.transaction_timeout_ms)
+        self._consumer: AIOKafkaConsumer = None
+        self._producer: AIOKafkaProducer | None = None
+        self._member = Membership(-1, "")
+        self._settled = False
+        """Whether positions and state are those of what is committed."""
+        self._owning = asyncio.Event()
+        """Cleared while the group is between two assignments: nobody owns anything then."""
+        self._work: asyncio.Task[None] | None = None
+        self._ending = False
+        """The commit is under way: cancelling it now would gain nothing."""
+        self._progress_at = 0.0
+        self._refreshed_at = 0.0
+
+    async def __aenter__(self) -> Self:
+        self._consumer = AIOKafkaConsumer(
+            **{
+                "bootstrap_servers": self._bootstrap,
+                "group_id": self._group,
+                "client_id": self._transactional_id,
+                "group_instance_id": self.options.group_instance_id,
+                "enable_auto_commit": False,
+                # Never by itself: records that retention took away are to be noticed.
+                "auto_offset_reset": "none",
+                "isolation_level": "read_committed",
+                "session_timeout_ms": self.options.session_timeout_ms,
+                "heartbeat_interval_ms": max(100, self.options.session_timeout_ms // 10),
+                "retry_backoff_ms": 50,
+                **self.options.consumer,
+            }
+        )
+        await self._consumer.start()
+        self._consumer.subscribe(self._topics, listener=self)
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._cancel_work(0)
+        if self._producer is not None:
+            await self._abort()
+        await self._give_up_producer()
+        with contextlib.suppress(KafkaError):
+            await self._consumer.stop()
+        await self._offsets.close()
+
+    # --- the group's calls ---
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Let the transaction under way end, or abort it, before anyone else may own them."""
+        self._owning.clear()
+        self._settled = False
+        self.metrics.rebalances += bool(revoked)
+        await self._cancel_work(self.options.revoke_ms / 1000)
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Remember as whom the partitions were given to us."""
+        del assigned  # the consumer knows
+        coordinator = self._consumer._coordinator  # the generation is nowhere public
+        self._member = Membership(
+            coordinator.generation, coordinator.member_id, self.options.group_instance_id
+        )
+        self._settled = False
+        self._owning.set()
+
+    async def _cancel_work(self, patience_s: float) -> None:
+        work = self._work
+        if work is None or work.done():
+            return
+        if patience_s:
+            await asyncio.wait([work], timeout=patience_s)
+        if not work.done() and not self._ending:
+            work.cancel()
+        # A commit that is under way is fenced by its generation or was decided before.
+        await asyncio.wait([work], timeout=self.options.abort_ms / 1000)
+
+    # --- the loop ---
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it owns its partitions and works on what is committed."""
+        return self._settled
+
+    def stop(self) -> None:
+        """Ask for the end: the transaction under way is finished, no other begun."""
+        self.is_stopping.set()
+
+    async def run(self, *, to_end: bool = False, handle_signals: bool = True) -> None:
+        """Work until :meth:`stop`, SIGTERM or SIGINT; with ``to_end`` until all input is done.
+
+        Raises PipelineError, or the broker's error, when going on is no use.
+        """
+        with self._signals(handle_signals):
+            while not self.is_stopping.is_set():
+                try:
+                    if await self._turn() and to_end and await self._is_at_end():
+                        return
+                except Exception as error:  # noqa: BLE001 - classified, and raised if not known
+                    await self._recover(error)
+
+    @contextlib.contextmanager
+    def _signals(self, handle: bool) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        taken = []
+        if handle:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                # Only the main thread of a Unix process can take signals.
+                with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                    loop.add_signal_handler(number, self.stop)
+                    taken.append(number)
+        try:
+            yield
+        finally:
+            for number in taken:
+                loop.remove_signal_handler(number)
+
+    async def _turn(self) -> bool:
+        """One step: settle, or gather and transact. Returns whether there was nothing to do."""
+        self._tell()
+        if not self._owning.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._owning.wait(), POLL_MS / 1000)
+            return False
+        if not self._settled:
+            await self._guarded(self._settle())
+            return False
+        records = await self._gather()
+        if not self.is_settled:
+            return False  # a rebalance came between: these may be someone else's
+        if not records:
+            await self._refresh()
+            return True
+        await self._guarded(self._transact(records))
+        self._patience.succeeded()
+        return False
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` so that a rebalance can wait for it or cancel it."""
+        self._work = asyncio.create_task(work)
+        try:
+            await asyncio.shield(self._work)
+        except asyncio.CancelledError:
+            if self._work.cancelled():
+                raise RebalancedError("the group has taken the partitions back") from None
+            self._work.cancel()
+            await asyncio.wait([self._work], timeout=self.options.abort_ms / 1000)
+            raise
+        finally:
+            self._ending = False
+
+    async def _settle(self) -> None:
+        """Start from what is committed: producer, positions, and the handler's state."""
+        self._batcher.clear()
+        member = self._member
+        if self._producer is None:
+            self._producer = await open_producer(
+                self._bootstrap,
+                self._transactional_id,
+                self.options.transaction_timeout_ms,
+                self.options.producer,
+            )
+        assigned = frozenset(self._consumer.assignment())
+        if assigned:
+            starts = await self._offsets.stable(assigned)
+            unknown = [source for source, start in starts.items() if start == NO_OFFSET]
+            if unknown:
+                starts.update(await self._first_offsets(unknown))
+            for source, start in starts.items():
+                self._consumer.seek(source, start)
+            if self.options.restore is not None:
+                await _maybe(self.options.restore(assigned))
+        if member == self._member and self._owning.is_set():
+            self._settled = True
+
+    async def _refresh(self) -> None:
+        """Ask which partitions there are if we have none.
+
+        A group that was joined while the broker was away shares out what its leader knew then,
+        and aiokafka would ask again after minutes.
+        """
+        now = time.monotonic() * 1000
+        if self._consumer.assignment() or now - self._refreshed_at < REFRESH_MS:
+            return
+        self._refreshed_at = now
+        # A change makes the consumer join again; there is no public way to ask.
+        await self._consumer._client.force_metadata_update()
+
+    async def _first_offsets(self, sources: list[TopicPartition]) -> dict[TopicPartition, int]:
+        ends = (
+            self._consumer.beginning_offsets
+            if self.options.auto_offset_reset == "earliest"
+            else self._consumer.end_offsets
+        )
+        found: dict[TopicPartition, int] = await ends(sources)
+        return found
+
+    async def _gather(self) -> list[ConsumerRecord]:
+        """Collect the records of one transaction; none if there is nothing, or a reason to stop."""
+        batcher = self._batcher
+        while self._settled and not self.is_stopping.is_set():
+            now = time.monotonic() * 1000
+            if batcher.is_full(now):
+                return batcher.take(now)
+            wait = min(POLL_MS, batcher.left_ms(now)) if len(batcher) else POLL_MS
+            try:
+                polled = await self._consumer.getmany(
+                    timeout_ms=int(wait) + 1, max_records=batcher.room
+                )
+            except NoOffsetForPartitionError:
+                continue  # from before our own seek
+            except OffsetOutOfRangeError as error:
+                raise DataLostError(f"deleted before they were read: {error}") from error
+            now = time.monotonic() * 1000
+            for records in polled.values():
+                batcher.add(records, now)
+            if not len(batcher):
+                return []
+        return []
+
+    async def _transact(self, records: list[ConsumerRecord]) -> None:
+        """One transaction: handler, outputs, offsets, commit."""
+        producer = self._producer
+        if producer is None:
+            raise RebalancedError("no producer")
+        batch, outputs, letters = await self._call(records)
+        await producer.begin_transaction()
+        await send_all(producer, outputs, self._out_key, self._out_value)
+        await send_all(producer, letters, BYTES, BYTES)
+        if self.options.before_commit is not None:
+            await _maybe(self.options.before_commit(batch))
+        behind: dict[TopicPartition, int] = {}
+        for record in records:
+            behind[TopicPartition(record.topic, record.partition)] = record.offset + 1
+        await self._offsets.add(producer, behind, self._member)
+        self._ending = True
+        await producer.commit_transaction()
+        self.metrics.transactions += 1
+        self.metrics.records_in += len(records)
+        self.metrics.records_out += len(outputs)
+        self.metrics.refused += len(letters)
+        if self.options.after_commit is not None:
+            await _maybe(self.options.after_commit(batch))
+
+    # --- failures ---
+
+    async def _recover(self, error: Exception) -> None:
+        """Abort, and decide: raise, or begin anew from what is committed."""
+        action = classify(error)
+        self._settled = False
+        self._batcher.clear()
+        if action is Action.REOPEN or not await self._abort():
+            await self._give_up_producer()
+            self.metrics.reopened += 1
+        if action is Action.STOP:
+            raise error
+        if isinstance(error, RebalancedError):
+            return
+        self.metrics.fences += is_fence(error)
+        pause_ms = self._patience.failed(error, time.monotonic() * 1000)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.is_stopping.wait(), pause_ms / 1000)
+
+    async def _abort(self) -> bool:
+        """Abort what is open. Returns whether the producer is as good as new."""
+        producer = self._producer
+        if producer is None:
+            return False
+        manager = producer._txn_manager
+        if not manager.is_in_transaction() and manager.state.name != "ABORTABLE_ERROR":
+            return bool(manager.state.name == "READY")
+        self.metrics.aborts += 1
+        try:
+            await asyncio.wait_for(producer.abort_transaction(), self.options.abort_ms / 1000)
+        except (TimeoutError, KafkaError, AssertionError):
+            return False
+        return True
+
+    async def _give_up_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await close_producer(producer)
+
+    # --- telling ---
+
+    async def _is_at_end(self) -> bool:
+        """Whether everything that is committed in the assigned partitions has been read."""
+        assigned = list(self._consumer.assignment())
+        if not self._settled or not assigned:
+            return False
+        ends = await self._consumer.end_offsets(assigned)
+        for source, end in ends.items():
+            if await self._consumer.position(source) < end:
+                return False
+        return self._settled and not len(self._batcher)
+
+    def _tell(self) -> None:
+        if self.options.progress is None:
+            return
+        now = time.monotonic() * 1000
+        if now - self._progress_at < self.options.progress_ms:
+            return
+        self._progress_at = now
+        self.metrics.lag = self.lag()
+        self.options.progress(self.metrics)
+
+    def lag(self) -> int:
+        """How many offsets the assigned partitions have beyond what was read, as last fetched."""
+        behind = 0
+        for source in self._consumer.assignment():
+            end = self._consumer.last_stable_offset(source)
+            position = self._consumer._subscription.subscription.assignment.state_value(
+                source
+            )._position
+            if end is not None and end >= 0 and position is not None:
+                behind += max(0, end - position)
+        return behind + len(self._batcher)

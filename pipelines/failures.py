@@ -1,0 +1,202 @@
+"""What a failure means: try the batch again, take a new producer, or stop.
+
+The classes are those of KIP-1050: retriable and abortable errors cost a transaction, a fenced or
+unknown producer costs the producer, and what no repetition can heal ends the pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from aiokafka import errors as kafka
+
+from coordinator.wire.client import ApiError, BrokerUnreachable, ConnectionLostError
+
+
+class PipelineError(Exception):
+    """The pipeline has stopped; nothing of the transaction under way is visible."""
+
+
+class HandlerError(PipelineError):
+    """The handler raised; the cause is its exception."""
+
+
+class RecordRefusedError(PipelineError):
+    """A record was refused and there is no dead-letter topic."""
+
+
+class DataLostError(PipelineError):
+    """Records between the group's offset and the beginning of the log were deleted unread."""
+
+
+class FencedTooOftenError(PipelineError):
+    """Someone else keeps using this transactional id."""
+
+
+class GaveUpError(PipelineError):
+    """No transaction could be committed for as long as the policy allows."""
+
+
+class RetryBatch(Exception):  # noqa: N818 - an instruction, as StopIteration is
+    """A handler raises it when the same batch may succeed later (another service is down)."""
+
+
+class RebalancedError(Exception):
+    """The partitions went to someone else; the transaction was aborted. Not a failure."""
+
+
+class Action(Enum):
+    """What is done about a failure."""
+
+    AGAIN = "abort, and try the same records again"
+    REOPEN = "give the producer up, take a new epoch, read on from the committed offsets"
+    STOP = "abort and raise"
+
+
+_AGAIN_CODES = frozenset(
+    {
+        "illegal_generation",
+        "unknown_member_id",
+        "rebalance_in_progress",
+        "stale_member_epoch",
+        "transaction_abortable",
+        "unstable_offset_commit",
+    }
+)
+"""The group has moved on, or Kafka itself says that an abort is enough."""
+
+_REOPEN_CODES = frozenset(
+    {
+        "producer_fenced",
+        "invalid_producer_epoch",
+        "invalid_producer_id_mapping",
+        "invalid_txn_state",
+        "unknown_producer_id",
+        "out_of_order_sequence_number",
+        "concurrent_transactions",
+    }
+)
+
+_STOP_ERRORS = (
+    kafka.IllegalArgumentError,
+    kafka.KafkaConfigurationError,
+    kafka.TopicAuthorizationFailedError,
+    kafka.GroupAuthorizationFailedError,
+    kafka.ClusterAuthorizationFailedError,
+    kafka.AuthenticationFailedError,
+    kafka.TransactionalIdAuthorizationFailed,
+    kafka.UnsupportedVersionError,
+    kafka.IncompatibleBrokerVersion,
+    kafka.MessageSizeTooLargeError,
+    kafka.InvalidTopicError,
+    kafka.InvalidTransactionTimeout,
+    kafka.InvalidGroupIdError,
+    kafka.InvalidSessionTimeoutError,
+    kafka.InconsistentGroupProtocolError,
+)
+_FENCE_ERRORS = (kafka.ProducerFenced, kafka.InvalidProducerEpoch)
+_FENCE_CODES = frozenset({"producer_fenced", "invalid_producer_epoch"})
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """``error`` and what it was raised from: aiokafka wraps what ends its sender."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__
+
+
+def classify(error: BaseException) -> Action:
+    """What is to be done about ``error``."""
+    actions = [_of_one(one) for one in causes(error)]
+    for action in (Action.STOP, Action.AGAIN, Action.REOPEN):
+        if action in actions:
+            return action
+    return Action.STOP
+
+
+def _of_one(error: BaseException) -> Action | None:
+    if isinstance(error, RebalancedError | RetryBatch):
+        return Action.AGAIN
+    if isinstance(error, PipelineError):
+        return Action.STOP
+    if isinstance(error, ApiError):
+        name = error.code.name
+        if name in _AGAIN_CODES:
+            return Action.AGAIN
+        return Action.REOPEN if name in _REOPEN_CODES or error.code.retriable else Action.STOP
+    if isinstance(error, _STOP_ERRORS):
+        return Action.STOP
+    if isinstance(error, kafka.IllegalStateError):
+        return Action.AGAIN  # a seek in a partition that has just been taken away
+    if isinstance(
+        error,
+        kafka.KafkaError | TimeoutError | OSError | BrokerUnreachable | ConnectionLostError,
+    ):
+        return Action.REOPEN
+    return None
+
+
+def is_fence(error: BaseException) -> bool:
+    """Whether another producer of the same transactional id has taken over."""
+    return any(
+        isinstance(one, _FENCE_ERRORS)
+        or (isinstance(one, ApiError) and one.code.name in _FENCE_CODES)
+        for one in causes(error)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How patient a pipeline is.
+
+    ``give_up_ms`` without a committed transaction while there was work, or ``max_fences`` fences
+    within ``fence_window_ms``, and it stops.
+    """
+
+    backoff_ms: int = 50
+    max_backoff_ms: int = 2_000
+    give_up_ms: int = 300_000
+    max_fences: int = 5
+    fence_window_ms: int = 60_000
+
+
+class Patience:
+    """Counts failures in a row. Knows no clock: ``now_ms`` is an argument."""
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self._failures = 0
+        self._since_ms = 0.0
+        self._fences: list[float] = []
+
+    def succeeded(self) -> None:
+        """A transaction was committed, or there is nothing to do."""
+        self._failures = 0
+
+    def failed(self, error: BaseException, now_ms: float) -> float:
+        """Return how long to pause before the next attempt, in milliseconds.
+
+        Raises :class:`GaveUpError` and :class:`FencedTooOftenError`.
+        """
+        policy = self._policy
+        if not self._failures:
+            self._since_ms = now_ms
+        elif now_ms - self._since_ms >= policy.give_up_ms:
+            raise GaveUpError(
+                f"no progress for {policy.give_up_ms} ms, {self._failures} attempts"
+            ) from error
+        if is_fence(error):
+            recent = now_ms - policy.fence_window_ms
+            self._fences = [*(at for at in self._fences if at > recent), now_ms]
+            if len(self._fences) > policy.max_fences:
+                raise FencedTooOftenError(
+                    f"fenced {len(self._fences)} times within {policy.fence_window_ms} ms: "
+                    "does another process use the same transactional id?"
+                ) from error
+        self._failures += 1
+        doubled = policy.backoff_ms * 2.0 ** min(self._failures - 1, 16)
+        return float(min(policy.max_backoff_ms, doubled))

@@ -1,0 +1,87 @@
+"""Calls the user's function: decoded records in, encoded-to-be outputs out."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from aiokafka import ConsumerRecord
+
+from pipelines.failures import HandlerError, PipelineError, RecordRefusedError, RetryBatch
+from pipelines.records import Batch, Output, Record, Refusal
+from pipelines.serde import Serde
+
+Outputs: TypeAlias = Iterable[Output] | None
+Handler: TypeAlias = Callable[[Batch], Outputs | Awaitable[Outputs]]
+DeadLetter: TypeAlias = str | Callable[[Refusal], Output]
+
+
+class HandlerCall:
+    """The handler with its serdes. A plain function runs in a thread: heartbeats go on."""
+
+    def __init__(
+        self, handler: Handler, key_serde: Serde, value_serde: Serde, dead_letter: DeadLetter | None
+    ) -> None:
+        self._handler = handler
+        self._key_serde = key_serde
+        self._value_serde = value_serde
+        self._dead_letter = dead_letter
+        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
+        )
+        self._thread: asyncio.Future[Outputs | Awaitable[Outputs]] | None = None
+
+    async def __call__(
+        self, consumed: Sequence[ConsumerRecord]
+    ) -> tuple[Batch, list[Output], list[Output]]:
+        """Return the batch, the outputs, and the dead letters (whose bytes are ready as they are).
+
+        Raises HandlerError, RecordRefusedError, RetryBatch.
+        """
+        batch = Batch([])
+        batch.records = [
+            record for one in consumed if (record := self._decode(one, batch)) is not None
+        ]
+        try:
+            outputs = list(await self._call(batch) or ()) if batch.records else []
+        except (RetryBatch, PipelineError):
+            raise
+        except Exception as error:
+            raise HandlerError(f"the handler raised {type(error).__name__}: {error}") from error
+        return batch, outputs, [self._letter(refusal) for refusal in batch.refusals]
+
+    async def _call(self, batch: Batch) -> Outputs:
+        # After a cancelled call its thread may still be at work; two at once never are.
+        if self._thread is not None and not self._thread.done():
+            await asyncio.wait([self._thread])
+        if self._is_async:
+            result = self._handler(batch)
+        else:
+            self._thread = asyncio.ensure_future(asyncio.to_thread(self._handler, batch))
+            result = await asyncio.shield(self._thread)
+        return await result if inspect.isawaitable(result) else result
+
+    def _decode(self, one: ConsumerRecord, batch: Batch) -> Record | None:
+        where = (one.topic, one.partition, one.offset, one.timestamp)
+        raw = (tuple(one.headers), one.key, one.value)
+        try:
+            key, value = self._key_serde.load(one.key), self._value_serde.load(one.value)
+        except (ValueError, TypeError, RecursionError) as error:
+            batch.refuse(
+                Record(*where, None, None, *raw), f"undecodable: {type(error).__name__}: {error}"
+            )
+            return None
+        return Record(*where, key, value, *raw)
+
+    def _letter(self, refusal: Refusal) -> Output:
+        if self._dead_letter is None:
+            record = refusal.record
+            raise RecordRefusedError(
+                f"{record.topic}-{record.partition}@{record.offset}: {refusal.reason} "
+                "(name a dead_letter topic to go on without such records)"
+            )
+        if isinstance(self._dead_letter, str):
+            return refusal.letter(self._dead_letter)
+        return self._dead_letter(refusal)

@@ -1,0 +1,32 @@
+"""What a pipeline tells of itself."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Counters since the start. Records count when their transaction is committed."""
+
+    records_in: int = 0
+    records_out: int = 0
+    refused: int = 0
+    transactions: int = 0
+    aborts: int = 0
+    reopened: int = 0
+    """Producers given up, after a fence or a failure."""
+    fences: int = 0
+    rebalances: int = 0
+    lag: int = 0
+    """Records of the assigned partitions behind which the group was, when last looked at."""
+    began: float = field(default_factory=time.monotonic)
+
+    def snapshot(self) -> dict[str, float]:
+        """All of them, and the seconds and records per second since the start."""
+        seconds = time.monotonic() - self.began
+        values: dict[str, float] = asdict(self)
+        del values["began"]
+        rate = self.records_in / seconds if seconds > 0 else 0.0
+        return {**values, "seconds": round(seconds, 3), "records_per_s": round(rate, 1)}

@@ -1,0 +1,159 @@
+"""Which MQTT topics are subscribed to, and what becomes of their messages in Kafka."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAX_ID_BYTES = 256
+"""A message id longer than this is taken by its SHA-256 instead."""
+
+KAFKA_TOPIC_CHARS = 249
+_ILLEGAL = re.compile(r"[^a-zA-Z0-9._-]")
+_PLACE = re.compile(r"\{(topic|\d+)\}")
+
+
+class RouteError(ValueError):
+    """A route, or a message that no route fits."""
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Whether an MQTT filter matches (MQTT 5, 4.7): ``+`` one level, ``#`` the rest.
+
+    A leading wildcard does not match topics that begin with ``$``.
+    """
+    if topic.startswith("$") and pattern[:1] in {"+", "#"}:
+        return False
+    wanted, levels = pattern.split("/"), topic.split("/")
+    for index, part in enumerate(wanted):
+        if part == "#":
+            return True
+        if index >= len(levels) or part not in {"+", levels[index]}:
+            return False
+    return len(wanted) == len(levels)
+
+
+def check_filter(pattern: str) -> None:
+    """Raise RouteError for what no broker would accept as a filter."""
+    levels = pattern.split("/")
+    for index, level in enumerate(levels):
+        last = index == len(levels) - 1
+        if level == "#" and not last:
+            raise RouteError(f"{pattern!r}: # must be the last level")
+        if level not in {"+", "#"} and ("+" in level or "#" in level):
+            raise RouteError(f"{pattern!r}: a wildcard is a level of its own")
+    if not pattern or "\0" in pattern or len(pattern.encode()) > 65_535:
+        raise RouteError(f"{pattern!r}: no MQTT topic filter")
+
+
+def fill(template: str, topic: str) -> str:
+    """Put the MQTT topic (``{topic}``) or its levels (``{0}``, ``{1}`` …) into ``template``."""
+    levels = topic.split("/")
+
+    def place(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name == "topic":
+            return topic
+        if int(name) >= len(levels):
+            raise RouteError(f"{topic!r} has no level {name}, which {template!r} names")
+        return levels[int(name)]
+
+    return _PLACE.sub(place, template)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Messages of one filter: the Kafka topic and key, as templates.
+
+    Characters that a Kafka topic may not have become ``_``.
+    """
+
+    pattern: str
+    topic: str
+    key: str = "{topic}"
+    qos: int = 2
+
+    def __post_init__(self) -> None:
+        check_filter(self.pattern)
+        if self.qos not in {0, 1, 2}:
+            raise RouteError(f"{self.pattern!r}: QoS is 0, 1 or 2, not {self.qos}")
+        if not self.topic:
+            raise RouteError(f"{self.pattern!r}: a Kafka topic is wanted")
+
+    def target(self, topic: str) -> tuple[str, bytes]:
+        """Return the Kafka topic and key of a message. Raises RouteError."""
+        name = _ILLEGAL.sub("_", fill(self.topic, topic))
+        if not name or len(name) > KAFKA_TOPIC_CHARS or name in {".", ".."}:
+            raise RouteError(f"{topic!r} gives no Kafka topic: {name[:80]!r}")
+        return name, fill(self.key, topic).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class MessageId:
+    """Where a message's own id stands: ``property:NAME``, ``json:FIELD`` or ``level:N``."""
+
+    kind: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> MessageId:
+        """Raise RouteError if ``text`` is none of the three."""
+        kind, _, name = text.partition(":")
+        known = kind in {"property", "json"} or (kind == "level" and name.isdecimal())
+        if not known or not name:
+            raise RouteError(f"{text!r}: property:NAME, json:FIELD or level:N is wanted")
+        return cls(kind, name)
+
+    def of(self, topic: str, payload: bytes, properties: Mapping[str, str]) -> str | None:
+        """Return the id of a message, None if it has none."""
+        if self.kind == "property":
+            return properties.get(self.name)
+        if self.kind == "level":
+            levels = topic.split("/")
+            return levels[int(self.name)] if int(self.name) < len(levels) else None
+        try:
+            value = json.loads(payload)
+        except (ValueError, RecursionError):
+            return None
+        found = value.get(self.name) if isinstance(value, dict) else None
+        return None if found is None else str(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """The whole mapping: the first route whose filter matches decides."""
+
+    routes: tuple[Route, ...]
+    message_id: MessageId = field(default_factory=lambda: MessageId("property", "message-id"))
+
+    def route(self, topic: str) -> Route:
+        """Return the route of a topic. Raises RouteError if there is none."""
+        for route in self.routes:
+            if matches(route.pattern, topic):
+                return route
+        raise RouteError(f"no route for {topic!r}")
+
+
+def load(path: Path) -> Mapped:
+    """Read a TOML file: ``message_id``, and ``[[route]]`` tables of filter, topic, key and qos."""
+    try:
+        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RouteError(f"{path}: {error}") from error
+    unknown = set(content) - {"route", "message_id"}
+    if unknown or not isinstance(content.get("route"), list) or not content["route"]:
+        raise RouteError(f"{path}: [[route]] tables and message_id are wanted, not {unknown}")
+    routes = []
+    for table in content["route"]:
+        wrong = set(table) - {"filter", "topic", "key", "qos"}
+        if wrong or "filter" not in table or "topic" not in table:
+            raise RouteError(f"{path}: a route has filter, topic, key and qos: {table}")
+        routes.append(
+            Route(table["filter"], table["topic"], table.get("key", "{topic}"), table.get("qos", 2))
+        )
+    return Mapped(tuple(routes), MessageId.parse(content.get("message_id", "property:message-id")))

@@ -1,0 +1,244 @@
+"""One connection to an MQTT broker whose acknowledgements are ours to send.
+
+paho sends PUBREC as soon as a QoS 2 message arrives, also with ``manual_ack``: from then on the
+broker keeps only the packet id, and a crash before the commit would lose the message. So PUBREC
+is held back as well, and the message is handed over at PUBLISH, not at PUBREL:
+
+    PUBLISH → commit (data, packet id) → PUBREC        PUBREL → commit (packet id gone) → PUBCOMP
+
+A redelivered PUBLISH then finds its packet id in the ledger, and an id is given up only when the
+ledger has forgotten it for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import aiomqtt
+import paho.mqtt.client as paho
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from pipelines.mqtt.routes import Mapped
+
+BARRIER = "fencepost/barrier"
+"""A filter that nobody subscribes to: the answer to its UNSUBSCRIBE marks a place in the stream."""
+
+SESSION_EXPIRY_S = 0xFFFFFFFF
+"""MQTT 5: the broker never forgets the session by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A message that has arrived and is not acknowledged."""
+
+    packet_id: int
+    qos: int
+    dup: bool
+    retain: bool
+    topic: str
+    payload: bytes
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The broker's PUBREL: it has forgotten the message and asks us to forget the packet id."""
+
+    packet_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the MQTT broker is and as whom to connect. ``version`` is 4 (3.1.1) or 5."""
+
+    host: str
+    port: int = 1883
+    client_id: str = "fencepost-bridge"
+    version: int = 5
+    username: str | None = None
+    password: str | None = None
+    keepalive_s: int = 30
+    max_in_flight: int = 2_000
+    """MQTT 5's Receive Maximum: how many unacknowledged messages the broker may send."""
+    max_queued: int = 10_000
+    """At so many waiting events the socket is not read until half of them are gone."""
+
+
+class Session:
+    """A connection with a persistent session: ``async with Session(address) as session``."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._events: deque[Publish | Release] = deque()
+        self._arrived = asyncio.Event()
+        self._paused_socket: Any = None
+        self.is_new = True
+        """Whether the broker knew nothing of this client id."""
+        self._client = self._make()
+        self._paho: Any = self._client._client  # what is taken over is not public
+        self._send_pubrec = self._paho._send_pubrec
+        self._take_over()
+
+    def _make(self) -> aiomqtt.Client:
+        address = self._address
+        shared: dict[str, Any] = {
+            "hostname": address.host,
+            "port": address.port,
+            "identifier": address.client_id,
+            "username": address.username,
+            "password": address.password,
+            "keepalive": address.keepalive_s,
+        }
+        if address.version == 5:
+            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties.SessionExpiryInterval = SESSION_EXPIRY_S
+            properties.ReceiveMaximum = min(address.max_in_flight, 65_535)
+            return aiomqtt.Client(
+                **shared,
+                protocol=aiomqtt.ProtocolVersion.V5,
+                clean_start=False,
+                properties=properties,
+            )
+        return aiomqtt.Client(**shared, protocol=aiomqtt.ProtocolVersion.V311, clean_session=False)
+
+    def _take_over(self) -> None:
+        """Put our own steps where paho would acknowledge by itself."""
+        client = self._paho
+        client.manual_ack_set(True)
+        client._send_pubrec = lambda _mid: paho.MQTT_ERR_SUCCESS
+        handle_publish, on_connect = client._handle_publish, client.on_connect
+
+        def publish() -> Any:
+            result = handle_publish()
+            # paho keeps a QoS 2 message until its PUBREL; we want it now.
+            while client._in_messages:
+                _, message = client._in_messages.popitem(last=False)
+                self._on_message(client, None, message)
+            return result
+
+        def release() -> Any:
+            packet = client._in_packet["packet"]
+            if len(packet) < 2:
+                return paho.MQTT_ERR_PROTOCOL
+            self._push(Release(int.from_bytes(packet[:2], "big")))
+            return paho.MQTT_ERR_SUCCESS
+
+        def connected(*arguments: Any) -> Any:
+            self.is_new = not arguments[2].session_present
+            return on_connect(*arguments)
+
+        client._handle_publish, client._handle_pubrel = publish, release
+        client.on_connect, client.on_message = connected, self._on_message
+
+    def _on_message(self, _client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
+        properties = getattr(message.properties, "UserProperty", None) or ()
+        with contextlib.suppress(UnicodeDecodeError):  # such a topic is against the protocol
+            self._push(
+                Publish(
+                    message.mid,
+                    message.qos,
+                    bool(message.dup),
+                    bool(message.retain),
+                    message.topic,
+                    bytes(message.payload),
+                    dict(properties),
+                )
+            )
+
+    def _push(self, event: Publish | Release) -> None:
+        self._events.append(event)
+        self._arrived.set()
+        if len(self._events) >= self._address.max_queued and self._paused_socket is None:
+            self._paused_socket = self._paho.socket()
+            if self._paused_socket is not None:
+                asyncio.get_running_loop().remove_reader(self._paused_socket.fileno())
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the socket is not read because too much waits."""
+        return self._paused_socket is not None
+
+    def _resume(self) -> None:
+        sock, self._paused_socket = self._paused_socket, None
+        if sock is not None and sock is self._paho.socket():
+            asyncio.get_running_loop().add_reader(sock.fileno(), self._paho.loop_read)
+
+    async def speaks(self) -> bool:
+        """Whether the broker sends anything of the session before it is subscribed to anew.
+
+        It does so if it has messages that are not acknowledged (MQTT 5, 4.4): they come right
+        after CONNACK, so before the answer to a request. Raises aiomqtt.MqttError.
+        """
+        waiting: asyncio.Future[Any] = asyncio.ensure_future(self._arrived.wait())
+        asking: asyncio.Future[Any] = asyncio.ensure_future(self._client.unsubscribe(BARRIER))
+        try:
+            await asyncio.wait([waiting, asking], return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                asking.result()
+            return bool(self._events)
+        finally:
+            waiting.cancel()
+            asking.cancel()
+
+    async def subscribe(self, mapped: Mapped) -> None:
+        """Subscribe to the filters of all routes. Raises aiomqtt.MqttError if one is refused."""
+        wanted = [(route.pattern, route.qos) for route in mapped.routes]
+        if self._address.version == 5:
+            granted: Any = await self._client.subscribe(
+                [(pattern, SubscribeOptions(qos=qos)) for pattern, qos in wanted]
+            )
+        else:
+            granted = await self._client.subscribe(wanted)
+        for (pattern, qos), code in zip(wanted, granted, strict=True):
+            number = code if isinstance(code, int) else int(code.value)
+            if number != qos:
+                raise SubscriptionRefusedError(f"{pattern!r}: asked for QoS {qos}, got {number}")
+
+    async def gather(self, most: int, linger_ms: float) -> list[Publish | Release]:
+        """Wait for an event, then a little for more; return at most ``most``, in their order.
+
+        Raises aiomqtt.MqttError when the connection is gone.
+        """
+        lost: asyncio.Future[Any] = self._client._disconnected
+        if not self._events:
+            self._arrived.clear()
+            waiting: asyncio.Future[Any] = asyncio.ensure_future(self._arrived.wait())
+            try:
+                await asyncio.wait([waiting, lost], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+        if lost.done():
+            raise aiomqtt.MqttError("the connection is gone") from lost.exception()
+        if linger_ms and len(self._events) < most:
+            await asyncio.sleep(linger_ms / 1000)
+        taken = [self._events.popleft() for _ in range(min(most, len(self._events)))]
+        if self._paused_socket is not None and len(self._events) <= self._address.max_queued // 2:
+            self._resume()
+        return taken
+
+    def acknowledge(self, event: Publish | Release) -> None:
+        """Send PUBACK, PUBREC or PUBCOMP. On a dead connection nothing happens: it comes again."""
+        if isinstance(event, Release):
+            self._paho.ack(event.packet_id, 2)
+        elif event.qos == 1:
+            self._paho.ack(event.packet_id, 1)
+        elif event.qos == 2:
+            self._send_pubrec(event.packet_id)
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        with contextlib.suppress(aiomqtt.MqttError):
+            await self._client.__aexit__(None, None, None)
+
+
+class SubscriptionRefusedError(aiomqtt.MqttError):
+    """The broker does not grant what a route asks for; waiting would not help."""

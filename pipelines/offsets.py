@@ -1,0 +1,153 @@
+"""A group's offsets, as exactly-once needs them: inside transactions, fenced, and stable.
+
+aiokafka sends the offsets of a transaction without the group's metadata (TxnOffsetCommit v0) and
+reads committed offsets without waiting for open transactions. Both are asked for here, over the
+wire client: with generation and member id a worker that was taken for dead is refused (KIP-447),
+and with ``require_stable`` its successor waits until its last transaction is decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from aiokafka import AIOKafkaProducer, TopicPartition
+
+from coordinator.wire.client import ApiError, AsyncWireClient
+
+ADD_OFFSETS_VERSION, TXN_COMMIT_VERSION, FETCH_VERSION = 3, 3, 7
+"""AddOffsetsToTxn and TxnOffsetCommit of transaction version 1, which aiokafka speaks (EndTxn v0),
+with group metadata; OffsetFetch with ``require_stable``."""
+
+UNSTABLE_OFFSET_COMMIT = 88
+UNSTABLE_PAUSE_S = 0.02
+NO_OFFSET = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Who commits: what the group's coordinator compares with the current generation."""
+
+    generation: int
+    member_id: str
+    instance_id: str | None = None
+
+
+class GroupOffsets:
+    """The offsets of one group, through one connection. Several calls at a time are fine."""
+
+    def __init__(self, bootstrap: str, group: str, *, timeout_ms: int) -> None:
+        self._client = AsyncWireClient(bootstrap, client_id=f"{group}-offsets")
+        self._group = group
+        self._timeout_ms = timeout_ms
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def add(
+        self,
+        producer: AIOKafkaProducer,
+        offsets: Mapping[TopicPartition, int],
+        member: Membership,
+    ) -> None:
+        """Make ``offsets`` part of the producer's open transaction.
+
+        All records of the transaction must have been flushed. Raises ApiError; of those,
+        ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID and FENCED_INSTANCE_ID mean that the partitions
+        may belong to someone else.
+        """
+        manager = producer._txn_manager  # the id and epoch are nowhere public
+        claim = {
+            "transactional_id": manager.transactional_id,
+            "group_id": self._group,
+            "producer_id": manager.producer_id,
+            "producer_epoch": manager.producer_epoch,
+        }
+        await self._client.call(
+            "AddOffsetsToTxn",
+            ADD_OFFSETS_VERSION,
+            to_transaction=manager.transactional_id,
+            deadline_ms=self._timeout_ms,
+            **claim,
+        )
+        # From here on the client has to send EndTxn even if it wrote no record.
+        manager.consumer_group_added(self._group)
+        by_topic: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for source, offset in offsets.items():
+            by_topic[source.topic].append((source.partition, offset))
+        answer = await self._client.call(
+            "TxnOffsetCommit",
+            TXN_COMMIT_VERSION,
+            to_group=self._group,
+            deadline_ms=self._timeout_ms,
+            entity=lambda f: f.message(
+                **claim,
+                generation_id=member.generation,
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                topics=[
+                    f.TxnOffsetCommitRequestTopic(
+                        name=name,
+                        partitions=[
+                            f.TxnOffsetCommitRequestPartition(
+                                partition_index=index,
+                                committed_offset=offset,
+                                committed_metadata="",
+                            )
+                            for index, offset in places
+                        ],
+                    )
+                    for name, places in by_topic.items()
+                ],
+            ),
+        )
+        for topic in answer.topics:
+            for part in topic.partitions:
+                if part.error_code:
+                    raise ApiError(part.error_code, "TxnOffsetCommit")
+
+    async def stable(self, sources: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Read the committed offsets, once no open transaction can change them; −1 for none.
+
+        Raises TimeoutError after the time-out, ApiError for what waiting cannot heal.
+        """
+        wanted: dict[str, list[int]] = defaultdict(list)
+        for source in sources:
+            wanted[source.topic].append(source.partition)
+        end = time.monotonic() + self._timeout_ms / 1000
+        while True:
+            answer = await self._client.call(
+                "OffsetFetch",
+                FETCH_VERSION,
+                to_group=self._group,
+                deadline_ms=self._timeout_ms,
+                check=False,
+                entity=lambda f: f.message(
+                    group_id=self._group,
+                    topics=[
+                        f.OffsetFetchRequestTopic(name=name, partition_indexes=parts)
+                        for name, parts in wanted.items()
+                    ],
+                    require_stable=True,
+                ),
+            )
+            codes = {part.error_code for topic in answer.topics for part in topic.partitions}
+            codes = {int(code) for code in (*codes, answer.error_code) if code}
+            if not codes:
+                return {
+                    TopicPartition(topic.name, part.partition_index): part.committed_offset
+                    for topic in answer.topics
+                    for part in topic.partitions
+                }
+            error = ApiError(min(codes), "OffsetFetch")
+            if not (codes == {UNSTABLE_OFFSET_COMMIT} or error.code.retriable):
+                raise error
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"group {self._group}: offsets not stable within {self._timeout_ms} ms"
+                ) from error
+            await asyncio.sleep(UNSTABLE_PAUSE_S)

@@ -1,0 +1,116 @@
+"""A transactional producer that can be given up at any moment, and how state is read back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka.errors import KafkaError
+
+from pipelines.records import Output
+from pipelines.serde import Serde
+
+STOP_S = 5.0
+"""How long an orderly end of a producer may take; then its tasks are cancelled."""
+
+PRODUCER_DEFAULTS: Mapping[str, Any] = {
+    "linger_ms": 5,
+    "max_batch_size": 256 * 1024,
+    "retry_backoff_ms": 50,
+    "request_timeout_ms": 30_000,
+}
+
+
+async def open_producer(
+    bootstrap: str, transactional_id: str, transaction_timeout_ms: int, options: Mapping[str, Any]
+) -> AIOKafkaProducer:
+    """Start a producer: it fences whoever had the id before, and settles its last transaction."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bootstrap,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=transaction_timeout_ms,
+        **{**PRODUCER_DEFAULTS, **options},
+    )
+    try:
+        await producer.start()
+    except BaseException:
+        await close_producer(producer)
+        raise
+    return producer
+
+
+async def close_producer(producer: AIOKafkaProducer) -> None:
+    """Stop it, whatever state it is in. An open transaction is left to its next owner.
+
+    aiokafka's ``stop`` waits for undelivered batches, for ever if the broker is away, and leaves
+    its sender running when it is cancelled meanwhile; that one is ended here.
+    """
+    sender = producer._sender.sender_task
+    # In a task of its own: wait_for would hide whether it was stop() that timed out.
+    with contextlib.suppress(TimeoutError, KafkaError, AssertionError, OSError):
+        await asyncio.wait_for(producer.stop(), STOP_S)
+        return
+    if sender is not None and not sender.done():
+        sender.cancel()
+        await asyncio.wait([sender], timeout=STOP_S)
+    with contextlib.suppress(TimeoutError, KafkaError, OSError):
+        await asyncio.wait_for(producer.client.close(), STOP_S)
+
+
+async def send_all(
+    producer: AIOKafkaProducer, outputs: Sequence[Output], key_serde: Serde, value_serde: Serde
+) -> None:
+    """Send ``outputs`` in their order and wait until all are acknowledged.
+
+    Raises the first failure of any of them; ValueError for one with neither key nor value.
+    """
+    waiting = []
+    for output in outputs:
+        key, value = key_serde.dump(output.key), value_serde.dump(output.value)
+        if key is None and value is None:
+            raise ValueError(f"an output to {output.topic} has neither key nor value")
+        waiting.append(
+            await producer.send(
+                output.topic,
+                value,
+                key,
+                partition=output.partition,
+                timestamp_ms=output.timestamp_ms,
+                headers=list(output.headers),
+            )
+        )
+    await producer.flush()
+    await asyncio.gather(*waiting)
+
+
+async def read_committed(
+    bootstrap: str, source: TopicPartition, *, timeout_ms: int = 60_000
+) -> AsyncIterator[ConsumerRecord]:
+    """Yield every committed record of a partition, from its beginning to its present end.
+
+    The end is the high watermark, so that a transaction that is still open, or whose markers are
+    still on their way, is waited for: its records count if it commits. Raises TimeoutError when
+    it stays open longer than ``timeout_ms``.
+    """
+    options = {"bootstrap_servers": bootstrap, "enable_auto_commit": False}
+    async with AIOKafkaConsumer(**options, isolation_level="read_uncommitted") as observer:
+        observer.assign([source])
+        end = (await observer.end_offsets([source]))[source]
+    async with AIOKafkaConsumer(**options, isolation_level="read_committed") as consumer:
+        consumer.assign([source])
+        await consumer.seek_to_beginning(source)
+        last = time.monotonic()
+        while await consumer.position(source) < end:
+            records = (await consumer.getmany(timeout_ms=200)).get(source, ())
+            for record in records:
+                if record.offset >= end:
+                    return
+                yield record
+            if records:
+                last = time.monotonic()
+            elif time.monotonic() - last > timeout_ms / 1000:
+                raise TimeoutError(f"{source}: a transaction stayed open for {timeout_ms} ms")

@@ -1,0 +1,91 @@
+"""What a handler gets and what it gives: batches of records in, outputs and refusals out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Headers = tuple[tuple[str, bytes], ...]
+
+REASON, TOPIC, PARTITION, OFFSET = (
+    f"dead-letter.{what}" for what in ("reason", "topic", "partition", "offset")
+)
+"""Headers of a dead letter: why it was refused and where it stood, as UTF-8 text."""
+
+MAX_REASON_CHARS = 1_000
+"""A reason is cut here: an exception may quote the whole record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One consumed record. ``timestamp_ms`` is the epoch's; ``value`` and ``key`` are decoded."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: Any
+    value: Any
+    headers: Headers = ()
+    raw_key: bytes | None = None
+    raw_value: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One record to write. Without a partition the key decides, as in Java's client.
+
+    Without ``timestamp_ms`` the time of writing is used; a pipeline that keeps the time of its
+    input hands that on.
+    """
+
+    topic: str
+    value: Any
+    key: Any = None
+    partition: int | None = None
+    headers: Headers = ()
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A record that the handler, or a serde, would not have, and why."""
+
+    record: Record
+    reason: str
+
+    def letter(self, topic: str) -> Output:
+        """Return the dead letter: the record's own bytes, headers and time, and where it was."""
+        record = self.record
+        return Output(
+            topic,
+            record.raw_value,
+            record.raw_key,
+            headers=(
+                *record.headers,
+                (REASON, self.reason[:MAX_REASON_CHARS].encode()),
+                (TOPIC, record.topic.encode()),
+                (PARTITION, str(record.partition).encode()),
+                (OFFSET, str(record.offset).encode()),
+            ),
+            timestamp_ms=record.timestamp_ms,
+        )
+
+
+@dataclass(slots=True)
+class Batch:
+    """The records of one transaction; those of one partition stand in the order of the log."""
+
+    records: Sequence[Record]
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def refuse(self, record: Record, reason: object) -> None:
+        """Send ``record`` to the dead-letter topic, in this same transaction."""
+        self.refusals.append(Refusal(record, str(reason)))
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)

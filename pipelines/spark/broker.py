@@ -1,0 +1,287 @@
+"""What source and sink ask of a cluster, in plain values; works against any Kafka broker.
+
+A partition is a ``(topic, index)`` pair, offsets and timestamps (milliseconds) are ints. Requests
+go out with the highest version that names topics by name. All calls block, and repeat what Kafka
+calls retriable for as long as ``timeout_ms`` allows.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.wire.api import APIS
+from coordinator.wire.client import (
+    ApiError,
+    BrokerUnreachable,
+    ConnectionLostError,
+    RequestFactory,
+    WireClient,
+)
+from coordinator.wire.cluster import TopicMetadata
+from pipelines.spark.errors import BrokerError
+
+Partition = tuple[str, int]
+Offsets = dict[Partition, int]
+Build = Callable[[RequestFactory], Any]
+
+LATEST, EARLIEST = -1, -2
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+
+DEFAULT_TIMEOUT_MS = 60_000
+"""How long a call may take in all: Kafka's ``default.api.timeout.ms``."""
+RETRY_PAUSE_S = 0.05
+"""Between two attempts after a lost connection."""
+
+_NAMED = {"Fetch": 12, "Produce": 12, "OffsetFetch": 9}
+"""The last version whose requests name topics by name, for those that later take ids."""
+
+_KEYS = {api.name: int(api.key) for api in APIS.values()}
+
+
+class Fetched(NamedTuple):
+    """The answer to one Fetch of one partition."""
+
+    error: ErrorCode
+    records: bytes
+    aborted: tuple[tuple[int, int], ...]
+    """(first offset, producer id) of each aborted transaction in the range."""
+    log_start: int
+    stable: int
+    """The last stable offset."""
+
+
+class Connection:
+    """A blocking connection to a cluster; not for several threads at once."""
+
+    def __init__(
+        self, bootstrap: str, *, client_id: str, timeout_ms: int = DEFAULT_TIMEOUT_MS
+    ) -> None:
+        self.timeout_ms = timeout_ms
+        self._client = WireClient(bootstrap, client_id=client_id, timeout_ms=timeout_ms)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self._client.close()
+
+    def call(self, api: str, build: Build, *, at_most: int | None = None, **target: Any) -> Any:
+        """One call at the highest version that suits, and is not above ``at_most``.
+
+        Raises :class:`BrokerError` when nobody answers, ``ApiError`` for an error answer.
+        """
+        try:
+            return self._client.call(api, self._version(api, at_most), entity=build, **target)
+        except (BrokerUnreachable, ConnectionLostError) as error:
+            raise BrokerError(str(error)) from error
+
+    def insist(self, api: str, build: Build, **target: Any) -> Any:
+        """Call what may be repeated, whatever became of the attempts before, until it is answered.
+
+        Raises :class:`BrokerError` when nobody answers in time, ``ApiError`` for an error answer.
+        """
+        deadline = time.monotonic() + self.timeout_ms / 1000
+        while True:
+            try:
+                return self.call(api, build, **target)
+            except BrokerError:
+                if time.monotonic() + RETRY_PAUSE_S >= deadline:
+                    raise
+                time.sleep(RETRY_PAUSE_S)
+
+    def _version(self, api: str, at_most: int | None) -> int | None:
+        ceiling = _NAMED.get(api, at_most) if at_most is None else at_most
+        if ceiling is None:
+            return None
+        low, high = self._client.versions().get(_KEYS[api], (0, -1))
+        return max(low, min(high, ceiling))
+
+    def produce_version(self) -> int:
+        """The version that Produce requests get; from 12 on transactions grow by themselves."""
+        return self._version("Produce", None) or 0
+
+    def transaction_version(self) -> int:
+        """The finalized level of ``transaction.version``: 2 means KIP-890's protocol."""
+        return self._client.features().get("transaction.version", 0)
+
+    # --- topics and offsets ---
+
+    def topics(self, *, refresh: bool = False) -> Mapping[str, TopicMetadata]:
+        """Every topic of the cluster by name."""
+        try:
+            return self._client.metadata(refresh=refresh).topics
+        except (BrokerUnreachable, ConnectionLostError) as error:
+            raise BrokerError(str(error)) from error
+
+    def partitions(self, topic: str) -> list[int]:
+        """The partitions of ``topic``, sorted; :class:`BrokerError` if there is no such topic."""
+        known = self.topics().get(topic) or self.topics(refresh=True).get(topic)
+        if known is None or known.error:
+            raise BrokerError(f"topic {topic!r} does not exist")
+        return sorted(known.partitions)
+
+    def leader(self, partition: Partition) -> int:
+        """The node that leads ``partition``, -1 if unknown."""
+        known = self.topics().get(partition[0])
+        if known is None or partition[1] not in known.partitions:
+            return -1
+        return known.partitions[partition[1]].leader
+
+    def list_offsets(
+        self, wanted: Mapping[Partition, int], isolation: int = READ_COMMITTED
+    ) -> Offsets:
+        """Offsets by timestamp (or LATEST, EARLIEST); −1 where no record is that late.
+
+        Under READ_COMMITTED, LATEST is the last stable offset.
+        """
+        deadline = time.monotonic() + self.timeout_ms / 1000
+        found: Offsets = {}
+        missing = dict(wanted)
+        while missing:
+            by_node: dict[int, dict[Partition, int]] = defaultdict(dict)
+            for partition, timestamp in missing.items():
+                by_node[self.leader(partition)][partition] = timestamp
+            for node, group in by_node.items():
+                if node >= 0:
+                    found |= self._list_of_node(node, group, isolation)
+            missing = {part: stamp for part, stamp in missing.items() if part not in found}
+            if missing:
+                if time.monotonic() > deadline:
+                    raise BrokerError(f"no leader tells the offsets of {sorted(missing)}")
+                time.sleep(RETRY_PAUSE_S)
+                self.topics(refresh=True)
+        return found
+
+    def _list_of_node(self, node: int, group: Mapping[Partition, int], isolation: int) -> Offsets:
+        by_topic: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for (topic, index), timestamp in group.items():
+            by_topic[topic].append((index, timestamp))
+
+        def build(f: RequestFactory) -> Any:
+            return f.message(
+                replica_id=-1,
+                isolation_level=isolation,
+                timeout_ms=self.timeout_ms,
+                topics=[
+                    f.ListOffsetsTopic(
+                        name=topic,
+                        partitions=[
+                            f.ListOffsetsPartition(
+                                partition_index=index, current_leader_epoch=-1, timestamp=timestamp
+                            )
+                            for index, timestamp in rows
+                        ],
+                    )
+                    for topic, rows in by_topic.items()
+                ],
+            )
+
+        answer = self.call("ListOffsets", build, to_node=node, check=False)
+        found: Offsets = {}
+        for topic in answer.topics:
+            for row in topic.partitions:
+                code = ErrorCode(row.error_code)
+                if not code:
+                    found[topic.name, row.partition_index] = row.offset
+                elif not code.retriable:
+                    raise ApiError(code, "ListOffsets", f"{topic.name}-{row.partition_index}")
+        return found
+
+    def fetch(
+        self, partition: Partition, offset: int, *, isolation: int, max_bytes: int, wait_ms: int
+    ) -> Fetched:
+        """One Fetch; errors of the partition are in the answer, unless they pass by themselves."""
+        topic, index = partition
+
+        def build(f: RequestFactory) -> Any:
+            return f.message(
+                replica_id=-1,
+                max_wait_ms=wait_ms,
+                min_bytes=1,
+                max_bytes=max_bytes,
+                isolation_level=isolation,
+                session_id=0,
+                session_epoch=-1,
+                topics=[
+                    f.FetchTopic(
+                        topic=topic,
+                        partitions=[
+                            f.FetchPartition(
+                                partition=index,
+                                current_leader_epoch=-1,
+                                fetch_offset=offset,
+                                last_fetched_epoch=-1,
+                                log_start_offset=-1,
+                                partition_max_bytes=max_bytes,
+                            )
+                        ],
+                    )
+                ],
+                forgotten_topics_data=(),
+                rack_id="",
+            )
+
+        try:
+            row = self.call("Fetch", build, to_leader=partition).responses[0].partitions[0]
+        except ApiError as error:
+            if error.code is not ErrorCode.unknown_topic_or_partition:
+                raise
+            return Fetched(error.code, b"", (), -1, -1)
+        return Fetched(
+            ErrorCode(row.error_code),
+            row.records or b"",
+            tuple((a.first_offset, a.producer_id) for a in row.aborted_transactions or ()),
+            row.log_start_offset,
+            row.last_stable_offset,
+        )
+
+    def committed(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Any]:
+        """Committed offset rows (``committed_offset``, ``metadata``) of ``group``.
+
+        Waits while an open transaction holds an offset back (``require_stable``).
+        """
+        by_topic: dict[str, list[int]] = defaultdict(list)
+        for topic, index in partitions:
+            by_topic[topic].append(index)
+
+        def build(f: RequestFactory) -> Any:
+            def named(make: Callable[..., Any]) -> list[Any]:
+                return [make(name=name, partition_indexes=rows) for name, rows in by_topic.items()]
+
+            asked = f.OffsetFetchRequestGroup(
+                group_id=group,
+                topics=named(f.OffsetFetchRequestTopics),
+                member_id=None,
+                member_epoch=-1,
+            )
+            return f.message(
+                group_id=group,
+                topics=named(f.OffsetFetchRequestTopic),
+                groups=[asked],
+                require_stable=True,
+            )
+
+        answer = self.call("OffsetFetch", build, to_group=group)
+        found = answer.groups[0] if hasattr(answer, "groups") else answer
+        rows: dict[Partition, Any] = {}
+        for topic in found.topics:
+            for row in topic.partitions:
+                if row.error_code:
+                    raise ApiError(row.error_code, "OffsetFetch", f"group {group}")
+                rows[topic.name, row.partition_index] = row
+        return rows
+
+
+_open: dict[tuple[str, str, int, int], Connection] = {}
+
+
+def connection(bootstrap: str, client_id: str, timeout_ms: int) -> Connection:
+    """This thread's connection to that cluster: Spark uses its workers for many tasks."""
+    key = bootstrap, client_id, timeout_ms, threading.get_ident()
+    if key not in _open:
+        _open[key] = Connection(bootstrap, client_id=client_id, timeout_ms=timeout_ms)
+    return _open[key]

@@ -1,0 +1,340 @@
+"""Record batches of the Kafka log to Arrow columns and back, a column at a time.
+
+Only the lengths of the records are walked one by one in Python; every other field of all records
+is read or written by numpy and Arrow together. The format is that of Kafka's ``DefaultRecord``::
+
+    length varint · attributes · timestamp delta varlong · offset delta varint
+    key length varint · key · value length varint · value · header count varint · headers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logcore.batch import BatchHeader
+from logcore.errors import InvalidRecordError
+from logcore.varint import ONE_BYTE, encode, read_varint
+from pipelines.spark.partitioner import binary_parts
+
+HEADERS = pa.list_(
+    pa.field(
+        "element",
+        pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]),
+    )
+)
+
+OVERHEAD_BYTES = 21
+"""Most bytes that a record without headers has beside key and value, its lengths below 2 MiB."""
+
+_MAX_VARINT_BYTES = 10
+
+
+class Columns(NamedTuple):
+    """Records, a column each; ``headers`` is None unless asked for."""
+
+    offsets: Any
+    """int64[n]"""
+    timestamps_ms: Any
+    """int64[n]"""
+    keys: Any
+    values: Any
+    headers: Any
+
+
+# --- reading ---
+
+
+def decode(groups: list[tuple[BatchHeader, bytes]], *, with_headers: bool = False) -> Columns:
+    """Decode the (inflated) records of several batches at once.
+
+    Raises InvalidRecordError for records that break their own lengths or their batch's count.
+    """
+    data = b"".join(payload for _, payload in groups)
+    counts = [header.record_count for header, _ in groups]
+    starts, ends = _boundaries(groups)
+    flat = np.frombuffer(data, np.uint8)
+    try:
+        _, at = _read_varints(flat, starts)
+        stamps, at = _read_varints(flat, at + 1)
+        deltas, at = _read_varints(flat, at)
+        key_sizes, at = _read_varints(flat, at)
+        key_at = at
+        key_ends = key_at + np.maximum(key_sizes, 0)
+        value_sizes, value_at = _read_varints(flat, key_ends)
+        value_ends = value_at + np.maximum(value_sizes, 0)
+        header_counts, header_at = _read_varints(flat, value_ends)
+    except IndexError:
+        raise InvalidRecordError("the records end inside a field") from None
+    bare = header_counts == 0
+    if (
+        (key_sizes < -1).any()
+        or (value_sizes < -1).any()
+        or (header_counts < 0).any()
+        or (header_at > ends).any()
+        or (header_at[bare] != ends[bare]).any()
+    ):
+        raise InvalidRecordError("a record's length does not fit its fields")
+    edges = np.empty(4 * len(starts), np.int32)
+    edges[0::4], edges[1::4], edges[2::4], edges[3::4] = key_at, key_ends, value_at, value_ends
+    return Columns(
+        offsets=_per_record([h.base_offset for h, _ in groups], counts) + deltas,
+        timestamps_ms=_timestamps([h for h, _ in groups], counts, stamps),
+        keys=_slices(data, edges, 0, key_sizes < 0),
+        values=_slices(data, edges, 2, value_sizes < 0),
+        headers=_headers(data, header_counts, header_at, ends) if with_headers else None,
+    )
+
+
+def _boundaries(groups: list[tuple[BatchHeader, bytes]]) -> tuple[Any, Any]:
+    """Where each record begins and ends in the joined payloads."""
+    starts: list[int] = []
+    append = starts.append
+    base = 0
+    one_byte = ONE_BYTE
+    for header, payload in groups:
+        pos, limit = 0, len(payload)
+        try:
+            for _ in range(header.record_count):
+                append(base + pos)
+                length = one_byte[payload[pos]]
+                if length is None:
+                    length, pos = read_varint(payload, pos)
+                else:
+                    pos += 1
+                if length < 0:
+                    raise InvalidRecordError(f"a record of {length} bytes")
+                pos += length
+        except IndexError:
+            raise InvalidRecordError("the records end inside a length") from None
+        if pos != limit:
+            raise InvalidRecordError(f"{limit} bytes hold records of {pos} bytes")
+        base += limit
+    begin = np.array(starts, np.int64)
+    end = np.empty_like(begin)
+    end[:-1] = begin[1:]
+    if len(end):
+        end[-1] = base
+    return begin, end
+
+
+def _read_varints(flat: Any, pos: Any) -> tuple[Any, Any]:
+    """Decode one signed varint at each position; returns values and the positions behind them."""
+    first = flat[pos]
+    value = (first & 0x7F).astype(np.uint64)
+    behind = pos + 1
+    more = np.flatnonzero(first >= 0x80)
+    shift = 7
+    while len(more):
+        if shift >= 7 * _MAX_VARINT_BYTES:
+            raise InvalidRecordError(f"a varint is longer than {_MAX_VARINT_BYTES} bytes")
+        byte = flat[behind[more]]
+        value[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+        behind[more] += 1
+        more = more[byte >= 0x80]
+        shift += 7
+    signed = (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(np.int64)
+    return signed, behind
+
+
+def _per_record(per_batch: list[int], counts: list[int]) -> Any:
+    return np.repeat(np.array(per_batch, np.int64), counts)
+
+
+def _timestamps(headers: list[BatchHeader], counts: list[int], deltas: Any) -> Any:
+    stamps = _per_record([h.base_timestamp for h in headers], counts) + deltas
+    if any(h.is_log_append_time for h in headers):
+        by_broker = np.repeat(np.array([h.is_log_append_time for h in headers]), counts)
+        stamps = np.where(
+            by_broker, _per_record([h.max_timestamp for h in headers], counts), stamps
+        )
+    return stamps
+
+
+def _slices(data: bytes, edges: Any, first: int, null: Any) -> Any:
+    """Cut ``data`` into the binary array of every fourth piece between ``edges``."""
+    count = len(edges) // 4
+    if not count:
+        return pa.array([], pa.binary())
+    pieces = pa.Array.from_buffers(
+        pa.binary(), len(edges) - 1, [None, pa.py_buffer(edges), pa.py_buffer(data)]
+    )
+    at = pa.array(np.arange(count, dtype=np.int64) * 4 + first, mask=null if null.any() else None)
+    return pieces.take(at)
+
+
+def _headers(data: bytes, counts: Any, pos: Any, ends: Any) -> Any:
+    rows: list[list[dict[str, object]] | None] = [None] * len(counts)
+    for row in np.flatnonzero(counts):
+        rows[row] = _headers_of(data, int(counts[row]), int(pos[row]), int(ends[row]))
+    return pa.array(rows, HEADERS)
+
+
+def _headers_of(data: bytes, count: int, pos: int, end: int) -> list[dict[str, object]]:
+    # A header has two length bytes at least.
+    if count * 2 > end - pos:
+        raise InvalidRecordError(f"{count} headers in {end - pos} bytes")
+    found: list[dict[str, object]] = []
+    try:
+        for _ in range(count):
+            size, pos = read_varint(data, pos)
+            if size < 0 or size > end - pos:
+                raise InvalidRecordError(f"a header key of {size} bytes")
+            key = data[pos : pos + size].decode(errors="replace")
+            pos += size
+            size, pos = read_varint(data, pos)
+            value = data[pos : pos + size] if size >= 0 else None
+            pos += max(size, 0)
+            found.append({"key": key, "value": value})
+    except IndexError:
+        raise InvalidRecordError("the records end inside a header") from None
+    if pos != end:
+        raise InvalidRecordError(f"a record's length is wrong by {pos - end} bytes")
+    return found
+
+
+# --- writing ---
+
+
+class Piece(NamedTuple):
+    """The records of one batch to be, still without the header that makes them one."""
+
+    topic: str
+    partition: int
+    records: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    payload: Any
+    """The records' bytes, not compressed yet."""
+
+
+class Rows(NamedTuple):
+    """Records of one topic-partition to be written, a column each."""
+
+    keys: Any
+    """Binary Arrow array, or None."""
+    values: Any
+    timestamps_ms: Any
+    """int64[n]"""
+    headers: Any
+    """Array of :data:`HEADERS`, or None."""
+
+
+def encode_rows(
+    topic: str, partition: int, rows: Rows, max_bytes: int, first_count: int | None = None
+) -> Iterator[Piece]:
+    """Encode records in batches of at most ``max_bytes`` (or of one record, if that is larger).
+
+    The first batch holds at most ``first_count`` records.
+    """
+    tails = _encode_headers(rows.headers)
+    sizes = np.full(len(rows.values), OVERHEAD_BYTES, np.int64)
+    for column in (rows.keys, rows.values, tails):
+        if column is not None:
+            sizes += np.diff(binary_parts(column)[0])
+    total = np.cumsum(sizes)
+    at = 0
+    while at < len(total):
+        before = int(total[at - 1]) if at else 0
+        end = int(np.searchsorted(total, before + max_bytes, side="right"))
+        end = max(end, at + 1)
+        if first_count is not None and not at:
+            end = min(end, first_count)
+        stamps = rows.timestamps_ms[at:end]
+        keys, values, tail = (
+            None if column is None else column.slice(at, end - at)
+            for column in (rows.keys, rows.values, tails)
+        )
+        payload = _records(keys, values, stamps - stamps[0], tail)
+        yield Piece(topic, partition, end - at, int(stamps[0]), int(stamps.max()), payload)
+        at = end
+
+
+def _records(keys: Any, values: Any, stamp_deltas: Any, tails: Any) -> Any:
+    """The bytes of records 0 … n-1 of one batch."""
+    count = len(values)
+    key_sizes, value_sizes = _sizes(keys, count), _sizes(values, count)
+    stamps, deltas = _zigzag(stamp_deltas), _zigzag(np.arange(count, dtype=np.int64))
+    key_lengths, value_lengths = _zigzag(key_sizes), _zigzag(value_sizes)
+    tail_sizes = np.ones(count, np.int64) if tails is None else np.diff(binary_parts(tails)[0])
+    body = 1 + tail_sizes + np.maximum(key_sizes, 0) + np.maximum(value_sizes, 0)
+    for number in (stamps, deltas, key_lengths, value_lengths):
+        body += _width(number)
+    none = np.zeros(count, np.uint64)  # the record's attributes: one byte of 0
+    parts = [_varint_column(_zigzag(body), none, stamps, deltas, key_lengths)]
+    if keys is not None:
+        parts.append(keys.fill_null(b"") if keys.null_count else keys)
+    if tails is None:
+        # No headers: their count, 0, stands behind the value, which is always there then.
+        tails = pa.array([b"\x00"], pa.binary())[0]
+    parts.append(_varint_column(value_lengths))
+    parts.append(values.fill_null(b"") if values.null_count else values)
+    joined = pc.binary_join_element_wise(*parts, tails, pa.scalar(b"", pa.binary()))
+    offsets, data, _ = binary_parts(joined)
+    return memoryview(data[int(offsets[0]) : int(offsets[-1])])
+
+
+def _sizes(column: Any, count: int) -> Any:
+    """Length of each value, −1 for null."""
+    if column is None:
+        return np.full(count, -1, np.int64)
+    offsets, _, valid = binary_parts(column)
+    sizes = np.diff(offsets)
+    sizes[~valid] = -1
+    return sizes
+
+
+def _zigzag(values: Any) -> Any:
+    signed = values.astype(np.int64)
+    return ((signed << 1) ^ (signed >> 63)).astype(np.uint64)
+
+
+def _width(zigzag: Any) -> Any:
+    """Bytes of each varint."""
+    width = np.ones(len(zigzag), np.int64)
+    rest = zigzag >> np.uint64(7)
+    while rest.any():
+        width += rest > 0
+        rest = rest >> np.uint64(7)
+    return width
+
+
+def _varint_column(*fields: Any) -> Any:
+    """A binary array whose values are the varints of all fields behind one another."""
+    count = len(fields[0])
+    bytes_of: list[Any] = []
+    used: list[Any] = []
+    for field in fields:
+        width = _width(field)
+        for at in range(int(width.max(initial=1))):
+            byte = (field >> np.uint64(7 * at)).astype(np.uint8) & np.uint8(0x7F)
+            bytes_of.append(byte | np.where(width > at + 1, np.uint8(0x80), np.uint8(0)))
+            used.append(width > at)
+    mask = np.stack(used, axis=1)
+    data = np.stack(bytes_of, axis=1)[mask]
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(mask.sum(axis=1), out=offsets[1:])
+    return pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+
+
+def _encode_headers(column: Any) -> Any:
+    """The bytes of each record's headers with their count; None if no record has any."""
+    if column is None or column.null_count == len(column):
+        return None
+    encoded: list[bytes] = []
+    for row in column.to_pylist():
+        parts = [encode(len(row or ()))]
+        for header in row or ():
+            key = (header["key"] or "").encode()
+            value = header["value"]
+            parts += [encode(len(key)), key, encode(-1 if value is None else len(value))]
+            if value is not None:
+                parts.append(value)
+        encoded.append(b"".join(parts))
+    return pa.array(encoded, pa.binary())

@@ -1,0 +1,127 @@
+"""Planning a read: pure functions of offsets, with no broker in sight.
+
+Offsets are dicts by (topic, partition). In Spark's checkpoint they are ``{"topic": {"0": 12}}``, as
+the stock connector writes them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pipelines.spark.errors import DataLossError
+
+Partition = tuple[str, int]
+Offsets = dict[Partition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Offsets ``start`` to ``until - 1`` of one topic-partition: what one Spark task reads."""
+
+    topic: str
+    partition: int
+    start: int
+    until: int
+
+    @property
+    def size(self) -> int:
+        """How many offsets, which is the most records it can hold."""
+        return self.until - self.start
+
+
+def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
+    """The form of Spark's checkpoint, sorted so that equal offsets look equal."""
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for topic, index in sorted(offsets):
+        found[topic][str(index)] = offsets[topic, index]
+    return dict(found)
+
+
+def from_json(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
+    """The opposite of :func:`to_json`."""
+    return {
+        (topic, int(index)): offset
+        for topic, rows in offsets.items()
+        for index, offset in rows.items()
+    }
+
+
+def limit(start: Offsets, latest: Offsets, max_offsets: int) -> Offsets:
+    """The end of a batch of about ``max_offsets`` offsets, shared out in proportion to the lags.
+
+    Every partition with a lag gets at least one. Source: ``KafkaMicroBatchStream.rateLimit``.
+    """
+    lags = {part: max(0, until - start.get(part, 0)) for part, until in latest.items()}
+    total = sum(lags.values())
+    if total <= max_offsets:
+        return dict(latest)
+    end: Offsets = {}
+    for part, lag in lags.items():
+        share = lag * max_offsets / total
+        granted = max(1, int(share)) if lag else 0
+        end[part] = min(start.get(part, 0) + granted, latest[part])
+    return end
+
+
+def ranges(
+    start: Offsets,
+    end: Offsets,
+    *,
+    fail_on_data_loss: bool,
+    min_partitions: int | None = None,
+    max_records: int | None = None,
+) -> list[Range]:
+    """What to read between two offsets, as one range per task.
+
+    A partition that is new in ``end`` is read from offset 0. Raises :class:`DataLossError` for a
+    partition that is gone or went backwards.
+    """
+    gone = sorted(set(start) - set(end))
+    if gone and fail_on_data_loss:
+        raise DataLossError(f"partitions are gone: {gone}; {DATA_LOSS_HINT}")
+    whole: list[Range] = []
+    for part in sorted(end):
+        first, until = start.get(part, 0), end[part]
+        if until < first and fail_on_data_loss:
+            raise DataLossError(
+                f"the end of {part[0]}-{part[1]} went back from {first} to {until}, as if the topic"
+                f" had been deleted and made anew; {DATA_LOSS_HINT}"
+            )
+        if until > first:
+            whole.append(Range(*part, first, until))
+    if max_records is not None:
+        whole = [piece for one in whole for piece in _split(one, -(-one.size // max_records))]
+    if min_partitions is None or len(whole) >= min_partitions or not whole:
+        return whole
+    return _split_large(whole, min_partitions)
+
+
+DATA_LOSS_HINT = "set failOnDataLoss to false to read on with what is left"
+
+
+def _split_large(whole: list[Range], min_partitions: int) -> list[Range]:
+    """Split the larger ranges until there are about ``min_partitions``, as evenly as it goes.
+
+    Source: ``KafkaOffsetRangeCalculator.getRanges``: small ranges stay whole, and do not count.
+    """
+    total = sum(one.size for one in whole)
+    parts = {one: max(1, round(one.size / total * min_partitions)) for one in whole}
+    short = min_partitions - sum(parts.values())
+    # What rounding took away goes to those whose pieces are largest.
+    for one in sorted(whole, key=lambda r: r.size / parts[r], reverse=True)[: max(0, short)]:
+        parts[one] += 1
+    return [piece for one in whole for piece in _split(one, parts[one])]
+
+
+def _split(one: Range, parts: int) -> list[Range]:
+    parts = min(max(1, parts), one.size)
+    edges = [one.start + one.size * number // parts for number in range(parts + 1)]
+    return [Range(one.topic, one.partition, first, until) for first, until in pairwise(edges)]
+
+
+def lag(start: Offsets, latest: Offsets) -> int:
+    """Offsets that are still to be read."""
+    return sum(max(0, until - start.get(part, 0)) for part, until in latest.items())

@@ -1,0 +1,400 @@
+"""The options of source and sink: the names of Spark's own Kafka connector, checked at once.
+
+Spark hands them over with names in any case. An option nobody knows is refused, because a
+misspelt ``failOnDataLoss`` would otherwise be a silent change of the guarantees.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from coordinator.wire.cluster import parse_bootstrap
+from pipelines.spark.broker import (
+    DEFAULT_TIMEOUT_MS,
+    EARLIEST,
+    LATEST,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+)
+from pipelines.spark.errors import OptionError
+
+Offsets = dict[tuple[str, int], int]
+
+DEFAULT_FETCH_BYTES = 8 * 1024 * 1024
+"""Of one Fetch answer [kafka.fetch.max.bytes]: what a task holds at a time, several times over."""
+DEFAULT_BATCH_BYTES = 900_000
+"""Of one record batch before compression [kafka.batch.size]: below the broker's default
+``max.message.bytes`` of 1,048,588 with room for what does not compress."""
+DEFAULT_TRANSACTION_TIMEOUT_MS = 600_000
+"""[kafka.transaction.timeout.ms]: how long a micro-batch may take. Kafka's brokers allow 15 min."""
+MAX_TRANSACTIONAL_ID_BYTES = 249
+"""Of a transactional id of ours: it is part of group names too."""
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+MODES = ("auto", "direct", "staged")
+
+_EFFECTLESS = frozenset(
+    {
+        "kafkaconsumer.polltimeoutms",
+        "fetchoffset.numretries",
+        "fetchoffset.retryintervalms",
+        "groupidprefix",
+        "kafka.group.id",
+        "kafka.enable.auto.commit",
+        "kafka.auto.offset.reset",
+        "kafka.acks",
+        "kafka.enable.idempotence",
+        "kafka.linger.ms",
+        "kafka.retries",
+        "kafka.buffer.memory",
+        "kafka.max.in.flight.requests.per.connection",
+        "kafka.max.poll.records",
+        "kafka.session.timeout.ms",
+    }
+)
+"""Options of the stock connector and of Kafka's clients that have nothing to act on here: there is
+no consumer group, no consumer cache and no linger, and acknowledgements are always of all."""
+
+_SHARED = frozenset(
+    {
+        "kafka.bootstrap.servers",
+        "kafka.client.id",
+        "kafka.default.api.timeout.ms",
+        "kafka.request.timeout.ms",
+        "kafka.security.protocol",
+    }
+)
+_OF_SOURCE = frozenset(
+    {
+        "subscribe",
+        "subscribepattern",
+        "assign",
+        "startingoffsets",
+        "endingoffsets",
+        "startingtimestamp",
+        "endingtimestamp",
+        "startingoffsetsbytimestamp",
+        "endingoffsetsbytimestamp",
+        "startingoffsetsbytimestampstrategy",
+        "maxoffsetspertrigger",
+        "minpartitions",
+        "maxrecordsperpartition",
+        "failondataloss",
+        "includeheaders",
+        "kafka.isolation.level",
+        "kafka.fetch.max.bytes",
+        "kafka.max.partition.fetch.bytes",
+    }
+)
+_OF_SINK = frozenset(
+    {
+        "topic",
+        "mode",
+        "progress.topic",
+        "checkpointlocation",
+        "includeheaders",
+        "kafka.transactional.id",
+        "kafka.transaction.timeout.ms",
+        "kafka.compression.type",
+        "kafka.compression.level",
+        "kafka.batch.size",
+        "kafka.max.request.size",
+        "kafka.delivery.timeout.ms",
+    }
+)
+_OF_SPARK = frozenset({"path", "queryname", "__partition_columns"})
+"""What Spark itself may put among a sink's options."""
+
+
+class _Reader:
+    """Typed looks into the options, each with an error that names option and value."""
+
+    def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str) -> None:
+        self._options = {key.lower(): value for key, value in options.items() if value is not None}
+        allowed = {*_SHARED, *known, *_EFFECTLESS}
+        unknown = sorted(set(self._options) - allowed - _OF_SPARK)
+        if unknown:
+            raise OptionError(
+                f"the {what} has no option {', '.join(map(repr, unknown))}; it knows"
+                f" {', '.join(sorted(allowed - _EFFECTLESS))}"
+            )
+        protocol = self.text("kafka.security.protocol", "PLAINTEXT")
+        if protocol.upper() != "PLAINTEXT":
+            raise OptionError(f"kafka.security.protocol {protocol!r}: only PLAINTEXT is supported")
+
+    def get(self, name: str) -> str | None:
+        return self._options.get(name.lower())
+
+    def text(self, name: str, default: str) -> str:
+        value = self.get(name)
+        return default if value is None else value.strip()
+
+    def number(self, name: str, default: int, lowest: int = 1) -> int:
+        value = self.get(name)
+        if value is None:
+            return default
+        return _integer(name, value, lowest)
+
+    def maybe(self, name: str, lowest: int = 1) -> int | None:
+        value = self.get(name)
+        return None if value is None else _integer(name, value, lowest)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self.text(name, str(default)).lower()
+        if value not in {"true", "false"}:
+            raise OptionError(f"{name} is true or false, not {value!r}")
+        return value == "true"
+
+    def choice(self, name: str, default: str, choices: Iterable[str]) -> str:
+        value = self.text(name, default).lower()
+        if value not in choices:
+            raise OptionError(f"{name} is one of {', '.join(choices)}, not {value!r}")
+        return value
+
+    def bootstrap(self) -> str:
+        value = self.get("kafka.bootstrap.servers")
+        if not value:
+            raise OptionError("the option kafka.bootstrap.servers is missing")
+        try:
+            parse_bootstrap(value)
+        except ValueError as error:
+            raise OptionError(f"kafka.bootstrap.servers: {error}") from None
+        return value
+
+
+def _integer(name: str, value: str, lowest: int) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        raise OptionError(f"{name} is a whole number, not {value!r}") from None
+    if number < lowest:
+        raise OptionError(f"{name} is at least {lowest}, not {number}")
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where to begin or to end, before a broker was asked.
+
+    ``everywhere`` is LATEST, EARLIEST, or None where ``by_partition`` says all. With
+    ``is_timestamp`` the numbers are milliseconds to look up, else offsets (or −1, −2).
+    """
+
+    everywhere: int | None
+    by_partition: tuple[tuple[tuple[str, int], int], ...] = ()
+    is_timestamp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What a source was asked for."""
+
+    bootstrap: str
+    client_id: str
+    timeout_ms: int
+    topics: tuple[str, ...]
+    pattern: str | None
+    assigned: tuple[tuple[str, int], ...]
+    starting: Bound
+    ending: Bound
+    latest_when_no_record: bool
+    """``startingOffsetsByTimestampStrategy=latest``: a timestamp with no record means the end."""
+    max_offsets: int | None
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    fail_on_data_loss: bool
+    include_headers: bool
+    isolation: int
+    fetch_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What a sink was asked for."""
+
+    bootstrap: str
+    client_id: str
+    timeout_ms: int
+    topic: str | None
+    progress_topic: str | None
+    mode: str
+    checkpoint: str | None
+    transactional_id: str | None
+    transaction_timeout_ms: int
+    codec: str
+    level: int | None
+    batch_bytes: int
+
+
+def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Check the options of a source. Raises :class:`OptionError`."""
+    read = _Reader(options, _OF_SOURCE, "source")
+    topics, pattern, assigned = _subscription(read)
+    starting = _bound(read, "starting", "latest" if streaming else "earliest")
+    if not streaming and starting.everywhere == LATEST:
+        raise OptionError("startingOffsets can't be latest in a batch query")
+    if not streaming and any(
+        offset == LATEST for _, offset in starting.by_partition if not starting.is_timestamp
+    ):
+        raise OptionError("startingOffsets can't hold -1 (latest) in a batch query")
+    if streaming and any(
+        read.get(name) for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+    ):
+        raise OptionError("a streaming query has no ending offsets")
+    ending = _bound(read, "ending", "latest")
+    if ending.everywhere == EARLIEST or (
+        not ending.is_timestamp and any(offset == EARLIEST for _, offset in ending.by_partition)
+    ):
+        raise OptionError("endingOffsets can't be earliest")
+    isolation = read.choice(
+        "kafka.isolation.level", "read_committed", ("read_committed", "read_uncommitted")
+    )
+    strategy = read.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
+    return SourceOptions(
+        bootstrap=read.bootstrap(),
+        client_id=read.text("kafka.client.id", "fencepost-spark-source"),
+        timeout_ms=read.number("kafka.default.api.timeout.ms", DEFAULT_TIMEOUT_MS),
+        topics=topics,
+        pattern=pattern,
+        assigned=assigned,
+        starting=starting,
+        ending=ending,
+        latest_when_no_record=strategy == "latest",
+        max_offsets=read.maybe("maxOffsetsPerTrigger"),
+        min_partitions=read.maybe("minPartitions"),
+        max_records_per_partition=read.maybe("maxRecordsPerPartition"),
+        fail_on_data_loss=read.flag("failOnDataLoss", default=True),
+        include_headers=read.flag("includeHeaders", default=False),
+        isolation=READ_COMMITTED if isolation == "read_committed" else READ_UNCOMMITTED,
+        fetch_bytes=read.number("kafka.fetch.max.bytes", DEFAULT_FETCH_BYTES, 1024),
+    )
+
+
+def _subscription(
+    read: _Reader,
+) -> tuple[tuple[str, ...], str | None, tuple[tuple[str, int], ...]]:
+    names = ("subscribe", "subscribePattern", "assign")
+    given = [name for name in names if read.get(name)]
+    if len(given) != 1:
+        raise OptionError(
+            f"one of {', '.join(names)} says what to read; given: {', '.join(given) or 'none'}"
+        )
+    text = read.text(given[0], "")
+    if given[0] == "subscribe":
+        topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+        if not topics:
+            raise OptionError(f"subscribe names no topic: {text!r}")
+        return topics, None, ()
+    if given[0] == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise OptionError(f"subscribePattern {text!r}: {error}") from None
+        return (), text, ()
+    found = []
+    for topic, indexes in _json_object("assign", text).items():
+        if not isinstance(indexes, list) or not all(_is_index(index) for index in indexes):
+            raise OptionError(f'assign is {{"topic": [0, 1]}}, not {text!r}')
+        found += [(topic, index) for index in indexes]
+    if not found:
+        raise OptionError(f"assign names no partition: {text!r}")
+    return (), None, tuple(dict.fromkeys(found))
+
+
+def _is_index(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _json_object(name: str, text: str) -> dict[str, object]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"{name} is not JSON ({error}): {text!r}") from None
+    if not isinstance(found, dict):
+        raise OptionError(f"{name} is a JSON object by topic, not {text!r}")
+    return found
+
+
+def offsets_from_json(name: str, text: str) -> Offsets:
+    """Read ``{"topic": {"0": 12}}``. Raises :class:`OptionError`."""
+    found: Offsets = {}
+    for topic, rows in _json_object(name, text).items():
+        if not isinstance(rows, dict):
+            raise OptionError(f'{name} is {{"topic": {{"0": 12}}}}, not {text!r}')
+        for index, offset in rows.items():
+            is_number = isinstance(offset, int) and not isinstance(offset, bool)
+            if not index.isdecimal() or not is_number:
+                raise OptionError(f"{name}: {topic} {index!r}: {offset!r} is no offset")
+            found[topic, int(index)] = offset
+    return found
+
+
+def _bound(read: _Reader, which: str, default: str) -> Bound:
+    """As in the stock connector, a timestamp for all goes before one by partition, then offsets."""
+    timestamp = read.maybe(f"{which}Timestamp", 0)
+    if timestamp is not None:
+        return Bound(timestamp, is_timestamp=True)
+    name = f"{which}OffsetsByTimestamp"
+    text = read.get(name)
+    if text:
+        stamps = offsets_from_json(name, text)
+        if any(stamp < 0 for stamp in stamps.values()):
+            raise OptionError(f"{name} holds a negative timestamp: {text!r}")
+        return Bound(None, tuple(stamps.items()), is_timestamp=True)
+    name = f"{which}Offsets"
+    text = read.text(name, default)
+    if text.lower() in {"earliest", "latest"}:
+        return Bound(EARLIEST if text.lower() == "earliest" else LATEST)
+    offsets = offsets_from_json(name, text)
+    if any(offset < EARLIEST for offset in offsets.values()):
+        raise OptionError(f"{name} holds an offset below -2: {text!r}")
+    return Bound(None, tuple(offsets.items()))
+
+
+def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+    """Check the options of a sink. Raises :class:`OptionError`."""
+    lowered = {key.lower(): value for key, value in options.items() if value is not None}
+    if lowered.pop("asyncprogresstrackingenabled", "false").lower() == "true":
+        raise OptionError(
+            "asyncProgressTrackingEnabled writes Spark's commit log late and not for every batch:"
+            " the exactly-once sink can't stand on it"
+        )
+    lowered.pop("asyncprogresstrackingcheckpointintervalms", None)
+    read = _Reader(lowered, _OF_SINK, "sink")
+    codec = read.choice("kafka.compression.type", "none", CODECS)
+    transactional_id = read.get("kafka.transactional.id")
+    if transactional_id is not None:
+        size = len(transactional_id.encode())
+        if not 0 < size <= MAX_TRANSACTIONAL_ID_BYTES:
+            raise OptionError(
+                f"kafka.transactional.id has 1 to {MAX_TRANSACTIONAL_ID_BYTES} bytes, not {size}"
+            )
+    topic = read.get("topic")
+    progress = read.get("progress.topic") or topic
+    if streaming and progress is None:
+        raise OptionError(
+            "the sink keeps its progress beside a topic: name one with the option topic, or, where"
+            " the rows choose theirs in a column, with progress.topic"
+        )
+    return SinkOptions(
+        bootstrap=read.bootstrap(),
+        client_id=read.text("kafka.client.id", "fencepost-spark-sink"),
+        timeout_ms=read.number("kafka.delivery.timeout.ms", DEFAULT_TIMEOUT_MS),
+        topic=topic,
+        progress_topic=progress,
+        mode=read.choice("mode", "auto", MODES),
+        checkpoint=read.get("checkpointLocation"),
+        transactional_id=transactional_id,
+        transaction_timeout_ms=read.number(
+            "kafka.transaction.timeout.ms", DEFAULT_TRANSACTION_TIMEOUT_MS
+        ),
+        codec=codec,
+        level=read.maybe("kafka.compression.level", -(1 << 17)),
+        batch_bytes=min(
+            read.number("kafka.batch.size", DEFAULT_BATCH_BYTES),
+            read.number("kafka.max.request.size", 1 << 30),
+        ),
+    )

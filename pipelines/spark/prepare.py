@@ -1,0 +1,80 @@
+"""Making a DataFrame ready for direct writes: each topic-partition's rows in one task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pipelines.spark.broker import DEFAULT_TIMEOUT_MS, Connection
+from pipelines.spark.errors import OptionError
+from pipelines.spark.partitioner import partitions_of
+from pipelines.spark.rows import PREPARED
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def prepare(df: DataFrame, *, bootstrap: str, topic: str, writers: int | None = None) -> DataFrame:
+    """Choose each row's partition of ``topic`` as Kafka's Java producer does, and shuffle by it.
+
+    To be the last step before ``writeStream`` or ``write``: the sink refuses rows that were moved
+    afterwards. Rows keep a ``partition`` that is set already; those without a key are
+    spread by their value.
+    ``writers`` tasks write, at most one per partition (default: as many as there are cores).
+    Raises :class:`OptionError` for settings under which Spark could write rows twice.
+    """
+    spark = df.sparkSession
+    check_session(spark)
+    link = Connection(bootstrap, client_id="fencepost-spark-prepare", timeout_ms=DEFAULT_TIMEOUT_MS)
+    try:
+        count = len(link.partitions(topic))
+    finally:
+        link.close()
+    tasks = max(1, min(writers or spark.sparkContext.defaultParallelism, count))
+    placed = _placed(df, count)
+    spread = placed.repartitionById(tasks, placed["partition"])
+    return spread.withMetadata("partition", {PREPARED: {"topic": topic, "writers": tasks}})
+
+
+def _placed(df: DataFrame, count: int) -> DataFrame:
+    from pyspark.sql import functions as fn  # noqa: PLC0415 - Spark is there when a DataFrame is
+
+    unkeyed = fn.pmod(fn.xxhash64(df["value"]), fn.lit(count)).cast("int")
+    chosen = unkeyed
+    if "key" in df.columns:
+        hashed = _hashed(count)(df["key"])
+        chosen = fn.when(df["key"].isNull(), unkeyed).otherwise(hashed)
+    if "partition" in df.columns:
+        chosen = fn.coalesce(df["partition"], chosen)
+    return df.withColumn("partition", chosen.cast("int"))
+
+
+def _hashed(count: int) -> Any:
+    # PySpark's annotations leave it out.
+    from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    def target(keys: pa.Array) -> pa.Array:
+        return pa.array(partitions_of(keys, count, 0))
+
+    return arrow_udf(target, "int")
+
+
+def check_session(spark: SparkSession) -> None:
+    """Refuse settings under which a task's rows could be written by two attempts.
+
+    Raises :class:`OptionError`.
+    """
+    conf = spark.sparkContext.getConf()
+    if conf.get("spark.speculation", "false").lower() == "true":
+        raise OptionError(
+            "spark.speculation runs tasks twice at a time: a shared transaction can't be written"
+            " to under it. Switch it off, or write with mode=staged and without prepare()"
+        )
+    local = str(spark.sparkContext.master).startswith("local")
+    attempts = conf.get("spark.stage.maxConsecutiveAttempts", "4")
+    if not local and attempts != "1":
+        raise OptionError(
+            f"spark.stage.maxConsecutiveAttempts is {attempts}: a stage that runs again looks like"
+            " the first time to its tasks. Set it to 1, or write with mode=staged"
+        )

@@ -1,0 +1,200 @@
+"""Reading one range of one topic-partition into Arrow record batches: what a Spark task does.
+
+``read_committed`` is exact: control batches and the batches of aborted transactions count as
+progress and yield no rows. Source of the rule: Kafka's ``CompletedFetch``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from kio.schema.errors import ErrorCode
+
+from logcore.batch import (
+    LOG_OVERHEAD,
+    BatchHeader,
+    ControlType,
+    decode_records,
+    parse_control,
+    parse_header,
+    record_bytes,
+    verify_crc,
+)
+from pipelines.spark.broker import EARLIEST, READ_COMMITTED, Connection, Fetched, connection
+from pipelines.spark.columns import HEADERS, Columns, decode
+from pipelines.spark.errors import BrokerError, DataLossError
+from pipelines.spark.offsets import DATA_LOSS_HINT, Range
+from pipelines.spark.options import SourceOptions
+
+FETCH_WAIT_MS = 500
+GROUP_BYTES = 4 * 1024 * 1024
+"""Encoded records that become one Arrow batch: small enough for a worker, large enough that what
+is done once per batch costs little."""
+
+CREATE_TIME, LOG_APPEND_TIME = 0, 1
+Group = list[tuple[BatchHeader, bytes]]
+
+
+def arrow_schema(*, with_headers: bool) -> pa.Schema:
+    """The columns of the stock Kafka source."""
+    fields = [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("timestampType", pa.int32()),
+    ]
+    if with_headers:
+        fields.append(pa.field("headers", HEADERS))
+    return pa.schema(fields)
+
+
+def ddl(*, with_headers: bool) -> str:
+    """The same for Spark."""
+    text = (
+        "key binary, value binary, topic string, partition int, offset bigint,"
+        " timestamp timestamp, timestampType int"
+    )
+    return text + (", headers array<struct<key: string, value: binary>>" if with_headers else "")
+
+
+class Aborted:
+    """Which batches of one Fetch answer belong to aborted transactions."""
+
+    def __init__(self, aborted: tuple[tuple[int, int], ...]) -> None:
+        self._pending = sorted(aborted, reverse=True)
+        self._now: set[int] = set()
+
+    def hides(self, header: BatchHeader, data: Any, pos: int) -> bool:
+        """Whether the batch at ``pos`` yields no records; to be asked for batch after batch."""
+        while self._pending and self._pending[-1][0] <= header.last_offset:
+            self._now.add(self._pending.pop()[1])
+        if header.is_control:
+            for record in decode_records(data, pos, header):
+                if parse_control(record).type is ControlType.ABORT:
+                    self._now.discard(header.producer_id)
+            return True
+        return header.is_transactional and header.producer_id in self._now
+
+
+def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch]:
+    """Yield all visible records of ``wanted``.
+
+    Raises :class:`DataLossError` if a part of it is gone and the options do not allow that.
+    """
+    link = connection(options.bootstrap, options.client_id, options.timeout_ms)
+    position = wanted.start
+    patience = options.timeout_ms / 1000
+    stuck_until = time.monotonic() + patience
+    while position < wanted.until:
+        answer = link.fetch(
+            (wanted.topic, wanted.partition),
+            position,
+            isolation=options.isolation,
+            max_bytes=options.fetch_bytes,
+            wait_ms=FETCH_WAIT_MS,
+        )
+        if answer.error:
+            position = _after_error(link, options, wanted, position, answer)
+            continue
+        before = position
+        for group, behind in _groups(answer, before, wanted.until, options.isolation):
+            position = behind
+            batch = _arrow(group, wanted, before, with_headers=options.include_headers)
+            if batch.num_rows:
+                yield batch
+        if position > before:
+            stuck_until = time.monotonic() + patience
+        elif time.monotonic() > stuck_until:
+            raise DataLossError(
+                f"{wanted.topic}-{wanted.partition} ends at {answer.stable}, but the query was"
+                f" promised records up to {wanted.until}; waited {patience:.0f} s"
+            )
+
+
+def _after_error(
+    link: Connection, options: SourceOptions, wanted: Range, position: int, answer: Fetched
+) -> int:
+    """Where to go on after an error answer, or the exception that says why not."""
+    name = f"{wanted.topic}-{wanted.partition}"
+    if answer.error is not ErrorCode.offset_out_of_range:
+        if answer.error is ErrorCode.unknown_topic_or_partition:
+            if options.fail_on_data_loss:
+                raise DataLossError(f"{name} is gone; {DATA_LOSS_HINT}")
+            return wanted.until
+        raise BrokerError(f"Fetch of {name} at {position}: {answer.error.name.upper()}")
+    part = wanted.topic, wanted.partition
+    first = link.list_offsets({part: EARLIEST}, options.isolation)[part]
+    if options.fail_on_data_loss or first <= position:
+        raise DataLossError(
+            f"{name}: offset {position} is not there; the log begins at {first}. Records up to"
+            f" {min(first, wanted.until) - 1} were deleted before they were read; {DATA_LOSS_HINT}"
+        )
+    return min(first, wanted.until)
+
+
+def _groups(
+    answer: Fetched, position: int, until: int, isolation: int
+) -> Iterator[tuple[Group, int]]:
+    """The visible batches of an answer in groups, each with the position behind it."""
+    aborted = Aborted(answer.aborted if isolation == READ_COMMITTED else ())
+    data = answer.records
+    group: Group = []
+    size = pos = 0
+    # The last batch of an answer may be cut short: its length is, or its bytes are.
+    while position < until and len(data) - pos > LOG_OVERHEAD:
+        length = int.from_bytes(data[pos + 8 : pos + LOG_OVERHEAD], "big") + LOG_OVERHEAD
+        if length > len(data) - pos:
+            break
+        header = parse_header(data, pos)
+        verify_crc(data, pos, header)
+        hidden = (
+            aborted.hides(header, data, pos) if isolation == READ_COMMITTED else header.is_control
+        )
+        if not hidden and header.next_offset > position and header.record_count:
+            payload = record_bytes(data, pos, header)
+            group.append((header, payload))
+            size += len(payload)
+        position = max(position, min(header.next_offset, until))
+        pos += header.size
+        if size >= GROUP_BYTES:
+            yield group, position
+            group, size = [], 0
+    yield group, position
+
+
+def _arrow(group: Group, wanted: Range, start: int, *, with_headers: bool) -> pa.RecordBatch:
+    """Rows of a group from ``start`` on, below the end of the range."""
+    schema = arrow_schema(with_headers=with_headers)
+    if not group:
+        return pa.RecordBatch.from_pylist([], schema)
+    found = decode(group, with_headers=with_headers)
+    types = np.repeat(
+        np.array([int(header.is_log_append_time) for header, _ in group], np.int32),
+        [header.record_count for header, _ in group],
+    )
+    batch = _columns(found, wanted, types, schema)
+    keep = (found.offsets >= start) & (found.offsets < wanted.until)
+    return batch if keep.all() else batch.filter(pa.array(keep))
+
+
+def _columns(found: Columns, wanted: Range, types: Any, schema: pa.Schema) -> pa.RecordBatch:
+    count = len(found.offsets)
+    columns = [
+        found.keys,
+        found.values,
+        pa.repeat(pa.scalar(wanted.topic, pa.string()), count),
+        pa.array(np.full(count, wanted.partition, np.int32)),
+        pa.array(found.offsets),
+        pa.array(found.timestamps_ms * 1000).cast(pa.timestamp("us", tz="UTC")),
+        pa.array(types),
+    ]
+    if found.headers is not None:
+        columns.append(found.headers)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,198 @@
+"""The columns that a sink takes, and their way to encoded batches by topic-partition.
+
+Names and types are those of the stock Kafka sink: ``value``, and if wanted ``key``, ``topic``,
+``partition``, ``headers``; ``timestamp`` beyond those. Any other column is refused.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from pipelines.spark.columns import HEADERS, Piece, Rows, encode_rows
+from pipelines.spark.errors import OptionError, SparkPipelineError
+from pipelines.spark.partitioner import partitions_of
+
+PREPARED = "fencepost"
+"""Key of the column metadata by which ``prepare`` tells the sink what it has done."""
+
+_TYPES = {
+    "key": (BinaryType, StringType),
+    "value": (BinaryType, StringType),
+    "topic": (StringType,),
+    "partition": (IntegerType,),
+    "headers": (ArrayType,),
+    "timestamp": (TimestampType,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What ``prepare`` promises of a DataFrame.
+
+    Task t of ``writers`` has the rows of those partitions whose number is t modulo ``writers``.
+    """
+
+    topic: str
+    writers: int
+
+
+def check_schema(schema: StructType, topic: str | None) -> Prepared | None:
+    """Check a sink's columns. Raises :class:`OptionError`; returns the promise of ``prepare``."""
+    names = schema.fieldNames()
+    unknown = [name for name in names if name not in _TYPES]
+    if unknown:
+        raise OptionError(
+            f"the sink has no column for {', '.join(unknown)}; select from {', '.join(_TYPES)}"
+        )
+    if "value" not in names:
+        raise OptionError(f"a column 'value' is missing; there are {', '.join(names) or 'none'}")
+    if topic is None and "topic" not in names:
+        raise OptionError("neither the option topic nor a column 'topic' says where rows go")
+    for field in schema.fields:
+        if not isinstance(field.dataType, _TYPES[field.name]):
+            wanted = " or ".join(kind.typeName() for kind in _TYPES[field.name])
+            raise OptionError(
+                f"column {field.name} is {field.dataType.simpleString()}, not {wanted}"
+            )
+    told = schema["partition"].metadata.get(PREPARED) if "partition" in names else None
+    return Prepared(str(told["topic"]), int(told["writers"])) if told else None
+
+
+class RowWriter:
+    """Turns Arrow batches into pieces of record batches, grouped by topic-partition.
+
+    ``partitions`` tells how many partitions a topic has. ``first_count`` cuts the first batch of
+    each topic-partition to so many records.
+    """
+
+    def __init__(
+        self,
+        topic: str | None,
+        partitions: Callable[[str], int],
+        batch_bytes: int,
+        first_count: int | None = None,
+    ) -> None:
+        self._topic = topic
+        self._partitions = partitions
+        self._batch_bytes = batch_bytes
+        self._first_count = first_count
+        self._begun: set[tuple[str, int]] = set()
+
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[Piece]:
+        """Encode one Arrow batch. Order within a topic-partition is kept."""
+        if not batch.num_rows:
+            return
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        for topic, rows in self._by_topic(columns, batch.num_rows):
+            yield from self._of_topic(topic, rows)
+
+    def _by_topic(
+        self, columns: dict[str, Any], count: int
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        topics = columns.pop("topic", None)
+        if self._topic is not None:
+            yield self._topic, columns
+            return
+        if topics is None or topics.null_count:
+            raise SparkPipelineError("a row's topic is null, and the option topic is not given")
+        for topic in topics.unique().to_pylist():
+            rows = pa.array(np.arange(count)).filter(pc.equal(topics, topic))
+            yield topic, {name: column.take(rows) for name, column in columns.items()}
+
+    def _of_topic(self, topic: str, columns: dict[str, Any]) -> Iterator[Piece]:
+        rows = Rows(
+            keys=_binary(columns.get("key")),
+            values=_binary(columns["value"]),
+            timestamps_ms=_stamps(columns.get("timestamp"), len(columns["value"])),
+            headers=columns.get("headers"),
+        )
+        targets = self._targets(topic, columns.get("partition"), rows)
+        order = np.argsort(targets, kind="stable")
+        sorted_targets = targets[order]
+        edges = [0, *(np.flatnonzero(np.diff(sorted_targets)) + 1), len(targets)]
+        if len(edges) > 2:
+            rows = _take(rows, order)
+        for begin, behind in pairwise(edges):
+            index = int(sorted_targets[begin])
+            part = topic, index
+            first = None if part in self._begun else self._first_count
+            self._begun.add(part)
+            yield from encode_rows(
+                topic, index, _slice(rows, begin, behind), self._batch_bytes, first
+            )
+
+    def _targets(self, topic: str, given: Any, rows: Rows) -> Any:
+        """The partition of each row, int32[n]: the column's, else the key's, else one for all."""
+        count = self._partitions(topic)
+        if given is not None and not given.null_count:
+            targets = given.to_numpy(zero_copy_only=False)
+        else:
+            # Rows without a key go to one partition per Arrow batch, another one each time.
+            unkeyed = random.randrange(count)  # noqa: S311 - a choice of partition is no secret
+            if rows.keys is None:
+                targets = np.full(len(rows.values), unkeyed, np.int32)
+            else:
+                targets = partitions_of(rows.keys, count, unkeyed)
+            if given is not None:
+                chosen = given.fill_null(-1).to_numpy(zero_copy_only=False)
+                targets = np.where(chosen >= 0, chosen, targets)
+        if targets.size and (targets.min() < 0 or targets.max() >= count):
+            raise SparkPipelineError(
+                f"a row asks for partition {targets.max()} or {targets.min()} of {topic!r}, which"
+                f" has {count}"
+            )
+        return targets
+
+
+def _binary(column: Any) -> Any:
+    return column if column is None or column.type == pa.binary() else column.cast(pa.binary())
+
+
+def _stamps(column: Any, count: int) -> Any:
+    """Timestamps in ms; now where there is none."""
+    now_ms = int(time.time() * 1000)
+    if column is None:
+        return np.full(count, now_ms, np.int64)
+    micros = column.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
+    known = micros.fill_null(now_ms * 1000).to_numpy(zero_copy_only=False)
+    return known // 1000
+
+
+def _take(rows: Rows, order: Any) -> Rows:
+    at = pa.array(order)
+    return Rows(
+        None if rows.keys is None else rows.keys.take(at),
+        rows.values.take(at),
+        rows.timestamps_ms[order],
+        None if rows.headers is None else rows.headers.take(at),
+    )
+
+
+def _slice(rows: Rows, begin: int, behind: int) -> Rows:
+    size = behind - begin
+    return Rows(
+        None if rows.keys is None else rows.keys.slice(begin, size),
+        rows.values.slice(begin, size),
+        rows.timestamps_ms[begin:behind],
+        None if rows.headers is None else rows.headers.slice(begin, size),
+    )
+
+
+__all__ = ["HEADERS", "PREPARED", "Prepared", "RowWriter", "check_schema"]

@@ -1,0 +1,194 @@
+"""The source of ``format("fencepost")``: Spark's readers over plans and ranges.
+
+For a streaming query Spark keeps one :class:`StreamReader` in a process of its own, and reads with
+pickled copies of another; neither holds anything that a copy could lack.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from pyarrow import RecordBatch
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from pipelines.spark import offsets as plan
+from pipelines.spark.broker import LATEST, Connection, Offsets, Partition, connection
+from pipelines.spark.errors import BrokerError, DataLossError, OptionError
+from pipelines.spark.offsets import Range
+from pipelines.spark.options import Bound, SourceOptions
+from pipelines.spark.read import read_range
+
+Json = dict[str, dict[str, int]]
+
+
+class RangePartition(InputPartition):
+    """One range as Spark ships it to a task."""
+
+    def __init__(self, wanted: Range) -> None:
+        super().__init__(wanted)
+        self.wanted = wanted
+
+
+class Planner:
+    """Asks the broker what there is to read. Picklable: the connection belongs to the process."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+
+    @property
+    def link(self) -> Connection:
+        """The process's connection to the cluster."""
+        options = self.options
+        return connection(options.bootstrap, options.client_id, options.timeout_ms)
+
+    def partitions(self) -> list[Partition]:
+        """Every partition that the query reads now, with those that have been added since."""
+        topics = self.link.topics(refresh=True)
+        if self.options.assigned:
+            return list(self.options.assigned)
+        if self.options.pattern is not None:
+            matching = re.compile(self.options.pattern)
+            names = [name for name in sorted(topics) if matching.fullmatch(name)]
+        else:
+            names = list(self.options.topics)
+            missing = [name for name in names if name not in topics or topics[name].error]
+            if missing:
+                raise BrokerError(f"topics do not exist: {', '.join(missing)}")
+        return [(name, index) for name in names for index in sorted(topics[name].partitions)]
+
+    def latest(self, partitions: Sequence[Partition]) -> Offsets:
+        """The end of each partition: under read_committed the last stable offset."""
+        return self.link.list_offsets(dict.fromkeys(partitions, LATEST), self.options.isolation)
+
+    def starting(self) -> Offsets:
+        """Where a new query begins. Raises :class:`OptionError` for partitions left out."""
+        return self._resolve(self.options.starting, "starting", self.partitions())
+
+    def ending(self, partitions: Sequence[Partition]) -> Offsets:
+        """Where a batch query ends."""
+        return self._resolve(self.options.ending, "ending", partitions)
+
+    def _resolve(self, bound: Bound, which: str, partitions: Sequence[Partition]) -> Offsets:
+        if bound.everywhere is not None:
+            asked = dict.fromkeys(partitions, bound.everywhere)
+        else:
+            asked = dict(bound.by_partition)
+            if set(asked) != set(partitions):
+                raise OptionError(
+                    f"{which}Offsets names {sorted(asked)}, but the query reads"
+                    f" {sorted(partitions)}: each partition has to be there, -2 is earliest and"
+                    " -1 is latest"
+                )
+        isolation = self.options.isolation
+        if not bound.is_timestamp:
+            to_look_up = {part: offset for part, offset in asked.items() if offset < 0}
+            found = self.link.list_offsets(to_look_up, isolation) if to_look_up else {}
+            return asked | found
+        found = self.link.list_offsets(asked, isolation)
+        none = [part for part, offset in found.items() if offset < 0]
+        if none and which == "starting" and not self.options.latest_when_no_record:
+            raise OptionError(
+                f"no record in {none} is as late as the starting timestamp; with"
+                " startingOffsetsByTimestampStrategy=latest the query begins at the end there"
+            )
+        return found | (self.latest(none) if none else {})
+
+    def split(self, start: Offsets, end: Offsets) -> list[RangePartition]:
+        """The tasks of a batch: a pure function, so that a replay reads the same rows."""
+        options = self.options
+        found = plan.ranges(
+            start,
+            end,
+            fail_on_data_loss=options.fail_on_data_loss,
+            min_partitions=options.min_partitions,
+            max_records=options.max_records_per_partition,
+        )
+        return [RangePartition(one) for one in found]
+
+
+class BatchReader(DataSourceReader):
+    """``spark.read.format("fencepost")``: the offsets are looked up once, when it is planned."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._planner = Planner(options)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One input partition per range; none of them empty."""
+        start = self._planner.starting()
+        end = self._planner.ending(sorted(start))
+        for part in sorted(start):
+            if start[part] > end[part] and self._planner.options.fail_on_data_loss:
+                raise OptionError(
+                    f"{part[0]}-{part[1]}: starting offset {start[part]} is behind the end,"
+                    f" {end[part]}"
+                )
+        return self._planner.split(start, end) or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        """The rows of one range as Arrow batches."""
+        if isinstance(partition, RangePartition):
+            yield from read_range(self._planner.options, partition.wanted)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """``spark.readStream.format("fencepost")``."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._planner = Planner(options)
+        self._pinned: Offsets | None = None
+        self._latest: Offsets | None = None
+
+    def initialOffset(self) -> Json:  # noqa: N802 - Spark's name
+        """Where a query without checkpoint begins."""
+        return plan.to_json(self._planner.starting())
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """``maxOffsetsPerTrigger`` offsets, which bounds the rows."""
+        most = self._planner.options.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Pin the end: what arrives from now on is for the next run."""
+        self._pinned = self._planner.latest(self._planner.partitions())
+
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802 - Spark's name
+        """The end of the next batch.
+
+        Raises :class:`DataLossError` when a partition of ``start`` is gone or went backwards.
+        """
+        begin = plan.from_json(start)
+        self._latest = self._pinned or self._planner.latest(self._planner.partitions())
+        lost = [
+            f"{part[0]}-{part[1]} from {offset} to {self._latest.get(part, 'nothing')}"
+            for part, offset in sorted(begin.items())
+            if self._latest.get(part, -1) < offset
+        ]
+        if lost and self._planner.options.fail_on_data_loss:
+            raise DataLossError(f"partitions went back: {'; '.join(lost)}; {plan.DATA_LOSS_HINT}")
+        if isinstance(limit, ReadMaxRows):
+            return plan.to_json(plan.limit(begin, self._latest, limit.max_rows))
+        return plan.to_json(self._latest)
+
+    def reportLatestOffset(self) -> Json | None:  # noqa: N802 - Spark's name
+        """The end as it was seen last: ``latestOffset`` of the query progress, for the lag."""
+        return None if self._latest is None else plan.to_json(self._latest)
+
+    def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
+        """The tasks of one batch; no question to the broker, or a replay could differ."""
+        return self._planner.split(plan.from_json(start), plan.from_json(end))
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        """The rows of one range as Arrow batches."""
+        if isinstance(partition, RangePartition):
+            yield from read_range(self._planner.options, partition.wanted)

@@ -1,0 +1,328 @@
+"""One transaction shared by many processes, and what each of them may do with it.
+
+A transaction belongs to a transactional id, a producer id and an epoch, not to a connection: the
+driver begins it, tasks write under it, the driver ends it. Two protocols are spoken: that of
+KIP-890 where the broker has ``transaction.version`` 2, and the older one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from coordinator.wire.client import ApiError, RequestFactory
+from logcore.batch import batch_of_payload
+from logcore.compression import Codec, compress
+from pipelines.spark.broker import RETRY_PAUSE_S, Connection, Offsets, Partition
+from pipelines.spark.columns import Piece
+from pipelines.spark.errors import BrokerError
+
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
+"""Encoded records of one Produce request."""
+
+_SEQUENCES = 1 << 31
+
+_OVER = frozenset(
+    {
+        ErrorCode.invalid_txn_state,
+        ErrorCode.invalid_producer_epoch,
+        ErrorCode.producer_fenced,
+        ErrorCode.invalid_producer_id_mapping,
+        ErrorCode.transactional_id_not_found,
+    }
+)
+"""Answers that say that the transaction is not ours to end: it is over, or somebody else's."""
+
+
+class TransactionOverError(BrokerError):
+    """The transaction has ended, or its producer was fenced; its outcome is to be looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a process needs to take part in a transaction. Small, and safe to pickle."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    implicit: bool
+    """Whether partitions join the transaction by being written to (KIP-890)."""
+
+
+def _produce(ticket: Ticket) -> int:
+    """The highest version of Produce: from 12 on it makes partitions join the transaction."""
+    return 12 if ticket.implicit else 11
+
+
+def begin(link: Connection, transactional_id: str, timeout_ms: int) -> Ticket:
+    """Fence whoever used the id before, wait until its transaction is over, and get an epoch.
+
+    When this has returned, the outcome of every earlier transaction of the id is final.
+    """
+    answer = link.insist(
+        "InitProducerId",
+        lambda f: f.message(
+            transactional_id=transactional_id,
+            transaction_timeout_ms=timeout_ms,
+            producer_id=-1,
+            producer_epoch=-1,
+        ),
+        to_transaction=transactional_id,
+    )
+    implicit = link.transaction_version() >= 2 and link.produce_version() >= 12
+    return Ticket(transactional_id, answer.producer_id, answer.producer_epoch, implicit)
+
+
+class Sender:
+    """Writes batches under a ticket.
+
+    Sequences begin at 0: one sender per attempt of a task, and no two for the same partition.
+    """
+
+    def __init__(self, link: Connection, ticket: Ticket, codec: Codec, level: int | None) -> None:
+        self._link = link
+        self._ticket = ticket
+        self._codec = codec
+        self._level = level
+        self._sequences: dict[Partition, int] = defaultdict(int)
+        self._joined: set[Partition] = set()
+        self._waiting: dict[Partition, bytes] = {}
+        self._waiting_bytes = 0
+        self.rows = 0
+
+    def add(self, piece: Piece) -> None:
+        """Seal a batch and send it, with others or by itself."""
+        payload = piece.payload
+        if self._codec is not Codec.NONE:
+            payload = compress(self._codec, payload, self._level)
+        self.add_sealed(piece._replace(payload=payload))
+
+    def add_sealed(self, piece: Piece) -> None:
+        """The same for a payload that is compressed already."""
+        part = piece.topic, piece.partition
+        # A Produce request holds one batch per partition.
+        if part in self._waiting or self._waiting_bytes >= MAX_REQUEST_BYTES:
+            self.flush()
+        sequence = self._sequences[part]
+        batch = batch_of_payload(
+            piece.payload,
+            piece.records,
+            codec=self._codec,
+            base_timestamp_ms=piece.base_timestamp_ms,
+            max_timestamp_ms=piece.max_timestamp_ms,
+            producer_id=self._ticket.producer_id,
+            producer_epoch=self._ticket.epoch,
+            base_sequence=sequence,
+            transactional=True,
+        )
+        self._sequences[part] = (sequence + piece.records) % _SEQUENCES
+        self._waiting[part] = batch
+        self._waiting_bytes += len(batch)
+        self.rows += piece.records
+
+    def flush(self) -> None:
+        """Send what waits, and return when all of it is acknowledged. Raises BrokerError."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, {}, 0
+        if not waiting:
+            return
+        if not self._ticket.implicit:
+            self._join(set(waiting) - self._joined)
+        deadline = time.monotonic() + self._link.timeout_ms / 1000
+        while waiting:
+            waiting = self._attempt(waiting)
+            if waiting:
+                if time.monotonic() > deadline:
+                    raise BrokerError(f"no acknowledgement of {sorted(waiting)} in time")
+                time.sleep(RETRY_PAUSE_S)
+                self._link.topics(refresh=True)
+
+    def _attempt(self, waiting: Mapping[Partition, bytes]) -> dict[Partition, bytes]:
+        """Send each batch once; returns those to be sent again.
+
+        A repeated batch has its sequence, by which the broker knows it.
+        """
+        by_node: dict[int, dict[Partition, bytes]] = defaultdict(dict)
+        for part, batch in waiting.items():
+            by_node[self._link.leader(part)][part] = batch
+        again: dict[Partition, bytes] = {}
+        for node, group in by_node.items():
+            if node < 0:
+                again |= group
+                continue
+            try:
+                answer = self._link.call(
+                    "Produce",
+                    self._request(group),
+                    at_most=_produce(self._ticket),
+                    to_node=node,
+                    check=False,
+                )
+            except BrokerError:
+                again |= group
+                continue
+            for topic in answer.responses:
+                for row in topic.partition_responses:
+                    part = topic.name, row.index
+                    code = ErrorCode(row.error_code)
+                    if code in {ErrorCode.none, ErrorCode.duplicate_sequence_number}:
+                        continue
+                    if not code.retriable:
+                        raise BrokerError(
+                            f"Produce to {part[0]}-{part[1]}: {code.name.upper()}"
+                            f" {getattr(row, 'error_message', None) or ''}".rstrip()
+                        )
+                    again[part] = group[part]
+        return again
+
+    def _request(self, group: Mapping[Partition, bytes]) -> Callable[[RequestFactory], Any]:
+        by_topic: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
+        for (topic, index), batch in group.items():
+            by_topic[topic].append((index, batch))
+
+        def build(f: RequestFactory) -> Any:
+            return f.message(
+                transactional_id=self._ticket.transactional_id,
+                acks=-1,
+                timeout_ms=self._link.timeout_ms,
+                topic_data=[
+                    f.TopicProduceData(
+                        name=topic,
+                        partition_data=[
+                            f.PartitionProduceData(index=index, records=batch)
+                            for index, batch in rows
+                        ],
+                    )
+                    for topic, rows in by_topic.items()
+                ],
+            )
+
+        return build
+
+    def _join(self, parts: Iterable[Partition]) -> None:
+        """Make partitions part of the transaction before they are written to."""
+        by_topic: dict[str, list[int]] = defaultdict(list)
+        for topic, index in sorted(parts):
+            by_topic[topic].append(index)
+        if not by_topic:
+            return
+        ticket = self._ticket
+
+        def build(f: RequestFactory) -> Any:
+            return f.message(
+                v3_and_below_transactional_id=ticket.transactional_id,
+                v3_and_below_producer_id=ticket.producer_id,
+                v3_and_below_producer_epoch=ticket.epoch,
+                v3_and_below_topics=[
+                    f.AddPartitionsToTxnTopic(name=topic, partitions=rows)
+                    for topic, rows in by_topic.items()
+                ],
+            )
+
+        answer = self._link.insist(
+            "AddPartitionsToTxn", build, at_most=3, to_transaction=ticket.transactional_id
+        )
+        for topic in answer.results_by_topic_v3_and_below:
+            for row in topic.results_by_partition:
+                if row.partition_error_code:
+                    raise _refused("AddPartitionsToTxn", ErrorCode(row.partition_error_code))
+        self._joined |= set(parts)
+
+
+def commit_offsets(
+    link: Connection, ticket: Ticket, group: str, offsets: Offsets, metadata: str
+) -> None:
+    """Make offsets of ``group``, which must have no members, part of the transaction.
+
+    Raises :class:`TransactionOverError` if that is over, BrokerError for other refusals.
+    """
+    try:
+        if not ticket.implicit:
+            link.insist(
+                "AddOffsetsToTxn",
+                lambda f: f.message(
+                    transactional_id=ticket.transactional_id,
+                    producer_id=ticket.producer_id,
+                    producer_epoch=ticket.epoch,
+                    group_id=group,
+                ),
+                to_transaction=ticket.transactional_id,
+            )
+        answer = link.insist(
+            "TxnOffsetCommit",
+            _offsets(ticket, group, offsets, metadata),
+            at_most=5 if ticket.implicit else 4,
+            to_group=group,
+        )
+    except ApiError as error:
+        raise _refused(error.api, error.code) from error
+    for topic in answer.topics:
+        for row in topic.partitions:
+            if row.error_code:
+                raise _refused("TxnOffsetCommit", ErrorCode(row.error_code))
+
+
+def _offsets(
+    ticket: Ticket, group: str, offsets: Offsets, metadata: str
+) -> Callable[[RequestFactory], Any]:
+    by_topic: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for (topic, index), offset in sorted(offsets.items()):
+        by_topic[topic].append((index, offset))
+
+    def build(f: RequestFactory) -> Any:
+        return f.message(
+            transactional_id=ticket.transactional_id,
+            group_id=group,
+            producer_id=ticket.producer_id,
+            producer_epoch=ticket.epoch,
+            generation_id=-1,
+            member_id="",
+            group_instance_id=None,
+            topics=[
+                f.TxnOffsetCommitRequestTopic(
+                    name=topic,
+                    partitions=[
+                        f.TxnOffsetCommitRequestPartition(
+                            partition_index=index,
+                            committed_offset=offset,
+                            committed_leader_epoch=-1,
+                            committed_metadata=metadata,
+                        )
+                        for index, offset in rows
+                    ],
+                )
+                for topic, rows in by_topic.items()
+            ],
+        )
+
+    return build
+
+
+def end(link: Connection, ticket: Ticket, *, commit: bool) -> None:
+    """Commit or abort. A lost answer is asked for again: repeating a commit is idempotent.
+
+    Raises :class:`TransactionOverError` where only a look at the progress tells what became of it.
+    """
+    try:
+        link.insist(
+            "EndTxn",
+            lambda f: f.message(
+                transactional_id=ticket.transactional_id,
+                producer_id=ticket.producer_id,
+                producer_epoch=ticket.epoch,
+                committed=commit,
+            ),
+            at_most=5 if ticket.implicit else 4,
+            to_transaction=ticket.transactional_id,
+        )
+    except ApiError as error:
+        raise _refused("EndTxn", error.code) from error
+
+
+def _refused(api: str, code: ErrorCode) -> BrokerError:
+    text = f"{api}: {code.name.upper()}"
+    return TransactionOverError(text) if code in _OVER else BrokerError(text)

@@ -1,13 +1,8 @@
 """One worker of the exactly-once pipeline: ``flights`` → ``delays`` and ``carrier-totals``.
 
-Each input partition has a transactional producer of its own, named after the partition. Whoever
-owns the partition calls ``init_transactions`` first, which fences the former owner and settles its
-last transaction; only then are the committed offset and the carrier totals read. So a worker that
-was taken for dead can do no harm, whatever it still has in flight. (aiokafka sends no group
-metadata with its offsets, so fencing by the group alone would not be enough.)
-
-A transaction holds the delay events of one batch, the carriers' totals after it, and the input
-offset. All three become visible together or not at all.
+A transaction holds the delay events of one batch, the carriers' totals after it, and the group's
+offsets. All of them become visible together or not at all. The totals are kept in memory while
+the worker owns a partition, and read back from their compacted topic whenever it starts anew.
 
 Run by ``examples.flights.demo``. It writes one JSON object a line to standard output, and reads
 commands from standard input: ``hold`` (stop inside the next transaction, when its records are on
@@ -18,29 +13,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Iterable
+from collections import defaultdict
 from pathlib import Path
 
-import msgpack
-from aiokafka import (
-    AIOKafkaConsumer,
-    AIOKafkaProducer,
-    ConsumerRebalanceListener,
-    ConsumerRecord,
-    TopicPartition,
-)
-from aiokafka.errors import KafkaError
+from aiokafka import TopicPartition
 
 from examples.flights.data import Reference, Totals, enrich, no_totals
+from pipelines.batching import Limits
+from pipelines.exactly_once import ExactlyOnce, Options
+from pipelines.producers import read_committed
+from pipelines.records import Batch, Output
+from pipelines.serde import BYTES, MSGPACK
 
 GROUP = "delay-pipeline"
 INPUT, OUTPUT, TOTALS = "flights", "delays", "carrier-totals"
-POLL_RECORDS = 6_000
+TRANSACTION = Limits(max_records=6_000, max_ms=100)
 
 
 def report(event: str, **fields: object) -> None:
@@ -48,142 +39,74 @@ def report(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
-class Lane:
-    """Everything one input partition needs: its producer, its totals, its next offset."""
-
-    def __init__(self, worker: Worker, partition: int) -> None:
-        self.worker = worker
-        self.source = TopicPartition(INPUT, partition)
-        self.totals: dict[bytes, Totals] = {}
-        self.next_offset = 0
-        self.producer: AIOKafkaProducer | None = None
-
-    async def open(self) -> None:
-        """Fence whoever had the partition before, then find out how far he came."""
-        self.producer = AIOKafkaProducer(
-            bootstrap_servers=self.worker.bootstrap,
-            transactional_id=f"delays-{self.source.partition}",
-            transaction_timeout_ms=30_000,
-            linger_ms=5,
-            max_batch_size=256 * 1024,
-        )
-        await self.producer.start()
-        self.totals = await read_totals(self.worker.bootstrap, self.source.partition)
-        self.next_offset = await self.worker.consumer.committed(self.source) or 0
-        self.rewind()
-        report("opened", partition=self.source.partition, offset=self.next_offset)
-
-    def rewind(self) -> None:
-        """Read on from the first record that no transaction of this lane holds."""
-        self.worker.consumer.seek(self.source, self.next_offset)
-
-    async def close(self) -> None:
-        """Give the producer up; an open transaction is left to be aborted by the next owner."""
-        producer, self.producer = self.producer, None
-        if producer is not None:
-            with contextlib.suppress(TimeoutError, KafkaError):
-                await asyncio.wait_for(producer.stop(), 5)
-
-    async def process(self, records: list[ConsumerRecord]) -> None:
-        """Run one transaction over ``records``."""
-        if self.producer is None:
-            await self.open()
-            return  # the position was set anew: these records come again
-        producer, after = self.producer, records[-1].offset + 1
-        label = f"{self.worker.name}.{os.getpid()}/{self.source.partition}/{time.monotonic_ns()}"
-        async with producer.transaction():
-            await self._send(producer, records, label)
-            await producer.flush()
-            await self.worker.maybe_hold(label)
-            await producer.send_offsets_to_transaction({self.source: after}, GROUP)
-        self.next_offset = after
-        report("committed", records=len(records), label=label)
-
-    async def _send(
-        self, producer: AIOKafkaProducer, records: list[ConsumerRecord], label: str
-    ) -> None:
-        """Send the events of ``records`` and the totals of the carriers seen in them."""
-        partition, headers = self.source.partition, [("txn", label.encode())]
-        seen: set[bytes] = set()
-        for record in records:
-            row = msgpack.unpackb(record.value)
-            totals = self.totals.setdefault(record.key, no_totals())
-            event = enrich(row.pop("id"), row, self.worker.reference, totals)
-            seen.add(record.key)
-            value = msgpack.packb(event)
-            await producer.send(OUTPUT, value, record.key, partition=partition, headers=headers)
-        for carrier in sorted(seen):
-            value = msgpack.packb(self.totals[carrier])
-            await producer.send(TOTALS, value, carrier, partition=partition, headers=headers)
-
-
-async def read_totals(bootstrap: str, partition: int) -> dict[bytes, Totals]:
-    """Rebuild the carriers' totals of one partition from what was committed."""
-    source = TopicPartition(TOTALS, partition)
-    totals: dict[bytes, Totals] = {}
-    async with AIOKafkaConsumer(
-        bootstrap_servers=bootstrap, isolation_level="read_committed", enable_auto_commit=False
-    ) as consumer:
-        consumer.assign([source])
-        end = (await consumer.end_offsets([source]))[source]
-        consumer.seek(source, 0)
-        while await consumer.position(source) < end:
-            for records in (await consumer.getmany(timeout_ms=200)).values():
-                for record in records:
-                    totals[record.key] = msgpack.unpackb(record.value)
-    return totals
-
-
-class Worker(ConsumerRebalanceListener):  # type: ignore[misc]
-    """A member of the group, with a lane for each partition it owns."""
+class Worker:
+    """What the pipeline calls, and what it has to remember."""
 
     def __init__(self, bootstrap: str, name: str, directory: Path) -> None:
         self.bootstrap = bootstrap
         self.name = name
         self.reference = Reference.load(directory)
-        self.lanes: dict[TopicPartition, Lane] = {}
-        self.busy = asyncio.Lock()
-        self.generation = 0
-        self.stopping = False
+        self.totals: dict[int, dict[bytes, Totals]] = {}
+        """By partition and carrier."""
         self._hold = False
         self._go = asyncio.Event()
-        self.consumer = AIOKafkaConsumer(
-            bootstrap_servers=bootstrap,
-            group_id=GROUP,
-            client_id=name,
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            isolation_level="read_committed",
-            session_timeout_ms=6_000,
-            heartbeat_interval_ms=500,
-            max_partition_fetch_bytes=512 * 1024,
+        self.pipeline = ExactlyOnce(
+            bootstrap,
+            group=GROUP,
+            topics=[INPUT],
+            handler=self.transform,
+            transactional_id=f"delays-{name}",
+            options=Options(
+                limits=TRANSACTION,
+                value_serde=MSGPACK,
+                key_serde=BYTES,
+                restore=self.restore,
+                before_commit=self.before_commit,
+                after_commit=self.after_commit,
+                session_timeout_ms=6_000,
+                consumer={"max_partition_fetch_bytes": 512 * 1024},
+            ),
         )
 
-    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Let the running transactions end before anyone else may own the partitions."""
-        async with self.busy:
-            self.generation += 1
-            for source in revoked:
-                lane = self.lanes.pop(source, None)
-                if lane is not None:
-                    await lane.close()
+    async def restore(self, assigned: frozenset[TopicPartition]) -> None:
+        """Read the carriers' totals of the assigned partitions back, as they were committed."""
+        self.totals = {}
+        for source in assigned:
+            totals = self.totals[source.partition] = {}
+            place = TopicPartition(TOTALS, source.partition)
+            async for record in read_committed(self.bootstrap, place):
+                totals[record.key] = MSGPACK.load(record.value)
+        report("opened", partitions=sorted(source.partition for source in assigned))
 
-    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Open a lane for each new partition."""
-        async with self.busy:
-            for source in assigned:
-                self.lanes[source] = Lane(self, source.partition)
-            await asyncio.gather(
-                *(self._guarded(lane.open(), lane) for lane in self.lanes.values())
-            )
+    def transform(self, batch: Batch) -> list[Output]:
+        """Return the delay event of each flight, and the totals of the carriers seen in it."""
+        label = f"{self.name}.{os.getpid()}/{time.monotonic_ns()}"
+        headers = (("txn", label.encode()),)
+        outputs: list[Output] = []
+        seen: defaultdict[int, set[bytes]] = defaultdict(set)
+        for record in batch:
+            row, where = record.value, record.partition
+            totals = self.totals[where].setdefault(record.key, no_totals())
+            event = enrich(row.pop("id"), row, self.reference, totals)
+            seen[where].add(record.key)
+            outputs.append(Output(OUTPUT, event, record.key, where, headers))
+        for where, carriers in seen.items():
+            for carrier in sorted(carriers):
+                final = dict(self.totals[where][carrier])
+                outputs.append(Output(TOTALS, final, carrier, where, headers))
+        return outputs
 
-    async def maybe_hold(self, label: str) -> None:
+    async def before_commit(self, batch: Batch) -> None:
         """Stop here, inside the transaction, if the parent asked for it."""
         if self._hold:
             self._hold = False
-            report("holding", label=label)
+            report("holding", records=len(batch))
             await self._go.wait()
             self._go.clear()
+
+    def after_commit(self, batch: Batch) -> None:
+        """Count it."""
+        report("committed", records=len(batch))
 
     def command(self, line: str) -> None:
         """Obey one line of standard input."""
@@ -192,45 +115,14 @@ class Worker(ConsumerRebalanceListener):  # type: ignore[misc]
         elif line == "go":
             self._go.set()
         elif line == "stop":
-            self.stopping = True
-
-    async def _guarded(self, step: Awaitable[None], lane: Lane) -> None:
-        """Run one step of a lane; after a failure its next step starts from what is committed."""
-        try:
-            await step
-        except (TimeoutError, KafkaError) as error:
-            report("reopening", partition=lane.source.partition, error=repr(error)[:200])
-            await lane.close()
+            self.pipeline.stop()
 
     async def run(self) -> None:
         """Work until told to stop."""
-        await self.consumer.start()
-        self.consumer.subscribe([INPUT], listener=self)
-        report("started")
-        try:
-            while not self.stopping:
-                generation = self.generation
-                batches = await self.consumer.getmany(timeout_ms=300, max_records=POLL_RECORDS)
-                async with self.busy:
-                    if generation != self.generation:
-                        # A rebalance came between: these records may be the former owner's.
-                        for lane in self.lanes.values():
-                            lane.rewind()
-                        continue
-                    await asyncio.gather(
-                        *(
-                            self._guarded(lane.process(records), lane)
-                            for source, records in batches.items()
-                            if (lane := self.lanes.get(source)) is not None
-                        )
-                    )
-                    idle = [lane for lane in self.lanes.values() if lane.producer is None]
-                    await asyncio.gather(*(self._guarded(lane.open(), lane) for lane in idle))
-        finally:
-            for lane in self.lanes.values():
-                await lane.close()
-            await self.consumer.stop()
-        report("stopped")
+        async with self.pipeline:
+            report("started")
+            await self.pipeline.run()
+        report("stopped", **self.pipeline.metrics.snapshot())
 
 
 async def main() -> None:

@@ -1,0 +1,1 @@
+"""Runnable programs, each of which ends with its own check."""

@@ -1,0 +1,1 @@
+"""Flights in over MQTT and a loader, through PySpark Structured Streaming, out exactly once."""

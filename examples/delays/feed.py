@@ -1,0 +1,73 @@
+"""Flights into the topic: those up to November by an idempotent producer, December over MQTT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import aiomqtt
+from aiokafka import AIOKafkaProducer
+
+from examples.delays.truth import LIVE_FROM, Record, records
+
+FLIGHTS, ENRICHED, HOURS = "flights", "flights-enriched", "carrier-hours"
+PARTITIONS = 6
+
+END_OF_TIME = "2014-06-01T00:00:00Z"
+"""The time of the record that closes the last windows; no flight is as late as that."""
+
+
+def split(directory: Path) -> tuple[list[Record], list[Record]]:
+    """The flights that are history, and those that arrive while the pipeline runs."""
+    everything = list(records(directory))
+    first = next(i for i, one in enumerate(everything) if str(one["time"]) >= LIVE_FROM)
+    return everything[:first], everything[first:]
+
+
+def encoded(record: Record) -> bytes:
+    """A flight as it stands in the topic and in an MQTT message."""
+    return json.dumps(record, separators=(",", ":")).encode()
+
+
+async def load(bootstrap: str, flights: Iterable[Record], told: Callable[[int], None]) -> None:
+    """Produce ``flights``, keyed by carrier."""
+    async with AIOKafkaProducer(
+        bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=20, max_batch_size=1 << 18
+    ) as producer:
+        sent = None
+        for count, record in enumerate(flights, 1):
+            key = str(record["carrier"]).encode()
+            sent = await producer.send(FLIGHTS, encoded(record), key)
+            if count % 5_000 == 0:
+                told(count)
+        await producer.flush()
+        if sent is not None:
+            await sent
+
+
+ROUTES = f"""\
+message_id = "json:id"
+[[route]]
+filter = "flights/+"
+topic = "{FLIGHTS}"
+key = "{{1}}"
+qos = 1
+"""
+"""What the bridge takes from MQTT: the carrier is the key, and the flight's id tells a message that
+comes again from a new one."""
+
+
+async def publish(port: int, flights: Iterable[Record], told: Callable[[int], None]) -> None:
+    """Publish ``flights`` with QoS 1, each under its carrier's topic."""
+    async with aiomqtt.Client("127.0.0.1", port, identifier="airport") as airport:
+        for count, record in enumerate(flights, 1):
+            await airport.publish(f"flights/{record['carrier']}", encoded(record), qos=1)
+            if count % 500 == 0:
+                told(count)
+
+
+async def close_windows(bootstrap: str) -> None:
+    """Send the record after which no window is open: it counts nowhere but moves the watermark."""
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True) as producer:
+        await producer.send_and_wait(FLIGHTS, encoded({"time": END_OF_TIME}), b"")

@@ -1,116 +1,120 @@
-"""Run every workload on Fencepost and on Apache Kafka in turn, and print the ratios.
+"""Measure suites of workloads, on Fencepost and on Apache Kafka in turn, and tell the ratios.
 
-``python -m bench`` measures; ``python -m bench --write README.md`` puts the table into the README.
-The brokers run one at a time, each workload on both before the next one, so that a drift of the
-machine's speed hits both. Rounds are repeated and the median is quoted.
+``python -m bench`` runs every suite, ``python -m bench log txn`` these two. The brokers run one at
+a time, each workload on both before the next one and in changing order, so that a drift of the
+machine's speed hits both. ``--write PAGE`` puts the tables between the page's markers: its
+``bench`` block gets the medians of all suites measured, a ``bench-SUITE`` block one suite in full.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import re
-import statistics
+import json
 import sys
 import tempfile
-import time
-from collections import defaultdict
-from collections.abc import Callable
+import traceback
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from bench.workloads import WORKLOADS, Figures
+from bench import report
+from bench.brokers import FENCEPOST, KAFKA, SIDES
+from bench.report import Samples
+from bench.suite import Figures, Local, Suite, Workload
+from bench.suites import SUITES
 from coordinator.readme import between
-from tests.support.daemon import Daemon
-from tests.support.kafka import Kafka
-
-SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
-"""Both brokers run with their defaults but for the wait before a group's first rebalance."""
-
-JAVA_OPTIONS = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC")
-"""What Kafka's own start script gives a broker on a small machine."""
-
-LOWER_IS_BETTER = (" ms", "MiB")
 
 
-class Broker(Protocol):
-    """A broker under test."""
-
-    bootstrap: str
-    child: object
-
-    def start(self) -> object: ...
-    def stop(self) -> None: ...
-
-
-def resident_mib(broker: Broker) -> float:
-    """The resident memory of the broker's process, MiB."""
-    pid = broker.child.pid  # type: ignore[attr-defined]
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    return int(found.group(1)) / 1024 if found else float("nan")
-
-
-def measure(make: Callable[[Path], Broker], name: str, run: Callable[[str], Figures]) -> Figures:
-    """Start a fresh broker, run one workload on it, stop it."""
+def measure(workload: Workload | Local, side: str) -> Figures:
+    """Run one workload once, on a fresh broker if it needs one."""
     with tempfile.TemporaryDirectory(prefix="fencepost-bench-") as home:
-        broker = make(Path(home))
-        begin = time.perf_counter()
+        if isinstance(workload, Local):
+            return workload.run(Path(home))
+        broker = SIDES[side](Path(home), workload.settings)
         broker.start()
-        figures = {"start ms": (time.perf_counter() - begin) * 1e3}
-        figures["memory at rest MiB"] = resident_mib(broker)
         try:
-            figures |= {f"{name}: {key}": value for key, value in run(broker.bootstrap).items()}
+            return workload.run(broker)
         finally:
-            broker.stop()
-    return figures
+            broker.kill()  # nobody needs what is in there any more
 
 
-def table(samples: dict[str, dict[str, list[float]]], rounds: int) -> str:
-    """The figures of both brokers and their ratio, as a Markdown table."""
-    cores, system = os.cpu_count(), f"{platform.machine()}, CPython {platform.python_version()}"
-    lines = [
-        (
-            f"{cores} cores, {system}, Apache Kafka 4.3.0; median of {rounds} rounds,"
-            " taken in turn in one run (`make bench`); a ratio above 1 is in favour of Fencepost."
-        ),
-        "",
-        "| figure | Fencepost | Apache Kafka | ratio |",
-        "|---|---|---|---|",
-    ]
-    for figure, sides in samples.items():
-        ours, theirs = (statistics.median(sides[side]) for side in ("fencepost", "kafka"))
-        better = theirs / ours if figure.endswith(LOWER_IS_BETTER) else ours / theirs
-        lines.append(f"| {figure} | {ours:,.1f} | {theirs:,.1f} | {better:.2f} |")
-    return "\n".join(lines)
+def sides_of(workload: Workload | Local, number: int, *, without_kafka: bool) -> list[str]:
+    if without_kafka or isinstance(workload, Local) or not workload.on_kafka:
+        return [FENCEPOST]
+    return [FENCEPOST, KAFKA] if number % 2 == 0 else [KAFKA, FENCEPOST]
+
+
+def run(suites: list[Suite], arguments: argparse.Namespace) -> tuple[dict[str, Samples], list[str]]:
+    """All rounds of all suites; a round is every workload once on each side. And what failed."""
+    failed: list[str] = []
+    measured = {suite.name: report.no_samples() for suite in suites}
+    for number in range(arguments.rounds):
+        for suite in suites:
+            for workload in suite.workloads:
+                if arguments.only and arguments.only not in workload.name:
+                    continue
+                for side in sides_of(workload, number, without_kafka=arguments.without_kafka):
+                    what = f"round {number + 1}: {suite.name}: {workload.name} on {side}"
+                    print(what, file=sys.stderr, flush=True)
+                    try:
+                        figures = measure(workload, side)
+                    except Exception:  # noqa: BLE001 - the other figures must not be lost with it
+                        traceback.print_exc()
+                        failed.append(what)
+                        continue
+                    for figure, value in figures.items():
+                        measured[suite.name][f"{workload.name}: {figure}"][side].append(value)
+    return measured, failed
+
+
+def write(page: Path, result: dict[str, Any]) -> None:
+    """Put into ``page`` what it has markers for."""
+    text = page.read_text(encoding="utf-8")
+    if "<!-- bench:begin -->" in text:
+        text = between(text, "bench", report.summary(result))
+    for name, measured in result.items():
+        if f"<!-- bench-{name}:begin -->" in text:
+            text = between(text, f"bench-{name}", report.detailed(measured))
+    page.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="run only the workloads whose name contains this")
-    parser.add_argument("--write", type=Path, metavar="README.md")
+    parser.add_argument("--without-kafka", action="store_true", help="measure Fencepost alone")
+    parser.add_argument("--write", type=Path, action="append", default=[], metavar="PAGE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
+    parser.add_argument(
+        "--read", type=Path, action="append", default=[], metavar="FILE", help="of --json; no run"
+    )
     arguments = parser.parse_args()
-    samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    brokers: dict[str, Callable[[Path], Broker]] = {
-        "fencepost": lambda home: Daemon(home / "data", SETTINGS),
-        "kafka": lambda home: Kafka(home, SETTINGS, java_options=JAVA_OPTIONS),
-    }
-    for number in range(arguments.rounds):
-        for name, run in WORKLOADS.items():
-            if arguments.only and arguments.only not in name:
-                continue
-            for side, make in brokers.items():
-                print(f"round {number + 1}: {name} on {side}", file=sys.stderr, flush=True)
-                for figure, value in measure(make, name, run).items():
-                    samples[figure][side].append(value)
-    text = table(samples, arguments.rounds)
-    print(text)
-    if arguments.write:
-        page = arguments.write.read_text(encoding="utf-8")
-        arguments.write.write_text(between(page, "bench", text), encoding="utf-8")
+    if unknown := set(arguments.suites) - SUITES.keys():
+        parser.error(f"no suite is called {', '.join(sorted(unknown))}")
+    suites = [suite for name, suite in SUITES.items() if name in (arguments.suites or SUITES)]
+    failed: list[str] = []
+    if arguments.read:
+        result = merged(arguments.read, suites)
+    else:
+        measured, failed = run(suites, arguments)
+        result = report.as_json(arguments.rounds, measured)
+    for name, measured in result.items():
+        print(f"\n{SUITES[name].about}\n\n{report.detailed(measured)}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    for page in arguments.write:
+        write(page, result)
+    if failed:
+        sys.exit("failed: " + "; ".join(failed))
+
+
+def merged(files: list[Path], suites: list[Suite]) -> dict[str, Any]:
+    """Results of former runs as one, in the order of the suites; of two the later one counts."""
+    found: dict[str, Any] = {}
+    for path in files:
+        found |= json.loads(path.read_text(encoding="utf-8"))
+    return {suite.name: found[suite.name] for suite in suites if suite.name in found}
 
 
 if __name__ == "__main__":

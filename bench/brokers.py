@@ -1,0 +1,69 @@
+"""The two sides: a Fencepost daemon and an Apache Kafka, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from tests.support.daemon import Daemon
+from tests.support.kafka import Kafka
+from tests.support.processes import Child
+
+FENCEPOST, KAFKA = "fencepost", "kafka"
+
+JAVA_OPTIONS = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC")
+"""What Kafka's own start script gives a broker on a small machine."""
+
+
+class Broker(Protocol):
+    """A broker under test."""
+
+    name: str
+    bootstrap: str
+    child: Child | None
+
+    def start(self) -> object: ...
+    def kill(self) -> None: ...
+
+
+class Judge(Kafka):
+    """An Apache Kafka that comes back where it was after a kill."""
+
+    def kill(self) -> None:
+        self.stop()
+
+
+Make = Callable[[Path, Mapping[str, str]], Broker]
+
+SIDES: Mapping[str, Make] = {
+    FENCEPOST: lambda home, settings: Daemon(home / "data", settings),
+    KAFKA: lambda home, settings: Judge(home, settings, java_options=JAVA_OPTIONS),
+}
+
+
+def _pid(broker: Broker) -> int:
+    if broker.child is None:
+        raise RuntimeError(f"{broker.name} is not started")
+    return broker.child.pid
+
+
+def resident_mib(broker: Broker) -> float:
+    """The resident memory of the broker's process, MiB."""
+    status = Path(f"/proc/{_pid(broker)}/status").read_text(encoding="ascii")
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    return int(found.group(1)) / 1024 if found else float("nan")
+
+
+def cpu_seconds(broker: Broker) -> float:
+    """Processor time that the broker's process has used so far."""
+    fields = Path(f"/proc/{_pid(broker)}/stat").read_text(encoding="ascii").rpartition(")")[2]
+    user, system = fields.split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def open_files(broker: Broker) -> int:
+    """File descriptors that the broker's process holds."""
+    return len(list(Path(f"/proc/{_pid(broker)}/fd").iterdir()))

@@ -1,0 +1,180 @@
+"""What several workloads do with confluent-kafka, and requests that are encoded beforehand.
+
+confluent-kafka (librdkafka) is the fastest client there is for Python, so that the client hides as
+little of the broker as possible. Where even that would hide it, the same frames are sent again and
+again over plain sockets (:class:`Burst`).
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.support.raw import encode
+
+VALUE = bytes(range(256)) * 4
+"""1 KiB of payload."""
+
+
+def create_topic(bootstrap: str, partitions: int) -> str:
+    """A new topic of ``partitions`` partitions, ready to be written."""
+    name = f"bench-{uuid.uuid4().hex[:12]}"
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        topic = admin.list_topics(name, timeout=5).topics[name]
+        if len(topic.partitions) == partitions and all(
+            partition.leader >= 0 for partition in topic.partitions.values()
+        ):
+            return name
+    raise TimeoutError(name)
+
+
+def fill(bootstrap: str, topic: str, records: int) -> float:
+    """Produce ``records`` of 1 KiB with acks=all; returns the seconds until all are acked."""
+    failed: list[object] = []
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "acks": "all",
+            "linger.ms": 5,
+            "batch.size": 1_000_000,
+            "queue.buffering.max.messages": 200_000,
+        }
+    )
+    producer.list_topics(topic, timeout=10)
+    begin = time.perf_counter()
+    for _ in range(records):
+        while True:
+            try:
+                producer.produce(
+                    topic, VALUE, on_delivery=lambda error, _: error and failed.append(error)
+                )
+                break
+            except BufferError:
+                producer.poll(0.05)
+    producer.flush(60)
+    seconds = time.perf_counter() - begin
+    if failed:
+        raise RuntimeError(f"{len(failed)} records failed, the first with {failed[0]}")
+    return seconds
+
+
+def drain(bootstrap: str, topic: str, partitions: int, records: int) -> float:
+    """Read ``records`` from the beginning; returns the seconds from the first to the last."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": uuid.uuid4().hex,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "fetch.max.bytes": 52_428_800,
+            "max.partition.fetch.bytes": 10_485_760,
+            "queued.min.messages": 1_000_000,
+            # With 64 MiB unread librdkafka stops fetching for a second (fetch.queue.backoff.ms):
+            # the faster broker would meet that more often.
+            "queued.max.messages.kbytes": 2_000_000,
+        }
+    )
+    consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
+    got, begin = 0, 0.0
+    try:
+        while got < records:
+            messages = consumer.consume(10_000, timeout=30)
+            if not messages:
+                raise TimeoutError(f"{got} of {records} records after 30 s")
+            begin = begin or time.perf_counter()
+            got += len(messages)
+        return time.perf_counter() - begin
+    finally:
+        consumer.close()
+
+
+def until(probe: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
+    """Poll until ``probe`` is true; TimeoutError names ``what``."""
+    end = time.monotonic() + deadline_s
+    while not probe():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what}: not within {deadline_s} s")
+        time.sleep(0.002)
+
+
+class Burst:
+    """Sends ready-made frames over several connections, and counts the answers.
+
+    Each connection has up to :attr:`AHEAD` requests under way; the next one leaves when an answer
+    has come, so that a broker never waits for its client. Errors inside answers are not looked at:
+    whoever sends a frame a thousand times looks at the first answer.
+    """
+
+    AHEAD = 32
+
+    def __init__(self, bootstrap: str, connections: int) -> None:
+        host, port = bootstrap.rsplit(":", 1)
+        self._sockets = [
+            socket.create_connection((host, int(port)), 20) for _ in range(connections)
+        ]
+        for sock in self._sockets:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def run(self, frames: Sequence[Sequence[bytes]], deadline_s: float = 120.0) -> float:
+        """Send each connection its frames (with their lengths); the seconds until all answers."""
+        left = [list(reversed(own)) for own in frames]
+        waiting = [0] * len(left)
+        unread = [bytearray() for _ in left]
+        places = {sock.fileno(): place for place, sock in enumerate(self._sockets[: len(left)])}
+        begin = time.perf_counter()
+        poller = select.poll()
+        for fileno in places:
+            poller.register(fileno, select.POLLIN)
+        for place in places.values():
+            waiting[place] += self._send(place, left[place], self.AHEAD)
+        while any(waiting):
+            if time.perf_counter() - begin > deadline_s:
+                raise TimeoutError(f"{sum(waiting)} answers did not come in {deadline_s} s")
+            for fileno, _ in poller.poll(1000):
+                place = places[fileno]
+                data = self._sockets[place].recv(1 << 18)
+                if not data:
+                    raise ConnectionError("the broker closed the connection")
+                answers = _take_frames(unread[place], data)
+                waiting[place] += self._send(place, left[place], answers) - answers
+        return time.perf_counter() - begin
+
+    def _send(self, place: int, left: list[bytes], count: int) -> int:
+        chosen = [left.pop() for _ in range(min(count, len(left)))]
+        if chosen:
+            self._sockets[place].sendall(b"".join(chosen))
+        return len(chosen)
+
+    def close(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+
+
+def _take_frames(unread: bytearray, data: bytes) -> int:
+    """Add ``data``, drop the whole frames in front and count them."""
+    unread += data
+    at = count = 0
+    while len(unread) - at >= 4:
+        (size,) = struct.unpack_from(">i", unread, at)
+        if len(unread) - at < 4 + size:
+            break
+        at += 4 + size
+        count += 1
+    del unread[:at]
+    return count
+
+
+def framed(api: str, version: int, **body: object) -> bytes:
+    """A request as it goes over the socket."""
+    frame = encode(api, version, 1, "bench", body)
+    return struct.pack(">i", len(frame)) + frame

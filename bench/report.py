@@ -1,0 +1,117 @@
+"""Samples of figures, and how they are told: Markdown for people, JSON for programs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import statistics
+from collections import defaultdict
+from typing import Any
+
+from bench.brokers import FENCEPOST, KAFKA
+from bench.suite import lower_is_better
+
+KAFKA_VERSION = "4.3.0"
+
+Samples = dict[str, dict[str, list[float]]]
+"""Figure → side → one value a round."""
+
+
+def no_samples() -> Samples:
+    return defaultdict(lambda: defaultdict(list))
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on and what may be told: no names."""
+    return {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "cores": os.cpu_count(),
+        "architecture": platform.machine(),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "kafka": KAFKA_VERSION,
+    }
+
+
+def as_json(rounds: int, suites: dict[str, Samples]) -> dict[str, Any]:
+    """Everything that was measured, every round of it: suite → machine and samples."""
+    told = machine() | {"rounds": rounds}
+    return {name: {"machine": told, "figures": figures} for name, figures in suites.items()}
+
+
+def ratio(figure: str, ours: float, theirs: float) -> float:
+    """How much better ours is; above 1 is in favour of Fencepost."""
+    better, worse = (theirs, ours) if lower_is_better(figure) else (ours, theirs)
+    return better / worse if worse else float("inf")
+
+
+def _number(value: float) -> str:
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _spread(values: list[float]) -> str:
+    middle = _number(statistics.median(values))
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({_number(min(values))} – {_number(max(values))})"
+
+
+def heading(told: dict[str, Any]) -> str:
+    """One line that says where the figures come from."""
+    rounds = "1 round" if told["rounds"] == 1 else f"{told['rounds']} rounds"
+    return (
+        f"{told['date']}, {told['cores']} cores, {told['architecture']}, {told['python']}, "
+        f"Apache Kafka {told['kafka']}; {rounds}."
+    )
+
+
+def detailed(measured: dict[str, Any]) -> str:
+    """A suite with median and extremes, for bench/README.md."""
+    samples, told = measured["figures"], measured["machine"]
+    beside = any(sides.get(KAFKA) for sides in samples.values())
+    lines = [heading(told), ""]
+    if beside:
+        lines += ["| figure | Fencepost | Apache Kafka | ratio |", "|---|---|---|---|"]
+    else:
+        lines += ["| figure | value |", "|---|---|"]
+    for figure, sides in samples.items():
+        ours, theirs = sides.get(FENCEPOST, []), sides.get(KAFKA, [])
+        cells = [figure, _spread(ours) if ours else "–"]
+        if beside:
+            cells += [_spread(theirs), _ratio(figure, ours, theirs)] if theirs else ["–", "–"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _ratio(figure: str, ours: list[float], theirs: list[float]) -> str:
+    if not ours or not theirs:
+        return "–"
+    return f"{ratio(figure, statistics.median(ours), statistics.median(theirs)):.2f}"
+
+
+DETAILS = ("processor time", "a transaction ms", "slowest")
+"""Figures with one of these in their name explain others, and are told in full tables only."""
+
+
+def summary(result: dict[str, Any]) -> str:
+    """The medians of what both brokers were measured at, for the first page."""
+    told = min((one["machine"] for one in result.values()), key=lambda told: told["rounds"])
+    lines = [
+        (
+            f"{heading(told)} Medians; both brokers in turn in one run (`make bench`), "
+            "a ratio above 1 is in favour of Fencepost. All figures: [bench](bench)."
+        ),
+        "",
+        "| figure | Fencepost | Apache Kafka | ratio |",
+        "|---|---|---|---|",
+    ]
+    for measured in result.values():
+        for figure, sides in measured["figures"].items():
+            ours, theirs = sides.get(FENCEPOST, []), sides.get(KAFKA, [])
+            if ours and theirs and not any(detail in figure for detail in DETAILS):
+                middle = statistics.median(ours), statistics.median(theirs)
+                told_as = " | ".join(_number(value) for value in middle)
+                lines.append(f"| {figure} | {told_as} | {_ratio(figure, ours, theirs)} |")
+    return "\n".join(lines)

@@ -1,0 +1,15 @@
+"""All suites, in the order in which they run and are told."""
+
+from __future__ import annotations
+
+from bench.suite import Suite
+from bench.suites.data import DATA, JAVA, START
+from bench.suites.groups import GROUPS
+from bench.suites.log import LOG
+from bench.suites.partitions import PARTITIONS_SUITE
+from bench.suites.sockets import SOCKETS
+from bench.suites.txn import TXN
+
+SUITES: dict[str, Suite] = {
+    suite.name: suite for suite in (START, DATA, JAVA, GROUPS, TXN, LOG, PARTITIONS_SUITE, SOCKETS)
+}

@@ -1,0 +1,100 @@
+"""The data path with librdkafka and with Java's own performance tools."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable
+
+from bench.brokers import Broker, cpu_seconds, resident_mib
+from bench.clients import VALUE, create_topic, drain, fill
+from bench.suite import Figures, Suite, Workload
+from tests.support.kafka import run_tool
+
+RECORDS = 300_000
+"""About 300 MB: some seconds on a slow machine, all of it in the page cache."""
+
+
+def start_and_rest(broker: Broker) -> Figures:
+    """A second start, so that both find a data directory; then nothing but memory."""
+    broker.kill()
+    begin = time.perf_counter()
+    broker.start()
+    return {
+        "start ms": (time.perf_counter() - begin) * 1e3,
+        "memory MiB": resident_mib(broker),
+    }
+
+
+def librdkafka(partitions: int) -> Callable[[Broker], Figures]:
+    """Produce and consume 1 KiB records over ``partitions`` partitions, MB/s of payload."""
+
+    def run(broker: Broker) -> Figures:
+        topic = create_topic(broker.bootstrap, partitions)
+        megabytes = RECORDS * len(VALUE) / 1e6
+        begin = cpu_seconds(broker)
+        written = fill(broker.bootstrap, topic, RECORDS)
+        middle = cpu_seconds(broker)
+        read = drain(broker.bootstrap, topic, partitions, RECORDS)
+        end = cpu_seconds(broker)
+        return {
+            "produce MB/s": megabytes / written,
+            "consume MB/s": megabytes / read,
+            "produce, processor time of the broker for 1 GB ms": (middle - begin) / megabytes * 1e6,
+            "consume, processor time of the broker for 1 GB ms": (end - middle) / megabytes * 1e6,
+        }
+
+    return run
+
+
+def java(partitions: int) -> Callable[[Broker], Figures]:
+    """ProducerPerformance and ConsumerPerformance with their defaults but for larger batches."""
+
+    def run(broker: Broker) -> Figures:
+        topic = create_topic(broker.bootstrap, partitions)
+        said = run_tool(
+            "org.apache.kafka.tools.ProducerPerformance",
+            *("--topic", topic, "--num-records", str(RECORDS), "--record-size", str(len(VALUE))),
+            *("--throughput", "-1", "--bootstrap-server", broker.bootstrap),
+            *("--command-property", "acks=all", "batch.size=262144", "linger.ms=5"),
+        )
+        produced = re.findall(r"\(([0-9.]+) MB/sec\)", said)[-1]
+        said = run_tool(
+            "org.apache.kafka.tools.ConsumerPerformance",
+            *("--topic", topic, "--num-records", str(RECORDS), "--group", uuid.uuid4().hex),
+            *("--bootstrap-server", broker.bootstrap, "--timeout", "30000"),
+        )
+        header, row = (line for line in said.splitlines() if line.count(",") >= 9)
+        names = [name.strip() for name in header.split(",")]
+        consumed = row.split(",")[names.index("fetch.MB.sec")]
+        mebi = (1 << 20) / 1e6  # the tools count 1,048,576 bytes
+        return {
+            "produce MB/s": float(produced) * mebi,
+            "consume MB/s": float(consumed) * mebi,
+        }
+
+    return run
+
+
+START = Suite(
+    "start",
+    "A start on an existing data directory, until the broker serves, and its memory at rest.",
+    (Workload("broker at rest", start_and_rest),),
+)
+
+DATA = Suite(
+    "data",
+    "confluent-kafka with acks=all, 300,000 records of 1 KiB; payload per second.",
+    (
+        Workload("librdkafka, 1 partition", librdkafka(1)),
+        Workload("librdkafka, 16 partitions", librdkafka(16)),
+    ),
+)
+
+JAVA = Suite(
+    "java",
+    "Apache Kafka's ProducerPerformance (acks=all) and ConsumerPerformance, 300,000 records of 1 "
+    "KiB. The JVM of the client warms up within the run and shares the machine with the broker.",
+    (Workload("Java, 1 partition", java(1)), Workload("Java, 16 partitions", java(16))),
+)

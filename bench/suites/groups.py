@@ -1,0 +1,331 @@
+"""Consumer groups: the first assignment, heartbeats, commits, a large rebalance, loading."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import uuid
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, TopicPartition
+
+from bench.brokers import Broker, cpu_seconds, resident_mib
+from bench.clients import Burst, create_topic, framed, until
+from bench.suite import DEFAULTS, Figures, Suite, Workload
+from coordinator.placement import partition_for
+from tests.support.cluster import GROUP, Cluster, unique
+
+JOINS = 10
+MEMBERS, PARTITIONS, REBALANCES = 10, 900, 3
+BEAT_MS = 100
+"""The members' heartbeats in the large rebalance: with the defaults of 3 and 5 s, members wait for
+their next heartbeat most of the time, and the broker does not show."""
+GROUPS_COUNT, OFFSETS_EACH = 1_000, 100
+OFFSETS_PARTITIONS = 50
+"""The default of ``offsets.topic.num.partitions``."""
+
+CLASSIC, CONSUMER = "classic", "consumer"
+
+
+def _consumer(bootstrap: str, group: str, protocol: str) -> Consumer:
+    settings: dict[str, object] = {
+        "bootstrap.servers": bootstrap,
+        "group.id": group,
+        "group.protocol": protocol,
+        "enable.auto.commit": False,
+    }
+    if protocol == CLASSIC:
+        settings |= {
+            "partition.assignment.strategy": "cooperative-sticky",
+            "heartbeat.interval.ms": BEAT_MS,
+        }
+    return Consumer(settings)
+
+
+def first_assignment(protocol: str) -> Callable[[Broker], Figures]:
+    """From ``subscribe`` of a connected client to its first assignment, in a new group."""
+
+    def run(broker: Broker) -> Figures:
+        topic = create_topic(broker.bootstrap, 4)
+        with Cluster(broker.bootstrap) as cluster:
+            cluster.coordinator("any", GROUP)
+        samples = []
+        for _ in range(JOINS):
+            consumer = _consumer(broker.bootstrap, uuid.uuid4().hex, protocol)
+            consumer.list_topics(topic, timeout=10)
+            seen: list[int] = []
+            begin = time.perf_counter()
+            consumer.subscribe([topic], on_assign=lambda _, given, to=seen: to.append(len(given)))
+            while sum(seen) < 4:
+                consumer.poll(0.01)
+                if time.perf_counter() - begin > 30:
+                    raise TimeoutError("no assignment after 30 s")
+            samples.append(time.perf_counter() - begin)
+            consumer.close()
+        return {
+            "first assignment, median ms": statistics.median(samples) * 1e3,
+            "first assignment, slowest ms": max(samples) * 1e3,
+        }
+
+    return run
+
+
+def rebalance(protocol: str) -> Callable[[Broker], Figures]:
+    """Ten consumers come to a topic of 900 partitions; later one of them leaves.
+
+    The median of several groups: librdkafka sends a JoinGroup once a second at most, so a group
+    whose members do not all come into the same join phase takes a second more, on any broker.
+    """
+
+    def run(broker: Broker) -> Figures:
+        topic = create_topic(broker.bootstrap, PARTITIONS)
+        with Cluster(broker.bootstrap) as cluster:
+            cluster.coordinator("any", GROUP)
+        samples = [_come_and_go(broker, topic, protocol) for _ in range(REBALANCES)]
+        return {name: statistics.median(one[name] for one in samples) for name in samples[0]}
+
+    return run
+
+
+def _come_and_go(broker: Broker, topic: str, protocol: str) -> Figures:
+    """One group of :func:`rebalance`."""
+    group = uuid.uuid4().hex
+    members = [_consumer(broker.bootstrap, group, protocol) for _ in range(MEMBERS)]
+    for member in members:
+        member.list_topics(topic, timeout=30)
+
+    def even(count: int) -> bool:
+        for member in members:
+            member.poll(0)
+        return all(len(member.assignment()) == count for member in members)
+
+    processor, begin = cpu_seconds(broker), time.perf_counter()
+    for member in members:
+        member.subscribe([topic])
+    until(lambda: even(PARTITIONS // MEMBERS), "all consumers have their share", 120)
+    joined = time.perf_counter()
+    members.pop().close()
+    until(lambda: even(PARTITIONS // (MEMBERS - 1)), "the others have taken over", 120)
+    left, processor = time.perf_counter(), cpu_seconds(broker) - processor
+    for member in members:
+        member.close()
+    return {
+        "ten come ms": (joined - begin) * 1e3,
+        "one leaves ms": (left - joined) * 1e3,
+        "broker's processor time ms": processor * 1e3,
+    }
+
+
+def requests(broker: Broker) -> Figures:
+    """Heartbeats and commits, as fast as the broker answers them on four connections."""
+    topic = create_topic(broker.bootstrap, 1)
+    with Cluster(broker.bootstrap) as cluster:
+        group = _classic_group(cluster)
+        beat = framed("heartbeat", 4, group_id=group[0], member_id=group[1], generation_id=group[2])
+        answer = cluster.call(
+            "heartbeat", 4, group_id=group[0], member_id=group[1], generation_id=group[2]
+        )
+        _expect(answer["error_code"])
+        member = _new_style_member(cluster, "bench-new", topic)
+        new_beat = framed("consumer_group_heartbeat", 1, **_again("bench-new", member))
+        _expect(
+            cluster.call("consumer_group_heartbeat", 1, **_again("bench-new", member))["error_code"]
+        )
+        commit = _commit_frame("bench-simple", topic, 1)
+    burst = Burst(broker.bootstrap, 4)
+    figures = {}
+    for name, frame, count in (
+        ("heartbeats, classic protocol, /s", beat, 10_000),
+        ("heartbeats, consumer protocol, /s", new_beat, 10_000),
+        ("commits of one offset /s", commit, 5_000),
+    ):
+        burst.run([[frame] * (count // 20)] * 4)  # the JVM and the caches warm up
+        figures[name] = 4 * count / burst.run([[frame] * count] * 4)
+    burst.close()
+    return figures
+
+
+def synchronous_commits(broker: Broker) -> Figures:
+    """Offset commits of one consumer, one after the other."""
+    topic = create_topic(broker.bootstrap, 1)
+    consumer = Consumer(
+        {"bootstrap.servers": broker.bootstrap, "group.id": topic, "enable.auto.commit": False}
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    with Cluster(broker.bootstrap) as cluster:
+        cluster.coordinator(topic, GROUP)
+    consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+    begin, commits = time.perf_counter(), 0
+    while time.perf_counter() < begin + 4:
+        consumer.commit(offsets=[TopicPartition(topic, 0, commits % 2)], asynchronous=False)
+        commits += 1
+    seconds = time.perf_counter() - begin
+    consumer.close()
+    return {"commits/s": commits / seconds}
+
+
+def _expect(error: str) -> None:
+    if error != "none":
+        raise RuntimeError(error)
+
+
+def _classic_group(cluster: Cluster) -> tuple[str, str, int]:
+    """A stable group of one member: (group, member, generation)."""
+    group = unique("bench")
+    cluster.coordinator(group, GROUP)
+    joined = cluster.call(
+        "join_group",
+        3,
+        group_id=group,
+        session_timeout=300_000,
+        rebalance_timeout=300_000,
+        protocol_type="consumer",
+        protocols=[{"name": "range", "metadata": b""}],
+    )
+    _expect(joined["error_code"])
+    mine = {"generation_id": joined["generation_id"], "member_id": joined["member_id"]}
+    synced = cluster.call(
+        "sync_group",
+        3,
+        group_id=group,
+        assignments=[{"member_id": joined["member_id"], "assignment": b""}],
+        **mine,
+    )
+    _expect(synced["error_code"])
+    return group, joined["member_id"], joined["generation_id"]
+
+
+def _new_style_member(cluster: Cluster, group: str, topic: str) -> tuple[str, int]:
+    """A member of the consumer protocol: (member, epoch)."""
+    member = str(uuid.uuid4())
+    answer = cluster.call(
+        "consumer_group_heartbeat",
+        1,
+        group_id=group,
+        member_id=member,
+        member_epoch=0,
+        rebalance_timeout=300_000,
+        subscribed_topic_names=[topic],
+        topic_partitions=[],
+    )
+    _expect(answer["error_code"])
+    return member, answer["member_epoch"]
+
+
+def _again(group: str, member: tuple[str, int]) -> dict[str, object]:
+    """A heartbeat that says nothing new."""
+    return {
+        "group_id": group,
+        "member_id": member[0],
+        "member_epoch": member[1],
+        "rebalance_timeout": -1,
+        "subscribed_topic_names": None,
+        "topic_partitions": None,
+    }
+
+
+def _commit_frame(group: str, topic: str, partitions: int) -> bytes:
+    return framed(
+        "offset_commit",
+        8,
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        topics=[
+            {
+                "name": topic,
+                "partitions": [
+                    {"partition_index": index, "committed_offset": 7, "committed_leader_epoch": -1}
+                    for index in range(partitions)
+                ],
+            }
+        ],
+    )
+
+
+def memory(broker: Broker) -> Figures:
+    """What a thousand groups of one member, and a thousand members of one group, take."""
+    topic = create_topic(broker.bootstrap, 4)
+    with Cluster(broker.bootstrap) as cluster:
+        cluster.coordinator("any", GROUP)
+        _classic_group(cluster)
+        _new_style_member(cluster, "warm", topic)
+        rest = resident_mib(broker)
+        for _ in range(GROUPS_COUNT):
+            _classic_group(cluster)
+        classic = resident_mib(broker)
+        for number in range(GROUPS_COUNT):
+            _new_style_member(cluster, f"bench-{number}", topic)
+        new_style = resident_mib(broker)
+        for _ in range(1_000):
+            _new_style_member(cluster, "crowd", topic)
+        crowd = resident_mib(broker)
+    return {
+        "a classic group of one member KiB": (classic - rest) * 1024 / GROUPS_COUNT,
+        "a consumer group of one member KiB": (new_style - classic) * 1024 / GROUPS_COUNT,
+        "a member of a group of 1,000 KiB": (crowd - new_style) * 1024 / 1_000,
+    }
+
+
+def loading(broker: Broker) -> Figures:
+    """100,000 offsets of 1,000 groups; kill, start, until every one of them can be fetched."""
+    topic = create_topic(broker.bootstrap, OFFSETS_EACH)
+    names = [f"bench-{number}" for number in range(GROUPS_COUNT)]
+    with Cluster(broker.bootstrap) as cluster:
+        cluster.coordinator(names[0], GROUP)
+        until(lambda: _all_served(cluster, names), "every shard serves")
+    burst = Burst(broker.bootstrap, 4)
+    frames = [_commit_frame(name, topic, OFFSETS_EACH) for name in names]
+    written = burst.run([frames[place::4] for place in range(4)])
+    burst.close()
+    broker.kill()
+    begin = time.perf_counter()
+    broker.start()
+    listening = time.perf_counter() - begin
+    with Cluster(broker.bootstrap) as cluster:
+        until(lambda: _all_served(cluster, names), "every shard is loaded")
+        loaded = time.perf_counter() - begin
+        answer = cluster.call("offset_fetch", 7, group_id=names[-1], topics=None)
+        if len(answer["topics"][0]["partitions"]) != OFFSETS_EACH:
+            raise RuntimeError("offsets were lost")
+    return {
+        "offsets committed, 100 a request, /s": GROUPS_COUNT * OFFSETS_EACH / written,
+        "from a kill until it listens s": listening,
+        "from a kill to all offsets s": loaded,
+    }
+
+
+def _all_served(cluster: Cluster, names: list[str]) -> bool:
+    """Whether a group of every shard can be asked for its offsets."""
+    one_each = {partition_for(name, OFFSETS_PARTITIONS): name for name in names}
+    return all(
+        cluster.call("offset_fetch", 7, group_id=name, topics=[])["error_code"] == "none"
+        for name in one_each.values()
+    )
+
+
+FAST = {
+    **DEFAULTS,
+    "group.consumer.heartbeat.interval.ms": str(BEAT_MS),
+    "group.consumer.min.heartbeat.interval.ms": str(BEAT_MS),
+}
+
+GROUPS = Suite(
+    "groups",
+    "Groups with confluent-kafka; heartbeats, commits in bulk and memory with raw requests. "
+    "`group.initial.rebalance.delay.ms=0`; heartbeats of 100 ms in the large rebalances.",
+    (
+        Workload("classic protocol", first_assignment(CLASSIC)),
+        Workload("consumer protocol", first_assignment(CONSUMER)),
+        Workload("10 consumers, 900 partitions, classic protocol", rebalance(CLASSIC)),
+        Workload("10 consumers, 900 partitions, consumer protocol", rebalance(CONSUMER), FAST),
+        Workload("requests", requests),
+        Workload("one consumer, synchronous", synchronous_commits),
+        Workload("100,000 committed offsets", loading),
+        Workload(
+            "memory",
+            memory,
+            {**DEFAULTS, "group.consumer.max.size": "10000"},
+            on_kafka=False,
+        ),
+    ),
+)

@@ -1,0 +1,220 @@
+"""The log by itself, in this process: no socket, no broker."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench.suite import Figures, Local, Suite
+from logcore.batch import LogRecord, encode_batch
+from logcore.clock import SystemClock
+from logcore.compaction import DEDUPE_BUFFER_BYTES
+from logcore.config import LogConfig
+from logcore.fs import OsFileSystem
+from logcore.partition import Isolation, Partition
+
+MIB = 1 << 20
+LOG_BYTES = 256 * MIB
+"""What is written, read and recovered; seconds per GiB are scaled up from it."""
+
+LOOKUPS = 5_000
+
+
+def _open(home: Path, config: LogConfig, *, clean: bool = True) -> Partition:
+    return Partition.open(
+        OsFileSystem(),
+        home / "bench-0",
+        topic="bench",
+        index=0,
+        topic_id=uuid.UUID(int=7),
+        config=config,
+        clock=SystemClock(),
+        clean=clean,
+    )
+
+
+def _batch(records: int, value_bytes: int = 1024, first_key: int | None = None) -> bytes:
+    now = int(time.time() * 1000)
+    value = random.Random(7).randbytes(value_bytes)
+    return bytes(
+        encode_batch(
+            [
+                LogRecord(at, now, None if first_key is None else b"%12d" % (first_key + at), value)
+                for at in range(records)
+            ]
+        )
+    )
+
+
+def _raw(home: Path, size: int) -> Figures:
+    """The same bytes by plain writes and reads of the file system, with and without a sync."""
+    piece, path = os.urandom(size), home / "raw"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT)
+    count = LOG_BYTES // size
+    begin = time.perf_counter()
+    for at in range(count):
+        os.pwrite(handle, piece, at * size)
+    written = time.perf_counter()
+    os.fdatasync(handle)
+    synced = time.perf_counter()
+    for at in range(count):
+        os.pread(handle, size, at * size)
+    read = time.perf_counter()
+    os.close(handle)
+    path.unlink()
+    megabytes = count * size / 1e6
+    return {
+        "raw page cache, write MB/s": megabytes / (written - begin),
+        "raw disk, write and sync MB/s": megabytes / (synced - begin),
+        "raw page cache, read MB/s": megabytes / (read - synced),
+    }
+
+
+def append_and_read(records: int) -> Callable[[Path], Figures]:
+    """Batches of ``records`` of 1 KiB: appended one by one, read back 1 MiB at a time."""
+
+    def run(home: Path) -> Figures:
+        data = _batch(records)
+        figures = _raw(home, len(data))
+        partition = _open(home, LogConfig())
+        count = LOG_BYTES // len(data)
+        clock = SystemClock()
+        begin = time.perf_counter()
+        for _ in range(count):
+            partition.append(data, now_ms=clock.now_ms())
+        appended = time.perf_counter()
+        partition.flush()
+        flushed = time.perf_counter()
+        offset = got = 0
+        while offset < partition.log_end_offset:
+            read = partition.fetch(
+                offset, 2 * MIB, Isolation.READ_UNCOMMITTED, at_least_one=True
+            ).records
+            got += len(read)
+            offset += len(read) // len(data) * records
+        done = time.perf_counter()
+        partition.close()
+        megabytes = count * len(data) / 1e6
+        if got != count * len(data):
+            raise RuntimeError(f"{got} bytes came back of {count * len(data)}")
+        return figures | {
+            "append MB/s": megabytes / (appended - begin),
+            "append and flush MB/s": megabytes / (flushed - begin),
+            "read MB/s": megabytes / (done - flushed),
+            "append µs": (appended - begin) / count * 1e6,
+        }
+
+    return run
+
+
+def lookup(segments: int) -> Callable[[Path], Figures]:
+    """Where does the batch of a random offset begin? The same 160 MiB in more and more segments."""
+
+    def run(home: Path) -> Figures:
+        total = 160 * MIB
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        size = total // segments
+        config = LogConfig(segment_bytes=size, segment_index_bytes=max(4096, size // 256))
+        partition = _open(home, config)
+        data = _batch(1)
+        clock = SystemClock()
+        while partition.log_end_offset * len(data) < total:
+            partition.append(data, now_ms=clock.now_ms())
+        rng = random.Random(7)
+        end = partition.log_end_offset
+        offsets = [rng.randrange(end) for _ in range(LOOKUPS)]
+        _time_lookups(partition, range(0, end, max(1, end // (2 * segments))))  # map every index
+        samples = _time_lookups(partition, offsets)
+        partition.delete_directory()  # a close would sync every segment
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return {
+            "median µs": statistics.median(samples) * 1e6,
+            "p99 µs": statistics.quantiles(samples, n=100)[98] * 1e6,
+        }
+
+    return run
+
+
+def _time_lookups(partition: Partition, offsets: Iterator[int] | list[int] | range) -> list[float]:
+    samples = []
+    for offset in offsets:
+        begin = time.perf_counter()
+        partition.fetch(offset, 0, Isolation.READ_UNCOMMITTED, at_least_one=False)
+        samples.append(time.perf_counter() - begin)
+    return samples
+
+
+def recovery(home: Path) -> Figures:
+    """Opening a log of batches of 16 records, after a clean stop and after a kill."""
+    config = LogConfig(segment_bytes=64 * MIB)
+    partition = _open(home, config)
+    data = _batch(16)
+    clock = SystemClock()
+    for _ in range(LOG_BYTES // len(data)):
+        partition.append(data, now_ms=clock.now_ms())
+    end, size = partition.log_end_offset, partition.size_bytes
+    partition.close()
+    seconds = {}
+    for how, clean in (("clean stop", True), ("kill", False)):
+        begin = time.perf_counter()
+        partition = _open(home, config, clean=clean)
+        seconds[how] = time.perf_counter() - begin
+        if partition.log_end_offset != end:
+            raise RuntimeError(f"{partition.log_end_offset} records of {end}")
+        partition.close()
+    return {f"after a {how} s/GiB": s * 1024 * MIB / size for how, s in seconds.items()}
+
+
+def compaction(home: Path) -> Figures:
+    """One round over records of 1 KiB under 40,000 keys, each about four times in the log."""
+    config = LogConfig(
+        segment_bytes=16 * MIB, cleanup_policy=frozenset({"compact"}), file_delete_delay_ms=0
+    )
+    partition = _open(home, config)
+    clock = SystemClock()
+    keys, each = 40_000, 40
+    pieces = [_batch(each, first_key=first) for first in range(0, keys, each)]
+    for _ in range(4):
+        for piece in pieces:
+            partition.append(piece, now_ms=clock.now_ms())
+    before = partition.size_bytes
+    begin = time.perf_counter()
+    dirty = partition.dirty_range(0, clock.now_ms())
+    compacting = partition.plan_compaction(
+        dirty, now_ms=clock.now_ms(), budget_bytes=DEDUPE_BUFFER_BYTES
+    )
+    if compacting is None:
+        raise RuntimeError("nothing to compact")
+    compacting.map_keys()
+    while compacting.clean_next():
+        partition.install_cleaned(compacting)
+    seconds = time.perf_counter() - begin
+    figures = compacting.figures
+    partition.close()
+    if figures.records_kept >= figures.records_read:
+        raise RuntimeError("nothing was removed")
+    return {"read once and cleaned MB/s": before / 1e6 / seconds}
+
+
+LOG = Suite(
+    "log",
+    "The log without a broker: 256 MiB of records of 1 KiB, beside plain reads and writes of the "
+    "same size. Recovery is scaled up to a GiB.",
+    (
+        Local("batches of 16 records", append_and_read(16)),
+        Local("batches of 900 records", append_and_read(900)),
+        *(
+            Local(f"index look-up, {count:,} segment{'s' if count > 1 else ''}", lookup(count))
+            for count in (1, 100, 10_000)
+        ),
+        Local("recovery", recovery),
+        Local("compaction", compaction),
+    ),
+)

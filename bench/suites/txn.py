@@ -1,0 +1,211 @@
+"""Transactions: one record each, consume-transform-produce, and many ids at once."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, Producer
+
+from bench.brokers import FENCEPOST, Broker, cpu_seconds, resident_mib
+from bench.clients import VALUE, Burst, create_topic, fill, framed, until
+from bench.suite import Figures, Suite, Workload
+from tests.support.cluster import TRANSACTION, Cluster
+
+SECONDS = 8.0
+"""How long a workload without an end of its own runs."""
+
+IDS = 10_000
+TIMEOUT_MS = 600_000
+"""Transaction timeout of the open ones: longer than the measurement."""
+
+
+def one_record(broker: Broker) -> Figures:
+    """Transactions of one record, one after the other."""
+    topic = create_topic(broker.bootstrap, 1)
+    producer = _producer(broker.bootstrap, topic)
+    producer.init_transactions(30)
+    samples: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        begin = time.perf_counter()
+        producer.begin_transaction()
+        producer.produce(topic, VALUE)
+        producer.commit_transaction(30)
+        samples.append(time.perf_counter() - begin)
+    samples = samples[len(samples) // 10 :]  # the first tenth warms up
+    return {
+        "transactions/s": len(samples) / sum(samples),
+        "median ms": statistics.median(samples) * 1e3,
+        "p99 ms": statistics.quantiles(samples, n=100)[98] * 1e3,
+    }
+
+
+def init(broker: Broker) -> Figures:
+    """``init_transactions`` of a new id, of a new client: connecting is part of it."""
+    topic = create_topic(broker.bootstrap, 1)
+    samples = []
+    for number in range(10):
+        producer = _producer(broker.bootstrap, f"{topic}-{number}")
+        begin = time.perf_counter()
+        producer.init_transactions(30)
+        samples.append(time.perf_counter() - begin)
+    return {"first ms": samples[0] * 1e3, "later ms": statistics.median(samples[1:]) * 1e3}
+
+
+def _producer(bootstrap: str, transactional_id: str) -> Producer:
+    return Producer(
+        {"bootstrap.servers": bootstrap, "transactional.id": transactional_id, "linger.ms": 0}
+    )
+
+
+def consume_transform_produce(size: int) -> Callable[[Broker], Figures]:
+    """Consume, change, produce, send offsets: ``size`` records a transaction, for eight seconds."""
+
+    def run(broker: Broker) -> Figures:
+        bootstrap = broker.bootstrap
+        source, target = create_topic(bootstrap, 1), create_topic(bootstrap, 1)
+        fill(bootstrap, source, 400_000)
+        consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": target,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+            }
+        )
+        consumer.subscribe([source])
+        producer = _producer(bootstrap, target)
+        producer.init_transactions(30)
+        messages = consumer.consume(1, timeout=30)
+        if not messages:
+            raise TimeoutError("no record after 30 s")
+        spent = dict.fromkeys(("consume", "produce", "send offsets", "commit"), 0.0)
+        done = transactions = 0
+        processor = cpu_seconds(broker)
+        begin = end = time.perf_counter()
+        while end < begin + SECONDS:
+            messages = consumer.consume(size, timeout=2)
+            if not messages:
+                break  # all are read, and the wait for more is not counted
+            now = _lap(spent, "consume", end)
+            producer.begin_transaction()
+            for message in messages:
+                producer.produce(target, message.value()[::-1])
+            now = _lap(spent, "produce", now)
+            producer.send_offsets_to_transaction(
+                consumer.position(consumer.assignment()), consumer.consumer_group_metadata()
+            )
+            now = _lap(spent, "send offsets", now)
+            producer.commit_transaction(30)
+            end = _lap(spent, "commit", now)
+            done += len(messages)
+            transactions += 1
+        seconds = end - begin
+        processor = cpu_seconds(broker) - processor
+        consumer.close()
+        return {
+            "records/s": done / seconds,
+            "broker's processor time a transaction ms": processor / transactions * 1e3,
+        } | {f"{phase} a transaction ms": s / transactions * 1e3 for phase, s in spent.items()}
+
+    return run
+
+
+def _lap(spent: dict[str, float], phase: str, since: float) -> float:
+    now = time.perf_counter()
+    spent[phase] += now - since
+    return now
+
+
+def open_ids(broker: Broker) -> Figures:
+    """10,000 ids with a transaction open in each, then a kill and a start with all of them."""
+    topic = create_topic(broker.bootstrap, 1)
+    with Cluster(broker.bootstrap) as cluster:
+        cluster.coordinator("bench-0", TRANSACTION)
+        rest = resident_mib(broker)
+        burst = Burst(broker.bootstrap, 8)
+        made = added = 0.0
+        known: dict[str, int] = {}
+        for _ in range(20):  # what is refused while a coordinator loads is sent again
+            missing = {f"bench-{number}" for number in range(IDS)} - known.keys()
+            made += _each(burst, [_init_frame(name) for name in sorted(missing)])
+            known = _listed(cluster)
+            if len(known) == IDS:
+                break
+        for _ in range(20):
+            waiting = known.keys() - _listed(cluster, ongoing=True).keys()
+            if not waiting:
+                break
+            added += _each(burst, [_add_frame(name, known[name], topic) for name in waiting])
+        burst.close()
+        until(lambda: len(_listed(cluster, ongoing=True)) == IDS, "every transaction is open")
+        grown = resident_mib(broker) - rest
+    broker.kill()
+    begin = time.perf_counter()
+    broker.start()
+    with Cluster(broker.bootstrap) as cluster:
+        until(lambda: len(_listed(cluster, ongoing=True)) == IDS, "all are open again")
+        recovered = time.perf_counter() - begin
+    figures = {
+        "InitProducerId/s": IDS / made,
+        "AddPartitionsToTxn/s": IDS / added,
+        "from a kill to all of them listed s": recovered,
+    }
+    if broker.name == FENCEPOST:
+        figures["memory MiB"] = grown
+    return figures
+
+
+def _each(burst: Burst, frames: list[bytes]) -> float:
+    return burst.run([frames[place::8] for place in range(8)])
+
+
+def _init_frame(name: str) -> bytes:
+    return framed(
+        "init_producer_id",
+        4,
+        transactional_id=name,
+        transaction_timeout=TIMEOUT_MS,
+        producer_id=-1,
+        producer_epoch=-1,
+    )
+
+
+def _add_frame(name: str, producer_id: int, topic: str) -> bytes:
+    return framed(
+        "add_partitions_to_txn",
+        3,
+        v3_and_below_transactional_id=name,
+        v3_and_below_producer_id=producer_id,
+        v3_and_below_producer_epoch=0,
+        v3_and_below_topics=[{"name": topic, "partitions": [0]}],
+    )
+
+
+def _listed(cluster: Cluster, *, ongoing: bool = False) -> dict[str, int]:
+    """Producer ids by transactional id, of all or of those with a transaction open."""
+    listed = cluster.call("list_transactions", 0)["transaction_states"]
+    return {
+        one["transactional_id"]: one["producer_id"]
+        for one in listed
+        if not ongoing or one["transaction_state"] == "Ongoing"
+    }
+
+
+TXN = Suite(
+    "txn",
+    "Transactions with confluent-kafka, one after the other; a record has 1 KiB. The last rows: "
+    "raw requests over 8 connections, one transaction left open per id.",
+    (
+        Workload("one-record transactions", one_record),
+        Workload("init_transactions", init),
+        *(
+            Workload(f"consume-transform-produce, {size:,} a transaction", run)
+            for size, run in ((n, consume_transform_produce(n)) for n in (1, 100, 10_000))
+        ),
+        Workload("10,000 open transactional ids", open_ids),
+    ),
+)

@@ -10,6 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.support.cluster import Cluster
+    from tests.support.container import KafkaInContainer
     from tests.support.daemon import Daemon
     from tests.support.kafka import Kafka
     from tests.support.targets import Target
@@ -18,9 +19,15 @@ if TYPE_CHECKING:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--target",
-        choices=("fencepost", "kafka"),
+        choices=("fencepost", "kafka", "container"),
         default="fencepost",
         help="the broker that tests/wire runs against",
+    )
+    parser.addoption(
+        "--rebalances",
+        type=int,
+        default=300,
+        help="rebalances of the simulated fleet of consumers (tests/unit/groups/test_fleet.py)",
     )
 
 
@@ -50,6 +57,22 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     try:
         broker.start()
     except OracleMissingError as missing:
+        unavailable(str(missing))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="session")
+def container() -> Iterator[KafkaInContainer]:
+    """One Apache Kafka in a container for the whole session."""
+    from tests.support.container import KafkaInContainer
+    from tests.support.kafka import OracleMissingError, unavailable
+
+    broker = KafkaInContainer()
+    try:
+        broker.start()
+    except OracleMissingError as missing:
+        broker.stop()
         unavailable(str(missing))
     yield broker
     broker.stop()

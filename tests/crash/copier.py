@@ -93,13 +93,14 @@ def consumer(bootstrap: str) -> confluent_kafka.Consumer:
     )
 
 
-def fill(bootstrap: str) -> None:
+def fill(bootstrap: str, records: int = RECORDS, sources: int = 1) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    for future in admin.create_topics([NewTopic(SOURCE, 1, 1), NewTopic(TARGET, 2, 1)]).values():
+    topics = [NewTopic(SOURCE, sources, 1), NewTopic(TARGET, 2, 1)]
+    for future in admin.create_topics(topics).values():
         future.result(10)
     writer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
-    for number in range(RECORDS):
-        writer.produce(SOURCE, b"%d" % number, partition=0)
+    for number in range(records):
+        writer.produce(SOURCE, b"%d" % number, partition=number % sources)
     if writer.flush(10):
         raise SystemExit("the input was not written")
 
@@ -216,7 +217,7 @@ def forget(bootstrap: str) -> None:
     os._exit(0)
 
 
-def verify(bootstrap: str, directory: Path) -> None:
+def verify(bootstrap: str, directory: Path, records: int = RECORDS, sources: int = 1) -> None:
     """Read everything and judge. What is expected is the input, each value once."""
     history = load_all(sorted(directory.glob("history-*.jsonl")))
     found: list[str] = []
@@ -251,24 +252,26 @@ def verify(bootstrap: str, directory: Path) -> None:
             history.append(
                 Watermarks(**here, end=time.monotonic(), stable=stable, end_offset=end, final=True)
             )
-        begin = time.monotonic()
-        offset = cluster.committed(GROUP, SOURCE, stable=True)
-        history.append(
-            FetchOffset(
-                process="judge",
-                begin=begin,
-                end=time.monotonic(),
-                group=GROUP,
-                partition=IN,
-                offset=offset,
-                final=True,
+        offsets = []
+        for index in range(sources):
+            begin = time.monotonic()
+            offsets.append(cluster.committed(GROUP, SOURCE, partition=index, stable=True))
+            history.append(
+                FetchOffset(
+                    process="judge",
+                    begin=begin,
+                    end=time.monotonic(),
+                    group=GROUP,
+                    partition=(SOURCE, index),
+                    offset=offsets[-1],
+                    final=True,
+                )
             )
-        )
     complaints = [str(anomaly) for anomaly in check(history)]
-    if sorted(found) != sorted(f"{number}*2" for number in range(RECORDS)):
+    if sorted(found) != sorted(f"{number}*2" for number in range(records)):
         complaints.append(f"the copy is not the input: {sorted(found)}")
-    if offset != RECORDS:
-        complaints.append(f"the group is at {offset}")
+    if offsets != [len(range(index, records, sources)) for index in range(sources)]:
+        complaints.append(f"the group is at {offsets}")
     if complaints:
         raise SystemExit("\n".join(complaints))
 

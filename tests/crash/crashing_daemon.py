@@ -1,17 +1,19 @@
-"""The real broker over a file system that kills the process at a chosen durable step.
+"""The real broker over a file system that kills the process at a chosen durable step, or fails.
 
     python -m tests.crash.crashing_daemon --data-dir DIR --listen HOST:PORT --config KEY=VALUE …
 
 SIGUSR1 begins a count of durable steps and answers with the line ``armed``. CRASH_AT=N in the
 environment is the step that never happens (the first is 1); with CRASH_TORN=1 a write that is the
 N-th step happens by half; with CRASH_ARMED=1 the count begins with the process, so that recovery
-is killed too. SIGUSR2 answers ``steps K``: how many were counted.
+is killed too. With CRASH_FAILS=PATH it is not killed: the N-th write to a file with PATH in its
+name is refused as by a bad disk, once. SIGUSR2 answers ``steps K``: how many were counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import Sequence
@@ -24,7 +26,8 @@ from logcore.fs import FileMap, OsFileSystem, ReadableBuffer
 class StepCounter:
     """Counts durable steps and ends the process at one of them."""
 
-    def __init__(self, crash_at: int, *, torn: bool, armed: bool) -> None:
+    def __init__(self, crash_at: int, *, torn: bool, armed: bool, fails: str = "") -> None:
+        self.fails = fails
         self.steps = 0
         self.armed = armed
         self._crash_at = crash_at
@@ -32,7 +35,7 @@ class StepCounter:
 
     def step(self) -> bool:
         """Count one step. Returns True if it is the last one and should happen by half."""
-        if not self.armed:
+        if not self.armed or self.fails:
             return False
         self.steps += 1
         if self.steps != self._crash_at:
@@ -41,6 +44,13 @@ class StepCounter:
             return True
         self.die()
         return False
+
+    def refuses(self, path: str) -> bool:
+        """Whether a write to ``path`` is the one that the disk refuses."""
+        if not self.armed or not self.fails or self.fails not in path:
+            return False
+        self.steps += 1
+        return self.steps == self._crash_at
 
     @staticmethod
     def die() -> None:
@@ -79,6 +89,7 @@ class CrashingFileSystem(OsFileSystem):
 
     def __init__(self, counter: StepCounter) -> None:
         self._counter = counter
+        self._paths: dict[int, str] = {}
 
     def _step(self) -> None:
         if self._counter.step():
@@ -87,9 +98,13 @@ class CrashingFileSystem(OsFileSystem):
     def open(self, path: str, *, create: bool = False) -> int:
         if create:
             self._step()
-        return super().open(path, create=create)
+        handle = super().open(path, create=create)
+        self._paths[handle] = path
+        return handle
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
+        if self._counter.refuses(self._paths[handle]):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         if self._counter.step():
             whole = b"".join(buffers)
             super().write(handle, (whole[: len(whole) // 2],), position)
@@ -170,6 +185,7 @@ def main() -> None:
         int(os.environ.get("CRASH_AT", "0")),
         torn=os.environ.get("CRASH_TORN") == "1",
         armed=os.environ.get("CRASH_ARMED") == "1",
+        fails=os.environ.get("CRASH_FAILS", ""),
     )
     asyncio.run(run(parser.parse_args(), counter))
 

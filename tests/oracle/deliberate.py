@@ -18,7 +18,10 @@ class Deviation:
     why: str
 
 
+OLD_FLAG = "version 0 has a flag for it, which Apache Kafka's controller does not look at"
 UNOPENED = "records are opened only where a rule needs their content; readers check them"
+
+NOBODY_LEFT = "a group without members has nothing to assign, so its target is up to date"
 
 DELIBERATE = (
     Deviation("records_that_lie", '"none"', '"invalid_record"', UNOPENED),
@@ -61,10 +64,31 @@ DELIBERATE = (
     ),
     Deviation("changing_settings", "5", "3", "the same"),
     Deviation("creating_topics", "5", "3", "the same again"),
+    Deviation("joining_and_leaving", "6", "4", NOBODY_LEFT),
+    Deviation("static_consumers", "5", "3", NOBODY_LEFT),
+    Deviation(
+        "offsets_of_consumers",
+        '"unknown_member_id"',
+        '"unknown_server_error"',
+        "OffsetFetch with an epoch and no member id escapes as an unexpected exception",
+    ),
+    Deviation(
+        "classic_members_of_a_consumer_group",
+        '"member 1"',
+        '""',
+        "a refused JoinGroup tells the member id that was asked, in every kind of group",
+    ),
     Deviation(
         "lengths_that_lie",
         '"connection closed"',
         '"an answer"',
         "a client id that is not UTF-8 and an array of length -2 are malformed, not nearly right",
+    ),
+    Deviation("lowering_by_version_0", '"none"', '"invalid_update_version"', OLD_FLAG),
+    Deviation(
+        "lowering_by_version_0",
+        '[{"feature": "transaction.version", "error_code": "none"}]',
+        "[]",
+        OLD_FLAG,
     ),
 )

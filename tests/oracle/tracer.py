@@ -39,6 +39,7 @@ NAMED = {
     "topic_id": "topic",
     "producer_id": "producer",
     "cluster_id": "cluster",
+    "session_id": "session",
 }
 INSTANTS = frozenset({"log_append_time", "last_timestamp", "transaction_start_time"})
 ADDRESSES = frozenset({"host", "port", "client_host", "finalized_features_epoch"})
@@ -57,6 +58,8 @@ UNORDERED = frozenset(
         "responses",
         "results",
         "results_by_topic_v3_and_below",
+        "subscribed_topic_names",
+        "topic_partitions",
         "topics",
         "transaction_states",
     }
@@ -177,6 +180,8 @@ class Tracer:
             return sorted(items, key=_order) if name in UNORDERED else items
         if name == "topic_id" and uuid.UUID(value or NO_ID).int < FIRST_MADE_ID:
             return value
+        if name == "session_id" and not value:
+            return value
         if name in NAMED and value not in (None, "", -1):
             known = self._names
             kind = NAMED[name]
@@ -196,7 +201,7 @@ class Tracer:
 
 def _order(item: Any) -> str:
     if not isinstance(item, Mapping):
-        return ""
+        return repr(item)
     keys = ("member_id", "producer_id", "group_id", "transactional_id", "name", "topic", "topic_id")
     keys += ("partition_index", "index", "partition")
     return repr([item.get(key) for key in keys])

@@ -123,6 +123,68 @@ def fetching(t: Tracer) -> None:
         fetch(t, version, "fetched", 0, topics=[])
 
 
+def fetch_sessions(t: Tracer) -> None:
+    for version in (7, 11, 12, 13, 18):
+        name = f"sessions-{version}"
+        t.cluster.create_topic(name, 3)
+        _one_session(t, version, name, t.cluster.topic_id(name))
+
+
+def _one_session(t: Tracer, version: int, name: str, topic_id: str) -> None:
+    session = 0
+
+    def ask(epoch: int, *partitions: int, offset: int = 0, **more: Any) -> int:
+        topic = {"topic": name, "topic_id": topic_id}
+        parts = [
+            {"partition": p, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+            for p in partitions
+        ]
+        forgotten = [topic | {"partitions": list(more.pop("forget", ()))}]
+        body: dict[str, Any] = {
+            "max_wait": 0,
+            "min_bytes": 1,
+            "max_bytes": 1 << 20,
+            "session_id": session,
+            "session_epoch": epoch,
+            "topics": [topic | {"partitions": parts}] if parts else [],
+            "forgotten_topics_data": forgotten if forgotten[0]["partitions"] else [],
+            **more,
+        }
+        if version < 15:
+            body["replica_id"] = -1
+        answer = t.quietly("fetch", version, **body)
+        t.note(f"fetch v{version} of session at {epoch}: {partitions} from {offset}", answer)
+        return int(answer["session_id"])
+
+    ask(1, 0)  # there is no session 0
+    session = ask(0, 0, 1)
+    ask(1)
+    ask(1)  # the same again
+    t.cluster.produce(name, [b"a"], partition=1)
+    ask(2)
+    ask(3, 1, offset=1)
+    ask(4, 2)
+    ask(5)
+    ask(6, 9)  # a partition that there is not
+    ask(7)
+    ask(8, forget=(9, 0))
+    t.cluster.produce(name, [b"b"], partition=0)
+    t.cluster.produce(name, [b"c"], partition=2)
+    ask(9)
+    ask(10, 2, offset=7)  # out of range, until the offset is mended
+    ask(11, 2, offset=1)
+    ask(12)
+    ask(14)  # one too far
+    if version == 12:
+        t.note("by id", t.quietly("fetch", 13, session_id=session, session_epoch=13, topics=[]))
+    ask(13, forget=(1, 2))
+    ask(14)  # nothing was left, so it was closed
+    session = ask(0, 1)
+    session = ask(0, 2)  # closes one, makes another
+    ask(-1, 0)
+    ask(1)
+
+
 def listing_offsets(t: Tracer) -> None:
     t.cluster.create_topic("listed", 2)
     for i in range(4):
@@ -569,6 +631,7 @@ TRACES = [
     records_that_lie,
     keyless_in_a_compacted_topic,
     fetching,
+    fetch_sessions,
     listing_offsets,
     leader_epochs,
     metadata,

@@ -24,6 +24,7 @@ from tests.support.history import (
     Outcome,
     Partition,
     Read,
+    Replayed,
     Send,
     Watermarks,
 )
@@ -54,6 +55,8 @@ class Kind(StrEnum):
     """Two values at one offset."""
     DOUBLE_OWNER = "double owner"
     """Two members with one partition at one epoch."""
+    REPLAY_DIVERGENCE = "replay divergence"
+    """The same log, replayed twice or first written and then read, gave two states."""
     NONMONOTONIC_READ = "nonmonotonic read"
     """A reader went back without being told to."""
     SKIPPED_READ = "skipped read"
@@ -126,6 +129,7 @@ class _Checker:
         yield from self._stalls()
         yield from self._inconsistent_offsets()
         yield from self._double_owners()
+        yield from self._replays()
         yield from self._order_of_reads()
         yield from self._order_of_sends()
         yield from self._circles()
@@ -350,6 +354,16 @@ class _Checker:
             if len(members) > 1:
                 detail = f"{', '.join(sorted(members))} at epoch {epoch}"
                 yield Anomaly(Kind.DOUBLE_OWNER, f"{group} {_name(partition)}", detail)
+
+    def _replays(self) -> Iterator[Anomaly]:
+        states: dict[tuple[str, int], set[str]] = defaultdict(set)
+        for item in self._history:
+            if isinstance(item, Replayed):
+                states[item.machine, item.offset].add(item.digest)
+        for (machine, offset), digests in states.items():
+            if len(digests) > 1:
+                detail = f"at offset {offset}: {', '.join(sorted(digests))}"
+                yield Anomaly(Kind.REPLAY_DIVERGENCE, machine, detail)
 
     # --- progress and order ---
 

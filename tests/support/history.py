@@ -148,9 +148,21 @@ class Watermarks(Operation):
     final: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed(Operation):
+    """The digest of a state machine after its log up to ``offset``, however it got there."""
+
+    machine: str
+    offset: int
+    digest: str
+
+
 _KINDS: dict[str, type[Operation]] = {
     kind.__name__: kind
-    for kind in (Fence, Send, Begin, End, Read, CommitOffset, FetchOffset, Assigned, Watermarks)
+    for kind in (
+        *(Fence, Send, Begin, End, Read, CommitOffset, FetchOffset, Assigned, Watermarks),
+        Replayed,
+    )
 }
 
 

@@ -40,9 +40,9 @@ class OracleMissingError(Exception):
     """Something that the judge needs is not on this machine."""
 
 
-def unavailable(missing: str) -> None:
+def unavailable(missing: str, judge: str = "Apache Kafka") -> None:
     """Skip for the named reason; with REQUIRE_ORACLE=1 a missing judge is a failure."""
-    reason = f"Apache Kafka cannot judge here: {missing}"
+    reason = f"{judge} cannot judge here: {missing}"
     if os.environ.get("REQUIRE_ORACLE") == "1":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

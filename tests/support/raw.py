@@ -213,10 +213,14 @@ class RawClient:
         return b"".join(parts)
 
 
+ERROR_FIELDS = frozenset({"error_code", "partition_error_code"})
+"""AddPartitionsToTxn has a name of its own for it."""
+
+
 def errors_in(answer: Any) -> list[str]:
     """Every error name in an answer, in order, ``none`` included."""
     if isinstance(answer, Mapping):
-        own = [value for name, value in answer.items() if name == "error_code"]
+        own = [value for name, value in answer.items() if name in ERROR_FIELDS]
         return own + [error for value in answer.values() for error in errors_in(value)]
     if isinstance(answer, Sequence) and not isinstance(answer, str | bytes):
         return [error for item in answer for error in errors_in(item)]

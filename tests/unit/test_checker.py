@@ -18,6 +18,7 @@ from tests.support.history import (
     Operation,
     Outcome,
     Read,
+    Replayed,
     Send,
     Watermarks,
     dump,
@@ -85,6 +86,12 @@ def assigned(at: float, member: str, epoch: int, *partitions: tuple[str, int]) -
 def marks(stable: int, end: int, *, last: bool) -> Watermarks:
     return Watermarks(
         process="judge", begin=90, end=91, partition=P, stable=stable, end_offset=end, final=last
+    )
+
+
+def replayed(at: float, offset: int, digest: str, machine: str = "txn-0") -> Replayed:
+    return Replayed(
+        process="judge", begin=at, end=at, machine=machine, offset=offset, digest=digest
     )
 
 
@@ -319,6 +326,12 @@ PAIRS: list[tuple[Kind, str, list[Operation], list[Operation]]] = [
         [assigned(1, "m1", 1, P), assigned(1, "m2", 1, P, Q)],
     ),
     (
+        Kind.REPLAY_DIVERGENCE,
+        "after a reload",
+        [replayed(1, 7, "a"), replayed(2, 7, "a"), replayed(3, 8, "b"), replayed(3, 7, "c", "g")],
+        [replayed(1, 7, "a"), replayed(2, 7, "b")],
+    ),
+    (
         Kind.NONMONOTONIC_READ,
         "back between polls",
         [send(1, "a", 0), read(2, 0, "0:a"), read(3, 0, "0:a", moved=True)],
@@ -422,6 +435,7 @@ def test_histories_survive_a_file_and_a_torn_last_line(tmp_path) -> None:
         fence(7, 1),
         assigned(8, "m", 1, P, Q),
         marks(2, 2, last=True),
+        replayed(99, 7, "a"),
     ]
     assert [load(dump(operation)) for operation in operations] == operations
     file = tmp_path / "history.jsonl"

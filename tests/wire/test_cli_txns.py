@@ -6,6 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import confluent_kafka
 import pytest
@@ -15,7 +16,10 @@ from tests.support.cluster import GROUP, Cluster, unique
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer
 from tests.wire.test_cli import fencepost, rows
+from tests.wire.test_consumer_protocol import member
+from tests.wire.test_transactions_v2 import PASSING
 
+JSON = ("--format", "json")
 BROKER = 4
 VERIFICATION = "transaction.partition.verification.enable"
 
@@ -147,6 +151,57 @@ def test_a_hanging_transaction_is_found_blamed_and_aborted(bootstrap, cluster, t
     assert fencepost(*find, "0", bootstrap=bootstrap).stdout == "no transaction hangs\n"
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_hanging_transaction_names_the_members_whose_offsets_it_holds(
+    bootstrap, cluster, topic, protocol
+):
+    """The producer carried a group's offsets; what it wrote to the topic was never added."""
+    source, group = cluster.create_topic(unique("source")), unique("copier")
+    cluster.produce(source, [b"a"])
+    begin = member if protocol == "consumer" else confluent_consumer
+    given = (bootstrap, group, source) if protocol == "consumer" else (bootstrap,)
+    conf = {"client_id": "copier-1"} | ({} if protocol == "consumer" else {"group_id": group})
+    with begin(*given, **conf) as consumer:
+        consumer.subscribe([source])
+        assert consumer.poll(20) is not None
+        name, producer_id = hang(cluster, topic)
+        (listed,) = rows(
+            fencepost("txns", "producers", topic, "--open", *JSON, bootstrap=bootstrap)
+        )
+        who = {"transactional_id": name, "producer_id": producer_id, "group_id": group}
+        who["producer_epoch"] = listed["epoch"]
+        added = until(lambda: settled(cluster.call("add_offsets_to_txn", 3, **who)), "the offsets")
+        assert added["error_code"] == "none"
+        place = {"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": -1}
+        as_member = {}
+        if protocol == "consumer":
+            asked = {"group_ids": [group], "include_authorized_operations": False}
+            found = cluster.call("consumer_group_describe", 0, **asked)["groups"][0]["members"][0]
+            as_member = {"member_id": found["member_id"], "generation_id": found["member_epoch"]}
+        sent = cluster.call(
+            "txn_offset_commit",
+            3 if as_member else 2,
+            **who,
+            **as_member,
+            topics=[{"name": source, "partitions": [{**place, "committed_metadata": ""}]}],
+        )
+        assert sent["topics"][0]["partitions"][0]["error_code"] == "none"
+        find = ("txns", "find-hanging", "--topic", topic, "--max-transaction-timeout", "0")
+        (found,) = rows(fencepost(*find, *JSON, bootstrap=bootstrap, status=1))
+        table = fencepost(*find, bootstrap=bootstrap, status=1).stdout
+    assert found["reason"] == f"{name} is Ongoing without this partition"
+    assert [client.partition("@")[0] for client in found["client"]] == ["copier-1"]
+    assert "copier-1@" in table
+    ended = {k: v for k, v in who.items() if k != "group_id"}
+    cluster.call("end_txn", 3, **ended, committed=False)
+    where = ("txns", "abort", f"{topic}:0", "--producer-id", str(producer_id), "--execute")
+    fencepost(*where, bootstrap=bootstrap)
+
+
+def settled(answer: dict[str, Any]) -> dict[str, Any] | None:
+    return None if answer["error_code"] in PASSING else answer
+
+
 def test_a_transaction_that_its_coordinator_will_end_does_not_hang(bootstrap, cluster, topic):
     with open_transaction(bootstrap, topic) as (name, _):
         everywhere = rows(
@@ -169,7 +224,8 @@ def test_abort_wants_to_know_which(bootstrap, topic):
     fencepost("txns", "abort", topic, "--start-offset", "0", bootstrap=bootstrap, status=2)
 
 
-def test_blame_names_the_pipeline_and_who_waits_behind_it(bootstrap, cluster, topic):
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_blame_names_the_pipeline_and_who_waits_behind_it(bootstrap, cluster, topic, protocol):
     source = cluster.create_topic(unique("source"))
     group, reader = unique("copier"), unique("reader")
     cluster.produce(source, [b"a", b"b"])
@@ -178,7 +234,11 @@ def test_blame_names_the_pipeline_and_who_waits_behind_it(bootstrap, cluster, to
     with confluent_consumer(bootstrap, group_id=reader) as follower:
         committed = [confluent_kafka.TopicPartition(topic, 0, 1)]
         follower.commit(offsets=committed, asynchronous=False)
-    with confluent_consumer(bootstrap, group_id=group, client_id="copier-1") as consumer:
+    if protocol == "consumer":
+        copier = member(bootstrap, group, source, client_id="copier-1")
+    else:
+        copier = confluent_consumer(bootstrap, group_id=group, client_id="copier-1")
+    with copier as consumer:
         consumer.subscribe([source])
         assert consumer.poll(20) is not None
         with open_transaction(bootstrap, topic) as (name, producer):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.support.batches import batch
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon
 from tests.support.processes import Child
+from tests.support.targets import SETTINGS
 from tests.support.waits import until
 
 ME = "history-test"
@@ -22,7 +25,9 @@ ME = "history-test"
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    started = Daemon(tmp_path_factory.mktemp("history")).start()
+    short = {"group.consumer.min.session.timeout.ms": "1000"}
+    short |= {"group.consumer.session.timeout.ms": "1000"}
+    started = Daemon(tmp_path_factory.mktemp("history"), {**SETTINGS, **short}).start()
     yield started
     started.stop()
 
@@ -113,6 +118,90 @@ def test_the_timeline_of_a_transactional_id_also_while_it_happens(daemon: Daemon
     assert rows[-1]["who"] == f"producer {first[0]}"
     assert rows[-1]["host"] == "127.0.0.1"
     assert rows[-1]["detail"]["producer_epoch"] == second[1]
+
+
+def heartbeat(cluster: Cluster, group: str, member: str, epoch: int, **more: Any) -> int:
+    """One heartbeat of the consumer protocol; the member's epoch."""
+    joining = {"rebalance_timeout": 60_000, "topic_partitions": []} if epoch == 0 else {}
+    answer = cluster.call(
+        "consumer_group_heartbeat",
+        1,
+        group_id=group,
+        member_id=member,
+        member_epoch=epoch,
+        **joining,
+        **more,
+    )
+    assert answer["error_code"] == "none"
+    return int(answer["member_epoch"])
+
+
+def at(daemon: Daemon, group: str, since: str, until_: str) -> list[dict[str, Any]]:
+    words = ("groups", "history", group, "--since", since, "--until", until_, "--format", "json")
+    found: list[dict[str, Any]] = json.loads(run(daemon, *words))
+    return found
+
+
+def now() -> str:
+    """A new millisecond: after all that was answered, before all that is asked next."""
+    asked = int(time.time() * 1000)
+    moment = until(lambda: max(int(time.time() * 1000) - asked, 0) and asked + 1, "a millisecond")
+    return dt.datetime.fromtimestamp(moment / 1000, dt.UTC).isoformat(timespec="milliseconds")
+
+
+def test_who_rebalanced_a_consumer_group_at_a_given_time(daemon: Daemon) -> None:
+    """One member falls silent: who, from where, by which timer, from which epoch to which."""
+    group = unique("at-0213")
+    with Cluster(daemon.bootstrap) as cluster:
+        topic = cluster.create_topic(unique("told"), 2)
+        cluster.coordinator(group, 0)
+        stays = heartbeat(cluster, group, "stays", 0, subscribed_topic_names=[topic])
+        heartbeat(cluster, group, "silent", 0, subscribed_topic_names=[topic])
+        since = now()
+
+        def is_alone() -> bool:
+            nonlocal stays
+            stays = heartbeat(cluster, group, "stays", stays, topic_partitions=[])
+            return stays == 4
+
+        until(is_alone, "the silent member is removed")
+        till = now()
+        heartbeat(cluster, group, "stays", -1)
+        told(daemon, "groups", group, "member-left")
+    rows = at(daemon, group, since, till)
+    assert not {"member-joined", "member-left"} & {row["what"] for row in rows}
+    (gone,) = [row for row in rows if row["what"] == "member-expired"]
+    bumped = next(row for row in rows if row["what"] == "group-epoch-bumped")
+    for row in (gone, bumped):
+        assert (row["who"], row["trigger"], row["host"]) == ("silent", "timer session", "127.0.0.1")
+        assert row["client"]
+        assert since <= row["time"].replace("Z", "+00:00") < till
+    assert "no heartbeat came" in bumped["why"]
+    assert bumped["change"] == "epoch 3 → 4"
+    later = at(daemon, group, till, now())
+    (left,) = [row for row in later if row["what"] == "member-left"]
+    assert (left["who"], left["trigger"]) == ("stays", "request ConsumerHeartbeat")
+    epochs = [row["change"] for row in later if row["what"] == "group-epoch-bumped"]
+    assert epochs[-1] == "epoch 4 → 5"
+
+
+def test_who_rebalanced_a_classic_group_at_a_given_time(daemon: Daemon) -> None:
+    group = unique("at-0213")
+    with Cluster(daemon.bootstrap) as cluster:
+        cluster.coordinator(group, 0)
+        first = join(cluster, group, join(cluster, group)["member_id"])
+        since = now()
+        cluster.call("leave_group", 2, group_id=group, member_id=first["member_id"])
+        told(daemon, "groups", group, "member-left")
+        till = now()
+        join(cluster, group, join(cluster, group)["member_id"])
+    rows = at(daemon, group, since, till)
+    assert [row["what"] for row in rows if row["what"].startswith("member")] == ["member-left"]
+    (started,) = [row for row in rows if row["what"] == "rebalance-started"]
+    assert (started["who"], started["trigger"]) == (first["member_id"], "request LeaveGroup")
+    assert started["client"]
+    assert started["host"] == "127.0.0.1"
+    assert "generation 1" in started["change"]
 
 
 def test_clients_read_it_and_can_not_write_it(daemon: Daemon) -> None:

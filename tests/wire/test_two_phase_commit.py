@@ -14,6 +14,7 @@ from tests.support.batches import batch
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.daemon import Daemon
 from tests.support.targets import SETTINGS
+from tests.support.waits import until
 
 INIT_PRODUCER_ID = 22
 SWITCH = {"transaction.two.phase.commit.enable": "true"}
@@ -115,6 +116,67 @@ def test_what_is_prepared_waits_for_its_decision_over_timeout_and_crash(
     with Cluster(daemon.bootstrap) as cluster:
         found = cluster.values(topic, isolation=READ_COMMITTED)
     assert found == ([b"prepared"] if commit else [])
+
+
+def state_of(client: WireClient, name: str) -> str:
+    asked = client.call("DescribeTransactions", to_transaction=name, transactional_ids=(name,))
+    return str(asked.transaction_states[0].transaction_state)
+
+
+def test_what_is_prepared_outlives_its_timeout_before_and_after_a_restart(daemon: Daemon) -> None:
+    """Another transaction with the same timeout says when it is over."""
+    name, topic = unique("two-phase"), unique("orders")
+    with Cluster(daemon.bootstrap) as cluster:
+        cluster.create_topic(topic, 2)
+    for restart in (False, True):
+        with WireClient(daemon.bootstrap) as client:
+            if not restart:
+                prepared = prepare(client, daemon.bootstrap, name, topic)
+            other = unique("one-phase")
+            answer = init(client, other, two_phase=False)
+            data = batch(
+                [b"late"],
+                producer_id=answer.producer_id,
+                producer_epoch=answer.producer_epoch,
+                sequence=0,
+                transactional=True,
+            )
+            with Cluster(daemon.bootstrap) as cluster:
+                cluster.produce(topic, data, partition=1, version=12, transactional_id=other)
+            assert state_of(client, other) == "Ongoing"
+            until(lambda one=other: state_of(client, one) == "CompleteAbort", "the timeout")
+            assert state_of(client, name) == "Ongoing"
+        if not restart:
+            daemon.stop()
+            daemon.start()
+    with WireClient(daemon.bootstrap) as client:
+        kept = init(client, name, keep=True)
+        assert (kept.ongoing_txn_producer_id, kept.ongoing_txn_producer_epoch) == prepared
+        done = end(client, name, (kept.producer_id, kept.producer_epoch), commit=True)
+        assert done.error_code is ErrorCode.none
+    with Cluster(daemon.bootstrap) as cluster:
+        assert cluster.values(topic, isolation=READ_COMMITTED) == [b"prepared"]
+
+
+@pytest.mark.parametrize("two_phase", [True, False])
+def test_a_claim_that_keeps_nothing_aborts_what_is_prepared(
+    daemon: Daemon, two_phase: bool
+) -> None:
+    name, topic = unique("two-phase"), unique("orders")
+    with Cluster(daemon.bootstrap) as cluster:
+        cluster.create_topic(topic)
+    with WireClient(daemon.bootstrap) as client:
+        prepared = prepare(client, daemon.bootstrap, name, topic)
+        kept = init(client, name, keep=True)
+        assert (kept.ongoing_txn_producer_id, kept.ongoing_txn_producer_epoch) == prepared
+        fresh = init(client, name, two_phase=two_phase)
+        assert (fresh.ongoing_txn_producer_id, fresh.ongoing_txn_producer_epoch) == NOBODY
+        for late in (prepared, (kept.producer_id, kept.producer_epoch)):
+            refused = end(client, name, late, commit=True)
+            assert refused.error_code is ErrorCode.producer_fenced
+    with Cluster(daemon.bootstrap) as cluster:
+        assert cluster.lso(topic) == cluster.offset(topic)
+        assert cluster.values(topic, isolation=READ_COMMITTED) == []
 
 
 def test_the_switch_off_refuses_v6_by_closing_the_connection(fencepost: Daemon) -> None:

@@ -64,8 +64,12 @@ class Confluent:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except confluent_kafka.KafkaException as raised:
-            error = raised.args[0]
+        except (confluent_kafka.KafkaException, SystemError) as raised:
+            # A fatal error that is told in the midst of a delivery report breaks the callback.
+            told = raised.__cause__ if isinstance(raised, SystemError) else raised
+            if not isinstance(told, confluent_kafka.KafkaException):
+                raise
+            error = told.args[0]
             if error.fatal() or error.code() == confluent_kafka.KafkaError._FENCED:
                 raise Fenced(error) from raised
             if error.txn_requires_abort():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coordinator.config import BrokerConfig
+from coordinator.group_commit import GroupCommit
 from coordinator.group_coordinator import GroupCoordinator
 from coordinator.history import History
 from coordinator.metadata import MetadataLog
@@ -31,10 +32,14 @@ class Services:
         *,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
+        commit: type[GroupCommit] = GroupCommit,
     ) -> None:
         self.clock = ManualClock(1_700_000_000_000) if clock is None else clock
         self.config = BrokerConfig({**QUICK, **(config or {})})
-        self.replicas = Replicas(fs or OsFileSystem(), str(directory), self.config, self.clock)
+        self.commit = commit(self.clock)
+        self.replicas = Replicas(
+            fs or OsFileSystem(), str(directory), self.config, self.clock, self.commit
+        )
         self.metadata = MetadataLog(
             self.replicas.open_metadata(), self.config, self.clock, node_id=self.node_id
         )
@@ -51,9 +56,11 @@ class Services:
         return self
 
     async def stop(self) -> None:
+        await self.commit.drain()
         await self.txns.stop()
         await self.groups.stop()
         self.history.stop()
+        await self.commit.close()
         self.replicas.close()
 
     async def kill(self) -> None:

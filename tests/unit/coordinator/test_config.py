@@ -77,6 +77,42 @@ def test_defaults_are_those_of_the_log():
             "group.min.session.timeout.ms",
             "above group.max.session.timeout.ms",
         ),
+        (
+            {"group.consumer.session.timeout.ms": "44999"},
+            "group.consumer.min.session.timeout.ms",
+            "above group.consumer.session.timeout.ms",
+        ),
+        (
+            {"group.consumer.session.timeout.ms": "60001"},
+            "group.consumer.session.timeout.ms",
+            "above group.consumer.max.session.timeout.ms",
+        ),
+        (
+            {
+                "group.consumer.min.session.timeout.ms": "60001",
+                "group.consumer.session.timeout.ms": "60001",
+            },
+            "group.consumer.min.session.timeout.ms",
+            "above group.consumer.max.session.timeout.ms",
+        ),
+        (
+            {"group.consumer.heartbeat.interval.ms": "4999"},
+            "group.consumer.min.heartbeat.interval.ms",
+            "above group.consumer.heartbeat.interval.ms",
+        ),
+        (
+            {"group.consumer.heartbeat.interval.ms": "15001"},
+            "group.consumer.heartbeat.interval.ms",
+            "above group.consumer.max.heartbeat.interval.ms",
+        ),
+        (
+            {
+                "group.consumer.min.session.timeout.ms": "5000",
+                "group.consumer.session.timeout.ms": "5000",
+            },
+            "group.consumer.heartbeat.interval.ms",
+            "below group.consumer.session.timeout.ms",
+        ),
     ],
 )
 def test_what_is_refused_names_key_value_and_reason(settings, key, reason):
@@ -91,6 +127,19 @@ def test_what_is_refused_names_key_value_and_reason(settings, key, reason):
 @pytest.mark.parametrize("bytes_", ["1048576", "2147483647"])
 def test_values_at_their_bounds_are_accepted(bytes_):
     assert BrokerConfig({"log.segment.bytes": bytes_}).int("log.segment.bytes") == int(bytes_)
+
+
+@pytest.mark.parametrize(
+    ("session", "beat"), [("45000", "5000"), ("60000", "15000"), ("45000", "15000")]
+)
+def test_timeouts_of_consumer_groups_at_their_bounds(session, beat):
+    config = BrokerConfig(
+        {
+            "group.consumer.session.timeout.ms": session,
+            "group.consumer.heartbeat.interval.ms": beat,
+        }
+    )
+    assert config.int("group.consumer.session.timeout.ms") == int(session)
 
 
 def test_typed_access():

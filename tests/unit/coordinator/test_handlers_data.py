@@ -14,6 +14,7 @@ import pytest
 from coordinator.broker import Broker
 from tests.support.batches import HEADER, NOW_MS, batch, batches, seal
 from tests.support.cluster import EARLIEST, READ_COMMITTED, TRANSACTION, Cluster, unique
+from tests.support.cluster import GROUP as GROUP_KIND
 from tests.support.raw import ConnectionLostError, RawClient
 
 ALL_TOPIC_OPERATIONS, ALL_CLUSTER_OPERATIONS, NOT_ASKED = 3576, 8096, -(2**31)
@@ -648,14 +649,6 @@ def test_a_waiting_fetch_hears_that_its_topic_is_gone(client, bootstrap, topic):
     assert part["error_code"] == "unknown_topic_or_partition"
 
 
-def test_sessions_are_never_made_and_never_found(client, topic):
-    for session in ((0, 0), (0, -1), (5, 0), (5, -1)):
-        answer = _fetch(client, [{}], topic=topic, session_id=session[0], session_epoch=session[1])
-        assert (answer["error_code"], answer["session_id"]) == ("none", 0)
-    answer = _fetch(client, [], topic=topic, session_id=5, session_epoch=1)
-    assert answer["error_code"] == "fetch_session_id_not_found"
-
-
 # --- leader epochs --------------------------------------------------------------------------------
 
 
@@ -904,10 +897,46 @@ def test_describing_a_broker_and_other_resources(client):
     assert [one["source"] for one in found["num.partitions"]["synonyms"]] == [4, 5]
     assert _describe(client, BROKER, "4")[0] == "invalid_request"
     assert _describe(client, BROKER, "")[0] == "none"
-    assert _describe(client, GROUP, "g") == ("none", {})
+    code, found = _describe(client, GROUP, "g")
+    assert (code, len(found)) == ("none", 3)
+    assert {one["config_source"] for one in found.values()} == {5}
     assert _describe(client, GROUP, "")[0] == "invalid_request"
     assert _describe(client, METRICS, "m") == ("none", {})
     assert _describe(client, 3, "m")[0] == "invalid_request"
+
+
+def test_a_group_has_settings_of_its_own(client):
+    session, beat = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+    for change, code in (
+        ((session, SET, "50000"), "none"),
+        ((session, SET, "60000"), "none"),
+        ((session, SET, "60001"), "invalid_config"),
+        ((session, SET, "45000"), "none"),
+        ((session, SET, "44999"), "invalid_config"),
+        ((session, SET, "x"), "invalid_config"),
+        ((beat, SET, "15000"), "none"),
+        ((beat, SET, "15001"), "invalid_config"),
+        (("consumer.assignment.interval.ms", SET, "0"), "none"),
+        (("no.such.key", SET, "1"), "invalid_config"),
+    ):
+        assert _alter(client, GROUP, "own", change) == code, change
+    _, found = _describe(client, GROUP, "own", include_synonyms=True)
+    assert found[session]["value"] == "45000"
+    assert [one["source"] for one in found[beat]["synonyms"]] == [8, 5]
+    client.coordinator("own", GROUP_KIND)
+    joined = client.call(
+        "consumer_group_heartbeat",
+        1,
+        group_id="own",
+        member_id="m",
+        member_epoch=0,
+        rebalance_timeout=60_000,
+        subscribed_topic_names=[],
+        topic_partitions=[],
+    )
+    assert joined["heartbeat_interval"] == 15_000
+    assert _alter(client, GROUP, "own", (beat, DELETE, None)) == "none"
+    assert _describe(client, GROUP, "own")[1][beat]["value"] == "5000"
 
 
 def test_changing_a_topic_step_by_step(client, topic):

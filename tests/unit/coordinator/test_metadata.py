@@ -228,3 +228,31 @@ def test_topic_ids_do_not_begin_with_a_dash_in_base64(monkeypatch):
     ids = iter([uuid.UUID(int=62 << 122), uuid.UUID(int=1 << 122)])
     monkeypatch.setattr(module.uuid, "uuid4", lambda: next(ids))
     assert module._new_topic_id() == uuid.UUID(int=1 << 122)
+
+
+def test_as_many_groups_have_settings_of_their_own_as_may(tmp_path):
+    node, limit = Node(tmp_path), MetadataLimits().max_configured_groups
+    own = {"consumer.session.timeout.ms": "50000"}
+    key = module._key
+    node.log._append(
+        [
+            Record(
+                key(module._SETTINGS, f"{module.GROUP_SCOPE}g{number}"),
+                module._pack({"configs": own}),
+            )
+            for number in range(limit - 1)
+        ]
+    )
+    node.log.set_group_settings("last", own)
+    for _ in range(2):
+        with pytest.raises(TopicLimitExceededError, match=f"{limit} groups"):
+            node.log.set_group_settings("one too many", own)
+        node.log.set_group_settings("one too many", {})
+        assert node.log.group_settings("one too many") == {}
+        node.log.set_group_settings("last", {**own, "consumer.heartbeat.interval.ms": "6000"})
+        node.stop()
+        node = Node(tmp_path)
+    assert len(node.log.group_settings("last")) == 2
+    node.log.set_group_settings("g0", {})
+    node.log.set_group_settings("one more", own)
+    assert node.log.group_settings("one more") == own

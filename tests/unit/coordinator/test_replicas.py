@@ -16,8 +16,10 @@ from logcore.checkpoints import read_offsets
 from logcore.clock import ManualClock
 from logcore.errors import StorageError
 from logcore.fs import OsFileSystem
-from logcore.machine import Record
+from logcore.machine import ProducerStamp, Record
 from logcore.partition import Isolation, Partition
+
+pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
 
 CHECKPOINTS = {
     "recovery-point-offset-checkpoint",
@@ -124,6 +126,51 @@ def test_records_are_there_after_a_restart(tmp_path, clean):
     assert (partition.log_end_offset, partition.high_watermark) == (5, 5)
     assert (partition.recovery is None) is clean
     assert partition.leader_epoch == 1
+
+
+@pytest.mark.parametrize(("silent_ms", "known"), [(172_799_999, [7]), (172_800_000, [])])
+def test_a_start_forgets_producers_by_the_configured_time(tmp_path, silent_ms, known):
+    """Two days, and not the day that is the default."""
+    config = {"producer.id.expiration.ms": "172800000"}
+    node = Node(tmp_path, config)
+    node.topics.create("a", partitions=1)
+    partition = node.replicas.partition("a", 0)
+    partition.append_marker(
+        ProducerStamp(7, 0), commit=True, coordinator_epoch=0, now_ms=node.clock.now_ms()
+    )
+    node.replicas.close()
+    again = Node(tmp_path, config, clock=ManualClock(node.clock.now_ms() + silent_ms))
+    found = again.replicas.partition("a", 0).producers()
+    assert [one.producer_id for one in found] == known
+
+
+def test_the_limit_of_producers_is_the_brokers(tmp_path):
+    """Over all partitions, and changed while the broker runs."""
+    node = Node(tmp_path, {"max.producer.ids": "2"})
+    node.topics.create("a", partitions=3)
+    node.topics.create("b", partitions=1)
+
+    def write(topic, index, producer_id):
+        partition = node.replicas.partition(topic, index)
+        stamp = ProducerStamp(producer_id, 0)
+        partition.append_marker(stamp, commit=True, coordinator_epoch=0, now_ms=1)
+        return {
+            (one.topic, one.index, state.producer_id)
+            for one in node.replicas
+            for state in one.producers()
+        }
+
+    write("a", 0, 1)
+    assert write("a", 1, 1) == {("a", 0, 1), ("a", 1, 1)}
+    assert write("b", 0, 2) == {("a", 1, 1), ("b", 0, 2)}
+    assert node.replicas.producer_limit.forgotten == 1
+    node.delete("b")
+    assert write("a", 2, 5) == {("a", 1, 1), ("a", 2, 5)}
+    assert node.replicas.producer_limit.forgotten == 1
+    node.metadata.set_settings("", {"max.producer.ids": "3"})
+    assert write("a", 2, 6) == {("a", 1, 1), ("a", 2, 5), ("a", 2, 6)}
+    node.replicas.close()
+    assert Node(tmp_path).replicas.producer_limit.maximum == 3
 
 
 def test_the_checkpoints_of_a_clean_stop(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.group_commit import GroupCommit
 from coordinator.history import Origin
 from coordinator.runtime import Pace, Shard, ShardServices, ShardState
 from coordinator.shard_errors import (
@@ -200,7 +201,7 @@ class Bench:
         self.loop = asyncio.get_running_loop()
         self.timers = TimerQueue(self.clock, self.loop)
         self.effects: list[object] = []
-        self.remembered: list[tuple[str, str, Event, Origin | None]] = []
+        self.remembered: list[tuple[str, str, Event, Origin | None, str | None]] = []
         self.machines: list[TableMachine] = []
         self.answer: Callable[[Shard, object], None] = self.report
         self.shard = self.new_shard()
@@ -223,9 +224,10 @@ class Bench:
         self.machines.append(TableMachine())
         return self.machines[-1]
 
-    def perform(self, shard: Shard, effect: object, now_ms: int) -> None:
+    def perform(self, shard: Shard, effect: object, now_ms: int, tried: Callable[[], None]) -> None:
         self.effects.append(effect)
         self.answer(shard, effect)
+        tried()
 
     def report(self, shard: Shard, effect: object) -> None:
         assert isinstance(effect, Tell)
@@ -238,9 +240,8 @@ class Bench:
             self.timers,
             self.perform,
             lambda command: "loading" if command == Get("loading") else None,
-            lambda topic, shard, event, origin: self.remembered.append(
-                (topic, shard, event, origin)
-            ),
+            lambda *said: self.remembered.append(said),
+            GroupCommit(self.clock),
         )
         return Shard(self.partition, self.build, services)  # type: ignore[arg-type]
 
@@ -522,7 +523,10 @@ async def test_causes_are_handed_on_with_who_asked(bench: Bench) -> None:
         await shard.submit(Put("", "3"), me)
     with pytest.raises(NotCoordinatorError):
         await shard.submit(Put("bug", "4"), me)
-    told = [(topic, name, event.subject, who) for topic, name, event, who in bench.remembered]
-    topic = shard.partition.topic
-    assert told == [(topic, shard.name, "a", me), (topic, shard.name, "b", None)]
+    told = [
+        (topic, name, event.subject, who, trigger)
+        for topic, name, event, who, trigger in bench.remembered
+    ]
+    where = shard.partition.topic, shard.name
+    assert told == [(*where, "a", me, "request Put"), (*where, "b", None, "upkeep Put")]
     await shard.close()

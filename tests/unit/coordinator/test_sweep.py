@@ -66,6 +66,23 @@ def test_every_operation_has_its_points_and_only_answers_after_one_count(tmp_pat
     assert len(counter.events) == 5
 
 
+def test_every_answer_can_be_a_point_of_its_own(tmp_path):
+    (tmp_path / "t-0").mkdir()
+    counter = Counter(None, die, every_answer=True)
+    counter.arm()
+    counter.answer()
+    work(counter, str(tmp_path))
+    assert [event.is_answer for event in counter.events] == [
+        *(True, False, False, True, False, True, True)
+    ]
+    last = Counter(Point(Where.ANSWER, 4), die, every_answer=True)
+    last.arm()
+    last.answer()
+    (tmp_path / "t-0" / "a.log").unlink()
+    with pytest.raises(Death, match=ANSWER):
+        work(last, str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("where", "number", "left"),
     [

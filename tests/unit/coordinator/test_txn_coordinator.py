@@ -42,6 +42,8 @@ from txn.errors import (
     TransactionAbortableError,
 )
 
+pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
+
 ID = "my-transactions"
 
 

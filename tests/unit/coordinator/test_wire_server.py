@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.connection import WRITE_BYTES
 from coordinator.handlers import CloseConnection, Context, Registry, handles, request_ms
 from coordinator.handlers.api_versions import run as api_versions
 from coordinator.server import Server
@@ -19,8 +23,11 @@ from coordinator.wire import (
     encode_request,
     request_factory,
 )
-from coordinator.wire.limits import ConnectionLimits
+from coordinator.wire.limits import RESERVED_FILES, ConnectionLimits
+from logcore.file_range import FileRange
 from logcore.machine import DomainError
+from logcore.partition import Isolation
+from tests.unit.logcore.partition_driver import append, open_partition
 
 FEATURES = {"group.version": (0, 1, 0), "transaction.version": (0, 2, 2), "odd.version": (1, 3, 1)}
 
@@ -36,6 +43,7 @@ class Service:
         self.features = FEATURES
         self.features_epoch = 7
         self.seen: list[tuple[int, Any]] = []
+        self.records: FileRange | None = None
         self.gate: asyncio.Event = asyncio.Event()
         self.registry = Registry(modules={})
         for run in (self.heartbeat(), self.produce(), self.fetch(), api_versions):
@@ -88,7 +96,8 @@ class Service:
         def run(ctx: Context) -> Awaitable[Any]:
             self.seen.append((ctx.correlation_id, "fetch"))
             future = asyncio.get_running_loop().create_future()
-            part = ctx.respond.PartitionData(partition_index=0, records=bytes(ctx.body.max_bytes))
+            records = self.records or bytes(ctx.body.max_bytes)
+            part = ctx.respond.PartitionData(partition_index=0, records=records)
             topic = ctx.respond.FetchableTopicResponse(topic="t", partitions=[part])
             future.set_result(ctx.respond.message(responses=[topic]))
             return future
@@ -233,7 +242,7 @@ async def test_no_answer_to_acks_0_and_the_next_request_is_served() -> None:
 
 
 async def test_a_client_that_does_not_read_is_not_served_further() -> None:
-    async with serving(write_high_water_bytes=100_000) as service:
+    async with serving() as service:
         peer = await Peer.of(service)
         count = 30
         peer.send(b"".join(fetch(n, 1 << 20) for n in range(count)))
@@ -242,6 +251,53 @@ async def test_a_client_that_does_not_read_is_not_served_further() -> None:
         assert len(service.seen) < count
         for n in range(count):
             assert (await peer.answer(1, 11))[0] == n
+
+
+@pytest.mark.parametrize("size", [WRITE_BYTES - 1, WRITE_BYTES, WRITE_BYTES + 1, 30_000_000])
+async def test_a_response_of_any_size_arrives_whole(size: int) -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(fetch(1, size) + heartbeat(2))
+        fetched = (await peer.answer(1, 11))[1].responses[0].partitions[0].records
+        assert fetched == bytes(size)
+        assert (await peer.answer(12, 4))[0] == 2
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_range_of_a_file_arrives_whole_or_ends_the_connection(
+    cut: bool, tmp_path: Path
+) -> None:
+    partition = open_partition(tmp_path)
+    for _ in range(40):
+        append(partition, 1, size=500_000)
+    asked = 0, 1 << 30, Isolation.READ_UNCOMMITTED
+    records = partition.fetch_range(*asked, at_least_one=True).records
+    expected = partition.fetch(*asked, at_least_one=True).records
+    assert isinstance(records, FileRange)
+    if cut:
+        partition.truncate_to(20)
+    async with serving() as service:
+        service.records = records
+        peer = await Peer.of(service)
+        peer.send(fetch(1, 0) + heartbeat(2))
+        if cut:
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+                await peer.answer(1, 11)
+        else:
+            fetched = (await peer.answer(1, 11))[1].responses[0].partitions[0].records
+            assert fetched == expected
+            assert (await peer.answer(12, 4))[0] == 2
+
+
+async def test_what_a_slow_client_has_not_taken_is_sent_before_the_server_stops() -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(fetch(1, 30_000_000))
+        await wait_until(lambda: service.seen)
+        stopping = asyncio.create_task(service.server.stop())
+        fetched = (await peer.answer(1, 11))[1].responses[0].partitions[0].records
+        assert fetched == bytes(30_000_000)
+        await stopping
 
 
 # --- failures stay where they are ---
@@ -313,6 +369,84 @@ async def test_a_prefix_alone_reserves_no_memory() -> None:
         assert connection._frames.capacity <= 64 << 10
 
 
+def large(correlation_id: int, size: int) -> bytes:
+    """A Produce frame of exactly ``size`` bytes, its length included."""
+    return produce(
+        correlation_id, bytes(size - len(produce(correlation_id, bytes(1 << 20))) + (1 << 20))
+    )
+
+
+async def test_frames_of_all_connections_stay_within_one_budget() -> None:
+    size = 1 << 20
+    async with serving(max_queued_request_bytes=2 * size) as service:
+        budget = service.server.budget
+        first, second, third = [await Peer.of(service) for _ in range(3)]
+        for count, peer in enumerate((first, second), 1):
+            peer.send(large(count, size)[:-1])
+            await wait_until(lambda count=count: budget.held_bytes == count * size)
+        third.send(large(3, size))
+        await wait_until(lambda: budget.contended)
+        assert budget.held_bytes == 2 * size
+        waiting = next(c for c in service.server.connections if c._waiting)
+        assert waiting.pending_bytes <= 128 << 10
+        small = await Peer.of(service)
+        small.send(heartbeat(9))  # what needs no large buffer is served meanwhile
+        assert (await small.answer(12, 4))[0] == 9
+        first.send(large(1, size)[-1:])
+        assert (await first.answer(0, 9))[0] == 1
+        first.writer.close()
+        assert (await third.answer(0, 9))[0] == 3
+        assert not budget.contended
+
+
+async def test_one_byte_below_the_budget_another_frame_is_let_in() -> None:
+    size = 1 << 20
+    async with serving(max_queued_request_bytes=size + 1) as service:
+        budget = service.server.budget
+        first, second, third = [await Peer.of(service) for _ in range(3)]
+        first.send(large(1, size)[:-1])
+        await wait_until(lambda: budget.held_bytes == size)
+        second.send(large(2, size)[:-1])
+        await wait_until(lambda: budget.held_bytes == 2 * size)
+        third.send(large(3, size)[:-1])
+        await wait_until(lambda: budget.contended)
+
+
+async def test_a_buffer_kept_for_the_next_frame_is_given_up_when_another_needs_it() -> None:
+    size = 1 << 20
+    async with serving(max_queued_request_bytes=size) as service:
+        first, second = await Peer.of(service), await Peer.of(service)
+        for n, peer in enumerate((first, second, first, second)):
+            peer.send(large(n, size))
+            assert (await peer.answer(0, 9))[0] == n
+        assert service.server.budget.held_bytes == size
+
+
+async def test_a_very_large_buffer_is_not_kept() -> None:
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(large(1, 5 << 20))
+        assert (await peer.answer(0, 9))[0] == 1
+        (connection,) = service.server.connections
+        assert (service.server.budget.held_bytes, connection._frames.capacity) == (0, 8192)
+
+
+async def test_a_slow_large_frame_is_given_up_only_when_others_wait() -> None:
+    size = 1 << 20
+    limits = {"slow_frame_grace_ms": 100, "frame_timeout_ms": 400}
+    async with serving(max_queued_request_bytes=size, **limits) as service:
+        slow, other = await Peer.of(service), await Peer.of(service)
+        frame = large(1, size)
+        slow.send(frame[: 200 << 10])
+        for at in range(200 << 10, 210 << 10, 1 << 10):  # longer than grace and timeout together
+            slow.send(frame[at : at + (1 << 10)])
+            await asyncio.sleep(0.1)
+        assert len(service.server.connections) == 2
+        other.send(large(2, size))
+        assert await slow.closed()
+        assert (await other.answer(0, 9))[0] == 2
+
+
 async def test_the_object_limit_on_both_sides() -> None:
     def topics(count: int) -> bytes:
         make = request_factory(ApiKey.PRODUCE, 9)
@@ -370,6 +504,34 @@ async def test_a_frame_that_stops_half_way_is_given_up() -> None:
         assert await stuck.closed()
         idle.send(heartbeat(2))
         assert (await idle.answer(12, 4))[0] == 2
+
+
+def _highest_descriptor() -> int:
+    return max(int(one.name) for one in Path("/proc/self/fd").iterdir())
+
+
+async def test_connections_leave_file_descriptors_to_the_logs() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = 400 + _highest_descriptor()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    reserved = min(RESERVED_FILES, limit // 4)
+    peers, files = [], []
+    try:
+        async with serving() as service:
+            while not service.server.refused:
+                peers.append(await Peer.of(service))
+                peers[-1].send(heartbeat(1))
+                await asyncio.wait([asyncio.ensure_future(peers[-1].reader.read(1))])
+            assert service.server.connections
+            assert max(one.file_number for one in service.server.connections) < limit - reserved
+            # Half of the connections' descriptors are their clients', which are in this process.
+            files = [os.open(os.devnull, os.O_RDONLY) for _ in range(reserved - 2)]
+            for peer in peers:
+                peer.writer.close()
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize("limit", ["max_connections", "max_connections_per_ip"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from groups.assignors.model import (
     MAX_ASSIGNORS,
+    AssignorFault,
     AssignorRegistry,
     GroupSpec,
     MemberSpec,
@@ -17,7 +18,6 @@ from groups.assignors.model import (
 )
 from groups.assignors.range import RangeAssignor
 from groups.assignors.uniform import UniformAssignor
-from logcore.machine import InvariantViolation
 
 TOPICS = tuple(bytes([number]) * 16 for number in range(1, 5))
 T, U = TOPICS[:2]
@@ -184,7 +184,7 @@ def test_results_of_custom_assignors_are_checked(result):
         {"a": MemberSpec(None, frozenset({T})), "b": MemberSpec(None, frozenset({T}))},
         {T: 3, U: 3},
     )
-    with pytest.raises(InvariantViolation):
+    with pytest.raises(AssignorFault):
         run(Custom("c", result), group)
 
 

@@ -7,6 +7,14 @@ import itertools
 import random
 
 import pytest
+from churn import (
+    every_prefix_loads,
+    every_variant_loads_back,
+    live,
+    lives,
+    log_loads_back,
+    long_life,
+)
 from consumer_driver import (
     CONSUMER_SESSION,
     Client,
@@ -17,11 +25,9 @@ from consumer_driver import (
     settings,
     settle,
 )
-from group_driver import RETENTION, Driver, Entry, G, load
+from group_driver import RETENTION, Driver, G
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
-from log_compaction import every_variant, partly_compacted
 
 from groups.commands import DeleteGroup, ExpireOffsets, TopicsDeleted
 from groups.consumer_group import ConsumerGroup
@@ -172,48 +178,18 @@ class Churn:
             with contextlib.suppress(GroupError):
                 settle(*self.clients, rounds=6)
         self.driver.reload()
-        log_loads_back(self.driver.log, self.driver.machine.digest())
-
-
-def log_loads_back(log: list[Entry], digest: str, variants: int = 15) -> None:
-    rng = random.Random(len(log))
-    every = list(every_variant(log)) if len(log) < 300 else []
-    for variant in rng.sample(every, min(variants, len(every))):
-        loads_back(variant, digest)
-    for _ in range(variants):
-        loads_back(partly_compacted(log, rng), digest)
-
-
-def loads_back(log: list[Entry], digest: str) -> None:
-    machine = load(log)
-    machine.check()
-    machine.loaded(0)
-    machine.check()
-    assert machine.digest() == digest
-
-
-steps = st.lists(
-    st.tuples(st.integers(0, 19), st.integers(0, 7), st.integers(0, 3)), min_size=10, max_size=60
-)
+        log_loads_back(self.driver.log, self.driver.machine.digest(), variants=15)
 
 
 @hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps)
-def test_any_life_of_a_consumer_group(life):
-    churn = Churn()
-    for action, who, what in life:
-        churn.step(action, who, what)
-    churn.finish()
+@given(lives(max_size=60))
+def test_any_life_of_a_consumer_group(steps):
+    live(Churn(), steps)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_long_life_of_a_consumer_group(seed):
-    rng = random.Random(seed)
-    churn = Churn()
-    for _ in range(300):
-        churn.step(rng.randrange(20), rng.randrange(8), rng.randrange(4))
-    churn.finish()
-    assert churn.driver.decisions > 100
+    long_life(Churn(), seed, 300)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -287,20 +263,9 @@ SCENARIOS = {
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_compacted_variant_loads_to_the_same_state(name):
-    driver = SCENARIOS[name]()
-    digest = driver.machine.digest()
-    for variant in every_variant(driver.log):
-        loads_back(variant, digest)
-    rng = random.Random(1)
-    for _ in range(50):
-        loads_back(partly_compacted(driver.log, rng), digest)
+    every_variant_loads_back(SCENARIOS[name])
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_prefix_of_the_log_loads(name):
-    log = SCENARIOS[name]().log
-    for length in range(len(log) + 1):
-        machine = load(log[:length])
-        machine.check()
-        machine.loaded(0)
-        machine.check()
+    every_prefix_loads(SCENARIOS[name])

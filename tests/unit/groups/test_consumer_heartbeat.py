@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from consumer_driver import (
     CONSUMER_SESSION,
@@ -88,7 +90,7 @@ def test_unknown_assignor_and_bad_expression():
 def test_v0_may_leave_the_id_to_the_server():
     driver = ConsumerDriver()
     result = driver.join("", client_makes_member_id=False, new_member_id="made")
-    assert result == ConsumerHeartbeatResult("made", 1, 5_000, ALL_T)
+    assert result == ConsumerHeartbeatResult("made", 2, 5_000, ALL_T)
 
 
 def test_limits():
@@ -100,7 +102,7 @@ def test_limits():
             driver.join("n", *names)
     with pytest.raises(GroupLimitExceededError, match="identifier"):
         driver.join("n" * 2_000)
-    driver.beat("m", 1, subscribed_topic_regex="t")
+    driver.beat("m", 2, subscribed_topic_regex="t")
     with pytest.raises(GroupLimitExceededError, match="regexes"):
         driver.join("n", subscribed_topic_regex="u")
     tiny = ConsumerDriver(GroupLimits(max_group_record_bytes=100))
@@ -136,7 +138,7 @@ def test_epoch_0_of_a_known_member_is_a_rejoin():
     driver = ConsumerDriver()
     driver.join("m")
     before = driver.machine.digest()
-    assert driver.join("m") == ConsumerHeartbeatResult("m", 1, 5_000, ALL_T)
+    assert driver.join("m") == ConsumerHeartbeatResult("m", 2, 5_000, ALL_T)
     assert driver.machine.digest() == before
 
 
@@ -144,23 +146,23 @@ def test_a_higher_epoch_is_fenced():
     driver = ConsumerDriver()
     driver.join("m")
     with pytest.raises(FencedMemberEpochError):
-        driver.beat("m", 2)
+        driver.beat("m", 3)
 
 
 def test_a_lost_answer_is_forgiven_once():
     driver = ConsumerDriver()
     driver.join("m")
     driver.join("n")
-    driver.beat("m", 1, owned=((T, (0, 1)),))  # epoch 2, its answer is lost
-    assert driver.consumer_group().current("m").member_epoch == 2
+    driver.beat("m", 2, owned=((T, (0, 1)),))  # epoch 3, its answer is lost
+    assert driver.consumer_group().current("m").member_epoch == 3
     for owned in (None, ALL_T):
         with pytest.raises(FencedMemberEpochError):
-            driver.beat("m", 1, owned=owned)
-    assert driver.beat("m", 1, owned=((T, (0,)),)).member_epoch == 2
+            driver.beat("m", 2, owned=owned)
+    assert driver.beat("m", 2, owned=((T, (0,)),)).member_epoch == 3
     driver.join("o")
-    driver.beat("m", 2, owned=())
+    driver.beat("m", 3, owned=())
     with pytest.raises(FencedMemberEpochError):
-        driver.beat("m", 1, owned=())
+        driver.beat("m", 2, owned=())
 
 
 def test_a_full_group():
@@ -193,9 +195,9 @@ def test_a_static_member_comes_back_and_finds_everything():
     assert driver.event("member_fenced")["successor"] == "s2"
     for who in ("s1", "other"):
         with pytest.raises(FencedInstanceIdError):
-            driver.beat(who, 1, instance_id="i")
+            driver.beat(who, 2, instance_id="i")
     with pytest.raises(UnknownMemberIdError):
-        driver.beat("s2", 1, instance_id="unknown")
+        driver.beat("s2", 2, instance_id="unknown")
 
 
 def test_a_static_member_that_did_not_leave_keeps_its_instance_id():
@@ -206,7 +208,7 @@ def test_a_static_member_that_did_not_leave_keeps_its_instance_id():
     with pytest.raises(FencedInstanceIdError):
         driver.beat("s2", -1, instance_id="i")
     driver.beat("s1", -1, instance_id="i")
-    assert driver.join("s2", instance_id="i").member_epoch == 3
+    assert driver.join("s2", instance_id="i").member_epoch == 4
 
 
 def test_a_static_member_that_stays_away_expires():
@@ -226,7 +228,7 @@ def test_a_static_member_away_holds_its_partitions():
     # It was to revoke two partitions; coming back with nothing, it has.
     result = driver.join("s2", instance_id="i")
     assert result.assignment == ((T, (0, 1)),)
-    assert driver.beat("m", 2).assignment == ((T, (2, 3)),)
+    assert driver.beat("m", 3).assignment == ((T, (2, 3)),)
 
 
 def test_a_rejoin_with_the_same_id_after_a_static_leave():
@@ -243,18 +245,18 @@ def test_a_rejoin_with_the_same_id_after_a_static_leave():
 
 def test_two_members_share_by_the_book():
     driver = ConsumerDriver()
-    assert driver.join("m") == ConsumerHeartbeatResult("m", 1, 5_000, ALL_T)
+    assert driver.join("m") == ConsumerHeartbeatResult("m", 2, 5_000, ALL_T)
     assert driver.describe().state == "Stable"
-    assert driver.join("n") == ConsumerHeartbeatResult("n", 2, 5_000, ())
+    assert driver.join("n") == ConsumerHeartbeatResult("n", 3, 5_000, ())
     assert driver.describe().state == "Reconciling"
-    assert driver.beat("m", 1) == ConsumerHeartbeatResult("m", 1, 5_000, ((T, (0, 1)),))
+    assert driver.beat("m", 2) == ConsumerHeartbeatResult("m", 2, 5_000, ((T, (0, 1)),))
     assert driver.consumer_group().current("m").state is MemberState.UNREVOKED_PARTITIONS
-    assert driver.beat("n", 2).assignment is None
-    assert driver.beat("m", 1, owned=ALL_T).assignment is None
-    assert driver.beat("m", 1, owned=((T, (0, 1)),)) == ConsumerHeartbeatResult("m", 2, 5_000)
-    assert driver.beat("n", 2) == ConsumerHeartbeatResult("n", 2, 5_000, ((T, (2, 3)),))
+    assert driver.beat("n", 3).assignment is None
+    assert driver.beat("m", 2, owned=ALL_T).assignment is None
+    assert driver.beat("m", 2, owned=((T, (0, 1)),)) == ConsumerHeartbeatResult("m", 3, 5_000)
+    assert driver.beat("n", 3) == ConsumerHeartbeatResult("n", 3, 5_000, ((T, (2, 3)),))
     assert driver.describe().state == "Stable"
-    assert driver.beat("m", 2).assignment is None
+    assert driver.beat("m", 3).assignment is None
     full = driver.beat(
         "m",
         2,
@@ -264,9 +266,9 @@ def test_two_members_share_by_the_book():
     )
     assert full.assignment == ((T, (0, 1)),)
     driver.beat("n", -1)
-    assert driver.consumer_group().epoch == 3
+    assert driver.consumer_group().epoch == 4
     assert driver.describe().state == "Assigning"
-    assert driver.beat("m", 2) == ConsumerHeartbeatResult("m", 3, 5_000, ALL_T)
+    assert driver.beat("m", 3) == ConsumerHeartbeatResult("m", 4, 5_000, ALL_T)
     assert driver.beat("m", -1) == ConsumerHeartbeatResult("m", -1)
     assert driver.describe().state == "Empty"
     assert driver.consumer_group().assignment_epoch == driver.consumer_group().epoch
@@ -281,17 +283,17 @@ def test_a_silent_member_expires_and_is_told():
     assert list(driver.consumer_group().members) == ["n"]
     assert driver.event("member_expired")["reason"] == "no heartbeat came"
     with pytest.raises(UnknownMemberIdError):
-        driver.beat("m", 1)
-    assert driver.beat("n", 2).assignment == ALL_T
+        driver.beat("m", 2)
+    assert driver.beat("n", 3).assignment == ALL_T
 
 
 def test_who_does_not_revoke_in_time_is_removed():
     driver = ConsumerDriver()
     driver.join("m", rebalance_timeout_ms=1_000)
     driver.join("n")
-    driver.beat("m", 1)
+    driver.beat("m", 2)
     driver.advance(999)
-    driver.beat("m", 1)
+    driver.beat("m", 2)
     driver.advance(1)
     assert list(driver.consumer_group().members) == ["n"]
     assert driver.event("member_expired")["reason"] == "did not revoke in time"
@@ -301,9 +303,9 @@ def test_the_rebalance_timer_survives_a_reload_and_ends_with_the_revocation():
     driver = ConsumerDriver()
     driver.join("m", rebalance_timeout_ms=1_000)
     driver.join("n")
-    driver.beat("m", 1)
+    driver.beat("m", 2)
     driver.reload()
-    driver.beat("m", 1, owned=())
+    driver.beat("m", 2, owned=())
     driver.advance(1_000)
     assert len(driver.consumer_group().members) == 2
 
@@ -312,7 +314,7 @@ def test_a_fenced_member_rejoins_with_epoch_0():
     driver = ConsumerDriver()
     driver.join("m")
     driver.advance(CONSUMER_SESSION)
-    assert driver.join("m") == ConsumerHeartbeatResult("m", 3, 5_000, ALL_T)
+    assert driver.join("m") == ConsumerHeartbeatResult("m", 4, 5_000, ALL_T)
 
 
 def test_the_last_member_gone_leaves_equal_epochs():
@@ -320,21 +322,21 @@ def test_the_last_member_gone_leaves_equal_epochs():
     driver.join("m")
     driver.advance(CONSUMER_SESSION)
     group = driver.consumer_group()
-    assert group.epoch == group.assignment_epoch == 2
+    assert group.epoch == group.assignment_epoch == 3
     assert driver.describe().state == "Empty"
 
 
 def test_at_most_one_target_in_an_interval():
     driver = ConsumerDriver(consumer=settings(assignment_interval_ms=1_000))
     driver.join("m")
-    assert driver.join("n") == ConsumerHeartbeatResult("n", 1, 5_000, ())
+    assert driver.join("n") == ConsumerHeartbeatResult("n", 2, 5_000, ())
     assert driver.describe().state == "Assigning"
     driver.advance(999)
-    driver.beat("n", 1)
-    assert driver.consumer_group().assignment_epoch == 1
-    driver.advance(1)
-    assert driver.beat("n", 1).member_epoch == 2
+    driver.beat("n", 2)
     assert driver.consumer_group().assignment_epoch == 2
+    driver.advance(1)
+    assert driver.beat("n", 2).member_epoch == 3
+    assert driver.consumer_group().assignment_epoch == 3
 
 
 def test_a_groups_own_settings():
@@ -351,19 +353,19 @@ def test_a_groups_own_settings():
 def test_a_changed_subscription_moves_the_epoch_and_a_repeated_one_does_not():
     driver = ConsumerDriver()
     driver.join("m", "t", "u")
-    driver.beat("m", 1, subscribed_topic_names=("u", "t"))
-    assert driver.consumer_group().epoch == 1
-    result = driver.beat("m", 1, subscribed_topic_names=("u",))
-    assert result.assignment == ((U, (0, 1)),)
+    driver.beat("m", 2, subscribed_topic_names=("u", "t"))
     assert driver.consumer_group().epoch == 2
-    assert driver.beat("m", 1, owned=((U, (0, 1)),)).member_epoch == 2
+    result = driver.beat("m", 2, subscribed_topic_names=("u",))
+    assert result.assignment == ((U, (0, 1)),)
+    assert driver.consumer_group().epoch == 3
+    assert driver.beat("m", 2, owned=((U, (0, 1)),)).member_epoch == 3
 
 
 def test_other_facts_of_a_member_do_not_move_the_epoch():
     driver = ConsumerDriver()
     driver.join("m")
-    driver.beat("m", 1, rack_id="r", client_host="/10.0.0.1", server_assignor="range")
-    assert driver.consumer_group().epoch == 1
+    driver.beat("m", 2, rack_id="r", client_host="/10.0.0.1", server_assignor="range")
+    assert driver.consumer_group().epoch == 2
     member = driver.consumer_group().members["m"]
     assert (member.rack_id, member.client_host, member.server_assignor) == (
         "r",
@@ -465,7 +467,7 @@ def test_described_and_listed():
     driver = ConsumerDriver()
     driver.join("m", "t", "gone", instance_id="i", rack_id="r")
     described = driver.describe()
-    assert (described.state, described.group_epoch, described.assignment_epoch) == ("Stable", 1, 1)
+    assert (described.state, described.group_epoch, described.assignment_epoch) == ("Stable", 2, 2)
     member = described.members[0]
     assert (member.member_id, member.instance_id, member.rack_id) == ("m", "i", "r")
     assert member.subscribed_topic_names == ("gone", "t")
@@ -492,7 +494,34 @@ def test_causes_are_remembered():
         "target_assigned",
         "member_reconciled",
     ]
-    assert driver.event("group_epoch_bumped")["reason"] == "member m joined"
+    bumped = {"old_epoch": 1, "epoch": 2, "reason": "member m joined"}
+    who = {"member": "m", "client_id": "c", "client_host": "/127.0.0.1"}
+    assert driver.event("group_epoch_bumped") == {**bumped, **who}
+    driver.advance(CONSUMER_SESSION)
+    bumped = {"old_epoch": 2, "epoch": 3, "reason": "m: no heartbeat came"}
+    assert driver.event("group_epoch_bumped") == {**bumped, **who}
+
+
+def test_topics_that_change_are_nobodys_doing():
+    driver = ConsumerDriver()
+    epoch = driver.join("m").member_epoch
+    driver.image = changed(IMAGE, t=(T, 5))
+    driver.beat("m", epoch)
+    bumped = {"old_epoch": 2, "epoch": 3, "reason": "subscribed topics changed"}
+    assert driver.event("group_epoch_bumped") == bumped
+
+
+@pytest.mark.parametrize("own_ms", [CONSUMER_SESSION - 1, CONSUMER_SESSION + 1])
+def test_after_a_load_a_group_has_the_session_timeout_that_is_its_own(own_ms):
+    own = replace(SETTINGS, session_timeout_ms=own_ms)
+    driver = ConsumerDriver(own_settings=lambda group_id: own if group_id == G else None)
+    driver.join("m", settings=own)
+    driver.join("n", group_id="other")
+    driver.reload()
+    driver.advance(own_ms - 1)
+    assert "m" in driver.consumer_group().members
+    driver.advance(1)
+    assert G not in driver.groups or not driver.consumer_group().members
 
 
 def test_the_old_partition_metadata_is_tombstoned():

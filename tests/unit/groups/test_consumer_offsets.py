@@ -39,66 +39,66 @@ def commit(driver, epoch, member_id="m", *offsets, **fields):
 
 
 def two_members() -> ConsumerDriver:
-    """m at epoch 2 keeps t-0 and t-1 of epoch 1; n at epoch 2 was given t-2 and t-3."""
+    """m at epoch 3 keeps t-0 and t-1 of epoch 2; n at epoch 3 was given t-2 and t-3."""
     driver = ConsumerDriver()
     driver.join("m")
     driver.join("n")
-    driver.beat("m", 1, owned=((T, (0, 1)),))
-    driver.beat("n", 2)
+    driver.beat("m", 2, owned=((T, (0, 1)),))
+    driver.beat("n", 3)
     return driver
 
 
 def test_who_may_commit():
     driver = two_members()
-    commit(driver, 2)
+    commit(driver, 3)
     for epoch, member_id, error in [
-        (2, "stranger", UnknownMemberIdError),
+        (3, "stranger", UnknownMemberIdError),
         (-1, "", UnknownMemberIdError),
-        (3, "m", StaleMemberEpochError),
+        (4, "m", StaleMemberEpochError),
         (-1, "m", StaleMemberEpochError),
     ]:
         with pytest.raises(error):
             commit(driver, epoch, member_id)
     with pytest.raises(UnsupportedGroupRequestError):
-        commit(driver, 2, is_v9_or_later=False)
+        commit(driver, 3, is_v9_or_later=False)
 
 
 def test_an_older_epoch_commits_what_it_had_already():
     driver = two_members()
-    commit(driver, 1, "m", ("t", 0, 5), ("t", 1, 5))
+    commit(driver, 2, "m", ("t", 0, 5), ("t", 1, 5))
     for member_id, partition in (("m", 2), ("n", 2), ("n", 3)):
         with pytest.raises(StaleMemberEpochError):
-            commit(driver, 1, member_id, ("t", partition, 5))
+            commit(driver, 2, member_id, ("t", partition, 5))
     with pytest.raises(StaleMemberEpochError):
-        commit(driver, 1, "m", ("t", 0, 6), ("unknown", 0, 6))
+        commit(driver, 2, "m", ("t", 0, 6), ("unknown", 0, 6))
     assert driver.fetch("t", 0).offset == 5
     driver.reload()
     with pytest.raises(StaleMemberEpochError):
-        commit(driver, 1, "m", ("t", 0, 7))  # the name is not known again yet
-    commit(driver, 1, "m", ("t", 0, 7, -1, "", T))
+        commit(driver, 2, "m", ("t", 0, 7))  # the name is not known again yet
+    commit(driver, 2, "m", ("t", 0, 7, -1, "", T))
 
 
 def test_what_is_to_be_revoked_may_still_be_committed():
     driver = ConsumerDriver()
     driver.join("m")
     driver.join("n")
-    driver.beat("m", 1)
-    commit(driver, 1, "m", ("t", 3, 5))
-    driver.beat("m", 1, owned=((T, (0, 1)),))
+    driver.beat("m", 2)
+    commit(driver, 2, "m", ("t", 3, 5))
+    driver.beat("m", 2, owned=((T, (0, 1)),))
     with pytest.raises(StaleMemberEpochError):
-        commit(driver, 1, "m", ("t", 3, 6))
+        commit(driver, 2, "m", ("t", 3, 6))
 
 
 def test_transactional_commits():
     driver = two_members()
-    driver.commit(("t", 0, 5), generation=2, member_id="m", producer=1)
+    driver.commit(("t", 0, 5), generation=3, member_id="m", producer=1)
     driver.marker(1, commit=True)
     assert driver.fetch("t", 0).offset == 5
-    driver.commit(("t", 0, 6), generation=1, member_id="m", producer=1, is_v6_or_later=True)
+    driver.commit(("t", 0, 6), generation=2, member_id="m", producer=1, is_v6_or_later=True)
     with pytest.raises(IllegalGenerationError):
-        driver.commit(("t", 3, 6), generation=1, member_id="m", producer=1)
+        driver.commit(("t", 3, 6), generation=2, member_id="m", producer=1)
     with pytest.raises(StaleMemberEpochError):
-        driver.commit(("t", 3, 6), generation=1, member_id="m", producer=1, is_v6_or_later=True)
+        driver.commit(("t", 3, 6), generation=2, member_id="m", producer=1, is_v6_or_later=True)
 
 
 def test_an_empty_group_takes_offsets_of_anybody():
@@ -111,19 +111,19 @@ def test_an_empty_group_takes_offsets_of_anybody():
 
 def test_who_may_fetch():
     driver = two_members()
-    commit(driver, 2)
+    commit(driver, 3)
     topics = (FetchTopic("t", (0,)),)
 
     def fetch(member_id, epoch):
         return driver.ask(FetchOffsets(G, topics, False, member_id, epoch)).topics[0][1][0].offset
 
     assert fetch(None, -1) == 5
-    assert fetch("m", 2) == 5
+    assert fetch("m", 3) == 5
     with pytest.raises(UnknownMemberIdError):
-        fetch("stranger", 2)
+        fetch("stranger", 3)
     with pytest.raises(UnknownMemberIdError):
         fetch("", -1)
-    for epoch in (1, 3):
+    for epoch in (2, 4):
         with pytest.raises(StaleMemberEpochError):
             fetch("m", epoch)
 
@@ -131,11 +131,11 @@ def test_who_may_fetch():
 def test_offsets_of_subscribed_topics_stay():
     driver = ConsumerDriver()
     driver.join("m", "t")
-    commit(driver, 1, "m", ("t", 0, 5), ("u", 0, 5))
+    commit(driver, 2, "m", ("t", 0, 5), ("u", 0, 5))
     result = driver.ask(DeleteOffsets(G, (("t", (0,)), ("u", (0,)))))
     assert isinstance(result.partitions[0][2], GroupSubscribedToTopicError)
     assert result.partitions[1][2] is None
-    commit(driver, 1, "m", ("u", 0, 5))
+    commit(driver, 2, "m", ("u", 0, 5))
     driver.now += RETENTION
     driver.ask(ExpireOffsets())
     assert driver.fetch("t", 0).offset == 5
@@ -145,7 +145,7 @@ def test_offsets_of_subscribed_topics_stay():
 def test_deleting_and_expiring_a_group():
     driver = ConsumerDriver()
     driver.join("m", subscribed_topic_regex="t")
-    commit(driver, 1)
+    commit(driver, 2)
     with pytest.raises(NonEmptyGroupError):
         driver.ask(DeleteGroup(G))
     driver.beat("m", -1)
@@ -179,14 +179,13 @@ def classic(driver: Driver, **fields):
 def test_an_empty_classic_group_is_taken_over():
     was = empty()
     driver = ConsumerDriver(log=was.log)
-    generation = was.group().generation_id
     result = driver.join("m")
-    assert result.member_epoch == generation + 1
+    assert result.member_epoch == 2
     driver.reload()
     assert isinstance(driver.groups[G], ConsumerGroup)
 
 
-def test_a_classic_group_with_members_is_none():
+def test_a_classic_group_whose_assignments_say_nothing_is_none():
     driver = ConsumerDriver(log=stable(1)[0].log)
     with pytest.raises(GroupIdNotFoundError):
         driver.join("m")
@@ -197,9 +196,9 @@ def test_a_classic_group_with_members_is_none():
 def test_an_empty_consumer_group_gives_way_to_a_classic_one():
     driver = ConsumerDriver()
     driver.join("m")
-    driver.commit(("t", 0, 5), generation=1, member_id="m", is_v9_or_later=True)
+    driver.commit(("t", 0, 5), generation=2, member_id="m", is_v9_or_later=True)
     with pytest.raises(InconsistentGroupProtocolError):
-        driver.answer(classic(driver))
+        driver.answer(classic(driver, protocol_type="connect"))
     driver.beat("m", -1)
     with pytest.raises(UnknownMemberIdError):
         driver.answer(classic(driver, member_id="c-1"))
@@ -235,7 +234,7 @@ def test_whoever_was_about_to_join_as_classic_is_forgotten():
         driver.answer(token)
     assert driver.timers
     driver.join("m")
-    assert driver.consumer_group().epoch == 1
+    assert driver.consumer_group().epoch == 2
     tiny = ConsumerDriver(GroupLimits(max_group_record_bytes=100))
     Driver.join(tiny)
     with pytest.raises(GroupLimitExceededError):

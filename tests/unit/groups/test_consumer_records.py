@@ -48,12 +48,14 @@ CURRENT = cr.CurrentAssignmentValue(
 MEMBER_BYTES = (
     "000004692d31027202630b2f3132372e302e302e3103027403c3bc04742e2a000493e008756e69666f726d"
 )
+NOT_CLASSIC = "01000100"
+"""Null is written: what is left out reads as a classic member without protocols."""
 A_HEX, B_HEX = A.hex(), B.hex()
 VALUES = [
     (cr.group_epoch(GROUP, cr.GroupEpochValue(7)), "00000000000700"),
     (cr.group_epoch(GROUP, cr.GroupEpochValue(7, -5)), "000000000007010008fffffffffffffffb"),
-    (cr.member(GROUP, MEMBER, MEMBER_VALUE), MEMBER_BYTES + "00"),
-    (cr.member(GROUP, MEMBER, BARE), "00000000026302680100ffffffff0000"),
+    (cr.member(GROUP, MEMBER, MEMBER_VALUE), MEMBER_BYTES + NOT_CLASSIC),
+    (cr.member(GROUP, MEMBER, BARE), "00000000026302680100ffffffff00" + NOT_CLASSIC),
     (
         cr.member(GROUP, MEMBER, CLASSIC),
         MEMBER_BYTES + "010011010000afc8020672616e67650301020000",

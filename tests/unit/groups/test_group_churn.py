@@ -8,27 +8,31 @@ that never go back while the shard serves.
 from __future__ import annotations
 
 import contextlib
-import random
 
 import pytest
+from churn import (
+    every_prefix_loads,
+    every_variant_loads_back,
+    live,
+    lives,
+    log_loads_back,
+    long_life,
+)
 from group_driver import (
     DELAY,
     PARKED,
     RETENTION,
     SESSION,
     Driver,
-    Entry,
     G,
     completing,
     empty,
-    load,
     preparing,
     stable,
     subscription,
 )
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from log_compaction import every_variant, partly_compacted
+from log_compaction import every_variant
 
 from groups.commands import (
     DeleteGroup,
@@ -202,49 +206,18 @@ class Churn:
         """Nobody is left without an answer, and every form of the log says the same."""
         self.driver.reload()
         assert PARKED not in self.driver.answers.values()
-        log_loads_back(self.driver.log, self.driver.machine.digest())
-
-
-def log_loads_back(log: list[Entry], digest: str, variants: int = 20) -> None:
-    """Some compacted variants of a log load back to the state with this digest."""
-    rng = random.Random(len(log))
-    every = list(every_variant(log))
-    for variant in rng.sample(every, min(variants, len(every))):
-        loads_back(variant, digest)
-    for _ in range(variants):
-        loads_back(partly_compacted(log, rng), digest)
-
-
-def loads_back(log: list[Entry], digest: str) -> None:
-    machine = load(log)
-    machine.check()
-    machine.loaded(0)
-    machine.check()
-    assert machine.digest() == digest
-
-
-steps = st.lists(
-    st.tuples(st.integers(0, 19), st.integers(0, 7), st.integers(0, 3)), min_size=10, max_size=80
-)
+        log_loads_back(self.driver.log, self.driver.machine.digest(), variants=20)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps)
-def test_any_life_of_a_group(life):
-    churn = Churn()
-    for action, who, what in life:
-        churn.step(action, who, what)
-    churn.finish()
+@given(lives(max_size=80))
+def test_any_life_of_a_group(steps):
+    live(Churn(), steps)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_long_life_of_a_group(seed):
-    rng = random.Random(seed)
-    churn = Churn()
-    for _ in range(400):
-        churn.step(rng.randrange(20), rng.randrange(8), rng.randrange(4))
-    churn.finish()
-    assert churn.driver.decisions > 100
+    long_life(Churn(), seed, 400)
 
 
 # --- every compacted variant of the scenarios' logs ----------------------------------------------
@@ -306,23 +279,12 @@ SCENARIOS = {
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_compacted_variant_loads_to_the_same_state(name):
-    driver = SCENARIOS[name]()
-    digest = driver.machine.digest()
-    for variant in every_variant(driver.log):
-        loads_back(variant, digest)
-    rng = random.Random(1)
-    for _ in range(50):
-        loads_back(partly_compacted(driver.log, rng), digest)
+    every_variant_loads_back(SCENARIOS[name])
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_prefix_of_the_log_loads(name):
-    log = SCENARIOS[name]().log
-    for length in range(len(log) + 1):
-        machine = load(log[:length])
-        machine.check()
-        machine.loaded(0)
-        machine.check()
+    every_prefix_loads(SCENARIOS[name])
 
 
 def test_compaction_does_something():

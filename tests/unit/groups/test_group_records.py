@@ -284,3 +284,27 @@ def test_the_flexible_writer_is_kafkas_too():
 )
 def test_subscriptions(metadata, topics):
     assert subscribed_topics(bytes.fromhex(metadata)) == topics
+
+
+@pytest.mark.parametrize("metadata", ["", "m", "é" * 63, "m" * 127, "m" * 128, "m" * 30_000])
+def test_common_commits_are_read_as_the_general_reader_reads_them(metadata: str) -> None:
+    """126 bytes of metadata are the longest of the short way; past it nothing changes."""
+    value = OffsetCommitValue(7, -1, metadata, TIME, topic_id=TOPIC_ID)
+    record = records.offset_commit("grüp", "top", 2**31 - 1, value)
+    common = records._decode_common(record)
+    assert (common is not None) == (len(metadata.encode()) <= 126)
+    assert records.decode(record) == (OffsetCommitKey("grüp", "top", 2**31 - 1), value)
+
+
+def test_damaged_common_commits_are_corrupt() -> None:
+    record = records.offset_commit(
+        "g", "t", 0, OffsetCommitValue(7, -1, "mm", TIME, topic_id=TOPIC_ID)
+    )
+    assert record.value is not None
+    for damaged in (
+        Record(record.key, record.value.replace(b"mm", b"m\xff")),
+        Record(record.key[:6], record.value),
+        Record(record.key, record.value[:-1]),
+    ):
+        with pytest.raises(CorruptRecordError):
+            records.decode(damaged)

@@ -6,6 +6,7 @@ import shutil
 import uuid
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from logcore.batch import LogRecord, encode_batch
 from logcore.clock import ManualClock
@@ -52,7 +53,7 @@ def open_partition(
     config: LogConfig = CONFIG,
     fs: FileSystem | None = None,
     clock: ManualClock | None = None,
-    **options: int,
+    **options: Any,
 ) -> Partition:
     return Partition.open(
         fs or OsFileSystem(),

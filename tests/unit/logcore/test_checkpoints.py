@@ -50,7 +50,6 @@ def test_missing_checkpoint_is_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "0\n",
         "1\n0\n",
         "0\n2\na 0 1\n",
@@ -73,7 +72,7 @@ def test_checkpoint_of_other_bytes(tmp_path: Path) -> None:
 
 
 def test_epoch_checkpoint_text(tmp_path: Path) -> None:
-    write_epochs(FS, str(tmp_path), [(0, 0), (3, 40)], sync=True)
+    write_epochs(FS, str(tmp_path), [(0, 0), (3, 40)])
     assert (tmp_path / "leader-epoch-checkpoint").read_text() == "0\n2\n0 0\n3 40\n"
     assert read_epochs(FS, str(tmp_path)) == [(0, 0), (3, 40)]
 

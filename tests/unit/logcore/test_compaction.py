@@ -20,17 +20,13 @@ from compaction_driver import (
     put,
     small,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from partition_driver import T0, marker, open_partition
 
-from logcore.batch import decode_records
 from logcore.checkpoints import CLEANER_CHECKPOINT, read_offsets
 from logcore.cleaner import BYTES_PER_KEY
 from logcore.cleaner_choice import CleanerChoice
 from logcore.clock import ManualClock
 from logcore.compaction import CompactionCancelled, Throttle
-from logcore.compression import Codec
 from logcore.errors import CorruptRecordError
 from logcore.fs import OsFileSystem
 from logcore.partition import Isolation, Partition
@@ -342,91 +338,3 @@ def test_the_throttle_sleeps_off_its_debt_and_saves_nothing_up() -> None:
         throttle(100)
     with pytest.raises(ValueError, match="throttle"):
         Throttle(0, clock, wait)
-
-
-KEYS = st.sampled_from([b"a", b"b", b"c"])
-PAIRS = st.lists(st.tuples(KEYS, st.none() | st.just(b"v" * 40)), min_size=1, max_size=3)
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("plain"), PAIRS, st.sampled_from(list(Codec))),
-        st.tuples(st.just("idempotent"), PAIRS, st.integers(10, 11)),
-        st.tuples(st.just("txn"), PAIRS, st.integers(0, 2)),
-        st.tuples(st.just("end"), st.booleans(), st.integers(0, 2)),
-        st.tuples(st.just("compact"), st.integers(1, 4), st.integers(0, 700)),
-        st.tuples(st.just("restart"), st.booleans(), st.just(0)),
-    ),
-    min_size=4,
-    max_size=24,
-)
-
-
-def rebuilt(state: tuple) -> tuple:
-    """What a log alone can tell: the coordinator epoch of a marker that was cleaned away is gone.
-
-    As in Apache Kafka, where only a producer's last record is sure to stay.
-    """
-    *rest, producers = state
-    return (*rest, [(pid, epoch, last, txn) for pid, epoch, last, _, txn in producers])
-
-
-@settings(max_examples=60, deadline=None)
-@given(STEPS)
-def test_any_history_against_a_table(tmp_path_factory: pytest.TempPathFactory, steps) -> None:
-    """The model: a dict per key, updated when a batch or its transaction is committed."""
-    root = tmp_path_factory.mktemp("history")
-    partition = opened(root, segment_bytes=400)
-    model: list[tuple[int, bytes, bytes | None]] = []
-    pending: dict[int, list[tuple[int, bytes, bytes | None]]] = {}
-    checkpoint, now_ms = None, T0
-    for number, (kind, what, who) in enumerate(steps):
-        now_ms += 300
-        offset = partition.log_end_offset
-        entries = (
-            []
-            if kind not in {"plain", "idempotent", "txn"}
-            else [(offset + at, key, value) for at, (key, value) in enumerate(what)]
-        )
-        if kind == "plain":
-            put(partition, what, codec=who, now_ms=now_ms)
-            model += entries
-        elif kind == "idempotent":
-            put(partition, what, producer_id=who, now_ms=now_ms)
-            model += entries
-        elif kind == "txn":
-            commit_offsets(partition, who, what)
-            pending.setdefault(who, []).extend(entries)
-        elif kind == "end":
-            end(partition, who, commit=what, now_ms=now_ms)
-            if what:
-                model += pending.pop(who, [])
-            pending.pop(who, None)
-        elif kind == "compact":
-            for _ in range(2):
-                fill_active(partition)
-            before = essence(partition)
-            reached = compact(
-                partition, checkpoint, now_ms=now_ms + who, budget_bytes=what * BYTES_PER_KEY
-            )
-            checkpoint = checkpoint if reached is None else reached
-            assert essence(partition) == before, number
-        else:
-            before = essence(partition)
-            if what:
-                partition.close()
-            partition = open_partition(
-                root, config=small(segment_bytes=400), fs=MortalFileSystem(), clean=what
-            )
-            assert rebuilt(essence(partition)) == rebuilt(before), number
-    stable = partition.last_stable_offset
-    expected: dict[bytes, bytes] = {}
-    for offset, key, value in sorted(model):
-        expected.pop(key, None)
-        if value is not None and offset < stable:
-            expected[key] = value
-    behind = {key for offset, key, _ in model if offset >= stable}
-    found = last_values(committed(partition))
-    found.pop(b"filler", None)
-    for key in {b"a", b"b", b"c"} - behind:
-        assert found.get(key) == expected.get(key)
-    for header, batch in partition.read_all():
-        decode_records(batch, 0, header)

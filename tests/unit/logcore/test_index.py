@@ -11,6 +11,7 @@ from logcore.fs import OsFileSystem
 from logcore.index import (
     AbortedTxn,
     CorruptIndexError,
+    LookedInto,
     OffsetIndex,
     TimeIndex,
     TransactionIndex,
@@ -197,7 +198,7 @@ def test_transaction_index_truncation(tmp_path: Path) -> None:
     index.truncate_to(20)
     assert index.entries == ABORTED[:1]
     assert path.stat().st_size == 34
-    index.reset()
+    index.rebuild([])
     assert not path.exists()
 
 
@@ -215,3 +216,27 @@ def test_collect_stops_where_nothing_open_is_left_below_the_bound(tmp_path: Path
     found.clear()
     assert not index.collect(21, 100, found)
     assert found == [(9, 12)]
+
+
+def test_indexes_that_are_looked_into_stay_within_their_number(tmp_path: Path) -> None:
+    looked_into = LookedInto(3)
+    indexes = []
+    for number in range(5):
+        path = f"{tmp_path}/{number}.index"
+        index = OffsetIndex(OsFileSystem(), path, 0, 4096, looked_into)
+        for offset in range(1, 10):
+            index.append(offset * 10, offset * 100)
+        assert len(looked_into) == 0, "what is written to is not counted"
+        index.close()
+        indexes.append(index)
+    for _ in range(2):
+        for index in indexes:
+            assert index.lookup(55) == (50, 500)
+            assert index.lookup_position(820) == (80, 800)
+            assert len(looked_into) <= 3
+    for index in indexes:
+        index.append(100, 1000)
+    assert len(looked_into) == 0
+    for index in indexes:
+        assert index.lookup(1000) == (100, 1000)
+        index.close()

@@ -120,6 +120,7 @@ def test_a_roll_leaves_what_kafka_leaves(tmp_path: Path) -> None:
     append(partition, 4, producer_id=5)
     partition._roll(T0)
     append(partition, producer_id=5, sequence=4)
+    partition.flush()
     names = {one.name for one in (tmp_path / "orders-0").iterdir()}
     first, second = f"{0:020d}", f"{4:020d}"
     assert names == {

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from logcore.batch import (
     LogRecord,
     decode_records,
     encode_batch,
     end_marker,
-    iter_headers,
     parse_header,
     verify_crc,
 )
@@ -25,8 +22,8 @@ from logcore.errors import (
     FencedLeaderEpochError,
     InvalidRecordError,
     InvalidTimestampError,
+    NoRoomError,
     NotOneBatchError,
-    OffsetOutOfRangeError,
     RecordTooLargeError,
     StorageError,
     UnknownLeaderEpochError,
@@ -34,7 +31,7 @@ from logcore.errors import (
 )
 from logcore.fs import OsFileSystem, ReadableBuffer
 from logcore.machine import ProducerStamp, Record
-from logcore.partition import Isolation, Partition
+from logcore.partition import Appended, Isolation, Partition
 from tests.unit.logcore.partition_driver import (
     T0,
     append,
@@ -43,7 +40,6 @@ from tests.unit.logcore.partition_driver import (
     crash_image,
     marker,
     open_partition,
-    read_log,
     state_of,
 )
 
@@ -367,6 +363,8 @@ class FailingFileSystem(OsFileSystem):
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
         if self.fail == "write":
+            raise OSError(errno.EIO, "input/output error")
+        if self.fail == "no room":
             raise OSError(errno.ENOSPC, "no space left on device")
         if self.fail == "short write":
             return super().write(handle, (b"".join(map(bytes, buffers))[:-1],), position)
@@ -383,7 +381,7 @@ class FailingFileSystem(OsFileSystem):
         return super().read(handle, count, position)
 
 
-@pytest.mark.parametrize("fail", ["write", "short write", "sync"])
+@pytest.mark.parametrize("fail", ["write", "sync"])
 def test_a_failed_append_takes_the_partition_off_line(tmp_path: Path, fail: str) -> None:
     fs = FailingFileSystem()
     partition = open_partition(tmp_path, fs=fs, config=config(flush_messages=1))
@@ -417,6 +415,84 @@ def test_a_failed_append_takes_the_partition_off_line(tmp_path: Path, fail: str)
     if fail != "sync":
         assert state_of(again) == before
     assert not append(again, producer_id=1, sequence=1).duplicate or fail == "sync"
+
+
+@pytest.mark.parametrize("fail", ["no room", "short write"])
+@pytest.mark.parametrize("what", ["data", "marker", "roll"])
+def test_a_full_disk_changes_nothing(tmp_path: Path, fail: str, what: str) -> None:
+    fs = FailingFileSystem()
+    small = config(segment_bytes=300, index_interval_bytes=1, flush_messages=1)
+    partition = open_partition(tmp_path, fs=fs, config=small)
+    append(partition, producer_id=1, transactional=True)
+    if what == "roll":
+        while not partition._log.must_roll(len(client_batch()), 10, T0, T0):
+            append(partition)
+    before = state_of(partition)
+    image = crash_image(partition, tmp_path / "image")
+
+    def attempt(partition: Partition) -> Appended:
+        if what == "marker":
+            return marker(partition, 1, commit=False)
+        return append(partition, producer_id=1, sequence=1, transactional=True)
+
+    fs.fail = fail
+    for _ in range(2):
+        with pytest.raises(NoRoomError):
+            attempt(partition)
+    assert partition.offline is None
+    assert state_of(partition) == before
+    fs.fail = ""
+    attempt(partition)
+    expected = open_partition(image, config=small, clean=False)
+    attempt(expected)
+    assert state_of(partition) == state_of(expected)
+    partition.close()
+    assert state_of(open_partition(tmp_path, clean=True)) == state_of(expected)
+
+
+def test_a_full_disk_under_an_index(tmp_path: Path) -> None:
+    class NoBlocks(OsFileSystem):
+        left = 0
+
+        def allocate(self, handle: int, position: int, count: int) -> None:
+            if self.left == 0:
+                raise OSError(errno.ENOSPC, "no space left on device")
+            self.left -= 1
+            super().allocate(handle, position, count)
+
+    fs = NoBlocks()
+    partition = open_partition(tmp_path, fs=fs, config=config(index_interval_bytes=1))
+    append(partition)
+    before = state_of(partition)
+    # The first entry needs a page in each of two indexes, and gets none or one.
+    for left in (0, 1):
+        fs.left = left
+        with pytest.raises(NoRoomError):
+            append(partition)
+        assert state_of(partition) == before
+    fs.left = 2
+    for _ in range(10):
+        append(partition)
+    assert partition._log.active.offset_index.entries == 10
+
+
+def test_a_torn_write_that_can_not_be_cut_off_takes_the_partition_off_line(tmp_path: Path) -> None:
+    class NoCut(FailingFileSystem):
+        def truncate(self, handle: int, size: int) -> None:
+            if self.fail:
+                raise OSError(errno.EIO, "input/output error")
+            super().truncate(handle, size)
+
+    fs = NoCut()
+    partition = open_partition(tmp_path, fs=fs)
+    append(partition)
+    before = state_of(partition)
+    fs.fail = "short write"
+    with pytest.raises(StorageError):
+        append(partition)
+    assert partition.offline is not None
+    again = open_partition(tmp_path, clean=False)
+    assert state_of(again) == before
 
 
 def test_a_failed_read_takes_the_partition_off_line(tmp_path: Path) -> None:
@@ -499,156 +575,22 @@ def test_delete_directory(tmp_path: Path) -> None:
         append(partition)
 
 
-# --- fetch and list-offsets against a model ---
+# --- the largest timestamp where a batch promises more than is left of it ---
 
 
-class DumbLog:
-    """Every record in a list; every answer by going over it."""
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[int, int, bytes]] = []
-        self.records: list[tuple[int, int, int]] = []
-        self.start = self.end = 0
-        self.open: dict[int, int] = {}
-
-    def take(self, data: bytes, *, is_open: int | None = None) -> None:
-        header = parse_header(data)
-        for record in decode_records(data):
-            self.records.append((self.end + record.offset, record.timestamp_ms, 0))
-        if is_open is not None:
-            self.open.setdefault(is_open, self.end)
-        last = self.end + header.last_offset_delta
-        place = self.end.to_bytes(8, "big") + data[8:12] + b"\x00" * 4
-        self.batches.append((self.end, last, place + data[16:]))
-        self.end = last + 1
-
-    def limit(self, isolation: Isolation) -> int:
-        stable = min([self.end, *self.open.values()])
-        return max(stable, self.start) if isolation is COMMITTED else self.end
-
-    def fetch(self, offset: int, max_bytes: int, isolation: Isolation, *, one: bool) -> bytes:
-        out = b""
-        for base, last, data in self.batches:
-            if last < offset or base >= self.limit(isolation) or offset >= self.limit(isolation):
-                continue
-            if len(out) + len(data) > max_bytes and not (one and not out):
-                break
-            out += data
-        return out
-
-    def by_time(self, target: int, isolation: Isolation) -> tuple[int, int, int] | None:
-        for record in self.records:
-            if record[1] >= target and record[0] >= self.start:
-                return record if record[0] < self.limit(isolation) else None
-        return None
-
-
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("plain"), st.integers(1, 4), st.integers(-3, 20)),
-        st.tuples(st.just("data"), st.integers(1, 3), st.integers(-3, 20)),
-        st.tuples(st.just("commit"), st.just(0), st.just(0)),
-        st.tuples(st.sampled_from(["roll", "restart", "crash"]), st.just(0), st.just(0)),
-        st.tuples(st.just("delete"), st.integers(0, 40), st.just(0)),
-        st.tuples(st.just("codec"), st.sampled_from(list(Codec)), st.just(0)),
-    ),
-    max_size=25,
-)
-QUERIES = st.lists(
-    st.tuples(
-        st.integers(0, 60),
-        st.integers(0, 900),
-        st.sampled_from(list(Isolation)),
-        st.booleans(),
-        st.integers(-10, 130),
-    ),
-    min_size=3,
-    max_size=12,
-)
-
-
-@settings(deadline=None, max_examples=120)
-@given(STEPS, QUERIES)
-def test_fetch_and_list_offsets_equal_the_model(
-    tmp_path_factory: pytest.TempPathFactory,
-    steps: list[tuple[str, int, int]],
-    queries: list[tuple[int, int, Isolation, bool, int]],
-) -> None:
-    root = tmp_path_factory.mktemp("model")
-    small = config(index_interval_bytes=150)
-    partition, model = open_partition(root, config=small), DumbLog()
-    now, sequence, codec = T0, 0, Codec.NONE
-    for kind, count, change in steps:
-        if kind in {"plain", "data"}:
-            now = max(T0, now + change)
-            fields: dict[str, object] = {"timestamp_ms": now, "codec": codec, "size": 40}
-            if kind == "data":
-                fields |= {"producer_id": 1, "sequence": sequence, "transactional": True}
-                sequence += count
-            data = client_batch(count, **fields)  # type: ignore[arg-type]
-            partition.append(data, now_ms=now, transaction_verified=True)
-            model.take(data, is_open=1 if kind == "data" else None)
-        elif kind == "commit":
-            marker(partition, 1, commit=True)
-            model.take(
-                end_marker(
-                    commit=True,
-                    producer_id=1,
-                    producer_epoch=0,
-                    coordinator_epoch=0,
-                    timestamp_ms=T0,
-                )
-            )
-            model.open.clear()
-        elif kind == "codec":
-            codec = Codec(count)
-        elif kind == "roll":
-            partition._roll(now)
-        elif kind == "delete":
-            target = min(count, model.end)
-            partition.delete_records_before(target)
-            model.start = max(model.start, target)
-        else:
-            if kind == "crash":
-                root = crash_image(partition, tmp_path_factory.mktemp("crash"))
-            partition.close()
-            partition = open_partition(
-                root, clean=kind == "restart", config=small, log_start_offset=model.start
-            )
-    check_queries(partition, model, queries)
-    partition.close()
-
-
-def check_queries(
-    partition: Partition,
-    model: DumbLog,
-    queries: list[tuple[int, int, Isolation, bool, int]],
-) -> None:
-    assert (partition.log_start_offset, partition.log_end_offset) == (model.start, model.end)
-    assert [data for _, data in read_log(partition)] == [
-        data for _, last, data in model.batches if last >= model.start
-    ]
-    for offset, max_bytes, isolation, one, after in queries:
-        assert partition.last_stable_offset == model.limit(COMMITTED)
-        if not model.start <= offset <= model.end:
-            with pytest.raises(OffsetOutOfRangeError):
-                partition.fetch(offset, max_bytes, isolation, at_least_one=one)
-        else:
-            fetched = partition.fetch(offset, max_bytes, isolation, at_least_one=one)
-            wanted = model.fetch(offset, max_bytes, isolation, one=one)
-            # A fetch ends with its segment, so it may come short, by whole batches.
-            assert wanted.startswith(fetched.records)
-            assert bool(fetched.records) == bool(wanted)
-            if fetched.records != wanted:
-                *_, (_, header) = iter_headers(fetched.records)
-                assert header.next_offset in [one.base_offset for one in partition._log.segments]
-            everything = model.fetch(offset, 1 << 30, isolation, one=True)
-            assert partition.available_bytes(offset, isolation) == len(everything)
-        found = partition.offset_for_timestamp(T0 + after, isolation)
-        assert found == model.by_time(T0 + after, isolation)
-    visible = [one for one in model.records if one[0] >= model.start]
-    latest = max((one[1] for one in visible), default=-1)
-    # A batch that the log start cuts through counts whole.
-    if model.start in {0, model.end, *(base for base, _, _ in model.batches)}:
-        expected = next((one for one in visible if one[1] == latest), None)
-        assert partition.max_timestamp_offset() == expected
+def test_the_latest_record_when_the_log_start_cuts_through_its_batch(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    data = encode_batch([LogRecord(at, T0 + 9 - at, b"k", b"v") for at in range(3)])
+    partition.append(data, now_ms=T0)
+    append(partition, timestamp_ms=T0 + 3)
+    partition._roll(T0)
+    append(partition, timestamp_ms=T0 + 8)
+    found = []
+    for start in range(4):
+        partition.delete_records_before(start)
+        latest = partition.max_timestamp_offset()
+        assert latest is not None
+        found.append(latest[:2])
+    assert found == [(0, T0 + 9), (1, T0 + 8), (4, T0 + 8), (4, T0 + 8)]
+    partition.delete_records_before(5)
+    assert partition.max_timestamp_offset() is None

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from logcore.clock import ManualClock
 from logcore.errors import (
@@ -18,7 +15,6 @@ from logcore.errors import (
 )
 from logcore.fs import OsFileSystem
 from logcore.machine import ProducerStamp
-from logcore.partition import Isolation
 from logcore.producers import (
     CorruptSnapshotError,
     ProducerStateManager,
@@ -266,101 +262,6 @@ def test_aborted_entry_carries_the_stable_offset_behind_it(tmp_path: Path) -> No
     marker(partition, 1, commit=False)  # 2
     marker(partition, 2, commit=False)  # 3
     assert partition._log.active.txn_index.entries == [(1, 0, 2, 1), (2, 1, 3, 4)]
-
-
-# --- the last stable offset and the aborted list, against a model ---
-
-
-@dataclass
-class Txn:
-    producer_id: int
-    first: int
-    last: int | None = None
-    aborted: bool = False
-
-
-class DumbModel:
-    """All transactions in a list, everything computed by going over it."""
-
-    def __init__(self) -> None:
-        self.txns: list[Txn] = []
-        self.end = 0
-
-    def data(self, producer_id: int, count: int) -> None:
-        if not any(one.producer_id == producer_id and one.last is None for one in self.txns):
-            self.txns.append(Txn(producer_id, self.end))
-        self.end += count
-
-    def mark(self, producer_id: int, *, commit: bool) -> None:
-        for one in self.txns:
-            if one.producer_id == producer_id and one.last is None:
-                one.last, one.aborted = self.end, not commit
-        self.end += 1
-
-    def stable(self) -> int:
-        return min([one.first for one in self.txns if one.last is None] + [self.end])
-
-    def must_be_listed(self, offset: int, upto: int) -> set[tuple[int, int]]:
-        return {
-            (one.producer_id, one.first)
-            for one in self.txns
-            if one.aborted and one.last is not None and one.last >= offset and one.first < upto
-        }
-
-
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("data"), st.integers(1, 4), st.integers(1, 3)),
-        st.tuples(st.just("plain"), st.just(0), st.integers(1, 3)),
-        st.tuples(st.sampled_from(["commit", "abort"]), st.integers(1, 4), st.just(0)),
-        st.tuples(st.sampled_from(["roll", "restart", "crash"]), st.just(0), st.just(0)),
-    ),
-    max_size=30,
-)
-
-
-@settings(deadline=None, max_examples=80)
-@given(STEPS)
-def test_stable_offset_and_aborted_list_equal_the_model(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
-) -> None:
-    root = tmp_path_factory.mktemp("model")
-    partition, model, sequences = open_partition(root), DumbModel(), dict.fromkeys(range(9), 0)
-    for kind, producer_id, count in steps:
-        if kind == "data":
-            sequence = sequences[producer_id]
-            append(partition, count, producer_id=producer_id, sequence=sequence, transactional=True)
-            sequences[producer_id] += count
-            model.data(producer_id, count)
-        elif kind == "plain":
-            append(partition, count)
-            model.end += count
-        elif kind in {"commit", "abort"}:
-            marker(partition, producer_id, commit=kind == "commit")
-            model.mark(producer_id, commit=kind == "commit")
-        elif kind == "roll":
-            partition._roll(T0)
-        else:
-            before = state_of(partition)
-            if kind == "crash":
-                root = crash_image(partition, tmp_path_factory.mktemp("crash"))
-            partition.close()
-            partition = open_partition(root, clean=kind == "restart")
-            assert state_of(partition) == before
-        assert partition.last_stable_offset == model.stable()
-    for offset in range(model.stable() + 1):
-        fetched = partition.fetch(offset, 1 << 20, Isolation.READ_COMMITTED, at_least_one=True)
-        assert fetched.aborted is not None
-        seen = set(fetched.aborted)
-        assert len(seen) == len(fetched.aborted)
-        if fetched.records:
-            from tests.unit.logcore.partition_driver import last_offset
-
-            end = last_offset(fetched.records) + 1
-            assert end <= model.stable()
-            assert model.must_be_listed(offset, end) <= seen
-        assert seen <= model.must_be_listed(offset, model.end)
-    partition.close()
 
 
 # --- snapshots ---

@@ -172,7 +172,7 @@ def test_what_lies_below_the_recovery_point_is_not_read(tmp_path: Path) -> None:
     last = open_partition(root, clean=False, recovery_point=1000)
     assert last.recovery is not None
     assert last.recovery.scanned_segments == 1
-    assert last.producers() == before[5 - 1]
+    assert sorted(last.producers()) == sorted(before[5 - 1])
 
 
 def test_clean_open_scans_nothing_and_unclean_finds_the_same(tmp_path: Path) -> None:
@@ -332,6 +332,7 @@ def test_leader_epochs_are_rebuilt_from_the_batches(tmp_path: Path) -> None:
     append(partition)
     partition.leader_epoch = 4
     append(partition)
+    partition.flush()
     root = crash_image(partition, tmp_path / "crash")
     for text in (None, "rubbish"):
         path = root / "orders-0" / "leader-epoch-checkpoint"

@@ -5,7 +5,11 @@ from typing import Any
 
 import pytest
 
+from tests.unit.txn.cleaned_txns import loads_back
 from tests.unit.txn.driver import Driver, assert_same_after_compaction, sweep_crashes
+
+ENDS = 4
+"""Offsets up to which a scenario's log is compacted by the real cleaner."""
 
 
 @pytest.fixture
@@ -21,3 +25,5 @@ def shard() -> Iterator[Callable[..., Driver]]:
     for driver in made:
         sweep_crashes(driver)
         assert_same_after_compaction(driver)
+        if driver.log:
+            loads_back(driver, most=ENDS)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import txn
@@ -17,3 +18,15 @@ def test_pictures_are_those_of_the_tables() -> None:
 def test_every_module_is_named() -> None:
     for module in FOLDER.glob("*.py"):
         assert module.name == "__init__.py" or f"`{module.name}`" in README
+
+
+def test_every_scenario_that_is_named_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", README))
+    tests = Path(__file__).resolve().parents[2]
+    there = {
+        name
+        for file in tests.rglob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 20
+    assert named <= there, named - there

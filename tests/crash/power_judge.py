@@ -1,0 +1,266 @@
+"""What must hold after a power loss, worked out from the workload's own history and nothing else.
+
+The model is deliberately dumb: it walks all batches that were ever written, from the first one, and
+knows no files, segments, snapshots or indexes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from logcore.batch import ControlType, decode_records, iter_headers, parse_control, parse_header
+from logcore.partition import Isolation, Partition
+from tests.crash.power_workloads import T0, Promise, Recorder, Written, open_log
+from tests.support.memory_disk import MemoryDisk
+
+RECOVERY_CRASHES = 0.25
+"""Share of the states whose recovery loses power as well."""
+
+LOOK_UPS = 4
+"""Offsets and timestamps of a state that are looked up."""
+
+
+@dataclass
+class Model:
+    """A log's transactions and producers after some batches."""
+
+    end: int = 0
+    open: dict[int, int] = field(default_factory=dict)
+    aborted: set[tuple[int, int, int]] = field(default_factory=set)
+    """(producer id, first offset, marker offset)"""
+    producers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Epoch, last sequence, coordinator epoch."""
+
+    def add(self, batch: Written) -> None:
+        header = parse_header(batch.data)
+        self.end = batch.last_offset + 1
+        producer = header.producer_id
+        if producer < 0:
+            return
+        epoch, sequence, coordinator = self.producers.get(producer, (-1, -1, -1))
+        if epoch != header.producer_epoch:
+            sequence = -1
+        if header.is_control:
+            control = parse_control(next(decode_records(batch.data, 0, header).__iter__()))
+            first = self.open.pop(producer, None)
+            if first is not None and control.type is ControlType.ABORT:
+                self.aborted.add((producer, first, batch.base_offset))
+            coordinator = control.coordinator_epoch
+        else:
+            sequence = header.last_sequence
+            if header.is_transactional:
+                self.open.setdefault(producer, batch.base_offset)
+        self.producers[producer] = header.producer_epoch, sequence, coordinator
+
+    @property
+    def last_stable_offset(self) -> int:
+        return min(self.open.values(), default=self.end)
+
+    def is_hidden(self, batch: Written) -> bool:
+        """Whether a read_committed reader may not see the batch, though it is below the LSO."""
+        header = parse_header(batch.data)
+        return header.is_transactional and any(
+            producer == header.producer_id and first <= batch.base_offset < marker
+            for producer, first, marker in self.aborted
+        )
+
+
+class BrokenPromiseError(AssertionError):
+    """A state after a power loss that breaks a promise."""
+
+
+def judge(run: Recorder, step: int, disk: MemoryDisk, choice: random.Random) -> None:
+    """Recover a state of ``run`` that a power loss left. Raises BrokenPromiseError."""
+    promise = _promise_at(run, step)
+    fallen = disk.after_kill()
+    partition = open_log(disk, run.config, promise.epoch)
+    check_log(run, step, promise, partition, choice)
+    found = _state(partition)
+    again = open_log(disk.after_kill(), run.config, promise.epoch)
+    _same("a second recovery", _state(again), found)
+    if choice.random() < RECOVERY_CRASHES and disk.steps:
+        loss = fallen.base()
+        last = choice.randrange(len(disk.steps) + 1)
+        for count in loss.walk(disk.steps):
+            if count == last:
+                break
+        third = open_log(loss.state(choice), run.config, promise.epoch)
+        _same("a recovery whose forerunner lost power", _state(third), found)
+
+
+def _same(what: str, seen: Any, expected: Any) -> None:
+    if seen == expected:
+        return
+    for one, other in ((seen, expected), (expected, seen)):
+        if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+            for at, item in enumerate(one):
+                if at >= len(other) or other[at] != item:
+                    raise BrokenPromiseError(
+                        f"{what}: differs at [{at}]: {seen[at:][:3]} / {expected[at:][:3]}"
+                    )
+    raise BrokenPromiseError(f"{what}: {seen!r} instead of {expected!r}")
+
+
+def _promise_at(run: Recorder, step: int) -> Promise:
+    result = run.promises[0]
+    for promise in run.promises:
+        if promise.step > step:
+            break
+        result = promise
+    return result
+
+
+def _state(partition: Partition) -> tuple[object, ...]:
+    return (
+        partition.log_start_offset,
+        partition.log_end_offset,
+        partition.last_stable_offset,
+        _batches(partition),
+        sorted(partition.producers()),
+        [entry for one in partition._log.segments for entry in one.txn_index.entries],
+        partition._epochs.entries,
+    )
+
+
+def _batches(partition: Partition) -> list[tuple[int, bytes]]:
+    return [(header.base_offset, bytes(batch)) for header, batch in partition.read_all()]
+
+
+def check_log(
+    run: Recorder, step: int, promise: Promise, partition: Partition, choice: random.Random
+) -> None:
+    """Compare a recovered partition with the history up to its end. Raises BrokenPromiseError."""
+    start, end = partition.log_start_offset, partition.log_end_offset
+    if not promise.lowest_start <= start <= promise.highest_start:
+        raise BrokenPromiseError(f"the log starts at {start}, promised {promise}")
+    if end < promise.end:
+        raise BrokenPromiseError(f"the log ends at {end}, promised {promise}: {partition.recovery}")
+    begun = [one for one in run.history if one.begin <= step and one.base_offset < end]
+    model = Model(end=start)
+    for one in begun:
+        model.add(one)
+    left = [one for one in begun if one.last_offset >= start]
+    if run.config.is_compacted:
+        _check_compacted(partition, left, model)
+    else:
+        _same("batches", _batches(partition), [(one.base_offset, one.data) for one in left])
+        _same("the end of the log", end, max(model.end, start))
+    _same("the LSO", partition.last_stable_offset, max(model.last_stable_offset, start))
+    _check_producers(run, partition, model, left)
+    _check_reader(run, partition, model, left)
+    if left and not run.config.is_compacted:
+        _check_look_ups(partition, left, choice)
+
+
+def _check_producers(
+    run: Recorder, partition: Partition, model: Model, left: Sequence[Written]
+) -> None:
+    seen = {
+        one.producer_id: (one.producer_epoch, one.last_sequence, one.coordinator_epoch)
+        for one in partition.producers()
+    }
+    expected = dict(model.producers)
+    if not run.is_forced:
+        # What only a snapshot told of, beside batches that retention took, may be gone with it.
+        here = {parse_header(one.data).producer_id for one in left}
+        expected = {key: value for key, value in expected.items() if key in here or key in seen}
+    _same("producers", seen, expected)
+    open_now = {
+        one.producer_id: one.current_txn_first_offset
+        for one in partition.producers()
+        if one.current_txn_first_offset >= 0
+    }
+    _same("open transactions", open_now, model.open)
+
+
+def _check_reader(
+    run: Recorder, partition: Partition, model: Model, left: Sequence[Written]
+) -> None:
+    """Compare what a read_committed consumer makes of batches and aborted lists."""
+    seen: dict[int, tuple[bytes | None, bytes | None]] = {}
+    offset = partition.log_start_offset
+    while True:
+        read = partition.fetch(offset, 2_000, Isolation.READ_COMMITTED, at_least_one=True)
+        if not read.records:
+            break
+        waiting = sorted((first, producer) for producer, first in read.aborted or ())
+        hidden: set[int] = set()
+        for at, header in iter_headers(read.records):
+            while waiting and waiting[0][0] <= header.last_offset:
+                hidden.add(waiting.pop(0)[1])
+            if header.is_control:
+                hidden.discard(header.producer_id)
+            elif not (header.is_transactional and header.producer_id in hidden):
+                for one in decode_records(read.records, at, header):
+                    seen[one.offset] = one.key, one.value
+            offset = header.next_offset
+    visible: dict[int, tuple[bytes | None, bytes | None]] = {}
+    for batch in left:
+        header = parse_header(batch.data)
+        hidden_here = header.is_control or model.is_hidden(batch)
+        if batch.last_offset < model.last_stable_offset and not hidden_here:
+            for one in decode_records(batch.data, 0, header):
+                visible[one.offset] = one.key, one.value
+    if run.config.is_compacted:
+        if not seen.items() <= visible.items():
+            raise BrokenPromiseError(f"records nobody committed: {seen.items() - visible.items()}")
+        _same("the table", _table(seen), _table(visible))
+    else:
+        _same("committed records", seen, visible)
+
+
+def _table(seen: dict[int, tuple[bytes | None, bytes | None]]) -> dict[bytes, bytes]:
+    table: dict[bytes, bytes] = {}
+    for _, (key, value) in sorted(seen.items()):
+        if key is not None:
+            table.pop(key, None)
+            if value is not None:
+                table[key] = value
+    return table
+
+
+def _check_compacted(partition: Partition, left: Sequence[Written], model: Model) -> None:
+    """Every batch is what is left of one that was written, and they come in order."""
+    known = {one.last_offset: one for one in left}
+    last = -1
+    for base_offset, data in _batches(partition):
+        header = parse_header(data)
+        written = known.get(header.last_offset)
+        if base_offset <= last or written is None:
+            raise BrokenPromiseError(f"a batch at {base_offset} behind {last} that nobody wrote")
+        was = {
+            one.offset: one for one in decode_records(written.data, 0, parse_header(written.data))
+        }
+        for one in decode_records(data, 0, header):
+            whole = was.get(one.offset)
+            if whole is None or (one.key, one.value) != (whole.key, whole.value):
+                raise BrokenPromiseError(f"a record at {one.offset} that nobody wrote")
+        last = header.last_offset
+    _same("the end of the log", partition.log_end_offset, max(model.end, last + 1))
+
+
+def _check_look_ups(partition: Partition, left: Sequence[Written], choice: random.Random) -> None:
+    """Find batches by offset and by time: what the indexes say must be what a walk finds."""
+    start = partition.log_start_offset
+    for one in choice.sample(left, min(LOOK_UPS, len(left))):
+        offset = max(one.base_offset, start)
+        read = partition.fetch(offset, 1, Isolation.READ_UNCOMMITTED, at_least_one=True)
+        _same(f"a fetch of {offset}", read.records[: len(one.data)], one.data)
+    records = [
+        record
+        for one in left
+        for record in decode_records(one.data, 0, parse_header(one.data))
+        if record.offset >= start
+    ]
+    for _ in range(LOOK_UPS):
+        time_ms = T0 + choice.randrange(10 * len(left) + 20)
+        first = next((one for one in records if one.timestamp_ms >= time_ms), None)
+        found = partition.offset_for_timestamp(time_ms, Isolation.READ_UNCOMMITTED)
+        _same(
+            f"the offset for time {time_ms}",
+            None if found is None else (found.offset, found.timestamp_ms),
+            None if first is None else (first.offset, first.timestamp_ms),
+        )

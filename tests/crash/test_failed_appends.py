@@ -1,0 +1,129 @@
+"""The disk refuses exactly one append of the transaction coordinator, over the real daemon.
+
+A log that could not write goes off line, and its shard with it: the clients hear errors that they
+answer by asking again. A restart reads what is really there and everything goes on from that; a
+bump that was decided and not written has never been (KAFKA-9666).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash.stubborn_client import StubbornClient
+from tests.crash.test_every_step import (
+    TOPIC,
+    CrashingDaemon,
+    Ledger,
+    first_transaction,
+    value_of,
+    work,
+)
+from tests.support.cluster import Cluster
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
+
+MOST_APPENDS = 12
+OFF_LINE = "shard_failed shard=__transaction_state-0 .*is off line"
+ASKED_AGAIN = {"coordinator_load_in_progress", "coordinator_not_available", "not_coordinator"}
+
+
+def failing_at(number: int) -> dict[str, str]:
+    return {"CRASH_AT": str(number), "CRASH_FAILS": "__transaction_state-"}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[CrashingDaemon]:
+    daemon = CrashingDaemon(tmp_path / "data")
+    daemon.start()
+    yield daemon
+    assert daemon.child is not None
+    daemon.child.kill()
+
+
+@contextlib.contextmanager
+def restarted_when_off_line(daemon: CrashingDaemon) -> Iterator[list[int]]:
+    """Does what an operator does. Yields a list that gets an item for the restart."""
+    starts: list[int] = []
+    child, over = daemon.child, threading.Event()
+    assert child is not None
+
+    def watch() -> None:
+        while not over.is_set():
+            with contextlib.suppress(TimeoutError):
+                child.wait_for_line(OFF_LINE, deadline_s=0.05)
+                daemon.kill()
+                daemon.start()
+                starts.append(1)
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield starts
+    finally:
+        over.set()
+        watcher.join()
+
+
+@pytest.mark.parametrize(
+    ("version", "commit"),
+    [pytest.param(1, True, id="commit-tv1"), pytest.param(2, False, id="abort-tv2")],
+)
+def test_each_append_of_the_coordinator_fails_once(
+    daemon: CrashingDaemon, version: int, commit: bool
+) -> None:
+    ledger = Ledger("fails")
+    first_transaction(daemon, ledger, version)
+    for number in range(1, MOST_APPENDS):
+        daemon.kill()
+        daemon.start(env=failing_at(number))
+        daemon.arm()
+        client = StubbornClient(daemon.bootstrap, ledger.group, version=version)
+        with restarted_when_off_line(daemon) as starts:
+            work(client, number, ledger.group, commit=commit)
+            client.close()
+        if commit:
+            ledger.commit(number)
+        ledger.check(daemon.bootstrap, f"after append {number} failed")
+        if not starts:
+            assert number > 4, "claim, begin, prepare and complete are appends of their own"
+            return
+    pytest.fail("the appends never come to an end")
+
+
+def test_a_takeover_whose_fence_is_not_written_leaves_no_bump(daemon: CrashingDaemon) -> None:
+    ledger = Ledger("fence")
+    first_transaction(daemon, ledger, 2)
+    zombie = StubbornClient(daemon.bootstrap, ledger.group, version=2)
+    zombie.claim()
+    zombie.send(TOPIC, 0, value_of(1, 0))
+    daemon.kill()
+    daemon.start(env=failing_at(1))
+    daemon.arm()
+    with Cluster(daemon.bootstrap) as cluster:
+        for _ in range(3):
+            answer = cluster.call(
+                "init_producer_id",
+                4,
+                transactional_id=ledger.group,
+                transaction_timeout=60_000,
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+            assert answer["error_code"] in ASKED_AGAIN
+        assert cluster.produce(TOPIC, [b"others are served"], partition=1)["error_code"] == "none"
+    daemon.kill()
+    daemon.start()
+    successor = StubbornClient(daemon.bootstrap, ledger.group, version=2)
+    successor.claim()
+    # One bump is that of the abort, one that of the claim.
+    assert (successor.producer_id, successor.epoch) == (zombie.producer_id, zombie.epoch + 2)
+    zombie.close()
+    successor.close()
+    ledger.values[1].append(b"others are served")
+    ledger.check(daemon.bootstrap, "after the takeover")

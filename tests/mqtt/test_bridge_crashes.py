@@ -1,0 +1,217 @@
+"""Kill -9 of bridge, MQTT broker and daemon: nothing lost, nothing doubled.
+
+QoS 1 is exact by the message's id, QoS 2 by the packet id alone. Bridge and daemon die while
+messages are under way. Mosquitto writes its state down only when told to, so it is told to before
+it is killed, while the publisher waits: what it acknowledged and forgot is no bridge's to save.
+With message ids the bridge goes on meanwhile, so that Mosquitto comes back with less than it had
+been told.
+
+``MQTT_MESSAGES``, ``MQTT_STRIKES`` and ``MQTT_SEED`` make it longer, and other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mqtt.publisher import Message, Publisher, messages
+from tests.support.cluster import READ_COMMITTED, Cluster
+from tests.support.daemon import ROOT, Daemon
+from tests.support.mosquitto import Mosquitto
+from tests.support.processes import Child
+from tests.support.waits import until
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
+
+COUNT = int(os.environ.get("MQTT_MESSAGES", "1500"))
+STRIKES = int(os.environ.get("MQTT_STRIKES", "3"))
+SEED = int(os.environ.get("MQTT_SEED", "1883"))
+TARGETS = ("weather", "flights")
+BATCH = 250
+CACHE = ROOT / ".cache" / "flights"
+QUIET_S = 20.0
+"""When nothing new has come for so long, nothing is under way any more."""
+
+
+class Bridge:
+    """``python -m pipelines.mqtt`` in a process of its own."""
+
+    def __init__(self, daemon: Daemon, broker: Mosquitto, qos: int, version: str) -> None:
+        self._command = [
+            *(sys.executable, "-m", "pipelines.mqtt", "--bootstrap", daemon.bootstrap),
+            *("--mqtt", f"127.0.0.1:{broker.port}", "--qos", str(qos), "--mqtt-version", version),
+            *("--route", "weather/#=weather", "--route", "flights/+/+=flights"),
+        ]
+        self.child: Child | None = None
+
+    def start(self) -> Bridge:
+        self.child = Child(self._command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        return self
+
+    def kill(self) -> None:
+        if self.child is not None:
+            self.child.kill()
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+
+class Rig:
+    """All processes of one run."""
+
+    def __init__(self, home: Path, qos: int, version: str, *, with_ids: bool) -> None:
+        self._with_ids = with_ids
+        self.daemon = Daemon(home / "data").start()
+        with Cluster(self.daemon.bootstrap) as cluster:
+            for topic in TARGETS:
+                cluster.create_topic(topic, 2)
+        self.broker = Mosquitto(home / "mqtt").start()
+        self.bridge = Bridge(self.daemon, self.broker, qos, version).start()
+        assert self.bridge.child is not None
+        self.bridge.child.wait_for_line("bridge at work", deadline_s=30)
+        self.publisher = Publisher(self.broker.port, qos, with_ids=with_ids)
+
+    def publish(self, batch: list[Message], first: int) -> None:
+        self.publisher.publish(batch, first)
+
+    def publish_under(self, what: str, delay_s: float, batch: list[Message], first: int) -> None:
+        """Publish, and ``delay_s`` later kill ``what`` and start it again."""
+        if what == "broker":
+            self.publish(batch, first)
+            self._strike_broker(delay_s)
+            return
+        errors: list[Exception] = []
+
+        def strike() -> None:
+            try:
+                time.sleep(delay_s)  # the instant of the kill is what varies
+                if what == "bridge":
+                    self.bridge.restart()
+                else:
+                    self.daemon.kill()
+                    self.daemon.start()
+            except Exception as error:  # noqa: BLE001 - told by the main thread
+                errors.append(error)
+
+        striker = threading.Thread(target=strike)
+        striker.start()
+        try:
+            self.publish(batch, first)
+        finally:
+            striker.join()
+        assert not errors, errors
+
+    def _strike_broker(self, delay_s: float) -> None:
+        if not self._with_ids:
+            self.bridge.kill()
+        self.broker.save()
+        if self._with_ids:
+            time.sleep(delay_s)  # the instant of the kill is what varies
+        self.broker.kill()
+        self.broker.start()
+        if not self._with_ids:
+            self.bridge.start()
+
+    def found(self) -> list[int]:
+        with Cluster(self.daemon.bootstrap) as cluster:
+            return [
+                json.loads(value or b"")["id"]
+                for topic in TARGETS
+                for partition in range(2)
+                for value in cluster.values(topic, partition=partition, isolation=READ_COMMITTED)
+            ]
+
+    def close(self) -> None:
+        self.publisher.close()
+        self.bridge.kill()
+        self.broker.kill()
+        self.daemon.kill()
+
+
+def settled(rig: Rig, count: int) -> list[int]:
+    """What has arrived when ``count`` have, or when nothing has come for ``QUIET_S``."""
+    found: list[int] = []
+    growth = (0, time.monotonic())
+
+    def probe() -> bool:
+        nonlocal growth
+        found[:] = rig.found()
+        if len(set(found)) > growth[0]:
+            growth = (len(set(found)), time.monotonic())
+        return len(set(found)) >= count or time.monotonic() - growth[1] > QUIET_S
+
+    until(probe, f"{count} arrived, or silence", deadline_s=600, poll_s=0.5)
+    return found
+
+
+def missing(found: list[int], count: int) -> list[int]:
+    return sorted(set(range(count)) - set(found))
+
+
+def check(rig: Rig, count: int, told: str) -> None:
+    """Fail with what is lost, stuck or doubled; slow is no failure."""
+    found = settled(rig, count)
+    if late := missing(found, count):
+        said = rig.bridge.child.tail(20) if rig.bridge.child else ""
+        rig.bridge.restart()
+        found = settled(rig, count)
+        lost = missing(found, count)
+        pytest.fail(
+            f"{told}: {len(late)} missing after {QUIET_S} s of silence: {late[:5]} … {late[-5:]}; "
+            f"after a new connection {len(late) - len(lost)} came (stuck), {len(lost)} did not "
+            f"(lost): {lost[:5]}; bridge:\n{said}\nbroker:\n"
+            f"{rig.broker.child.tail(30) if rig.broker.child else ''}"
+        )
+    doubled = {one: times for one, times in Counter(found).items() if times > 1}
+    if doubled:
+        numbers = sorted(doubled)
+        pytest.fail(
+            f"{told}: {len(doubled)} doubled: {numbers[:5]} … {numbers[-5:]}, bridge:\n"
+            f"{rig.bridge.child.tail(20) if rig.bridge.child else ''}"
+        )
+    assert set(found) == set(range(count)), told
+
+
+def batches(count: int) -> Iterator[list[Message]]:
+    source = messages(CACHE, count)
+    while batch := list(itertools.islice(source, BATCH)):
+        yield batch
+
+
+@pytest.mark.parametrize(
+    ("qos", "version", "with_ids"),
+    [
+        pytest.param(1, "5", True, id="qos1-v5-message-id"),
+        pytest.param(2, "3.1.1", False, id="qos2-v311-packet-id"),
+        pytest.param(2, "5", True, id="qos2-v5-message-id"),
+    ],
+)
+def test_nothing_is_lost_or_doubled(tmp_path: Path, qos: int, version: str, with_ids: bool) -> None:
+    chance = random.Random(f"{SEED} {qos} {version}")
+    strikes = list(itertools.islice(itertools.cycle(["bridge", "daemon", "broker"]), STRIKES))
+    chance.shuffle(strikes)
+    rounds = -(-COUNT // BATCH)
+    when = dict(zip(chance.sample(range(rounds), len(strikes)), strikes, strict=True))
+    rig = Rig(tmp_path, qos, version, with_ids=with_ids)
+    with contextlib.closing(rig):
+        sent = 0
+        for number, batch in enumerate(batches(COUNT)):
+            if number in when:
+                rig.publish_under(when[number], chance.uniform(0, 0.3), batch, sent)
+            else:
+                rig.publish(batch, sent)
+            sent += len(batch)
+        assert sent == COUNT
+        check(rig, COUNT, f"seed {SEED}, batches {dict(sorted(when.items()))}")

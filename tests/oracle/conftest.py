@@ -1,0 +1,77 @@
+"""What each broker leaves behind after one history: made once, for all that look at it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.oracle.interchange import (
+    BROKER,
+    coordinators,
+    fingerprint,
+    write_groups,
+    write_records,
+)
+from tests.support.cluster import Cluster
+from tests.support.daemon import Daemon
+from tests.support.kafka import Kafka
+from tests.support.waits import until
+
+
+@dataclass
+class Written:
+    """What a broker had, and its directory after each kind of end."""
+
+    records: dict[str, Any]
+    coordinators: dict[str, Any]
+    producer: dict[str, int]
+    images: dict[str, Path]
+
+
+@pytest.fixture(scope="session")
+def by_kafka(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    root = tmp_path_factory.mktemp("by-kafka")
+    kafka, images = Kafka(root, {**BROKER, "log.initial.task.delay.ms": "500"}), {}
+    kafka.start()
+    assert kafka.child is not None
+    try:
+        with Cluster(kafka.bootstrap) as cluster:
+            producer = write_records(cluster, kafka.bootstrap, kafka.data_dir)
+            write_groups(cluster, kafka.bootstrap, kafka.data_dir)
+            records, groups = fingerprint(cluster), coordinators(cluster)
+        starts = kafka.data_dir / "log-start-offset-checkpoint"
+        until(lambda: "trimmed 0 17" in starts.read_text(), "a checkpoint of the log start")
+        kafka.child.kill()
+        images["killed"] = shutil.copytree(kafka.data_dir, root / "killed")
+        kafka.start()
+        with Cluster(kafka.bootstrap) as cluster:
+            until(lambda: cluster.leaders("txn") == 2, "leaders")
+        kafka.child.terminate(deadline_s=40)
+        images["stopped"] = shutil.copytree(kafka.data_dir, root / "stopped")
+    finally:
+        kafka.child.kill()
+    return Written(records, groups, producer, images)
+
+
+@pytest.fixture(scope="session")
+def by_fencepost(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    root = tmp_path_factory.mktemp("by-fencepost")
+    daemon, images = Daemon(root / "data", BROKER).start(), {}
+    assert daemon.child is not None
+    try:
+        with Cluster(daemon.bootstrap) as cluster:
+            producer = write_records(cluster, daemon.bootstrap, daemon.data_dir)
+            write_groups(cluster, daemon.bootstrap, daemon.data_dir)
+            records, groups = fingerprint(cluster), coordinators(cluster)
+        daemon.kill()
+        images["killed"] = shutil.copytree(daemon.data_dir, root / "killed")
+        daemon.start()
+        daemon.stop()
+        images["stopped"] = shutil.copytree(daemon.data_dir, root / "stopped")
+    finally:
+        daemon.child.kill()
+    return Written(records, groups, producer, images)

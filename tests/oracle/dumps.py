@@ -1,0 +1,309 @@
+"""What Apache Kafka's DumpLogSegments says of files, as the rows of ``fencepost dump-log``.
+
+Its text is the same from release to release but for details; a line that is not known here fails.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.kafka import run_tool
+
+Row = dict[str, Any]
+
+_CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+_BATCH = re.compile(
+    r"baseOffset: (\d+) lastOffset: (\d+) count: (\d+) baseSequence: (-?\d+) lastSequence: (-?\d+)"
+    r" producerId: (-?\d+) producerEpoch: (-?\d+) partitionLeaderEpoch: (\d+)"
+    r" isTransactional: (\w+) isControl: (\w+) deleteHorizonMs: OptionalLong(\S+)"
+    r" position: (\d+) (\w+): (-?\d+) size: (\d+) magic: (\d) compresscodec: (\w+) crc: (\d+)"
+    r" isvalid: true"
+)
+_RECORD = re.compile(
+    r"\| offset: (\d+) (?:CreateTime|LogAppendTime): (-?\d+) keySize: (-?\d+) valueSize: (-?\d+)"
+    r" sequence: (-?\d+) headerKeys: \[(.*?)\]"
+    r"(?: endTxnMarker: (\w+) coordinatorEpoch: (\d+))?(?: key: (.*?))?(?: payload: (.*))?"
+)
+_PRODUCER = re.compile(
+    r"producerId: (\d+) producerEpoch: (-?\d+) coordinatorEpoch: (-?\d+)"
+    r" currentTxnFirstOffset: OptionalLong(\S+) lastTimestamp: (-?\d+)"
+    r"(?: firstSequence: -?\d+ lastSequence: (-?\d+) lastOffset: (-?\d+) .*)?"
+)
+_ABORTED = re.compile(
+    r"version: 0 producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+) lastStableOffset: (\d+)"
+)
+_OFFSET = re.compile(r"offset: (\d+) position: (\d+)")
+_TIME = re.compile(r"timestamp: (-?\d+) offset: (\d+)")
+_NO_ROW = re.compile(
+    r"Log starting offset: \d+|\S+ is empty\.|Non-consecutive offsets in .*"
+    r"|  -?\d+ is followed by \d+"
+    r"|Found timestamp mismatch in :.*|  Index timestamp: \d+, log timestamp: -1"
+)
+"""Gaps are what compaction leaves, and what the tool sees before the first batch of a segment.
+
+A log timestamp of -1 is that of a batch whose records are all compacted away: the tool looks at
+records only, while the batch's header still has the time that the index names.
+"""
+
+
+def by_kafka(paths: Sequence[Path], *options: str) -> dict[str, list[Row]]:
+    """Rows by file; ``kind`` is that of our rows. An unknown line is an AssertionError."""
+    said = run_tool(
+        "org.apache.kafka.tools.DumpLogSegments",
+        "--deep-iteration",
+        *options,
+        "--files",
+        ",".join(map(str, paths)),
+    )
+    found: dict[str, list[Row]] = {str(path): [] for path in paths}
+    rows = None
+    for line in said.splitlines():
+        if line.startswith("Dumping "):
+            rows = found[line.removeprefix("Dumping ")]
+        elif not _NO_ROW.fullmatch(line):
+            assert rows is not None, line
+            rows.append(_row(line))
+    return found
+
+
+def _row(line: str) -> Row:
+    for pattern, make in (
+        (_BATCH, _batch),
+        (_RECORD, _record),
+        (_PRODUCER, _producer),
+        (_ABORTED, _aborted),
+        (_OFFSET, lambda offset, position: _numbers("offset-index", offset=offset, at=position)),
+        (_TIME, lambda time, offset: _numbers("time-index", time=time, offset=offset)),
+    ):
+        match = pattern.fullmatch(line)
+        if match is not None:
+            return make(*match.groups())
+    raise AssertionError(f"a line that nobody knows: {line[:300]}")
+
+
+def _numbers(kind: str, **values: str | int) -> Row:
+    return {"kind": kind, **{name: int(value) for name, value in values.items()}}
+
+
+def _optional(text: str) -> int:
+    return -1 if text == ".empty" else int(text.strip("[]"))
+
+
+def _batch(*part: str) -> Row:
+    return {
+        **_numbers("batch", base=part[0], last=part[1], records=part[2]),
+        "sequences": (int(part[3]), int(part[4])),
+        "producer": (int(part[5]), int(part[6])),
+        "epoch": int(part[7]),
+        "transactional": part[8] == "true",
+        "control": part[9] == "true",
+        "horizon": _optional(part[10]),
+        "position": int(part[11]),
+        "time": (part[12], int(part[13])),
+        "size": int(part[14]),
+        "magic": int(part[15]),
+        "codec": _CODECS[part[16]],
+        "crc": int(part[17]),
+    }
+
+
+def _record(*part: str) -> Row:
+    names = part[5]
+    return {
+        **_numbers("record", offset=part[0], time=part[1], key_size=part[2], value_size=part[3]),
+        "sequence": int(part[4]),
+        "headers": names,
+        "control": None if part[6] is None else (part[6], int(part[7])),
+        "key": part[8],
+        "payload": part[9],
+    }
+
+
+def _producer(*part: str) -> Row:
+    return {
+        **_numbers("producer", id=part[0], epoch=part[1], coordinator=part[2]),
+        "first": _optional(part[3]),
+        "time": int(part[4]),
+        "last": (-1, -1) if part[5] is None else (int(part[5]), int(part[6])),
+    }
+
+
+def _aborted(*part: str) -> Row:
+    return _numbers("txn-index", id=part[0], first=part[1], last=part[2], stable=part[3])
+
+
+# --- the same of our own rows ---
+
+
+def by_fencepost(rows: Sequence[Row]) -> Iterator[Row]:
+    """Rows of ``dump-log --records --format json`` for one file, in the form of :func:`by_kafka`.
+
+    ``payload`` is what our decoder has made of a record, or its value; what Kafka has no word for
+    is left out.
+    """
+    batch: Row = {}
+    for row in rows:
+        kind = row["kind"]
+        if kind == "batch":
+            batch = row
+            yield _our_batch(row)
+        elif kind == "record":
+            yield _our_record(row, batch)
+        elif kind == "offset-index":
+            yield _numbers(kind, offset=row["offset"], at=row["position"])
+        elif kind == "time-index":
+            yield _numbers(kind, time=row["timestamp_ms"], offset=row["offset"])
+        elif kind == "txn-index":
+            yield _numbers(
+                kind,
+                id=row["producer_id"],
+                first=row["first_offset"],
+                last=row["last_offset"],
+                stable=row["last_stable_offset"],
+            )
+        else:
+            assert kind == "producer", row
+            yield {
+                "kind": kind,
+                "id": row["producer_id"],
+                "epoch": row["producer_epoch"],
+                "coordinator": row["coordinator_epoch"],
+                "first": row["current_txn_first_offset"],
+                "time": row["last_timestamp_ms"],
+                "last": (row["last_sequence"], row["last_offset"]),
+            }
+
+
+def _our_batch(row: Row) -> Row:
+    return {
+        **_numbers("batch", base=row["base_offset"], last=row["last_offset"]),
+        "records": row["records"],
+        "sequences": (row["base_sequence"], row["last_sequence"]),
+        "producer": (row["producer_id"], row["producer_epoch"]),
+        "epoch": row["leader_epoch"],
+        "transactional": row["transactional"],
+        "control": row["control"],
+        "horizon": row.get("delete_horizon_ms", -1),
+        "position": row["position"],
+        "time": (row["timestamp_type"], row["max_timestamp_ms"]),
+        "size": row["size"],
+        "magic": row["magic"],
+        "codec": row["codec"],
+        "crc": row["crc"],
+    }
+
+
+def _our_record(row: Row, batch: Row) -> Row:
+    base = batch["base_sequence"]
+    delta = row["offset"] - batch["base_offset"]
+    return {
+        **_numbers("record", offset=row["offset"], time=row["timestamp_ms"]),
+        "key_size": _size(row["key"]),
+        "value_size": _size(row["value"]),
+        "sequence": -1 if base < 0 else base + delta,
+        "headers": ",".join(name for name, _ in row["headers"]),
+        "control": (row["control"], row["coordinator_epoch"]) if "control" in row else None,
+        "key": row["key"],
+        "payload": row.get("decoded", row["value"]),
+    }
+
+
+def _size(shown: str | None) -> int:
+    if shown is None:
+        return -1
+    return len(shown) // 2 - 1 if shown.startswith("0x") else len(shown.encode())
+
+
+# --- records of the coordinators ---
+
+_GROUP_KINDS = {
+    "1": "OffsetCommit",
+    "2": "GroupMetadata",
+    "3": "ConsumerGroup",
+    "5": "ConsumerMember",
+    "6": "ConsumerGroup",
+    "7": "ConsumerMember",
+    "8": "ConsumerMember",
+}
+_NAMES = {
+    "group": "group_id",
+    "protocol": "protocol_name",
+    "generation": "generation_id",
+    "current_state_timestamp": "state_timestamp_ms",
+    "commit_timestamp": "commit_timestamp_ms",
+    "expire_timestamp": "expire_timestamp_ms",
+    "assigned_partitions": "assigned",
+    "partitions_pending_revocation": "pending_revocation",
+    "assignment_epoch": "epoch",
+    "assignment_timestamp": "timestamp_ms",
+    "classic_member_metadata": "classic",
+    "transaction_timeout_ms": "timeout_ms",
+    "transaction_status": "state",
+    "transaction_partitions": "partitions",
+    "transaction_last_update_timestamp_ms": "last_update_ms",
+    "transaction_start_timestamp_ms": "start_ms",
+    "topic_partitions": "partitions",
+    "rebalance_timeout": "rebalance_timeout_ms",
+    "session_timeout": "session_timeout_ms",
+}
+"""Kafka's names of fields, where ours are not the same in Python's case."""
+
+_STATES = ("EMPTY", "ONGOING", "PREPARE_COMMIT", "PREPARE_ABORT", "COMPLETE_COMMIT")
+_STATES = (*_STATES, "COMPLETE_ABORT", "DEAD", "PREPARE_EPOCH_FENCE")
+
+
+def decoded_by_kafka(row: Row) -> Row:
+    """The ``decoded`` of our row, from the JSON that DumpLogSegments prints of a record."""
+    key = json.loads(row["key"])
+    data = {_name(name): value for name, value in key["data"].items()}
+    if "transactional_id" in data:
+        found: Row = data
+    else:
+        found = {"type": _GROUP_KINDS[key["type"]], **data}
+        if found["type"].startswith("Consumer"):
+            found["kind"] = int(key["type"])
+    if row["payload"] == "<DELETE>":
+        return {**found, "tombstone": True}
+    value = json.loads(row["payload"])["data"]
+    return {**found, "value": {_name(name): _value(name, item) for name, item in value.items()}}
+
+
+def _name(camel: str) -> str:
+    snake = re.sub(r"(?<!^)([A-Z])", r"_\1", camel).lower()
+    return _NAMES.get(snake, snake)
+
+
+def _value(name: str, item: Any) -> Any:
+    if name == "topicId":
+        return "0x" + base64.urlsafe_b64decode(item + "==").hex()
+    if name == "transactionStatus":
+        return _STATES[item]
+    if name == "transactionPartitions":
+        return sorted([one["topic"], index] for one in item or () for index in one["partitionIds"])
+    if name == "topicPartitions":
+        return [[_value("topicId", one["topicId"]), one["partitions"]] for one in item]
+    if name in {"subscription", "assignment"} and isinstance(item, str):
+        return base64.b64decode(item)
+    if isinstance(item, Mapping):
+        return {_name(inner): _value(inner, value) for inner, value in item.items()}
+    if isinstance(item, list):
+        return [_value("", one) for one in item]
+    return item
+
+
+def without_defaults(ours: Row, theirs: Row) -> Row:
+    """Our decoded record without the fields that the version of Kafka's has not.
+
+    They hold what a reader takes for a field that is not there.
+    """
+    if "value" not in ours or "value" not in theirs:
+        return ours
+    absent = {name: ours["value"][name] for name in ours["value"].keys() - theirs["value"].keys()}
+    assert all(value in (-1, 0, None, "", []) for value in absent.values()), absent
+    kept = {name: value for name, value in ours["value"].items() if name not in absent}
+    return {**ours, "value": kept}

@@ -1,0 +1,196 @@
+"""Groups under settings that hold for a whole broker: both brokers are started with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.oracle.test_traces import run, unexpected
+from tests.oracle.tracer import Tracer
+from tests.oracle.traces_consumer import beat, describe, enter, fetch, of, topic
+from tests.oracle.traces_groups import ready
+from tests.oracle.traces_migration import alive, join, leave, logged, stable, sync
+from tests.oracle.traces_offsets import commit
+from tests.support.daemon import Daemon
+from tests.support.kafka import Kafka, OracleMissingError, unavailable
+from tests.support.targets import SETTINGS
+from tests.support.waits import until
+
+pytestmark = pytest.mark.oracle
+
+MEMBERS = 2
+SMALL = {
+    "group.max.size": str(MEMBERS),
+    "group.consumer.max.size": str(MEMBERS),
+}
+QUICK = {"offsets.retention.check.interval.ms": "200"}
+
+
+def full_groups(t: Tracer) -> None:
+    """One member more than there may be, new and static, in both protocols and between them."""
+    ready(t, "fc", "fk", "fm")
+    topic(t, "f-a", 4)
+    first = stable(t, "fc", "f-a", 0, 1, group_instance_id="i")
+    pending = t(
+        "join_group",
+        5,
+        group_id="fc",
+        member_id="",
+        session_timeout=10_000,
+        rebalance_timeout=10_000,
+        protocol_type="consumer",
+        protocols=[{"name": "range", "metadata": b"\0\0\0\0\0\0\xff\xff\xff\xff"}],
+    )
+    leave(t, "fc", pending["member_id"])
+    join(t, "fc", "", "f-a", group_instance_id="i")
+    alive(t, "fc", first, group_instance_id="i")
+
+    one = enter(t, "fk", "a", "f-a", instance_id="i")
+    enter(t, "fk", "b", "f-a")
+    for version in (0, 1):
+        enter(t, "fk", "c", "f-a", version=version)
+    enter(t, "fk", "d", "f-a", instance_id="j")
+    for version in (0, 3, 5, 9):
+        join(t, "fk", "", "f-a", version=version)
+    join(t, "fk", "", "f-a", version=5, group_instance_id="k")
+    beat(t, "fk", "a", one["member_epoch"], instance_id="i")
+    beat(t, "fk", "b", -1)
+    enter(t, "fk", "c", "f-a")
+    describe(t, "fk")
+
+    classic = stable(t, "fm", "f-a", 0, 1)
+    enter(t, "fm", "m", "f-a")
+    enter(t, "fm", "n", "f-a")
+    alive(t, "fm", classic)
+    describe(t, "fm")
+
+
+def expiry(t: Tracer) -> None:
+    """Offsets with a time of their own: of simple, empty and active groups, consumed or not."""
+    for name in ("x-mine", "x-other"):
+        topic(t, name, 1)
+    ready(t, "x-simple", "x-classic", "x-consumer", "x-empty")
+    offsets = ("x-mine", 0, 1, ""), ("x-other", 0, 2, "")
+    soon: dict[str, Any] = {"retention_time": 300}
+
+    def left(group: str) -> dict[str, int]:
+        found = t.quietly("offset_fetch", 5, group_id=group, topics=None)
+        return {
+            row["name"]: part["committed_offset"]
+            for row in found["topics"]
+            for part in row["partitions"]
+        }
+
+    def gone(group: str, *kept: str) -> None:
+        until(lambda: set(left(group)) == set(kept), f"{group} keeps {kept}", deadline_s=15)
+        t("offset_fetch", 5, group_id=group, topics=None)
+        t("describe_groups", 6, groups=[group])
+
+    commit(t, "x-simple", 2, *offsets, **soon)
+    commit(t, "x-simple", 9, ("x-mine", 0, 1, ""))
+    gone("x-simple", "x-mine")
+    # Old clients have no time between two JoinGroups in which an empty group could expire.
+    joined = stable(t, "x-empty", "x-mine", 0, version=3)
+    who = {"generation_id_or_member_epoch": joined["generation_id"]}
+    commit(t, "x-empty", 4, *offsets, **soon, **who, member_id=joined["member_id"])
+    leave(t, "x-empty", joined["member_id"])
+    gone("x-empty")
+    joined = stable(t, "x-classic", "x-mine", 0, version=3, session_timeout=60_000)
+    who = {"generation_id_or_member_epoch": joined["generation_id"]}
+    commit(t, "x-classic", 4, *offsets, **soon, **who, member_id=joined["member_id"])
+    gone("x-classic", "x-mine")
+    alive(t, "x-classic", joined)
+    commit(t, "x-consumer", 4, *offsets, **soon)
+    enter(t, "x-consumer", "m", "x-mine")
+    gone("x-consumer", "x-mine")
+
+
+def changes_of_kind(t: Tracer) -> None:
+    """Every way to change a group's kind, with members and without, static ones among them."""
+    ready(t, "pe", "pu", "pd", "ps")
+    one = topic(t, "p-a", 2)
+    joined = stable(t, "pe", "p-a", 0, 1)
+    leave(t, "pe", joined["member_id"])
+    enter(t, "pe", "m", "p-a")
+    beat(t, "pe", "m", -1)
+    again = stable(t, "pe", "p-a", 0, 1)
+    leave(t, "pe", again["member_id"])
+
+    classic = stable(t, "pu", "p-a", 0, 1)
+    enter(t, "pu", "m", "p-a")
+    describe(t, "pu")
+    t("describe_groups", 6, groups=["pu"])
+    alive(t, "pu", classic)
+    logged(t, "pu")
+
+    first = enter(t, "pd", "m", "p-a")
+    below = join(t, "pd", "", "p-a")
+    sync(t, "pd", below)
+    told = beat(t, "pd", "m", first["member_epoch"])
+    beat(t, "pd", "m", told["member_epoch"], topic_partitions=of(one, 0))
+    fetch(t, "pd", "m", told["member_epoch"])
+    beat(t, "pd", "m", -1)
+    describe(t, "pd")
+    t("describe_groups", 6, groups=["pd"])
+    alive(t, "pd", below)
+
+    up = enter(t, "ps", "m", "p-a", instance_id="i")
+    down = join(t, "ps", "", "p-a", group_instance_id="i")
+    beat(t, "ps", "m", up["member_epoch"], instance_id="i")
+    describe(t, "ps")
+    alive(t, "ps", down, group_instance_id="i")
+    logged(t, "ps")
+
+
+Brokers = tuple[Kafka, Daemon]
+
+
+def started(tmp_path_factory: pytest.TempPathFactory, own: dict[str, str]) -> Iterator[Brokers]:
+    settings = {**SETTINGS, **own}
+    kafka = Kafka(tmp_path_factory.mktemp("kafka"), settings)
+    try:
+        kafka.start()
+    except OracleMissingError as missing:
+        unavailable(str(missing))
+    daemon = Daemon(tmp_path_factory.mktemp("fencepost"), settings).start()
+    yield kafka, daemon
+    daemon.stop()
+    kafka.stop()
+
+
+@pytest.fixture(params=["disabled", "upgrade", "downgrade"])
+def one_way(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Brokers]:
+    yield from started(tmp_path_factory, {"group.consumer.migration.policy": request.param})
+
+
+@pytest.fixture
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    yield from started(tmp_path_factory, SMALL)
+
+
+@pytest.fixture
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    yield from started(tmp_path_factory, QUICK)
+
+
+def judge(trace: Callable[[Tracer], None], brokers: Brokers) -> None:
+    kafka, daemon = brokers
+    theirs, ours = run(trace, kafka.bootstrap), run(trace, daemon.bootstrap)
+    found = unexpected(trace.__name__, ours, theirs)
+    assert not found, f"{len(found)} differences:\n" + "\n".join(found)
+
+
+def test_changes_of_kind_under_each_policy(one_way: Brokers) -> None:
+    judge(changes_of_kind, one_way)
+
+
+def test_groups_that_are_full(small: Brokers) -> None:
+    judge(full_groups, small)
+
+
+def test_offsets_that_expire(forgetful: Brokers) -> None:
+    judge(expiry, forgetful)

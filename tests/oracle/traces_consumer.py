@@ -1,0 +1,387 @@
+"""Request sequences at groups of the consumer protocol (KIP-848), in legal and illegal states."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from tests.oracle.tracer import Tracer
+from tests.oracle.traces_groups import ready
+from tests.support.raw import Answer
+from tests.support.waits import until
+
+TIMEOUT = 60_000
+
+
+def topic(t: Tracer, name: str, partitions: int = 4) -> str:
+    """Create a topic and return its id."""
+    t.cluster.create_topic(name, partitions)
+    created = topic_id(t, name)
+    # The coordinator hears of a topic later than Metadata does.
+    probe, member = f"probe-{name}", str(uuid.uuid4())
+    ready(t, probe)
+    body = heartbeat(probe, member, 0, rebalance_timeout=TIMEOUT)
+    body |= {"subscribed_topic_names": [name], "topic_partitions": []}
+
+    def is_known() -> bool:
+        told = t.quietly("consumer_group_heartbeat", 1, **body)
+        return bool(told["assignment"]["topic_partitions"])
+
+    until(is_known, f"{name} is known to the coordinator")
+    t.quietly("consumer_group_heartbeat", 1, **heartbeat(probe, member, -1))
+    t.quietly("delete_groups", 2, groups_names=[probe])
+    t.note(f"topic {name}", {"topic_id": created})
+    return created
+
+
+def topic_id(t: Tracer, name: str) -> str:
+    found = t.quietly("metadata", 12, topics=[{"name": name, "topic_id": None}])
+    return str(found["topics"][0]["topic_id"])
+
+
+def of(topic_id: str, *partitions: int) -> list[dict[str, Any]]:
+    """Partitions as a member says that it owns them."""
+    return [{"topic_id": uuid.UUID(topic_id), "partitions": list(partitions)}]
+
+
+def heartbeat(group: str, member: str, epoch: int, **more: Any) -> dict[str, Any]:
+    return {
+        "group_id": group,
+        "member_id": member,
+        "member_epoch": epoch,
+        "rebalance_timeout": -1,
+        "instance_id": None,
+        "rack_id": None,
+        "subscribed_topic_names": None,
+        "subscribed_topic_regex": None,
+        "server_assignor": None,
+        "topic_partitions": None,
+        **more,
+    }
+
+
+def beat(t: Tracer, group: str, member: str, epoch: int, version: int = 1, **more: Any) -> Answer:
+    return t("consumer_group_heartbeat", version, **heartbeat(group, member, epoch, **more))
+
+
+def enter(t: Tracer, group: str, member: str, *names: str, version: int = 1, **more: Any) -> Answer:
+    body = {
+        "rebalance_timeout": TIMEOUT,
+        "subscribed_topic_names": list(names),
+        "topic_partitions": [],
+        **more,
+    }
+    return beat(t, group, member, 0, version, **body)
+
+
+def describe(t: Tracer, group: str, version: int = 1) -> None:
+    t(
+        "consumer_group_describe",
+        version,
+        group_ids=[group],
+        include_authorized_operations=False,
+    )
+
+
+def listed(t: Tracer, group: str, version: int = 5, **filters: Any) -> None:
+    """What ListGroups says of one group; others' sessions may end at any time."""
+    answer = t.quietly("list_groups", version, **filters)
+    mine = [found for found in answer["groups"] if found["group_id"] == group]
+    t.note(f"list_groups v{version} {filters}", {**answer, "groups": mine})
+
+
+def joining_and_leaving(t: Tracer) -> None:
+    ready(t, "cg")
+    one = topic(t, "cg-a")
+    for version in (0, 1):
+        group = f"cg-v{version}"
+        ready(t, group)
+        first = enter(t, group, "m1", "cg-a", version=version)
+        describe(t, group, version)
+        beat(t, group, "m1", first["member_epoch"], version)
+        second = enter(t, group, "m2", "cg-a", version=version)
+        describe(t, group, version)
+        # The first has to give up two before the second gets them.
+        told = beat(t, group, "m1", first["member_epoch"], version)
+        describe(t, group, version)
+        beat(t, group, "m2", second["member_epoch"], version)
+        kept = told["assignment"]["topic_partitions"][0]["partitions"]
+        given = beat(t, group, "m1", told["member_epoch"], version, topic_partitions=of(one, *kept))
+        beat(t, group, "m2", second["member_epoch"], version)
+        describe(t, group, version)
+        beat(t, group, "m1", given["member_epoch"], version, subscribed_topic_names=[])
+        describe(t, group, version)
+        beat(t, group, "m1", -1, version)
+        beat(t, group, "m2", -1, version)
+        describe(t, group, version)
+        listed(t, group, states_filter=["empty"], types_filter=["consumer"])
+        t("delete_groups", 2, groups_names=[group])
+
+
+def heartbeat_errors(t: Tracer) -> None:
+    ready(t, "ce", "ce-none")
+    topic(t, "ce-a", 2)
+    for version in (0, 1):
+        beat(t, "", "m", 0, version)
+        beat(t, "ce", "", 5, version)
+        beat(t, "ce", "m", -3, version)
+        beat(t, "ce", "m", 0, version)
+        beat(t, "ce", "m", 0, version, rebalance_timeout=TIMEOUT)
+        beat(t, "ce", "m", 0, version, rebalance_timeout=TIMEOUT, topic_partitions=[])
+        beat(t, "ce", "m", -2, version)
+        enter(t, "ce", "m", "ce-a", version=version, instance_id="")
+        enter(t, "ce", "m", "ce-a", version=version, rack_id="")
+        enter(t, "ce", "m", "ce-a", version=version, server_assignor="nobody-has-it")
+        enter(t, "ce", "m", "ce-a", version=version, topic_partitions=of(str(uuid.uuid4()), 0))
+        beat(t, "ce-none", "m", 1, version)
+        beat(t, "ce-none", "m", -1, version)
+        beat(t, "ce-none", "m", -2, version, instance_id="i")
+    enter(t, "ce", "", "ce-a")
+    enter(t, "ce", "", "ce-a", version=0)
+    joined = enter(t, "ce", "m", "ce-a")
+    epoch = joined["member_epoch"]
+    beat(t, "ce", "stranger", epoch)
+    beat(t, "ce", "stranger", -1)
+    beat(t, "ce", "stranger", epoch, instance_id="nobody")
+    beat(t, "ce", "stranger", -1, instance_id="nobody")
+    beat(t, "ce", "stranger", -2, instance_id="nobody")
+    beat(t, "ce", "m", epoch + 1)
+    beat(t, "ce", "m", epoch - 1)
+    enter(t, "ce", "m", "ce-a")
+    beat(t, "ce", "m", epoch, subscribed_topic_regex="(")
+    beat(t, "ce", "m", epoch, server_assignor="range")
+    describe(t, "ce")
+    t("delete_groups", 2, groups_names=["ce", "ce-none"])
+    t("describe_groups", 5, groups=["ce"])
+    t("describe_groups", 6, groups=["ce"])
+    describe(t, "ce-none")
+    describe(t, "")
+
+
+def static_consumers(t: Tracer) -> None:
+    ready(t, "cs")
+    topic(t, "cs-a", 2)
+    one = enter(t, "cs", "a", "cs-a", instance_id="i")
+    enter(t, "cs", "b", "cs-a", instance_id="i")
+    beat(t, "cs", "b", one["member_epoch"], instance_id="i")
+    beat(t, "cs", "a", one["member_epoch"], instance_id="i")
+    beat(t, "cs", "a", one["member_epoch"], instance_id="j")
+    beat(t, "cs", "b", -2, instance_id="i")
+    beat(t, "cs", "a", -2, instance_id="i")
+    describe(t, "cs")
+    two = enter(t, "cs", "b", "cs-a", instance_id="i")
+    describe(t, "cs")
+    beat(t, "cs", "a", one["member_epoch"], instance_id="i")
+    beat(t, "cs", "a", -1, instance_id="i")
+    beat(t, "cs", "b", two["member_epoch"], instance_id="i")
+    enter(t, "cs", "b", "cs-a", instance_id="i")
+    three = enter(t, "cs", "c", "cs-a", instance_id="k")
+    beat(t, "cs", "c", -2, instance_id="k")
+    enter(t, "cs", "d", "cs-a", instance_id="k", server_assignor="range")
+    describe(t, "cs")
+    beat(t, "cs", "d", -1, instance_id="k")
+    beat(t, "cs", "c", three["member_epoch"], instance_id="k")
+    # An administrator may remove anybody with LeaveGroup.
+    for member, instance in (("x", "i"), ("", "i"), ("", "nobody"), ("zz", None)):
+        t(
+            "leave_group",
+            5,
+            group_id="cs",
+            members=[{"member_id": member, "group_instance_id": instance, "reason": None}],
+        )
+    describe(t, "cs")
+
+
+def topics_that_change(t: Tracer) -> None:
+    ready(t, "ct")
+    topic(t, "ct-a", 1)
+    joined = enter(t, "ct", "m", "ct-a", "ct-later")
+    epoch = joined["member_epoch"]
+    beat(t, "ct", "m", epoch)
+    topic(t, "ct-later", 1)
+
+    def after(wanted: int) -> None:
+        """Heartbeat until the change has got about, and write down the answer that tells it."""
+
+        def told() -> bool:
+            nonlocal epoch
+            answer = t.quietly("consumer_group_heartbeat", 1, **heartbeat("ct", "m", epoch))
+            epoch = answer["member_epoch"]
+            if answer["assignment"] is None:
+                return False
+            t.note("told", answer)
+            parts = answer["assignment"]["topic_partitions"]
+            return sum(len(part["partitions"]) for part in parts) == wanted
+
+        until(told, f"{wanted} partitions")
+
+    after(2)
+    t.quietly(
+        "create_partitions",
+        3,
+        topics=[{"name": "ct-a", "count": 3, "assignments": None}],
+        timeout=10_000,
+        validate_only=False,
+    )
+    after(4)
+    describe(t, "ct")
+    t.quietly("delete_topics", 6, topics=[{"name": "ct-later", "topic_id": None}], timeout=10_000)
+    until(
+        lambda: (
+            t.quietly("metadata", 12, topics=[{"name": "ct-later", "topic_id": None}])["topics"][0][
+                "error_code"
+            ]
+            != "none"
+        ),
+        "the topic is gone",
+    )
+    after(3)
+    describe(t, "ct")
+
+
+def commit(t: Tracer, group: str, member: str, epoch: int, version: int = 9, **more: Any) -> Answer:
+    name = more.pop("name", "co-a")
+    return t(
+        "offset_commit",
+        version,
+        group_id=group,
+        generation_id_or_member_epoch=epoch,
+        member_id=member,
+        group_instance_id=None,
+        retention_time=-1,
+        topics=[
+            {
+                "name": name,
+                "partitions": [
+                    {
+                        "partition_index": more.pop("partition", 0),
+                        "committed_offset": 1,
+                        "committed_leader_epoch": -1,
+                        "committed_metadata": None,
+                    }
+                ],
+            }
+        ],
+    )
+
+
+def fetch(t: Tracer, group: str, member: str | None, epoch: int, version: int = 9) -> Answer:
+    return t(
+        "offset_fetch",
+        version,
+        groups=[
+            {
+                "group_id": group,
+                "member_id": member,
+                "member_epoch": epoch,
+                "topics": [{"name": "co-a", "partition_indexes": [0]}],
+            }
+        ],
+        require_stable=True,
+    )
+
+
+def offsets_of_consumers(t: Tracer) -> None:
+    ready(t, "co", "co-none")
+    one = topic(t, "co-a", 2)
+    commit(t, "co-none", "m", 1)
+    commit(t, "co-none", "m", 1, 8)
+    first = enter(t, "co", "m", "co-a")
+    epoch = first["member_epoch"]
+    for version in (2, 8, 9):
+        commit(t, "co", "m", epoch, version)
+    commit(t, "co", "stranger", epoch)
+    commit(t, "co", "", -1)
+    commit(t, "co", "m", -1)
+    commit(t, "co", "m", epoch + 1)
+    fetch(t, "co", "m", epoch)
+    fetch(t, "co", "m", epoch + 1)
+    fetch(t, "co", "m", epoch - 1)
+    fetch(t, "co", "m", -1)
+    fetch(t, "co", "stranger", epoch)
+    fetch(t, "co", None, -1)
+    fetch(t, "co", "", -1)
+    fetch(t, "co", None, epoch)
+    enter(t, "co", "n", "co-a")
+    # Told to give up a partition, a member may still commit it, at its old epoch as well.
+    told = beat(t, "co", "m", epoch)
+    for partition in (0, 1):
+        commit(t, "co", "m", epoch, partition=partition)
+    kept = told["assignment"]["topic_partitions"][0]["partitions"]
+    moved = beat(t, "co", "m", epoch, topic_partitions=of(one, *kept))
+    for partition in (0, 1):
+        commit(t, "co", "m", epoch, partition=partition)
+        commit(t, "co", "m", moved["member_epoch"], partition=partition)
+    t(
+        "offset_delete",
+        0,
+        group_id="co",
+        topics=[{"name": "co-a", "partitions": [{"partition_index": 0}]}],
+    )
+    beat(t, "co", "m", -1)
+    beat(t, "co", "n", -1)
+    commit(t, "co", "m", epoch)
+    commit(t, "co", "", -1)
+    t(
+        "offset_delete",
+        0,
+        group_id="co",
+        topics=[{"name": "co-a", "partitions": [{"partition_index": 0}]}],
+    )
+    listed(t, "co", states_filter=["Empty"], types_filter=["Consumer"])
+    listed(t, "co", 4, states_filter=["Empty"])
+    t("delete_groups", 2, groups_names=["co"])
+
+
+def settings_of_groups(t: Tracer) -> None:
+    ready(t, "cset")
+    names = [
+        "consumer.session.timeout.ms",
+        "consumer.heartbeat.interval.ms",
+        "consumer.assignment.interval.ms",
+    ]
+
+    def shown() -> None:
+        t(
+            "describe_configs",
+            4,
+            resources=[{"resource_type": 32, "resource_name": "cset", "configuration_keys": names}],
+            include_synonyms=False,
+            include_documentation=False,
+        )
+
+    shown()
+    for name, value in (
+        (names[0], "50000"),
+        (names[0], "44999"),
+        (names[0], "60001"),
+        (names[1], "1000"),
+        (names[1], "15001"),
+        (names[1], "199"),
+        (names[2], "15001"),
+        (names[2], "x"),
+        ("no.such.key", "1"),
+    ):
+        t(
+            "incremental_alter_configs",
+            1,
+            resources=[
+                {
+                    "resource_type": 32,
+                    "resource_name": "cset",
+                    "configs": [{"name": name, "config_operation": 0, "value": value}],
+                }
+            ],
+            validate_only=False,
+        )
+    shown()
+
+
+TRACES = [
+    joining_and_leaving,
+    heartbeat_errors,
+    static_consumers,
+    topics_that_change,
+    offsets_of_consumers,
+    settings_of_groups,
+]

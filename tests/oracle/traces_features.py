@@ -1,0 +1,127 @@
+"""Request sequences at the levels of features, and what a change of them does to transactions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.oracle.tracer import Tracer
+from tests.oracle.traces_txn import add, claimed, end, ended, init, produce, settle
+from tests.support.waits import until
+
+FEATURE = "transaction.version"
+UPGRADE, SAFE, UNSAFE = 1, 2, 3
+
+
+def level(t: Tracer) -> int:
+    """The finalized level of transaction.version, 0 if there is none."""
+    answer = t.cluster.call(
+        "api_versions", 4, client_software_name="trace", client_software_version="1"
+    )
+    found = {one["name"]: one["max_version_level"] for one in answer["finalized_features"]}
+    return int(found.get(FEATURE, 0))
+
+
+def update(t: Tracer, version: int, *updates: dict[str, Any], **more: Any) -> None:
+    t("update_features", version, feature_updates=list(updates), **more)
+
+
+def to(number: int, kind: int = SAFE, feature: str = FEATURE) -> dict[str, Any]:
+    """One update, in the fields of all versions."""
+    return {
+        "feature": feature,
+        "max_version_level": number,
+        "allow_downgrade": kind != UPGRADE,
+        "upgrade_type": kind,
+    }
+
+
+def move(t: Tracer, number: int) -> None:
+    """Change the level and wait until the broker has heard of it."""
+    update(t, 2, to(number, SAFE if number < level(t) else UPGRADE))
+    until(lambda: level(t) == number, f"{FEATURE} {number}")
+
+
+def updating_features(t: Tracer) -> None:
+    until(lambda: level(t) == 2, "the level to begin with")
+    for version in (0, 1, 2):
+        for one in (
+            to(3, UPGRADE),
+            to(-1, SAFE),
+            to(1, UPGRADE),
+            to(1, UPGRADE, "no.such.feature"),
+            to(0, SAFE, "no.such.feature"),
+            to(1, UPGRADE, ""),
+            to(2, UPGRADE),
+        ):
+            update(t, version, one)
+        update(t, version)
+        update(t, version, to(2, UPGRADE), to(9, UPGRADE, "group.version"))
+    for version in (1, 2):
+        for kind in (0, 4, -1):
+            update(t, version, to(1, kind))
+        for kind in (UPGRADE, SAFE, UNSAFE):
+            update(t, version, to(2, kind))
+            update(t, version, to(3, kind))
+            update(t, version, to(1, kind), validate_only=True)
+            t.note("level", level(t))
+    for version, one, reached in (
+        (1, to(0), 0),
+        (0, to(2, UPGRADE), 2),
+        (1, to(0), 0),
+        (1, to(1, UPGRADE), 1),
+        (2, to(0, UNSAFE), 0),
+        (2, to(2, UPGRADE), 2),
+    ):
+        update(t, version, one)
+        until(lambda reached=reached: level(t) == reached, f"{FEATURE} {reached}")
+    move(t, 1)
+    for kind in (SAFE, UNSAFE):
+        update(t, 2, to(2, kind))
+    move(t, 2)
+
+
+def lowering_by_version_0(t: Tracer) -> None:
+    until(lambda: level(t) == 2, "the level to begin with")
+    update(t, 0, to(1))
+    if level(t) != 2:
+        t.quietly("update_features", 2, feature_updates=[to(2, UPGRADE)])
+        until(lambda: level(t) == 2, "the level of before")
+
+
+def levels_that_move_under_open_transactions(t: Tracer) -> None:
+    t.cluster.create_topic("moving")
+    until(lambda: level(t) == 2, "the level to begin with")
+    for begun, then in ((2, 1), (1, 2), (0, 2)):
+        for how in ("commit", "abort", "takeover"):
+            name = f"moving-{begun}-{then}-{how}"
+            move(t, begun)
+            who = claimed(t, name)
+            if begun == 2:
+                produce(t, 12, "moving", name, who, 0)
+            else:
+                add(t, 3, name, who, [("moving", [0])])
+                produce(t, 9, "moving", name, who, 0)
+            move(t, then)
+            produce(t, 12 if begun == 2 else 9, "moving", name, who, 1)
+            if how == "takeover":
+                init(t, name)
+            else:
+                end(t, 5 if begun == 2 else 4, name, who, how == "commit")
+            ended(t, name)
+            settle(t, "moving")
+            if how != "takeover":
+                t("describe_transactions", 0, transactional_ids=[name])
+            # The next transaction is one of the other protocol.
+            again = claimed(t, name)
+            if then == 2:
+                produce(t, 12, "moving", name, again, 0)
+            else:
+                add(t, 3, name, again, [("moving", [0])])
+                produce(t, 9, "moving", name, again, 0)
+            end(t, 5 if then == 2 else 4, name, again, True)
+            ended(t, name)
+            settle(t, "moving")
+    move(t, 2)
+
+
+TRACES = [updating_features, lowering_by_version_0, levels_that_move_under_open_transactions]

@@ -1,0 +1,250 @@
+"""Offsets of groups of every kind in every state: versions, both sides of limits, deletion."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from tests.oracle.tracer import Tracer
+from tests.oracle.traces_consumer import beat, enter, heartbeat, topic, topic_id
+from tests.oracle.traces_groups import ready
+from tests.oracle.traces_migration import join, leave, sync
+from tests.oracle.traces_migration import stable as consuming
+from tests.support.raw import Answer
+from tests.support.waits import until
+
+METADATA_LIMIT = 4096
+"""``offset.metadata.max.bytes``, which counts UTF-16 units."""
+
+AT_THE_LIMIT = ("m" * METADATA_LIMIT, "ü" * METADATA_LIMIT, "😀" * (METADATA_LIMIT // 2))
+
+
+def commit(t: Tracer, group: str, version: int, *offsets: Any, **more: Any) -> Answer:
+    """Commit (topic, partition, offset, metadata)s, from v10 on by topic ids."""
+    topics = []
+    for name, partition, offset, text in offsets:
+        part = {
+            "partition_index": partition,
+            "committed_offset": offset,
+            "committed_leader_epoch": -1,
+            "committed_metadata": text,
+        }
+        topics.append({"name": name, "topic_id": _id(t, name, version >= 10), "partitions": [part]})
+    body: dict[str, Any] = {
+        "group_id": group,
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "retention_time": -1,
+        **more,
+    }
+    return t("offset_commit", version, **body, topics=topics)
+
+
+def fetched(t: Tracer, group: str, version: int, name: str | None = None, **more: Any) -> Answer:
+    """Fetch the offsets of one topic, or of all, as each version asks for them."""
+    wanted = [
+        {
+            "name": name,
+            "topic_id": _id(t, name or "", version >= 10 and name is not None),
+            "partition_indexes": [0, 1],
+        }
+    ]
+    topics = None if name is None else wanted
+    stable = {"require_stable": True} if version >= 7 else {}
+    if version < 8:
+        return t("offset_fetch", version, group_id=group, topics=topics, **stable)
+    asked = {"group_id": group, "member_id": None, "member_epoch": -1, "topics": topics, **more}
+    return t("offset_fetch", version, groups=[asked], **stable)
+
+
+def deleted(t: Tracer, group: str, *places: tuple[str, int]) -> None:
+    topics: dict[str, list[dict[str, int]]] = {}
+    for name, index in places:
+        topics.setdefault(name, []).append({"partition_index": index})
+    named = [{"name": name, "partitions": parts} for name, parts in topics.items()]
+    t("offset_delete", 0, group_id=group, topics=named)
+
+
+def _id(t: Tracer, name: str, is_needed: bool) -> uuid.UUID:
+    return uuid.UUID(topic_id(t, name)) if is_needed else uuid.UUID(int=0)
+
+
+def metadata_at_its_limit(t: Tracer) -> None:
+    t.cluster.create_topic("of-limit", 2)
+    ready(t, "of-limit")
+    for version in range(2, 11):
+        for number, text in enumerate(AT_THE_LIMIT):
+            commit(t, "of-limit", version, ("of-limit", 0, number, text))
+            commit(t, "of-limit", version, ("of-limit", 1, number, text + "x"))
+            fetched(t, "of-limit", min(version, 10), "of-limit")
+    t.cluster.init_producer("of-limit")
+    producer = t.quietly(
+        "init_producer_id",
+        3,
+        transactional_id="of-limit",
+        transaction_timeout=60_000,
+        producer_id=-1,
+        producer_epoch=-1,
+    )
+    who = {"transactional_id": "of-limit", "group_id": "of-limit"}
+    who |= {"producer_id": producer["producer_id"], "producer_epoch": producer["producer_epoch"]}
+    t.quietly("add_offsets_to_txn", 3, **who)
+    for version in range(6):
+        for text in AT_THE_LIMIT:
+            for more in ("", "x"):
+                part: dict[str, Any] = {"partition_index": 0, "committed_offset": 9}
+                part |= {"committed_leader_epoch": -1, "committed_metadata": text + more}
+                topics = [{"name": "of-limit", "partitions": [part]}]
+                unknown = {"generation_id": -1, "member_id": "", "group_instance_id": None}
+                t("txn_offset_commit", version, **who, **unknown, topics=topics)
+    t("end_txn", 3, **{k: v for k, v in who.items() if k != "group_id"}, committed=True)
+    t.quietly("delete_groups", 2, groups_names=["of-limit"])
+
+
+def many_groups_in_one_request(t: Tracer) -> None:
+    t.cluster.create_topic("of-many", 2)
+    ready(t, "of-one", "of-two", "of-none")
+    for group in ("of-one", "of-two"):
+        commit(t, group, 9, ("of-many", 0, 5, group), ("of-many", 1, 6, ""))
+    for version in (8, 9, 10):
+        whole = [
+            {
+                "name": "of-many",
+                "topic_id": _id(t, "of-many", version >= 10),
+                "partition_indexes": wanted,
+            }
+            for wanted in ([0], [1, 0, 0, 7], [])
+        ]
+        for stable in (False, True):
+            for topics in (None, [], whole[:1], whole):
+                groups = [
+                    {"group_id": name, "member_id": None, "member_epoch": -1, "topics": topics}
+                    for name in ("of-two", "of-none", "of-one", "")
+                ]
+                t("offset_fetch", version, groups=groups, require_stable=stable)
+        t("offset_fetch", version, groups=[], require_stable=False)
+
+
+def classic_groups_in_every_state(t: Tracer) -> None:
+    """Simple, completing, stable, empty and deleted: commit, fetch, delete."""
+    for name in ("of-a", "of-b"):
+        t.cluster.create_topic(name, 2)
+    ready(t, "of-classic", "of-completing", "of-gone")
+    offsets = ("of-a", 0, 3, "a"), ("of-b", 1, 4, "b")
+
+    def look(group: str, **who: Any) -> None:
+        for version in (2, 5, 8, 9, 10):
+            commit(t, group, version, *offsets)
+            if who:
+                commit(t, group, version, *offsets, **who)
+        for version in range(1, 11):
+            fetched(t, group, version, "of-a")
+            if version >= 2:
+                fetched(t, group, version)
+        deleted(t, group, ("of-a", 0), ("of-b", 1), ("of-b", 0), ("of-b", 9), ("of-unknown", 0))
+        fetched(t, group, 5)
+
+    look("of-classic")
+    joined = consuming(t, "of-classic", "of-a", 0, 1)
+    who = {"generation_id_or_member_epoch": joined["generation_id"]}
+    who["member_id"] = joined["member_id"]
+    look("of-classic", **who)
+    leave(t, "of-classic", joined["member_id"])
+    look("of-classic", **who)
+    t("delete_groups", 2, groups_names=["of-classic"])
+    fetched(t, "of-classic", 5)
+    deleted(t, "of-classic", ("of-a", 0))
+    half = join(t, "of-completing", "", "of-a")
+    who = {"generation_id_or_member_epoch": half["generation_id"], "member_id": half["member_id"]}
+    look("of-completing", **who)
+    t("delete_groups", 2, groups_names=["of-completing"])
+    sync(t, "of-completing", half)
+    leave(t, "of-completing", half["member_id"])
+    t("delete_groups", 2, groups_names=["of-completing", "of-gone"])
+
+
+def consumer_groups_in_every_state(t: Tracer) -> None:
+    for name in ("oc-a", "oc-b"):
+        topic(t, name, 2)
+    ready(t, "oc")
+    offsets = ("oc-a", 0, 3, "a"), ("oc-b", 1, 4, "b")
+    epoch = enter(t, "oc", "m", "oc-a")["member_epoch"]
+
+    def look(member_epoch: int) -> None:
+        who = {"member_id": "m", "generation_id_or_member_epoch": member_epoch}
+        for version in (2, 8, 9, 10):
+            commit(t, "oc", version, *offsets)
+            commit(t, "oc", version, *offsets, **who)
+        for version in range(1, 11):
+            fetched(t, "oc", version, "oc-a")
+        for version in (9, 10):
+            for asked in (member_epoch, member_epoch - 1, member_epoch + 1):
+                fetched(t, "oc", version, "oc-b", member_id="m", member_epoch=asked)
+        deleted(t, "oc", ("oc-a", 0), ("oc-b", 1), ("oc-b", 0), ("oc-unknown", 0))
+        fetched(t, "oc", 5)
+
+    look(epoch)
+    t("delete_groups", 2, groups_names=["oc"])
+    beat(t, "oc", "m", -1)
+    look(epoch)
+    t("delete_groups", 2, groups_names=["oc"])
+    fetched(t, "oc", 5)
+    deleted(t, "oc", ("oc-a", 0))
+
+
+def _said(owned: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An assignment as a member says that it has it."""
+    return [{**part, "topic_id": uuid.UUID(str(part["topic_id"]))} for part in owned]
+
+
+def topics_that_match_an_expression(t: Tracer) -> None:
+    """What a member is given as topics that match appear and disappear; epochs are the broker's.
+
+    Apache Kafka matches in the background and looks for new topics every ten seconds.
+    """
+    ready(t, "rx")
+    topic(t, "rx-one", 2)
+    topic(t, "other-rx", 1)
+    epoch = 0
+    owned: list[dict[str, Any]] = []
+    body: dict[str, Any] = {"rebalance_timeout": 60_000, "topic_partitions": []}
+    body |= {"subscribed_topic_regex": "rx-.*", "subscribed_topic_names": None}
+
+    def settled(wanted: dict[str, int], what: str) -> None:
+        def look() -> bool:
+            nonlocal epoch, owned, body
+            answer = t.quietly("consumer_group_heartbeat", 1, **heartbeat("rx", "m", epoch, **body))
+            epoch, body = answer["member_epoch"], {}
+            if answer["assignment"] is not None:
+                owned = answer["assignment"]["topic_partitions"]
+                body = {"topic_partitions": _said(owned)}
+            found = {str(part["topic_id"]): len(part["partitions"]) for part in owned}
+            return found == wanted
+
+        until(look, what, deadline_s=45, poll_s=0.1)
+        t.note(what, sorted(wanted.values()))
+
+    one = topic_id(t, "rx-one")
+    settled({one: 2}, "the topic that matches")
+    two = topic(t, "rx-two", 3)
+    settled({one: 2, two: 3}, "another one appears")
+    t.quietly("delete_topics", 6, topics=[{"name": "rx-one", "topic_id": None}], timeout=10_000)
+    settled({two: 3}, "one disappears")
+    body = {"subscribed_topic_regex": "other-.*"}
+    settled({topic_id(t, "other-rx"): 1}, "another expression")
+    body = {"subscribed_topic_regex": "", "subscribed_topic_names": ["rx-two"]}
+    settled({two: 3}, "a name in its place")
+    body = {"subscribed_topic_regex": "nothing-.*", "subscribed_topic_names": []}
+    settled({}, "an expression that matches nothing")
+    for wrong in ("[", "(", "a{2,1}", "*", "(?<x", "\\"):
+        beat(t, "rx", "m", epoch, subscribed_topic_regex=wrong)
+    beat(t, "rx", "m", -1)
+
+
+TRACES = [
+    metadata_at_its_limit,
+    many_groups_in_one_request,
+    classic_groups_in_every_state,
+    consumer_groups_in_every_state,
+    topics_that_match_an_expression,
+]

@@ -1,0 +1,135 @@
+"""The query that most scenarios run, and the judgement of what it left behind."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pipelines.spark.prepare import prepare
+from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster, unique
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RECORDS, PER_BATCH, PARTITIONS = 900, 300, 4
+QUERY_S = 300.0
+KEEP = {"retention.ms": "-1"}
+"""The records of these tests carry one fixed, and by now old, timestamp."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A copy of one topic into another, in micro-batches."""
+
+    bootstrap: str
+    source: str
+    sink: str
+    checkpoint: str
+    mode: str = "direct"
+    transactional_id: str | None = None
+    format: str = "fencepost"
+    ranges: int = 4
+    """Source tasks at least; changed at restarts, because a replay need not have the old layout."""
+    options: dict[str, str] = field(default_factory=dict)
+    """More options of the sink."""
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        return cls(**json.loads(text))
+
+
+def new_job(
+    cluster: Cluster, bootstrap: str, folder: Path, *, records: int = RECORDS, **fields: Any
+) -> Job:
+    """Two topics of four partitions, the first one with records v0, v1, …"""
+    source = cluster.create_topic(unique("source"), PARTITIONS, KEEP)
+    sink = cluster.create_topic(unique("sink"), PARTITIONS, KEEP)
+    fill(cluster, source, range(records))
+    return Job(bootstrap, source, sink, str(folder / "checkpoint"), **fields)
+
+
+def fill(cluster: Cluster, topic: str, numbers: range) -> None:
+    for index in range(PARTITIONS):
+        part = [b"v%d" % number for number in numbers if number % PARTITIONS == index]
+        if part:
+            answer = cluster.produce(topic, part, partition=index)
+            assert answer["error_code"] == "none", answer
+
+
+def stream(spark: SparkSession, job: Job) -> DataFrame:
+    """The source as a stream of key and value."""
+    loaded = (
+        spark.readStream.format("fencepost")
+        .option("kafka.bootstrap.servers", job.bootstrap)
+        .option("subscribe", job.source)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", PER_BATCH)
+        .option("minPartitions", job.ranges)
+        .load()
+    )
+    return loaded.selectExpr("value AS key", "value")
+
+
+def start(spark: SparkSession, job: Job, rows: DataFrame | None = None) -> Any:
+    """Start the query; it ends when it has read what is there."""
+    rows = stream(spark, job) if rows is None else rows
+    if job.mode == "direct":
+        rows = prepare(rows, bootstrap=job.bootstrap, topic=job.sink)
+    writer = (
+        rows.writeStream.format(job.format)
+        .option("kafka.bootstrap.servers", job.bootstrap)
+        .option("topic", job.sink)
+        .option("checkpointLocation", job.checkpoint)
+        .options(**job.options)
+        .trigger(availableNow=True)
+    )
+    if job.transactional_id:
+        writer = writer.option("kafka.transactional.id", job.transactional_id)
+    return writer.start()
+
+
+def run(spark: SparkSession, job: Job, rows: DataFrame | None = None) -> Any:
+    """Run the query to its end; raises what it failed with."""
+    query = start(spark, job, rows)
+    try:
+        assert query.awaitTermination(int(QUERY_S)), "the query does not end"
+    finally:
+        query.stop()
+    return query
+
+
+def seen(
+    cluster: Cluster, topic: str, isolation: int, partitions: int = PARTITIONS
+) -> Counter[str]:
+    """How often each value is in ``topic``, read without Spark and without our decoder."""
+    return Counter(
+        (value or b"").decode()
+        for index in range(partitions)
+        for value in cluster.values(topic, partition=index, isolation=isolation)
+    )
+
+
+def assert_exactly_once(cluster: Cluster, job: Job, records: int = RECORDS) -> None:
+    """The read_committed view holds each record once."""
+    found = seen(cluster, job.sink, READ_COMMITTED)
+    missing = sorted({f"v{number}" for number in range(records)} - found.keys())
+    doubled = sorted(value for value, times in found.items() if times > 1)
+    assert (len(missing), len(doubled)) == (0, 0), (missing[:5], doubled[:5])
+    assert len(found) == records
+
+
+def assert_nothing_new(cluster: Cluster, job: Job, expected: int) -> None:
+    """So many records are visible, each once."""
+    found = seen(cluster, job.sink, READ_COMMITTED)
+    assert sum(found.values()) == len(found) == expected
+
+
+def uncommitted(cluster: Cluster, job: Job) -> int:
+    """Records that a read_uncommitted reader sees, aborted ones among them."""
+    return sum(seen(cluster, job.sink, READ_UNCOMMITTED).values())

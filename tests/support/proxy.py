@@ -1,0 +1,77 @@
+"""A TCP proxy that loses an answer: the broker has obeyed, and the client does not know."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+
+
+class LosingProxy:
+    """Forwards connections to ``target`` and rewrites its address in no way.
+
+    The broker has to advertise the proxy's address. ``lose(api_key)`` arms it: the next answer to
+    such a request is dropped and the connection closed; ``lost`` counts them.
+    """
+
+    def __init__(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        self.target: tuple[str, int] | None = None
+        self.lost = 0
+        self._api_key: int | None = None
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose(self, api_key: int) -> None:
+        with self._lock:
+            self._api_key = api_key
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        assert self.target is not None
+        with (
+            contextlib.suppress(OSError, EOFError),
+            client,
+            socket.create_connection(self.target) as broker,
+        ):
+            while True:
+                request = _frame(client)
+                broker.sendall(request)
+                answer = _frame(broker)
+                if self._is_to_be_lost(struct.unpack_from(">h", request, 4)[0]):
+                    return
+                client.sendall(answer)
+
+    def _is_to_be_lost(self, api_key: int) -> bool:
+        with self._lock:
+            if api_key != self._api_key:
+                return False
+            self._api_key = None
+            self.lost += 1
+            return True
+
+
+def _frame(sock: socket.socket) -> bytes:
+    head = _exactly(sock, 4)
+    return head + _exactly(sock, int.from_bytes(head, "big"))
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = sock.recv(min(size, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

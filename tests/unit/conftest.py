@@ -1,0 +1,41 @@
+"""What a killed log leaves behind in a process that lives on: open files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from logcore.fs import OsFileSystem
+
+
+@pytest.fixture
+def killed_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A real kill closes them; here hundreds would pile up, and some clients bear 1,024 at most."""
+    left: set[int] = set()
+    openers = OsFileSystem.open, OsFileSystem.open_for_reading
+    close = OsFileSystem.close
+
+    def opening(fs: OsFileSystem, path: str, *, create: bool = False) -> int:
+        handle = openers[0](fs, path, create=create)
+        left.add(handle)
+        return handle
+
+    def opening_for_reading(fs: OsFileSystem, path: str) -> int:
+        handle = openers[1](fs, path)
+        left.add(handle)
+        return handle
+
+    def closing(fs: OsFileSystem, handle: int) -> None:
+        left.discard(handle)
+        close(fs, handle)
+
+    monkeypatch.setattr(OsFileSystem, "open", opening)
+    monkeypatch.setattr(OsFileSystem, "open_for_reading", opening_for_reading)
+    monkeypatch.setattr(OsFileSystem, "close", closing)
+    yield
+    for handle in left:
+        with suppress(OSError):
+            os.close(handle)

@@ -1,0 +1,324 @@
+"""``fencepost log`` and ``dump-log`` as a user runs them: what they print and how they end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from coordinator import Broker
+from coordinator.cli import main
+from logcore.checkpoints import (
+    CLEAN_SHUTDOWN,
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    read_epochs,
+    read_offsets,
+    read_partition_metadata,
+    write_clean_shutdown,
+)
+from logcore.fs import OsFileSystem
+from tests.support.batches import batch
+from tests.support.cluster import GROUP, READ_COMMITTED, Cluster
+from tests.wire.test_transactions_v2 import Producer
+
+FS = OsFileSystem()
+SETTINGS = {"offsets.topic.num.partitions": "2", "transaction.state.log.num.partitions": "2"}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stopped broker's directory: two topics, a group, transactions of which one is open."""
+    root = tmp_path_factory.mktemp("written") / "data"
+    with Broker.in_thread(root, config=SETTINGS) as broker, Cluster(broker.bootstrap) as cluster:
+        cluster.create_topic("orders", 2)
+        cluster.create_topic("other")
+        for number in range(8):
+            assert cluster.produce("orders", [b"%d" % number])["error_code"] == "none"
+        cluster.call(
+            "delete_records",
+            2,
+            timeout=10_000,
+            topics=[{"name": "orders", "partitions": [{"partition_index": 0, "offset": 2}]}],
+        )
+        cluster.coordinator("group", GROUP)
+        producer = Producer(cluster, "exact").init()
+        for commit in (False, True):
+            assert producer.produce("orders", b"done", 1) == "none"
+            assert producer.commit_offset("group", "orders", 5) == "none"
+            producer.end(commit)
+        assert producer.produce("orders", b"open", 1) == "none"
+    return root
+
+
+@pytest.fixture
+def data(written: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(written, tmp_path / "source")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(one) for one in arguments])
+
+
+def rows(*arguments: object) -> list[dict[str, Any]]:
+    result = run(*arguments, "--format", "json")
+    assert result.exit_code == 0, result.output
+    found: list[dict[str, Any]] = json.loads(result.stdout)
+    return found
+
+
+def directories(data: Path, *topics: str) -> list[Path]:
+    return [one for topic in topics for one in sorted(data.glob(f"{topic}-*"))]
+
+
+EVERYTHING = ("orders", "other", "__consumer_offsets", "__transaction_state")
+
+
+def test_directories_become_topics(data: Path, tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    shutil.rmtree(data / "other-0")
+    moved = rows("log", "import", *directories(data, *EVERYTHING), "--data-dir", target)
+    assert [(one["topic"], one["partition"]) for one in moved[:2]] == [("orders", 0), ("orders", 1)]
+    assert (moved[0]["log_start_offset"], moved[0]["log_end_offset"]) == (2, 8)
+    with Broker.in_thread(target) as broker, Cluster(broker.bootstrap) as cluster:
+        assert cluster.values("orders") == [b"%d" % number for number in range(2, 8)]
+        assert cluster.values("orders", partition=1, isolation=READ_COMMITTED) == [b"done"]
+        assert cluster.lso("orders", 1) < cluster.offset("orders", 1)
+        known = {
+            one["producer_id"] for one in cluster.call("list_transactions", 0)["transaction_states"]
+        }
+        # Producer ids and leader epochs go on above those that came along.
+        assert cluster.init_producer()[0] > max(known)
+        assert cluster.produce("orders", [b"new"])["base_offset"] == 8
+        *_, last = cluster.read("orders")
+        assert last.leader_epoch > moved[0]["leader_epoch"]
+        assert cluster.committed("group", "orders", stable=True) == 5
+        # The open transaction is its coordinator's, and it ends with the next of that name.
+        cluster.init_producer("exact")
+        assert cluster.lso("orders", 1) == cluster.offset("orders", 1)
+    assert not list(target.glob("*.import"))
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (("orders-1",), "together, from 0 on"),
+        (("__cluster_metadata-0",), "keeps its own"),
+        (("orders-0", "orders-0"), "together, from 0 on"),
+    ],
+)
+def test_an_import_that_makes_no_sense_is_refused(
+    data: Path, tmp_path: Path, names: tuple[str, ...], reason: str
+) -> None:
+    result = run("log", "import", *(data / name for name in names), "--data-dir", tmp_path / "new")
+    assert result.exit_code == 1
+    assert reason in result.output
+
+
+def test_partitions_that_nobody_wrote_to_have_no_directory(data: Path, tmp_path: Path) -> None:
+    target, last = tmp_path / "data", data / "orders-1"
+    assert run("log", "import", last, "--data-dir", target, "--partitions", 1).exit_code == 1
+    (moved,) = rows("log", "import", last, "--data-dir", target, "--partitions", 3)
+    assert moved["partition"] == 1
+    with Broker.in_thread(target) as broker, Cluster(broker.bootstrap) as cluster:
+        assert [cluster.offset("orders", index) for index in range(3)] == [0, 5, 0]
+
+
+def test_an_import_over_a_topic_is_refused(data: Path, tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    orders = directories(data, "orders")
+    assert run("log", "import", *orders, "--data-dir", target).exit_code == 0
+    result = run("log", "import", *orders, "--data-dir", target)
+    assert result.exit_code == 1
+    assert "there is a topic orders already" in result.output
+
+
+def test_damage_is_not_taken_in_unasked(data: Path, tmp_path: Path) -> None:
+    log = data / "orders-0" / f"{0:020d}.log"
+    raw = bytearray(log.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    log.write_bytes(raw)
+    orders = directories(data, "orders")
+    target = tmp_path / "data"
+    result = run("log", "import", *orders, "--data-dir", target)
+    assert result.exit_code == 1
+    assert "--accept-damage" in result.output
+    assert not list(target.glob("orders*"))
+    moved = rows("log", "import", *orders, "--data-dir", target, "--accept-damage")
+    assert 0 < moved[0]["cut_bytes"] < len(raw)
+    assert log.read_bytes() == raw
+
+
+def test_a_segment_that_kafkas_cleaner_emptied_is_no_loss(data: Path, tmp_path: Path) -> None:
+    shutil.rmtree(data / "orders-1")
+    log = data / "orders-0" / f"{0:020d}.log"
+    raw = log.read_bytes()
+    starts = [row["position"] for row in rows("dump-log", log) if row["base_offset"] == 4]
+    for file in log.parent.glob("0*"):
+        file.unlink()
+    log.write_bytes(b"")
+    log.with_name(f"{4:020d}.log").write_bytes(raw[starts[0] :])
+    for checkpoint in data.glob("*-checkpoint"):
+        checkpoint.unlink()
+    target = tmp_path / "data"
+    refused = run("log", "import", log.parent, "--data-dir", target)
+    assert refused.exit_code == 1
+    assert "offsets 0 to 3 are missing" in refused.output
+    (data / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 4\n")
+    moved = rows("log", "import", log.parent, "--data-dir", target)
+    assert (moved[0]["log_end_offset"], moved[0]["cut_bytes"]) == (8, 0)
+    # Nor is it for the recovery after a crash of this broker.
+    (target / CLEAN_SHUTDOWN).unlink()
+    with Broker.in_thread(target) as broker, Cluster(broker.bootstrap) as cluster:
+        assert cluster.values("orders") == [b"%d" % number for number in range(4, 8)]
+
+
+def test_the_directory_of_a_running_broker_is_left_alone(data: Path, tmp_path: Path) -> None:
+    orders = directories(data, "orders")
+    with Broker.in_thread(data):
+        for command in (
+            ("verify", data),
+            ("verify", orders[0]),
+            ("rebuild-index", orders[0]),
+            ("truncate", orders[0], "--to-offset", 3),
+            ("import", *orders, "--data-dir", tmp_path / "data"),
+            ("export", "orders", "--data-dir", data, "--to", tmp_path),
+        ):
+            result = run("log", *command)
+            assert result.exit_code == 1, command
+            assert "in use" in result.output
+
+
+def kafka_directory(root: Path, name: str, partitions: int) -> Path:
+    """The directories that Apache Kafka makes for a new topic, from one of our own."""
+    with Broker.in_thread(root) as broker, Cluster(broker.bootstrap) as cluster:
+        cluster.create_topic(name, partitions)
+        for index in range(partitions):
+            cluster.produce(name, [b"x"], partition=index)
+    for log in root.glob(f"{name}-*/*.log"):
+        log.write_bytes(b"")
+    return root
+
+
+def test_a_topic_takes_the_place_of_an_empty_one(data: Path, tmp_path: Path) -> None:
+    kafka = kafka_directory(tmp_path / "kafka", "orders", 2)
+    write_clean_shutdown(FS, str(kafka))
+    topic_id = read_partition_metadata(FS, str(kafka / "orders-0"))
+    moved = rows("log", "export", "orders", "--data-dir", data, "--to", kafka)
+    assert moved[0]["log_end_offset"] == 8
+    key = ("orders", 0)
+    assert read_offsets(FS, str(kafka), LOG_START_CHECKPOINT)[key] == 2
+    assert read_offsets(FS, str(kafka), HIGH_WATERMARK_CHECKPOINT)[key] == 8
+    assert read_offsets(FS, str(kafka), RECOVERY_POINT_CHECKPOINT)[key] == 0
+    assert not (kafka / CLEAN_SHUTDOWN).exists()
+    for index in range(2):
+        path = kafka / f"orders-{index}"
+        assert read_partition_metadata(FS, str(path)) == topic_id
+        assert [epoch for epoch, _ in read_epochs(FS, str(path)) or ()] == [0]
+        shown = rows("dump-log", *sorted(path.glob("*.log")), "--verify")
+        assert {row["leader_epoch"] for row in shown} == {0}
+    assert len(list(kafka.glob("*-delete"))) == 2
+    # Ours is as it was, and starts.
+    with Broker.in_thread(data) as broker, Cluster(broker.bootstrap) as cluster:
+        assert len(cluster.values("orders")) == 6
+    refused = run("log", "export", "orders", "--data-dir", data, "--to", kafka)
+    assert refused.exit_code == 1
+    assert "--replace" in refused.output
+    assert (
+        run("log", "export", "orders", "--data-dir", data, "--to", kafka, "--replace").exit_code
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("topic", "reason"),
+    [("nothing", "no topic"), ("orders", "create orders there"), ("__consumer_offsets", "offsets")],
+)
+def test_an_export_that_makes_no_sense_is_refused(
+    data: Path, tmp_path: Path, topic: str, reason: str
+) -> None:
+    kafka = tmp_path / "kafka"
+    kafka.mkdir()
+    result = run("log", "export", topic, "--data-dir", data, "--to", kafka)
+    assert result.exit_code == 1
+    assert reason in result.output
+
+
+def test_verify_says_what_it_looked_at(data: Path) -> None:
+    result = run("log", "verify", data)
+    assert result.exit_code == 0, result.output
+    assert "orders-0" in result.output
+    assert rows("log", "verify", data) == []
+    (data / "orders-0" / f"{0:020d}.index").write_bytes(b"12345")
+    result = run("log", "verify", data / "orders-0", "--format", "json")
+    assert result.exit_code == 1
+    assert [row["kind"] for row in json.loads(result.stdout)] == ["problem"]
+    dry = run("log", "rebuild-index", data / "orders-0", "--dry-run")
+    assert dry.exit_code == 0
+    assert "would rebuild" in dry.output
+    assert run("log", "verify", data / "orders-0").exit_code == 1
+    assert run("log", "rebuild-index", data / "orders-0").exit_code == 0
+    assert run("log", "verify", data / "orders-0").exit_code == 0
+
+
+def test_truncate_keeps_what_it_cuts(data: Path) -> None:
+    path = data / "orders-0"
+    (dry,) = rows("log", "truncate", path, "--to-offset", 5, "--dry-run")
+    assert (dry["new_log_end_offset"], dry["batches"], dry["undo"]) == (5, 3, None)
+    (done,) = rows("log", "truncate", path, "--to-offset", 5)
+    assert {**done, "undo": None} == dry
+    assert (Path(done["undo"]) / f"{0:020d}.log").exists()
+    assert run("log", "truncate", path, "--to-offset", 5).exit_code == 1
+    (again,) = rows("log", "truncate", path, "--to-offset", 4)
+    assert again["undo"] != done["undo"]
+    with Broker.in_thread(data) as broker, Cluster(broker.bootstrap) as cluster:
+        assert cluster.offset("orders") == 4
+        assert cluster.produce("orders", batch([b"next"]))["base_offset"] == 4
+
+
+def test_dump_log_shows_every_kind_of_file(data: Path) -> None:
+    files = [one for one in sorted(data.glob("*/*")) + sorted(data.glob("*")) if one.is_file()]
+    known = [one for one in files if one.name not in {".lock", CLEAN_SHUTDOWN}]
+    before = {one: (one.read_bytes(), one.stat().st_mtime_ns) for one in known}
+    for one in known:
+        one.chmod(0o400)
+    shown = rows("dump-log", "--records", "--verify", *known)
+    assert {one: (one.read_bytes(), one.stat().st_mtime_ns) for one in known} == before
+    kinds = {str(row["kind"]) for row in shown}
+    assert kinds >= {"batch", "record", "txn-index", "producer", "checkpoint", "epoch", "identity"}
+    decoded = [row["decoded"] for row in shown if "decoded" in row]
+    types = {str(one.get("type")) for one in decoded}
+    assert {"topic", "starts", "producer-ids"} <= types
+    assert any(one.get("transactional_id") == "exact" for one in decoded)
+    assert any(one.get("group") == "group" or one.get("group_id") == "group" for one in decoded)
+    assert run("dump-log", *known).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "orders-0/00000000000000000000.log",
+        "orders-1/00000000000000000001.txnindex",
+        "orders-0/leader-epoch-checkpoint",
+        "orders-0/partition.metadata",
+        "recovery-point-offset-checkpoint",
+        "meta.properties",
+    ],
+)
+def test_dump_log_ends_with_1_for_a_damaged_file(data: Path, name: str) -> None:
+    path = data / name
+    path.write_bytes(path.read_bytes()[:-3])
+    result = run("dump-log", "--verify", path, "--format", "json")
+    assert result.exit_code == 1
+    assert [row for row in json.loads(result.stdout) if row["kind"] == "problem"]
+
+
+def test_dump_log_knows_what_is_no_file_of_its(data: Path) -> None:
+    (data / "notes.txt").write_text("mine")
+    assert run("dump-log", data / "notes.txt").exit_code == 1
+    assert run("dump-log", data / "missing.log").exit_code == 2

@@ -1,0 +1,72 @@
+"""Moments and files of ``groups reset-offsets``."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import click
+import pytest
+
+from coordinator.cli import group_reset
+from coordinator.cli.group_reset import Where, moment, read_file, undo_name, write_undo
+
+NOW = dt.datetime(2013, 1, 31, 12, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "ago"),
+    [
+        ("P1D", dt.timedelta(days=1)),
+        ("PT2H30M", dt.timedelta(hours=2, minutes=30)),
+        ("P1DT1S", dt.timedelta(days=1, seconds=1)),
+        ("P0D", dt.timedelta(0)),
+    ],
+)
+def test_durations(text, ago):
+    assert moment(Where(by_duration=text), NOW) == NOW - ago
+
+
+@pytest.mark.parametrize("text", ["", "P", "PT", "1D", "P1Y", "P-1D", "PT1H2D", "P9999999999D"])
+def test_bad_durations(text):
+    with pytest.raises(click.BadParameter):
+        moment(Where(by_duration=text), NOW)
+
+
+def test_a_time_without_a_zone_is_utc():
+    assert moment(Where(to_datetime="2013-01-31T12:00:00.000"), NOW) == NOW
+    assert moment(Where(to_datetime="2013-01-31T14:00:00+02:00"), NOW) == NOW
+
+
+def test_an_undo_file_is_written_once_and_read_back(tmp_path):
+    name = str(tmp_path / "undo.csv")
+    write_undo(name, [("b", 0), ("a", 1)], {("a", 1): 7})
+    assert read_file(name) == {("a", 1): 7, ("b", 0): group_reset.NOTHING}
+    with pytest.raises(click.ClickException, match="undo file"):
+        write_undo(name, [], {})
+
+
+@pytest.mark.parametrize("line", ["a,0", "a,0,1,2", "a,x,1", "a,0,x", "a,-1,1", "a,0,-2", ""])
+def test_bad_lines_are_refused_by_number(tmp_path, line):
+    file = tmp_path / "f.csv"
+    file.write_text(f"good,0,1\n{line}\n")
+    with pytest.raises(click.ClickException, match=r"f\.csv:2"):
+        read_file(str(file))
+
+
+def test_files_are_bounded(tmp_path, monkeypatch):
+    file = tmp_path / "f.csv"
+    file.write_text("t,0,1\n")
+    monkeypatch.setattr(group_reset, "MAX_FILE_BYTES", 6)
+    assert read_file(str(file)) == {("t", 0): 1}
+    monkeypatch.setattr(group_reset, "MAX_FILE_BYTES", 5)
+    with pytest.raises(click.ClickException, match="longer"):
+        read_file(str(file))
+    monkeypatch.setattr(group_reset, "MAX_FILE_BYTES", 100)
+    file.write_text("t,0,1\nt,0,2\n")
+    with pytest.raises(click.ClickException, match=r"f\.csv:2"):
+        read_file(str(file))
+
+
+def test_the_undo_files_name_is_a_file_name():
+    assert undo_name("a/../b c", NOW) == "undo-a_.._b_c-20130131T120000Z.csv"
+    assert len(undo_name("x" * 5_000, NOW)) < 140

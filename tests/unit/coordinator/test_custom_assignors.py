@@ -1,0 +1,88 @@
+"""Server-side assignors of users: bad ones cost their process, and nobody a heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator import assignor_process
+from coordinator.assignor_process import AssignorProcesses
+from coordinator.config_types import ConfigError
+from groups.assignors.model import GroupSpec, MemberSpec
+from groups.assignors.remote import ComputeTarget
+from tests.support.custom_assignors import CLASSES, install
+
+T = bytes(15) + b"t"
+GROUP = GroupSpec({name: MemberSpec(None, frozenset({T})) for name in "ab"}, {T: 4})
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    place = install(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(place))
+    path = os.pathsep.join((str(place), str(ROOT), os.environ.get("PYTHONPATH", "")))
+    monkeypatch.setenv("PYTHONPATH", path)
+
+
+async def computed(processes, name, group_id="g"):
+    answer = asyncio.get_running_loop().create_future()
+    processes.compute(ComputeTarget(group_id, name, GROUP), answer.set_result)
+    return await asyncio.wait_for(answer, 30)
+
+
+@pytest.mark.usefixtures("installed")
+async def test_every_way_to_fail_is_reported_and_the_next_question_is_answered(monkeypatch):
+    names = [*(cls.__name__.lower() for cls in CLASSES), "unimportable"]
+    processes = AssignorProcesses(names)
+    try:
+        good = await computed(processes, "reversed")
+        assert {name: len(mine) for name, mine in good.result.items()} == {"a": 2, "b": 2}
+        assert (await computed(processes, "printing")).result == good.result
+        says = {
+            "raising": "RuntimeError: no idea",
+            "exiting": "process ended",
+            "greedy": "MemoryError",
+            "doubling": "twice",
+            "unimportable": "can not be loaded",
+        }
+        for name, problem in says.items():
+            for _ in range(2):
+                answer = await computed(processes, name)
+                assert answer.result is None
+                assert problem in answer.problem, name
+        monkeypatch.setattr(assignor_process, "START_TIMEOUT_MS", 1_500)
+        before = time.monotonic()
+        hanging = computed(processes, "hanging")
+        others = computed(processes, "reversed", "other group")
+        late, prompt = await asyncio.gather(hanging, others)
+        assert "did not answer" in late.problem
+        assert prompt.result == good.result
+        assert time.monotonic() - before < 10
+    finally:
+        await processes.close()
+
+
+@pytest.mark.usefixtures("installed")
+async def test_only_the_newest_question_of_a_group_counts():
+    processes = AssignorProcesses(["reversed"])
+    answers: list[str] = []
+    try:
+        for number in range(50):
+            processes.compute(
+                ComputeTarget(f"g{number % 2}", "reversed", GROUP),
+                lambda report: answers.append(report.group_id),
+            )
+        await computed(processes, "reversed", "last")
+        assert sorted(answers) == ["g0", "g1"]
+    finally:
+        await processes.close()
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ConfigError, match="nobody"):
+        AssignorProcesses(["nobody"])

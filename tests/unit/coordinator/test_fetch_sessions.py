@@ -1,0 +1,269 @@
+"""Fetch sessions (KIP-227): what is remembered, who gets a slot, and the wire's side of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from coordinator.broker import Broker
+from coordinator.data_errors import (
+    FetchSessionIdNotFoundError,
+    FetchSessionTopicIdError,
+    InvalidFetchSessionEpochError,
+)
+from coordinator.fetch_sessions import EVICTION_MS, CachedPartition, FetchSessions
+from tests.support.cluster import Cluster, unique
+from tests.support.raw import Answer
+
+
+@dataclass
+class Said:
+    """An answer of one partition."""
+
+    records: bytes = b""
+    high_watermark: int = 0
+    log_start_offset: int = 0
+    error_code: int = 0
+
+
+def partitions(count: int, topic: str = "t") -> list[CachedPartition]:
+    return [CachedPartition((topic, index), None) for index in range(count)]
+
+
+def opened(sessions: FetchSessions, count: int = 1, *, at: int = 0, follower: bool = False) -> int:
+    return sessions.open(partitions(count), by_topic_id=False, privileged=follower, now_ms=at)
+
+
+def test_epochs_count_up_and_wrap_to_one() -> None:
+    sessions = FetchSessions(1)
+    session_id = opened(sessions)
+    session = sessions.resume(session_id, 1, by_topic_id=False)
+    sessions.advance(session, (), (), 0)
+    with pytest.raises(InvalidFetchSessionEpochError):
+        sessions.resume(session_id, 1, by_topic_id=False)
+    session.epoch = 2**31 - 1
+    sessions.advance(sessions.resume(session_id, 2**31 - 1, by_topic_id=False), (), (), 0)
+    assert sessions.resume(session_id, 1, by_topic_id=False) is session
+
+
+def test_what_a_request_may_not_do() -> None:
+    sessions = FetchSessions(1)
+    session_id = opened(sessions)
+    with pytest.raises(FetchSessionIdNotFoundError):
+        sessions.resume(session_id + 1, 1, by_topic_id=False)
+    with pytest.raises(FetchSessionTopicIdError):
+        sessions.resume(session_id, 1, by_topic_id=True)
+    sessions.close(session_id)
+    with pytest.raises(FetchSessionIdNotFoundError):
+        sessions.resume(session_id, 1, by_topic_id=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "news"),
+    [
+        (Said(), False),
+        (Said(records=b"x"), True),
+        (Said(high_watermark=1), True),
+        (Said(log_start_offset=1), True),
+        (Said(error_code=3), True),
+    ],
+)
+def test_what_counts_as_news(said: Said, news: bool) -> None:
+    cached = CachedPartition(("t", 0), None)
+    cached.learn(Said())
+    assert cached.learn(said) is news
+
+
+def test_after_an_error_the_partition_is_news_again() -> None:
+    cached = CachedPartition(("t", 0), None)
+    assert [cached.learn(s) for s in (Said(), Said(error_code=3), Said(), Said())] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_partitions_that_had_news_are_served_last() -> None:
+    sessions = FetchSessions(1)
+    session = sessions.resume(opened(sessions, 3), 1, by_topic_id=False)
+    for one in session.partitions.values():
+        one.learn(Said())
+    answers = [
+        (one, Said(records=b"x" if one.key[1] == 0 else b""))
+        for one in list(session.partitions.values())
+    ]
+    assert [key for key, _ in session.news(answers)] == [("t", 0)]
+    assert [key[1] for key in session.partitions] == [1, 2, 0]
+
+
+def test_a_session_whose_last_partition_is_forgotten_is_closed() -> None:
+    sessions = FetchSessions(1)
+    session = sessions.resume(opened(sessions, 1), 1, by_topic_id=False)
+    sessions.advance(session, (), [("t", 0), ("t", 7)], 0)
+    assert (len(sessions), sessions.partitions, sessions.id_of(session)) == (0, 0, 0)
+
+
+def test_slots_on_both_sides_of_the_limit() -> None:
+    sessions = FetchSessions(2)
+    assert opened(sessions)
+    assert opened(sessions)
+    assert opened(sessions) == 0
+    assert len(sessions) == 2
+    assert FetchSessions(0).open([], by_topic_id=False, privileged=False, now_ms=0) == 0
+
+
+def test_partitions_on_both_sides_of_the_limit() -> None:
+    sessions = FetchSessions(9, max_partitions=3)
+    assert opened(sessions, 3)
+    assert opened(sessions, 1) == 0
+    session = sessions.resume(next(iter(sessions._sessions)), 1, by_topic_id=False)
+    sessions.advance(session, [(("t", 9), None)], (), 0)
+    assert (len(sessions), sessions.partitions) == (0, 0)
+    assert opened(sessions, 3)
+    assert opened(FetchSessions(9, max_partitions=3), 4) == 0
+
+
+def test_a_stale_session_makes_room() -> None:
+    sessions = FetchSessions(1)
+    first = opened(sessions, 5)
+    assert opened(sessions, at=EVICTION_MS) == 0
+    assert opened(sessions, at=EVICTION_MS + 1)
+    with pytest.raises(FetchSessionIdNotFoundError):
+        sessions.resume(first, 1, by_topic_id=False)
+
+
+def test_an_old_smaller_session_makes_room_for_a_larger_one() -> None:
+    sessions = FetchSessions(1)
+    session = sessions.resume(opened(sessions, 5), 1, by_topic_id=False)
+    sessions.advance(session, (), (), EVICTION_MS)  # in use, so not stale
+    later = EVICTION_MS + 1
+    assert opened(sessions, 4, at=later) == 0
+    assert opened(sessions, 5, at=later)
+
+
+def test_a_follower_goes_before_a_consumer() -> None:
+    sessions = FetchSessions(1)
+    opened(sessions, 5)
+    assert opened(sessions, 1, follower=True)
+    assert opened(sessions, 9) == 0
+
+
+# --- over the wire ---
+
+
+@pytest.fixture(scope="module")
+def bootstrap(tmp_path_factory) -> Iterator[str]:
+    settings = {"max.incremental.fetch.session.cache.slots": "2"}
+    with Broker.in_thread(tmp_path_factory.mktemp("data"), config=settings) as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture
+def client(bootstrap: str) -> Iterator[Cluster]:
+    with Cluster(bootstrap) as connected:
+        yield connected
+
+
+def fetch(client: Cluster, session: tuple[int, int], topics: list[Answer], **more) -> Answer:
+    version = more.pop("version", 12)
+    body = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, **more}
+    if version < 15:
+        body["replica_id"] = -1
+    if version > 12:
+        topics = [
+            {"topic_id": client.topic_id(t["topic"]), "partitions": t["partitions"]} for t in topics
+        ]
+    return client.call(
+        "fetch", version, topics=topics, session_id=session[0], session_epoch=session[1], **body
+    )
+
+
+def asked(topic: str, **offsets: int) -> Answer:
+    parts = [
+        {"partition": int(index[1:]), "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+        for index, offset in offsets.items()
+    ]
+    return {"topic": topic, "partitions": parts}
+
+
+def told(answer: Answer) -> dict[int, int]:
+    """High watermarks by partition."""
+    return {
+        part["partition_index"]: part["high_watermark"]
+        for topic in answer["responses"]
+        for part in topic["partitions"]
+    }
+
+
+@pytest.mark.parametrize("version", [7, 11, 12, 13, 18])
+def test_a_session_over_the_wire(client: Cluster, version: int) -> None:
+    topic = client.create_topic(unique("sessions"), 3)
+    first = fetch(client, (0, 0), [asked(topic, p0=0, p1=0, p2=0)], version=version)
+    session = first["session_id"]
+    assert session
+    assert told(first) == {0: 0, 1: 0, 2: 0}
+    assert told(fetch(client, (session, 1), [], version=version)) == {}
+    client.produce(topic, [b"a"], partition=1)
+    assert told(fetch(client, (session, 2), [], version=version)) == {1: 1}
+    changed = fetch(client, (session, 3), [asked(topic, p1=1)], version=version)
+    assert (changed["session_id"], told(changed)) == (session, {})
+    stale = fetch(client, (session, 3), [], version=version)
+    assert (stale["error_code"], stale["session_id"]) == ("invalid_fetch_session_epoch", 0)
+    fetch(client, (session, -1), [], version=version)
+    gone = fetch(client, (session, 4), [], version=version)
+    assert (gone["error_code"], gone["session_id"]) == ("fetch_session_id_not_found", 0)
+
+
+def test_a_waiting_request_of_a_session_answers_with_the_news_alone(
+    client: Cluster, bootstrap: str
+) -> None:
+    topic = client.create_topic(unique("sessions"), 2)
+    session = fetch(client, (0, 0), [asked(topic, p0=0, p1=0)])["session_id"]
+    with Cluster(bootstrap) as producer:
+        client.send("fetch", 12, **waiting(session, 1))
+        producer.produce(topic, [b"a"], partition=1)
+    assert told(client.receive()) == {1: 1}
+    fetch(client, (session, -1), [])
+
+
+def waiting(session: int, epoch: int) -> Answer:
+    return {
+        "max_wait": 20_000,
+        "min_bytes": 1,
+        "max_bytes": 1 << 20,
+        "replica_id": -1,
+        "session_id": session,
+        "session_epoch": epoch,
+        "topics": [],
+    }
+
+
+def test_names_and_ids_do_not_mix(client: Cluster) -> None:
+    topic = client.create_topic(unique("sessions"))
+    session = fetch(client, (0, 0), [asked(topic, p0=0)])["session_id"]
+    mixed = fetch(client, (session, 1), [asked(topic, p0=0)], version=13)
+    assert mixed["error_code"] == "fetch_session_topic_id_error"
+    fetch(client, (session, -1), [])
+
+
+def test_who_finds_no_slot_is_served_without_a_session(client: Cluster) -> None:
+    topic = client.create_topic(unique("sessions"))
+    made = [fetch(client, (0, 0), [asked(topic, p0=0)])["session_id"] for _ in range(3)]
+    assert made[0]
+    assert made[1]
+    assert made[2] == 0
+    for session in made[:2]:
+        fetch(client, (session, -1), [])
+
+
+def test_a_deleted_topic_is_an_error_in_the_session(client: Cluster) -> None:
+    topic = client.create_topic(unique("sessions"))
+    session = fetch(client, (0, 0), [asked(topic, p0=0)])["session_id"]
+    client.call("delete_topics", 5, topic_names=[topic], timeout=10_000)
+    answer = fetch(client, (session, 1), [])
+    (part,) = answer["responses"][0]["partitions"]
+    assert part["error_code"] == "unknown_topic_or_partition"
+    fetch(client, (session, -1), [])

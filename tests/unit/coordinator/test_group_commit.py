@@ -1,0 +1,443 @@
+"""Group commit through a real socket, over a file system that is slow, broken or full on demand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from coordinator.broker import Broker
+from coordinator.thread import BrokerThread
+from tests.support.batches import batch
+from tests.support.cluster import READ_COMMITTED, TRANSACTION, Answer, Cluster
+from tests.support.disk import FaultyDisk
+from tests.support.waits import until
+
+SETTINGS = {
+    "flush.messages": "1",
+    "offsets.topic.num.partitions": "1",
+    "transaction.state.log.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+}
+GROUP = 0
+
+
+class Running:
+    """A broker on ``disk``, and clients of it."""
+
+    def __init__(self, broker: Broker, bootstrap: str, disk: FaultyDisk) -> None:
+        self.broker = broker
+        self.bootstrap = bootstrap
+        self.disk = disk
+        self._pool = ThreadPoolExecutor(32)
+        self._clients: list[Cluster] = []
+        self.client = self.connect()
+
+    def connect(self) -> Cluster:
+        client = Cluster(self.bootstrap)
+        self._clients.append(client)
+        return client
+
+    def begin(self, call: Callable[[], Answer]) -> Future[Answer]:
+        """Make a request in a thread of its own."""
+        return self._pool.submit(call)
+
+    def close(self) -> None:
+        self.disk.gate.set()
+        self._pool.shutdown()
+        for client in self._clients:
+            client.close()
+
+
+@contextmanager
+def running(directory: Path, disk: FaultyDisk | None = None, **settings: str) -> Iterator[Running]:
+    disk = disk or FaultyDisk()
+    config = {**SETTINGS, **{key.replace("_", "."): value for key, value in settings.items()}}
+    made: list[Broker] = []
+
+    def make() -> Broker:
+        made.append(Broker(directory, config=config, fs=disk))
+        return made[0]
+
+    with BrokerThread(make) as thread:
+        one = Running(made[0], thread.bootstrap, disk)
+        try:
+            yield one
+        finally:
+            one.close()
+
+
+def commit_offset(client: Cluster, topic: str, offset: int, group: str = "g") -> str:
+    answer = client.call(
+        "offset_commit",
+        7,
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        topics=[
+            {"name": topic, "partitions": [{"partition_index": 0, "committed_offset": offset}]}
+        ],
+    )
+    return str(answer["topics"][0]["partitions"][0]["error_code"])
+
+
+# --- one fsync for many --------------------------------------------------------------------------
+
+
+def test_appends_that_wait_together_share_one_fsync(tmp_path):
+    with running(tmp_path) as one:
+        topic = one.client.create_topic("t", 2)
+        for partition in (0, 1):
+            assert (
+                one.client.produce(topic, [b"first"], partition=partition)["error_code"] == "none"
+            )
+        groups, since = one.broker.commit.groups, len(one.disk.steps)
+        one.disk.gate.clear()
+        opener = one.begin(lambda: one.connect().produce(topic, [b"opener"]))
+        assert one.disk.held.wait(20)
+        clients = [one.connect() for _ in range(16)]
+        joined = [
+            one.begin(lambda at=at, c=c: c.produce(topic, [b"%d" % at], partition=at % 2))
+            for at, c in enumerate(clients)
+        ]
+        written = lambda: one.disk.of_logs(topic, since=since).count(("write", topic)) == 17  # noqa: E731
+        until(written, "every append is written while the first fsync is under way")
+        assert not any(future.done() for future in [opener, *joined])
+        one.disk.gate.set()
+        assert {future.result(20)["error_code"] for future in [opener, *joined]} == {"none"}
+        # The opener's file, then both partitions' for the other sixteen.
+        assert one.broker.commit.groups == groups + 2
+        assert one.disk.of_logs(topic, since=since).count(("sync", topic)) == 3
+
+
+def test_nobody_sees_what_is_not_on_disk_and_the_loop_goes_on(tmp_path):
+    with running(tmp_path) as one:
+        topic = one.client.create_topic("t")
+        one.client.produce(topic, [b"first"])
+        one.disk.gate.clear()
+        waiting = one.begin(lambda: one.connect().produce(topic, [b"second"]))
+        assert one.disk.held.wait(20)
+        # Requests are served, and the high watermark stands where the disk is.
+        assert one.client.offset(topic) == 1
+        assert one.client.values(topic) == [b"first"]
+        assert not waiting.done()
+        one.disk.gate.set()
+        assert waiting.result(20)["base_offset"] == 1
+        assert one.client.values(topic) == [b"first", b"second"]
+
+
+def test_a_retry_of_what_is_not_on_disk_waits_as_well(tmp_path):
+    with running(tmp_path) as one:
+        topic = one.client.create_topic("t")
+        producer, epoch = one.client.init_producer()
+        data = batch([b"once"], producer_id=producer, producer_epoch=epoch, sequence=0)
+        one.disk.gate.clear()
+        first = one.begin(lambda: one.connect().produce(topic, data))
+        assert one.disk.held.wait(20)
+        retry = one.begin(lambda: one.connect().produce(topic, data))
+        assert one.client.offset(topic) == 0
+        assert not first.done()
+        assert not retry.done()
+        one.disk.gate.set()
+        assert first.result(20)["base_offset"] == retry.result(20)["base_offset"] == 0
+        assert one.client.values(topic) == [b"once"]
+
+
+def test_without_flush_messages_nothing_is_forced_and_nobody_waits(tmp_path):
+    with running(tmp_path, flush_messages=str(2**63 - 1)) as one:
+        topic = one.client.create_topic("t")
+        one.disk.gate.clear()
+        for _ in range(10):
+            assert one.client.produce(topic, [b"x"])["error_code"] == "none"
+        assert one.broker.commit.is_idle
+        assert one.broker.commit.groups == 0
+        assert ("sync", topic) not in one.disk.of_logs(topic)
+
+
+def test_flush_messages_of_three(tmp_path):
+    with running(tmp_path, flush_messages="3") as one:
+        topic = one.client.create_topic("t")
+        points = []
+        for _ in range(7):
+            one.client.produce(topic, [b"x"])
+            points.append(one.broker.replicas.partition(topic, 0).recovery_point)
+        assert points == [0, 0, 3, 3, 3, 6, 6]
+
+
+def test_flush_ms_is_kept_and_nobody_waits_for_it(tmp_path):
+    with running(tmp_path, flush_messages=str(2**63 - 1), flush_ms="1") as one:
+        topic = one.client.create_topic("t")
+        one.disk.gate.clear()
+        assert one.client.produce(topic, [b"x"])["error_code"] == "none"
+        assert one.client.values(topic) == [b"x"]
+        one.disk.gate.set()
+        partition = one.broker.replicas.partition(topic, 0)
+        until(lambda: partition.recovery_point == 1, "the record is on disk")
+
+
+def test_offset_commits_wait_for_the_disk(tmp_path):
+    with running(tmp_path) as one:
+        topic = one.client.create_topic("t")
+        one.client.coordinator("g", GROUP)
+        assert commit_offset(one.client, topic, 1) == "none"
+        one.disk.gate.clear()
+        committing = one.begin(lambda: commit_offset(one.connect(), topic, 2))
+        assert one.disk.held.wait(20)
+        # Who asks meanwhile would see what a power loss could take back, so it waits too.
+        asking = one.begin(lambda: one.connect().committed("g", topic))
+        assert one.client.offset(topic) == 0
+        assert not committing.done()
+        assert not asking.done()
+        one.disk.gate.set()
+        assert committing.result(20) == "none"
+        assert asking.result(20) == 2
+
+
+# --- transactions: each step is on disk before the next is written -------------------------------
+
+
+def transact(one: Running, topic: str, *, version: int, epoch: int, producer: int) -> Answer:
+    """One transaction of one record, of transaction version 1 or 2; returns EndTxn's answer."""
+    client = one.client
+    if version == 1:
+        added = client.call(
+            "add_partitions_to_txn",
+            3,
+            v3_and_below_transactional_id="x",
+            v3_and_below_producer_id=producer,
+            v3_and_below_producer_epoch=epoch,
+            v3_and_below_topics=[{"name": topic, "partitions": [0]}],
+        )
+        part = added["results_by_topic_v3_and_below"][0]["results_by_partition"][0]
+        assert part["partition_error_code"] == "none", added
+    data = batch([b"x"], producer_id=producer, producer_epoch=epoch, sequence=0, transactional=True)
+    produced = client.produce(topic, data, transactional_id="x", version=12 if version == 2 else 9)
+    assert produced["error_code"] == "none", produced
+    return client.call(
+        "end_txn",
+        5 if version == 2 else 3,
+        transactional_id="x",
+        producer_id=producer,
+        producer_epoch=epoch,
+        committed=True,
+    )
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_steps_of_a_transaction_reach_the_disk_in_their_order(tmp_path, version):
+    with running(tmp_path) as one:
+        topic = one.client.create_topic("t")
+        one.client.produce(topic, [b"before"])
+        producer, epoch = one.client.init_producer("x")
+        since, state = len(one.disk.steps), "__transaction_state"
+        ended = transact(one, topic, version=version, epoch=epoch, producer=producer)
+        assert ended["error_code"] == "none"
+        assert one.disk.of_logs(topic, state, since=since) == [
+            ("write", state),  # the partition is added
+            ("sync", state),
+            ("write", topic),  # the record
+            ("sync", topic),
+            ("write", state),  # PrepareCommit
+            ("sync", state),
+            ("write", topic),  # the marker
+            ("sync", topic),
+            ("write", state),  # CompleteCommit
+            ("sync", state),
+        ]
+        assert one.client.values(topic, isolation=READ_COMMITTED) == [b"before", b"x"]
+
+
+# --- a disk that fails ---------------------------------------------------------------------------
+
+
+def log_of(topic: str) -> Callable[[str], bool]:
+    return lambda path: f"/{topic}-" in path and path.endswith(".log")
+
+
+def test_a_failed_fsync_acknowledges_nobody_and_survives_a_restart(tmp_path):
+    disk = FaultyDisk()
+    with capture_logs() as said, running(tmp_path, disk) as one:
+        bad, good = one.client.create_topic("bad"), one.client.create_topic("good")
+        one.client.produce(bad, [b"stored"])
+        one.client.produce(good, [b"stored"])
+        disk.gate.clear()
+        opener = one.begin(lambda: one.connect().produce(good, [b"opener"]))
+        assert disk.held.wait(20)
+        since = len(disk.steps)
+        clients = [one.connect() for _ in range(4)]
+        shared = [one.begin(lambda c=c: c.produce(bad, [b"lost"])) for c in clients]
+        other = one.begin(lambda: one.connect().produce(good, [b"kept"]))
+        written = lambda: len(disk.of_logs(bad, good, since=since)) == 5  # noqa: E731
+        until(written, "all five are written")
+        disk.sync_fails = log_of("bad")
+        disk.gate.set()
+        assert opener.result(20)["error_code"] == "none"
+        assert {one.result(20)["error_code"] for one in shared} == {"kafka_storage_error"}
+        # Its own file is on disk.
+        assert other.result(20)["error_code"] == "none"
+        # The kernel would now call the pages clean; nothing is tried again on them.
+        disk.sync_fails = lambda _path: False
+        syncs = disk.of_logs(bad).count(("sync", bad))
+        assert one.client.produce(bad, [b"more"])["error_code"] == "kafka_storage_error"
+        assert one.client.fetch(bad)["error_code"] == "kafka_storage_error"
+        assert disk.of_logs(bad).count(("sync", bad)) == syncs
+        assert one.client.produce(good, [b"more"])["error_code"] == "none"
+    (report,) = [line for line in said if line["event"] == "partition off line"]
+    assert report["partition"] == "bad-0"
+    assert "bad-0/00000000000000000000.log" in report["cause"]
+    assert "Input/output error" in report["cause"]
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+    with running(tmp_path) as one:
+        # What was in doubt may be there or not; what was acknowledged is.
+        assert one.client.values("bad")[:1] == [b"stored"]
+        assert one.client.values("good") == [b"stored", b"opener", b"kept", b"more"]
+        assert one.client.produce("bad", [b"again"])["error_code"] == "none"
+
+
+def test_a_failed_write_is_not_acknowledged(tmp_path):
+    disk = FaultyDisk()
+    with running(tmp_path, disk) as one:
+        topic = one.client.create_topic("t")
+        one.client.produce(topic, [b"stored"])
+        disk.write_fails = log_of("t")
+        assert one.client.produce(topic, [b"lost"])["error_code"] == "kafka_storage_error"
+        disk.write_fails = lambda _path: False
+        assert one.client.produce(topic, [b"lost"])["error_code"] == "kafka_storage_error"
+        (known,) = one.client.call("metadata", 9, topics=[{"name": topic}])["topics"]
+        assert known["partitions"][0]["error_code"] == "leader_not_available"
+    with running(tmp_path) as one:
+        assert one.client.values("t") == [b"stored"]
+
+
+def test_a_coordinator_on_a_failed_fsync_answers_not_coordinator(tmp_path):
+    disk = FaultyDisk()
+    with running(tmp_path, disk) as one:
+        topic = one.client.create_topic("t")
+        one.client.coordinator("g", GROUP)
+        assert commit_offset(one.client, topic, 1) == "none"
+        disk.sync_fails = log_of("__consumer_offsets")
+        assert commit_offset(one.client, topic, 2) == "not_coordinator"
+        assert commit_offset(one.client, topic, 3) in {
+            "not_coordinator",
+            "coordinator_load_in_progress",
+        }
+    with running(tmp_path) as one:
+        one.client.coordinator("g", GROUP)
+        assert one.client.committed("g", "t") in {1, 2}
+
+
+def test_a_marker_that_did_not_reach_the_disk_is_written_after_the_restart(tmp_path):
+    disk = FaultyDisk()
+    with running(tmp_path, disk) as one:
+        topic = one.client.create_topic("t")
+        producer, epoch = one.client.init_producer("x")
+        stop = threading.Event()
+
+        def at_marker(path: str) -> bool:
+            is_marker = log_of("t")(path) and disk.of_logs("t").count(("write", "t")) == 2
+            if is_marker:
+                stop.set()
+            return is_marker
+
+        disk.sync_fails = at_marker
+        # The decision is on disk, and that is what EndTxn promises.
+        ended = transact(one, topic, version=2, epoch=epoch, producer=producer)
+        assert ended["error_code"] == "none"
+        assert stop.is_set()
+        listed = one.client.call("list_transactions", 0)["transaction_states"]
+        assert [state["transaction_state"] for state in listed] == ["PrepareCommit"]
+    with running(tmp_path) as one:
+        one.client.coordinator("x", TRANSACTION)
+        until(lambda: one.client.lso("t") == one.client.offset("t"), "the transaction is over")
+        assert one.client.values("t", isolation=READ_COMMITTED) == [b"x"]
+
+
+# --- a full disk ---------------------------------------------------------------------------------
+
+
+def test_a_full_disk_refuses_and_recovers_without_a_restart(tmp_path):
+    disk = FaultyDisk()
+    with running(tmp_path, disk) as one:
+        topic = one.client.create_topic("t")
+        producer, epoch = one.client.init_producer()
+
+        def send(sequence: int) -> str:
+            data = batch(
+                [b"%d" % sequence],
+                producer_id=producer,
+                producer_epoch=epoch,
+                sequence=sequence,
+            )
+            return str(one.client.produce(topic, data)["error_code"])
+
+        assert send(0) == "none"
+        path = tmp_path / "t-0" / "00000000000000000000.log"
+        size = path.stat().st_size
+        disk.is_full = True
+        assert [send(1), send(1)] == ["kafka_storage_error"] * 2
+        assert path.stat().st_size == size, "the torn tail is cut off"
+        assert one.client.values(topic) == [b"0"], "reading goes on"
+        disk.is_full = False
+        assert send(1) == "none"
+        assert one.client.values(topic) == [b"0", b"1"]
+    assert (tmp_path / ".kafka_cleanshutdown").exists()
+
+
+def test_coordinators_on_a_full_disk_come_back(tmp_path):
+    disk = FaultyDisk()
+    with running(tmp_path, disk) as one:
+        topic = one.client.create_topic("t")
+        one.client.coordinator("g", GROUP)
+        producer, epoch = one.client.init_producer("x")
+        assert commit_offset(one.client, topic, 1) == "none"
+        data = batch(
+            [b"x"], producer_id=producer, producer_epoch=epoch, sequence=0, transactional=True
+        )
+        sent = one.client.produce(topic, data, transactional_id="x", version=12)
+        assert sent["error_code"] == "none"
+        disk.is_full = True
+        assert commit_offset(one.client, topic, 2) == "not_coordinator"
+
+        def end() -> str:
+            answer = one.client.call(
+                "end_txn",
+                5,
+                transactional_id="x",
+                producer_id=producer,
+                producer_epoch=epoch,
+                committed=True,
+            )
+            return str(answer["error_code"])
+
+        retriable = {
+            "not_coordinator",
+            "coordinator_load_in_progress",
+            "concurrent_transactions",
+            "not_enough_replicas",
+        }
+        assert end() == "not_coordinator"
+        assert commit_offset(one.client, topic, 3) in retriable
+        assert end() in retriable
+        disk.is_full = False
+        until(lambda: commit_offset(one.client, topic, 4) == "none", "offsets are committed again")
+        until(lambda: end() == "none", "the transaction ends")
+        assert one.client.committed("g", topic) == 4
+        assert one.client.values(topic, isolation=READ_COMMITTED) == [b"x"]
+
+
+def test_an_orderly_stop_flushes_what_waits(tmp_path):
+    disk = FaultyDisk()
+    with running(tmp_path, disk) as one:
+        topic = one.client.create_topic("t")
+        disk.gate.clear()
+        one.begin(lambda: one.connect().produce(topic, [b"x"]))
+        assert disk.held.wait(20)
+        threading.Timer(0.2, disk.gate.set).start()
+    with running(tmp_path) as one:
+        assert one.broker.replicas.was_clean
+        assert one.client.values("t") == [b"x"]

@@ -1,0 +1,88 @@
+"""What all random lives of groups have in common: how they are made, and what must hold after."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from group_driver import Driver, Entry, load
+from hypothesis import strategies as st
+from log_compaction import every_variant, partly_compacted
+
+ACTIONS = 20
+"""A step is three small numbers, so that a failing life shrinks to a few steps."""
+
+LONGEST_TO_TRY_ALL = 300
+"""Records of a log up to which every variant is a candidate."""
+
+
+class Life(Protocol):
+    """One random life."""
+
+    driver: Driver
+
+    def step(self, action: int, who: int, what: int) -> None:
+        """Do something."""
+
+    def finish(self) -> None:
+        """Look at what is left."""
+
+
+def lives(max_size: int) -> st.SearchStrategy[list[tuple[int, int, int]]]:
+    """Lives of ten to ``max_size`` steps."""
+    step = st.tuples(st.integers(0, ACTIONS - 1), st.integers(0, 7), st.integers(0, 3))
+    return st.lists(step, min_size=10, max_size=max_size)
+
+
+def live(life: Life, steps: list[tuple[int, int, int]]) -> None:
+    for action, who, what in steps:
+        life.step(action, who, what)
+    life.finish()
+
+
+def long_life(life: Life, seed: int, length: int) -> None:
+    rng = random.Random(seed)
+    steps = [(rng.randrange(ACTIONS), rng.randrange(8), rng.randrange(4)) for _ in range(length)]
+    live(life, steps)
+    assert life.driver.decisions > 100
+
+
+def loads_back(log: list[Entry], digest: str) -> None:
+    """The log loads to the state with this digest, and serving changes nothing of it."""
+    machine = load(log)
+    machine.check()
+    machine.loaded(0)
+    machine.check()
+    assert machine.digest() == digest
+
+
+def log_loads_back(log: list[Entry], digest: str, variants: int) -> None:
+    """Some compacted variants of a log load back to the state with this digest."""
+    rng = random.Random(len(log))
+    every = list(every_variant(log)) if len(log) < LONGEST_TO_TRY_ALL else []
+    for variant in rng.sample(every, min(variants, len(every))):
+        loads_back(variant, digest)
+    for _ in range(variants):
+        loads_back(partly_compacted(log, rng), digest)
+
+
+def every_variant_loads_back(make: Callable[[], Driver]) -> None:
+    """Every compacted variant of a scenario's log loads to the same state."""
+    driver = make()
+    digest = driver.machine.digest()
+    for variant in every_variant(driver.log):
+        loads_back(variant, digest)
+    rng = random.Random(1)
+    for _ in range(50):
+        loads_back(partly_compacted(driver.log, rng), digest)
+
+
+def every_prefix_loads(make: Callable[[], Driver]) -> None:
+    """A crash may end the log anywhere."""
+    log = make().log
+    for length in range(len(log) + 1):
+        machine = load(log[:length])
+        machine.check()
+        machine.loaded(0)
+        machine.check()

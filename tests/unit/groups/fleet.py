@@ -1,0 +1,285 @@
+"""A fleet of consumers of both protocols that works, and suffers everything that fleets suffer.
+
+Each member commits what it has read of the partitions that it owns. A ledger holds the last commit
+that was accepted of each partition, and looks for three things: two members that own a partition
+and may both commit it, a commit that was accepted behind an earlier one, and a committed offset
+that is not there any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+
+from consumer_driver import CONSUMER_SESSION, Client, ConsumerDriver, TopicImage, changed, settings
+from group_driver import REBALANCE, SESSION, G
+from mixed_driver import ClassicClient
+
+from groups.classic_group import ClassicGroup
+from groups.commands import CommitOffsets, FetchOffsets, FetchTopic, OffsetToCommit, TopicsDeleted
+from groups.consumer_group import ConsumerGroup
+from groups.errors import GroupError
+
+Partition = tuple[bytes, int]
+REBALANCES = ("group_epoch_bumped", "generation_started")
+MAX_MEMBERS = 7
+TOPICS = (("t",), ("t", "u"), ("u", "w"))
+
+
+class Member:
+    """A client of either protocol, and how far it has read."""
+
+    def __init__(self, client: Client | ClassicClient) -> None:
+        self.client = client
+        self.read: dict[Partition, int] = {}
+        self.paused_until = 0
+        self.is_out = False
+        """A refusal ended what it was in the group; it must join anew."""
+
+    @property
+    def is_classic(self) -> bool:
+        return isinstance(self.client, ClassicClient)
+
+    @property
+    def epoch(self) -> int:
+        one = self.client
+        return one.generation if isinstance(one, ClassicClient) else one.epoch
+
+
+class Fleet:
+    """The members of one group, its topics, and the ledger."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        image = TopicImage({"t": (b"t" * 16, 6), "u": (b"u" * 16, 3)}, 1)
+        self.driver = ConsumerDriver(
+            image=image, consumer=settings(assignment_interval_ms=self.rng.choice((0, 100)))
+        )
+        self.driver.watch_every = 50
+        self.members: list[Member] = []
+        self.ledger: dict[Partition, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.made = 0
+        self.topics_made = 0
+        self.rebalances = 0
+        self.classic_share = 0.5
+        """How likely a new member speaks the classic protocol; it drifts, so groups migrate."""
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One thing, most often a member's work."""
+        if self.rng.random() < 0.008:
+            self.classic_share = self.rng.choice((0.0, 0.5, 1.0))
+        actions = {
+            self.work: 90,
+            self.tick: 16,
+            self.join: 8,
+            self.leave: 6,
+            self.kill: 1,
+            self.pause: 2,
+            self.take_place: 2,
+            self.change_topics: 1,
+            self.crash: 1,
+        }
+        self.rng.choices(list(actions), list(actions.values()))[0]()
+        self.look()
+
+    def tick(self) -> None:
+        self.driver.advance(self.rng.choice((20, 150, 1_000, 3_000)))
+
+    def new(self, *, is_static: bool) -> Member:
+        self.made += 1
+        instance = f"i{self.rng.randrange(2)}" if is_static else None
+        names = self.rng.choice(TOPICS)
+        if self.rng.random() < self.classic_share:
+            return Member(ClassicClient(self.driver, f"c{self.made}", names, instance))
+        fields = {"rebalance_timeout_ms": 20_000}
+        if instance is not None:
+            fields["instance_id"] = instance
+        if self.rng.random() < 0.2:
+            fields["subscribed_topic_regex"] = "t|w.*"
+        member = Member(Client(self.driver, f"m{self.made}", names, fields))
+        member.is_out = True
+        return member
+
+    def join(self) -> None:
+        if len(self.members) < MAX_MEMBERS:
+            member = self.new(is_static=False)
+            self.members.append(member)
+            self.advance_member(member)
+
+    def take_place(self) -> None:
+        """A static member comes, perhaps in the place of one that speaks the other protocol."""
+        member = self.new(is_static=True)
+        instance = self.instance(member)
+        before = [other for other in self.members if self.instance(other) == instance]
+        for other in before:
+            if not other.is_classic and not member.is_classic:
+                with contextlib.suppress(GroupError):
+                    other.client.leave(-2)
+            self.members.remove(other)
+        self.members.append(member)
+        self.advance_member(member)
+
+    def leave(self) -> None:
+        if self.members:
+            # Those go first that speak what is on its way out.
+            self.members.sort(key=lambda one: one.is_classic == (self.classic_share > 0.5))
+            member = self.members.pop(self.rng.randrange(min(3, len(self.members))))
+            with contextlib.suppress(GroupError):
+                member.client.leave()
+
+    def kill(self) -> None:
+        if self.members:
+            self.members.pop(self.rng.randrange(len(self.members)))
+
+    def pause(self) -> None:
+        if self.members:
+            member = self.rng.choice(self.members)
+            member.paused_until = self.driver.now + self.rng.choice(
+                (SESSION // 2, SESSION * 2, CONSUMER_SESSION + 1, REBALANCE + 1)
+            )
+
+    def work(self) -> None:
+        awake = [one for one in self.members if one.paused_until <= self.driver.now]
+        if awake:
+            member = self.rng.choice(awake)
+            # What it does before it hears from the coordinator again may be out of date.
+            self.read_and_commit(member)
+            self.advance_member(member)
+
+    def change_topics(self) -> None:
+        topics = self.driver.image.topics
+        name = self.rng.choice(("t", "u", "w"))
+        known = topics.get(name)
+        if known is None:
+            self.topics_made += 1
+            entry = (self.topics_made.to_bytes(16), 2)
+        elif name == "w" or known[1] > 8:
+            self.driver.image = changed(self.driver.image, **{name: None})
+            self.driver.ask(TopicsDeleted(((name, known[0]),)))
+            self.ledger = {tp: at for tp, at in self.ledger.items() if tp[0] != known[0]}
+            return
+        else:
+            entry = (known[0], known[1] + 1)
+        self.driver.image = changed(self.driver.image, **{name: entry})
+
+    def crash(self) -> None:
+        self.count_events()
+        self.driver.reload()
+        self.driver.log = self.driver.log[:]
+        for (topic_id, index), offset in self.ledger.items():
+            assert self.committed(topic_id, index) == offset, "a committed offset is lost"
+
+    # --- a member's work -------------------------------------------------------------------------
+
+    def advance_member(self, member: Member) -> None:
+        client = member.client
+        try:
+            if isinstance(client, ClassicClient):
+                client.step()
+            elif member.is_out:
+                client.rejoin()
+                member.is_out = False
+            else:
+                client.beat(lost=self.rng.random() < 0.05)
+                if self.rng.random() < 0.7:
+                    client.catch_up()
+        except GroupError:
+            client.owned = frozenset()
+            member.is_out = True
+            if isinstance(client, Client):
+                client.told = frozenset()
+        self.take_up(member)
+
+    def take_up(self, member: Member) -> None:
+        """Begin to read at what is committed, and forget what is not one's own any more."""
+        owned = member.client.owned
+        member.read = {tp: at for tp, at in member.read.items() if tp in owned}
+        for topic_id, index in owned - member.read.keys():
+            member.read[topic_id, index] = max(self.committed(topic_id, index), 0)
+
+    def read_and_commit(self, member: Member) -> None:
+        names = self.driver.image.names()
+        for partition, at in list(member.read.items()):
+            topic_id, index = partition
+            if topic_id not in names or self.rng.random() < 0.4:
+                continue
+            member.read[partition] = at + self.rng.randrange(1, 5)
+            command = CommitOffsets(
+                G,
+                member.epoch,
+                member.client.member_id,
+                self.instance(member),
+                (
+                    OffsetToCommit(
+                        names[topic_id], index, member.read[partition], topic_id=topic_id
+                    ),
+                ),
+                is_v9_or_later=True,
+            )
+            try:
+                result = self.driver.ask(command)
+            except GroupError:
+                return
+            assert result.partitions[0][2] is None
+            before = self.ledger.get(partition, -1)
+            assert member.read[partition] >= before, f"{partition} went back from {before}"
+            self.ledger[partition] = member.read[partition]
+            self.counts["commits"] += 1
+
+    # --- the ledger ------------------------------------------------------------------------------
+
+    def instance(self, member: Member) -> str | None:
+        one = member.client
+        if isinstance(one, ClassicClient):
+            return one.instance_id
+        instance = one.fields.get("instance_id")
+        return None if instance is None else str(instance)
+
+    def committed(self, topic_id: bytes, index: int) -> int:
+        name = self.driver.image.names().get(topic_id)
+        if name is None:
+            return -1
+        asked = FetchTopic(name, (index,), topic_id)
+        found = self.driver.ask(FetchOffsets(G, (asked,)))
+        return int(found.topics[0][1][0].offset)
+
+    def look(self) -> None:
+        """No partition has two owners that the coordinator takes for members as they are."""
+        owners: dict[Partition, str] = {}
+        for member in self.members:
+            for partition in self.rightly_owned(member):
+                other = owners.setdefault(partition, member.client.member_id)
+                assert other == member.client.member_id, (partition, other, member.client.member_id)
+        if len(self.driver.events) > 1_000:
+            self.count_events()
+
+    def rightly_owned(self, member: Member) -> frozenset[Partition]:
+        group, client = self.driver.groups.get(G), member.client
+        if member.is_out or group is None or client.member_id not in group.members:
+            return frozenset()
+        if isinstance(group, ClassicGroup):
+            is_current = member.is_classic and member.epoch == group.generation_id
+        else:
+            assert isinstance(group, ConsumerGroup)
+            current = group.current(client.member_id)
+            speaks = (group.members[client.member_id].classic is not None) == member.is_classic
+            is_current = speaks and member.epoch in {
+                current.member_epoch,
+                current.previous_member_epoch,
+            }
+        return client.owned if is_current else frozenset()
+
+    def count_events(self) -> None:
+        for event in self.driver.events:
+            self.counts[event.kind] += 1
+        self.rebalances = sum(self.counts[kind] for kind in REBALANCES)
+        self.driver.events.clear()
+
+    def finish(self) -> None:
+        self.crash()
+        self.driver.machine.check()
+        self.count_events()

@@ -1,0 +1,46 @@
+"""``__consumer_offsets`` after the real cleaner loads back to the same groups and offsets.
+
+Here up to every offset of a log; the folder's conftest.py does some of them after every test.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from cleaned_groups import loads_back
+from group_driver import Driver
+from test_consumer_churn import SCENARIOS as CONSUMER
+from test_consumer_churn import Churn as ConsumerChurn
+from test_group_churn import SCENARIOS as CLASSIC
+from test_group_churn import Churn as ClassicChurn
+from test_migration import there_and_back
+
+SCENARIOS: dict[str, Callable[[], Driver]] = {
+    **{f"classic, {name}": make for name, make in CLASSIC.items()},
+    **{f"consumer, {name}": make for name, make in CONSUMER.items()},
+    "migration, there and back": there_and_back,
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario(name: str) -> None:
+    driver = SCENARIOS[name]()
+    assert loads_back(driver.log, driver.settings) >= len(driver.log)
+
+
+@pytest.mark.parametrize("kind", [ClassicChurn, ConsumerChurn])
+def test_random_lives(kind: type[ClassicChurn | ConsumerChurn]) -> None:
+    """Joins, leaves, commits plain and transactional, deletions, expiries, crashes."""
+    variants = 0
+    for seed in range(8):
+        rng, churn = random.Random(seed), kind()
+        while len(churn.driver.log) < 50:
+            churn.step(rng.randrange(64), rng.randrange(6), rng.randrange(2))
+        # An open transaction would stop the cleaner there.
+        for entry in list(churn.driver.log):
+            if entry.stamp is not None:
+                churn.driver.marker(entry.stamp.producer_id, commit=seed % 2 == 0)
+        variants += loads_back(churn.driver.log, churn.driver.settings)
+    assert variants > 400

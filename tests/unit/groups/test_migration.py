@@ -1,0 +1,475 @@
+"""Groups with members change their kind, and members of both protocols share one group."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from churn import every_prefix_loads, every_variant_loads_back
+from consumer_driver import ConsumerDriver, T, settings, settle
+from group_driver import PARKED, REBALANCE, SESSION, Driver, G, subscription
+from mixed_driver import ClassicClient, assigned
+
+from groups.classic_group import ClassicGroup
+from groups.commands import Heartbeat, JoinGroup, LeavingMember, SyncGroup
+from groups.consumer_commands import MigrationPolicy
+from groups.consumer_group import ConsumerGroup
+from groups.errors import (
+    FencedInstanceIdError,
+    GroupIdNotFoundError,
+    GroupLimitExceededError,
+    GroupMaxSizeReachedError,
+    IllegalGenerationError,
+    InconsistentGroupProtocolError,
+    MemberIdRequiredError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from groups.limits import GroupLimits
+
+
+def classic_pair(**more: Any) -> tuple[ConsumerDriver, ClassicClient, ClassicClient]:
+    """A Stable classic group of two members with two partitions each."""
+    driver = ConsumerDriver(**more)
+    one, two = ClassicClient(driver, "one"), ClassicClient(driver, "two")
+    one.join()
+    two.join()
+    driver.finish_initial_delay()
+    for client in (one, two, one, two):
+        client.step()
+    assert driver.state() == "Stable"
+    assert len(one.owned) == len(two.owned) == 2
+    return driver, one, two
+
+
+def join_dynamic(driver: ConsumerDriver) -> tuple[int, str]:
+    """The dance of KIP-394 over a driver of consumers: (token, member id)."""
+    first = driver.answers[Driver.join(driver)]
+    assert isinstance(first, MemberIdRequiredError)
+    return Driver.join(driver, first.member_id), first.member_id
+
+
+# --- up ------------------------------------------------------------------------------------------
+
+
+def test_a_classic_group_becomes_one_of_the_consumer_protocol():
+    driver, one, two = classic_pair()
+    generation = driver.group().generation_id
+    driver.commit(("t", 0, 7), generation=generation, member_id=one.member_id)
+    had = one.owned | two.owned
+    consumer = driver.client("m")
+    group = driver.consumer_group()
+    assert group.epoch == generation + 1
+    assert {group.current(c.member_id).member_epoch for c in (one, two)} == {generation}
+    assert not consumer.owned, "nobody has given anything up yet"
+    assert {tp for c in (one, two) for tp in group.current(c.member_id).assigned} == had
+    for _ in range(4):
+        one.step()
+        two.step()
+        settle(consumer, rounds=1)
+    assert driver.state_of_consumers() == "Stable"
+    owned = [one.owned, two.owned, consumer.owned]
+    assert frozenset().union(*owned) == had
+    assert sum(map(len, owned)) == 4
+    assert driver.fetch().offset == 7
+    assert driver.event("group_upgraded")["members"] == 2
+    driver.reload()
+    assert driver.state_of_consumers() == "Stable"
+
+
+@pytest.mark.parametrize("policy", [MigrationPolicy.DISABLED, MigrationPolicy.DOWNGRADE])
+def test_a_policy_keeps_a_group_classic(policy):
+    driver, _, _ = classic_pair(consumer=settings(migration_policy=policy))
+    with pytest.raises(GroupIdNotFoundError, match=r"migration\.policy"):
+        driver.join("m")
+    assert isinstance(driver.groups[G], ClassicGroup)
+
+
+@pytest.mark.parametrize("limit", [2, 1])
+def test_only_a_group_that_fits_is_converted(limit):
+    driver, _, _ = classic_pair(consumer=settings(max_size=limit))
+    error = GroupMaxSizeReachedError if limit == 2 else GroupIdNotFoundError
+    with pytest.raises(error):
+        driver.join("m")
+    assert driver.state() == "Stable"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"\0",
+        assigned(("t", (0,)), user_data=b"mine"),
+        b"\xff\xff" + assigned(("t", (0,)))[2:],
+    ],
+)
+def test_what_an_assignor_of_its_own_kind_gave_is_not_lost(given):
+    driver = ConsumerDriver()
+    token, member_id = join_dynamic(driver)
+    driver.finish_initial_delay()
+    driver.answer(token)
+    driver.answer(driver.sync(member_id, assignments=[(member_id, given)]))
+    with pytest.raises(GroupIdNotFoundError, match="stays classic"):
+        driver.join("m")
+    assert driver.state() == "Stable"
+
+
+def test_a_partition_with_two_owners_keeps_the_group_classic():
+    driver = ConsumerDriver()
+    tokens = [join_dynamic(driver) for _ in range(2)]
+    driver.finish_initial_delay()
+    both = assigned(("t", (0,)))
+    leader, other = (member_id for _, member_id in tokens)
+    driver.sync(leader, assignments=[(leader, both), (other, both)])
+    with pytest.raises(GroupIdNotFoundError, match="two owners"):
+        driver.join("m")
+
+
+def test_who_waits_in_a_join_phase_must_join_anew():
+    driver, one, two = classic_pair()
+    waiting = Driver.join(driver, one.member_id)
+    assert driver.parked(waiting)
+    driver.join("m")
+    assert isinstance(driver.answers[waiting], RebalanceInProgressError)
+    assert isinstance(driver.groups[G], ConsumerGroup)
+    with pytest.raises(RebalanceInProgressError):
+        two.heartbeat()
+
+
+def test_who_waits_for_its_assignment_must_join_anew():
+    driver = ConsumerDriver()
+    tokens = [join_dynamic(driver) for _ in range(2)]
+    driver.finish_initial_delay()
+    waiting = driver.sync(tokens[1][1])
+    assert driver.parked(waiting)
+    driver.join("m")
+    assert isinstance(driver.answers[waiting], RebalanceInProgressError)
+    assert PARKED not in driver.answers.values()
+
+
+def test_a_join_phase_that_everybody_left():
+    driver = ConsumerDriver()
+    one = ClassicClient(driver, "one")
+    one.join()
+    one.leave()
+    assert driver.state() == "PreparingRebalance"
+    assert len(driver.client("m").owned) == 4
+    driver.advance(REBALANCE)
+    assert isinstance(driver.groups[G], ConsumerGroup)
+
+
+def test_a_refused_heartbeat_leaves_the_classic_group_as_it_was():
+    driver, one, _ = classic_pair(limits=GroupLimits(max_group_record_bytes=500))
+    waiting = Driver.join(driver, one.member_id)
+    with pytest.raises(GroupLimitExceededError):
+        driver.join("m")
+    assert driver.parked(waiting)
+    assert driver.state() == "PreparingRebalance"
+
+
+# --- classic members of a consumer group ---------------------------------------------------------
+
+
+def mixed() -> tuple[ConsumerDriver, ClassicClient]:
+    """A consumer that owns everything, and a classic member that has joined beside it."""
+    driver = ConsumerDriver()
+    driver.client("m")
+    one = ClassicClient(driver, "one")
+    one.join()
+    return driver, one
+
+
+def test_it_is_answered_at_once_without_a_leader():
+    driver, one = mixed()
+    assert (one.generation, one.leader) == (3, "")
+    assert driver.consumer_group().members[one.member_id].classic is not None
+
+
+def test_the_first_join_is_given_an_id_that_is_not_remembered():
+    driver = ConsumerDriver()
+    driver.client("m")
+    for _ in range(50):
+        with pytest.raises(MemberIdRequiredError):
+            driver.answer(Driver.join(driver))
+    assert len(driver.consumer_group().members) == 1
+    assert not driver.timers.keys() - {("session", G, "m")}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"protocol_type": "connect"},
+        {"protocols": ()},
+        {"protocols": (("range", b"\0"),)},
+        {"protocols": (("other", subscription("t")),)},
+    ],
+)
+def test_a_join_that_does_not_fit(fields):
+    driver, _ = mixed()
+    with pytest.raises(InconsistentGroupProtocolError):
+        driver.answer(Driver.join(driver, version=3, **fields))
+
+
+def test_a_full_group():
+    driver = ConsumerDriver(consumer=settings(max_size=1))
+    driver.client("m")
+    with pytest.raises(GroupMaxSizeReachedError):
+        driver.answer(Driver.join(driver, version=3))
+
+
+def test_who_asks_under_a_wrong_name():
+    driver, one = mixed()
+    for member_id, generation, instance, error in [
+        ("stranger", one.generation, None, UnknownMemberIdError),
+        ("m", one.generation, None, UnknownMemberIdError),
+        (one.member_id, one.generation + 1, None, IllegalGenerationError),
+        (one.member_id, one.generation, "unknown", UnknownMemberIdError),
+    ]:
+        with pytest.raises(error):
+            driver.ask(Heartbeat(G, generation, member_id, instance))
+        with pytest.raises(error):
+            driver.ask(SyncGroup(G, generation, member_id, instance, None, None))
+    with pytest.raises(InconsistentGroupProtocolError):
+        driver.ask(SyncGroup(G, one.generation, one.member_id, None, "consumer", "other"))
+    with pytest.raises(InconsistentGroupProtocolError):
+        driver.ask(SyncGroup(G, one.generation, one.member_id, None, "connect", "range"))
+
+
+def test_who_does_not_sync_in_time_is_removed():
+    driver = ConsumerDriver()
+    driver.client("m")
+    joined = driver.answer(Driver.join(driver, version=3, rebalance_timeout_ms=SESSION - 2))
+    driver.advance(SESSION - 3)
+    assert joined.member_id in driver.consumer_group().members
+    driver.advance(1)
+    assert joined.member_id not in driver.consumer_group().members
+    assert driver.event("member_expired")["reason"] == "did not send SyncGroup in time"
+
+
+def with_rebalance(client: ClassicClient) -> None:
+    try:
+        client.heartbeat()
+    except RebalanceInProgressError:
+        return
+
+
+def test_who_is_told_to_rejoin_and_does_not_is_removed():
+    driver, one = mixed()
+    one.sync()
+    driver.beat("m", 2, subscribed_topic_names=("t", "u"))
+    for _ in range(REBALANCE // (SESSION - 1) + 1):
+        with_rebalance(one)
+        driver.beat("m", driver.consumer_group().current("m").member_epoch, owned=())
+        driver.advance(SESSION - 1)
+    assert one.member_id not in driver.consumer_group().members
+    assert driver.event("member_expired")["reason"] == "did not rejoin in time"
+
+
+def test_its_session_is_its_own():
+    driver, one = mixed()
+    one.sync()
+    driver.advance(SESSION - 1)
+    assert one.member_id in driver.consumer_group().members
+    driver.reload()
+    driver.advance(SESSION - 1)
+    assert one.member_id in driver.consumer_group().members
+    driver.advance(1)
+    assert one.member_id not in driver.consumer_group().members
+
+
+def test_anybody_can_be_made_to_leave():
+    driver, one = mixed()
+    driver.client("s", instance_id="i")
+    results = driver.leave(
+        LeavingMember("stranger"),
+        LeavingMember("wrong", "i"),
+        LeavingMember("", "unknown"),
+        LeavingMember("", "i"),
+        LeavingMember(one.member_id),
+        LeavingMember(one.member_id),
+    )
+    assert [type(error) for _, _, error in results] == [
+        UnknownMemberIdError,
+        FencedInstanceIdError,
+        UnknownMemberIdError,
+        *[type(None)] * 3,
+    ]
+    assert set(driver.consumer_group().members) == {"m"}
+
+
+def test_a_member_that_changes_its_protocol_keeps_its_id():
+    driver, one = mixed()
+    one.sync()
+    client = driver.client(one.member_id)
+    assert driver.consumer_group().members[one.member_id].classic is None
+    with pytest.raises(UnknownMemberIdError):
+        one.heartbeat()
+    assert client.epoch
+
+
+# --- down ----------------------------------------------------------------------------------------
+
+
+def settled_mix() -> tuple[ConsumerDriver, ClassicClient, Any]:
+    driver, one, two = classic_pair()
+    two.leave()
+    one.step()
+    one.step()
+    consumer = driver.client("m")
+    for _ in range(4):
+        one.step()
+        settle(consumer, rounds=1)
+    assert len(one.owned) == len(consumer.owned) == 2
+    return driver, one, consumer
+
+
+@pytest.mark.parametrize("how", ["leave", "expire", "remove"])
+def test_the_last_consumer_goes_and_the_group_is_classic_again(how):
+    driver, one, consumer = settled_mix()
+    epoch = driver.consumer_group().epoch
+    had = one.owned
+    if how == "leave":
+        consumer.leave()
+    elif how == "remove":
+        driver.leave("m")
+    else:
+        for _ in range(5):
+            driver.advance(SESSION - 1)
+            with_rebalance(one)
+    assert driver.state() == "PreparingRebalance"
+    assert driver.group().generation_id == epoch
+    assert driver.group().members[one.member_id].assignment == assigned(
+        ("t", tuple(sorted(index for _, index in had)))
+    )
+    with pytest.raises(RebalanceInProgressError):
+        one.heartbeat()
+    driver.reload()
+    assert driver.state() == "Stable"
+    one.join()
+    one.step()
+    assert len(one.owned) == 4
+    assert driver.event("group_downgraded")["members"] == 1
+
+
+@pytest.mark.parametrize("policy", [MigrationPolicy.DISABLED, MigrationPolicy.UPGRADE])
+def test_a_policy_keeps_a_group_one_of_the_consumer_protocol(policy):
+    driver = ConsumerDriver(consumer=settings(migration_policy=policy))
+    consumer = driver.client("m")
+    one = ClassicClient(driver, "one")
+    one.join()
+    one.sync()
+    consumer.leave()
+    assert isinstance(driver.groups[G], ConsumerGroup)
+    for _ in range(2):
+        one.step()
+    assert len(one.owned) == 4, "the broker goes on to assign"
+
+
+@pytest.mark.parametrize("limit", [1, 0])
+def test_only_a_group_that_fits_goes_down(limit):
+    driver = ConsumerDriver(GroupLimits(max_group_size=limit))
+    consumer = driver.client("m")
+    ClassicClient(driver, "one").join()
+    consumer.leave()
+    assert isinstance(driver.groups[G], ClassicGroup if limit else ConsumerGroup)
+
+
+def test_a_record_that_would_be_too_large_keeps_it_a_consumer_group():
+    driver = ConsumerDriver(GroupLimits(max_group_record_bytes=700))
+    consumer = driver.client("m")
+    fat = subscription("t") + b"\0" * 200
+    Driver.join(driver, version=3, protocols=(("range", fat),))
+    driver.machine._shard.limits = GroupLimits(max_group_record_bytes=100)
+    consumer.leave()
+    assert isinstance(driver.groups[G], ConsumerGroup)
+
+
+def test_a_static_member_takes_its_place_over_in_the_other_protocol():
+    driver = ConsumerDriver()
+    consumer = driver.client("m", instance_id="i")
+    token = Driver.join(driver, instance="i")
+    result = driver.answer(token)
+    assert driver.state() == "Stable"
+    group = driver.group()
+    assert set(group.members) == {result.member_id}
+    assert group.members[result.member_id].assignment == assigned(("t", (0, 1, 2, 3)))
+    with pytest.raises(GroupIdNotFoundError):
+        driver.beat("m", consumer.epoch, instance_id="i")
+    driver.reload()
+    back = driver.client("n", instance_id="i")
+    assert back.owned == {(T, index) for index in range(4)}
+    assert set(driver.consumer_group().members) == {"n"}
+
+
+# --- the log -------------------------------------------------------------------------------------
+
+
+def there_and_back() -> ConsumerDriver:
+    driver, one, consumer = settled_mix()
+    driver.commit(("t", 0, 7), generation=consumer.epoch, member_id="m", is_v9_or_later=True)
+    consumer.leave()
+    one.join()
+    one.step()
+    driver.join("n", instance_id="i", subscribed_topic_regex="t.*")
+    Driver.join(driver, instance="i")
+    return driver
+
+
+def test_every_variant_of_the_log_loads_to_the_same_state():
+    every_variant_loads_back(there_and_back)
+
+
+def test_every_prefix_of_the_log_loads():
+    every_prefix_loads(there_and_back)
+
+
+def test_joins_that_never_come_back_stay_bounded_in_both_protocols():
+    limits = GroupLimits(max_shard_members=500, max_pending_members=100)
+    driver = ConsumerDriver(limits, consumer=settings(max_size=300))
+    machine, refused = driver.machine, 0
+    driver.client("m")
+    for number in range(100_000):
+        command: Any = JoinGroup(
+            group_id=G if number % 2 else "h",
+            member_id=f"x{number}" if number % 4 == 1 else "",
+            group_instance_id=None,
+            client_id="c",
+            client_host="/h",
+            session_timeout_ms=SESSION,
+            rebalance_timeout_ms=REBALANCE,
+            protocol_type="consumer",
+            protocols=(("range", subscription("t")),),
+            require_known_member_id=True,
+            supports_skip_assignment=True,
+            new_member_id=f"c-{number}",
+        )
+        try:
+            decision = machine.decide(number + 1_000, command, driver.now)
+        except (GroupMaxSizeReachedError, GroupLimitExceededError):
+            refused += 1
+            continue
+        for record in decision.records:
+            machine.replay(record, number, driver.now, None)
+    machine.check()
+    assert len(driver.consumer_group().members) == 300
+    assert len(driver.group("h").pending_members) == 100
+    assert refused > 24_000
+
+
+def test_a_subscription_can_be_read_in_every_version():
+    driver = ConsumerDriver()
+    driver.client("m", "t", "u")
+    owned = struct.pack(">ih", 1, 1) + b"t" + struct.pack(">ii", 1, 0)
+    for version, tail in (
+        (0, b""),
+        (1, owned),
+        (2, owned + struct.pack(">i", 3)),
+        (3, owned + struct.pack(">ih", 3, 1) + b"r"),
+        (9, owned + struct.pack(">ih", 3, 1) + b"r" + b"more"),
+    ):
+        metadata = struct.pack(">h", version) + subscription("t")[2:] + tail
+        token = Driver.join(driver, f"x{version}", protocols=(("range", metadata),))
+        result = driver.answer(token)
+        member = driver.consumer_group().members[result.member_id]
+        assert member.subscribed_topic_names == ("t",)
+        assert member.rack_id == ("r" if version >= 3 else None)

@@ -1,0 +1,189 @@
+"""A group whose assignor runs elsewhere: it goes on with what it has until the answer comes."""
+
+from __future__ import annotations
+
+import pytest
+from consumer_driver import ConsumerDriver, T, settings, settle
+from group_driver import G
+
+from groups.assignors import remote
+from groups.assignors.model import AssignorRegistry, run
+from groups.assignors.range import RangeAssignor
+from groups.assignors.remote import ASK_AGAIN_MS, ComputeTarget, RemoteAssignor, TargetComputed
+from groups.assignors.uniform import UniformAssignor
+from groups.consumer_group import assignor_timer, session_timer
+
+
+def driver() -> ConsumerDriver:
+    registry = AssignorRegistry([RemoteAssignor("mine"), UniformAssignor()])
+    return ConsumerDriver(consumer=settings(assignors=registry))
+
+
+def asked(one: ConsumerDriver) -> ComputeTarget:
+    (effect,) = one.effects
+    assert isinstance(effect, ComputeTarget)
+    one.effects.clear()
+    return effect
+
+
+def answer(one: ConsumerDriver, effect: ComputeTarget, result=None, problem="") -> None:
+    one.send(TargetComputed(effect.group_id, effect.assignor, effect.group, result, problem))
+
+
+def right(effect: ComputeTarget):
+    return run(RangeAssignor(), effect.group)
+
+
+def test_the_answer_becomes_the_target_of_a_new_epoch():
+    one = driver()
+    first = one.client("a")
+    assert (first.epoch, first.told) == (2, frozenset())
+    effect = asked(one)
+    assert (effect.group_id, effect.assignor) == (G, "mine")
+    answer(one, effect, right(effect))
+    settle(first)
+    assert (first.epoch, len(first.owned)) == (3, 4)
+    assert one.effects == []
+    assert one.event("group_epoch_bumped")["reason"] == "assignor 'mine' answered"
+
+
+def test_while_it_computes_members_keep_what_they_have():
+    one = driver()
+    first = one.client("a")
+    answer(one, effect := asked(one), right(effect))
+    settle(first)
+    second = one.client("b")
+    settle(first, second)
+    assert (len(first.owned), len(second.owned)) == (4, 0)
+    answer(one, effect := asked(one), right(effect))
+    settle(first, second)
+    assert (len(first.owned), len(second.owned)) == (2, 2)
+    second.leave()
+    settle(first)
+    assert len(first.owned) == 2
+    answer(one, effect := asked(one), right(effect))
+    settle(first)
+    assert len(first.owned) == 4
+
+
+def test_a_failure_keeps_the_target_and_says_so_and_is_tried_again():
+    one = driver()
+    first = one.client("a")
+    answer(one, effect := asked(one), right(effect))
+    settle(first)
+    second = one.client("b")
+    answer(one, asked(one), None, "RuntimeError: no idea")
+    assert one.event("assignor_failed") == {
+        "assignor": "mine",
+        "cause": "RuntimeError: no idea",
+        "epoch": one.consumer_group().epoch,
+    }
+    settle(first, second)
+    assert (len(first.owned), one.effects) == (4, [])
+    one.advance(ASK_AGAIN_MS - 1)
+    settle(first, second, rounds=1)
+    assert one.effects == []
+    one.advance(1)
+    settle(first, second, rounds=1)
+    answer(one, effect := asked(one), right(effect))
+    settle(first, second)
+    assert (len(first.owned), len(second.owned)) == (2, 2)
+
+
+def test_it_is_tried_again_by_a_timer_while_no_heartbeat_comes():
+    one = driver()
+    first = one.client("a")
+    answer(one, asked(one), None, "RuntimeError: no idea")
+    one.advance(ASK_AGAIN_MS - 1)
+    assert one.effects == []
+    one.advance(1)
+    answer(one, effect := asked(one), right(effect))
+    assert assignor_timer(G) not in one.timers
+    settle(first)
+    assert len(first.owned) == 4
+
+
+@pytest.mark.parametrize("way", ["leave", "expire", "change"])
+def test_a_timer_of_a_group_that_has_changed_asks_nothing(way):
+    one = driver()
+    first = one.client("a")
+    answer(one, asked(one), None, "RuntimeError: no idea")
+    if way == "leave":
+        first.leave()
+    elif way == "expire":
+        one.advance(ASK_AGAIN_MS - 1)
+        one.timers[session_timer(G, "a")] = one.now
+        one.advance(0)
+    else:
+        one.client("b", server_assignor="uniform")
+        first.leave()
+    one.advance(ASK_AGAIN_MS)
+    assert one.effects == []
+
+
+def test_an_own_setting_of_the_group_changes_nothing_of_that():
+    one = driver()
+    own = settings(session_timeout_ms=50_000, assignors=AssignorRegistry([RemoteAssignor("mine")]))
+    first = one.client("a", settings=own)
+    answer(one, effect := asked(one), right(effect))
+    settle(first)
+    for _ in range(3):
+        one.advance(ASK_AGAIN_MS)
+        first.beat(settings=own)
+    assert one.effects == []
+
+
+def test_a_wrong_answer_is_a_failure():
+    one = driver()
+    one.client("a")
+    effect = asked(one)
+    for wrong in (
+        {"a": {(T, 0)}, "stranger": {(T, 1)}},
+        {"a": {(T, 4)}},
+        {"a": [(T, 0), (T, 0)]},
+        {"a": {(b"x" * 16, 0)}},
+    ):
+        answer(one, effect, wrong)
+        assert one.event("assignor_failed")["assignor"] == "mine"
+        assert one.consumer_group().targets == {"a": frozenset()}
+
+
+def test_a_late_answer_to_an_older_group_counts_for_nothing():
+    one = driver()
+    first = one.client("a")
+    early = asked(one)
+    one.client("b")
+    answer(one, early, right(early))
+    assert one.consumer_group().targets == {"a": frozenset(), "b": frozenset()}
+    first.leave()
+    answer(one, early, right(early))
+    answer(one, ComputeTarget("gone", "mine", early.group), {})
+    assert not one.consumer_group().targets.get("b")
+
+
+def test_a_load_asks_again():
+    one = driver()
+    first = one.client("a")
+    asked(one)
+    one.settings["consumer"] = settings(
+        assignors=AssignorRegistry([RemoteAssignor("mine"), UniformAssignor()])
+    )
+    one.reload()
+    settle(first, rounds=1)
+    answer(one, effect := asked(one), right(effect))
+    settle(first)
+    assert len(first.owned) == 4
+
+
+def test_a_member_may_ask_for_another_assignor():
+    one = driver()
+    client = one.client("a", server_assignor="uniform")
+    assert (len(client.owned), one.effects) == (4, [])
+
+
+def test_what_is_remembered_of_groups_is_bounded(monkeypatch):
+    monkeypatch.setattr(remote, "MAX_REMEMBERED_GROUPS", 2)
+    assignor = RemoteAssignor("mine")
+    for group_id in ("g1", "g2", "g3"):
+        assignor.asks(group_id, 0)
+    assert [assignor.is_due(name, 1) for name in ("g1", "g2", "g3")] == [True, False, False]

@@ -1,0 +1,198 @@
+"""A second implementation of a log, as dumb as can be: every batch in one list.
+
+Every answer is worked out by going over all of it. It knows no index, no snapshot, no recovery.
+Which segments there are, and how many bytes each has, it is told: where a log rolls is no question
+of what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+Sizes = Mapping[int, int]
+"""Bytes of each segment by its base offset."""
+
+
+class Item(NamedTuple):
+    """One record."""
+
+    offset: int
+    time_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One batch. ``commit`` is None for data, else what the marker says."""
+
+    first: int
+    last: int
+    max_time_ms: int
+    items: tuple[Item, ...]
+    producer: int = -1
+    transactional: bool = False
+    commit: bool | None = None
+    horizon_ms: int | None = None
+
+
+@dataclass
+class DumbLog:
+    """What is in the log, and where it starts and ends."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+    last_data: dict[int, int] = field(default_factory=dict)
+    """Offset of the last record of each producer; −1 if only markers came from it."""
+    open: dict[int, int] = field(default_factory=dict)
+    """First offset of each producer's open transaction."""
+    hidden: set[int] = field(default_factory=set)
+    """Offsets of records in transactions that were aborted."""
+
+    # --- writing ---
+
+    def data(self, items: list[Item], *, producer: int = -1, transactional: bool = False) -> None:
+        times = max(one.time_ms for one in items)
+        chunk = Chunk(
+            self.end, items[-1].offset, times, tuple(items), producer, transactional=transactional
+        )
+        self.chunks.append(chunk)
+        self.end = chunk.last + 1
+        if producer >= 0:
+            self.last_data[producer] = chunk.last
+        if transactional:
+            self.open.setdefault(producer, chunk.first)
+
+    def marker(self, producer: int, time_ms: int, *, commit: bool) -> None:
+        first = self.open.pop(producer, None)
+        if first is not None and not commit:
+            self.hidden |= {
+                item.offset
+                for chunk in self.chunks
+                if chunk.producer == producer and chunk.transactional and chunk.first >= first
+                for item in chunk.items
+            }
+        item = Item(self.end, time_ms, None, None)
+        self.chunks.append(Chunk(self.end, self.end, time_ms, (item,), producer, True, commit))
+        self.last_data.setdefault(producer, -1)
+        self.end += 1
+
+    # --- reading ---
+
+    @property
+    def stable(self) -> int:
+        return max(min([self.end, *self.open.values()]), self.start)
+
+    def records(self) -> Iterator[Item]:
+        """Those of markers too."""
+        for chunk in self.chunks:
+            yield from (item for item in chunk.items if item.offset >= self.start)
+
+    def visible(self, offset: int) -> list[tuple[int, bytes | None, bytes | None]]:
+        """Offset, key and value of what a read_committed consumer sees from an offset on."""
+        return [
+            (item.offset, item.key, item.value)
+            for chunk in self.chunks
+            if chunk.commit is None
+            for item in chunk.items
+            if offset <= item.offset < self.stable and item.offset not in self.hidden
+        ]
+
+    def by_time(self, time_ms: int, limit: int) -> tuple[int, int] | None:
+        for item in self.records():
+            if item.time_ms >= time_ms:
+                return (item.offset, item.time_ms) if item.offset < limit else None
+        return None
+
+    def latest(self) -> tuple[int, int] | None:
+        """Offset and time of the first record with the largest time."""
+        largest = max((item.time_ms for item in self.records()), default=-1)
+        return self.by_time(largest, self.end) if largest >= 0 else None
+
+    # --- retention ---
+
+    def delete_before(self, offset: int) -> None:
+        self.start = max(self.start, offset)
+
+    def retain(self, sizes: Sizes, now_ms: int, *, max_bytes: int, max_ms: int) -> int:
+        """Drop the segments that have to go, oldest first; return how many."""
+        bases = sorted(sizes)
+        ends = [*bases[1:], self.end]
+        gone = 0
+        while gone < len(bases) and sizes[bases[gone]]:
+            following = ends[gone]
+            is_last = gone == len(bases) - 1
+            held = sum(sizes[base] for base in bases[gone:])
+            youngest = max(one.max_time_ms for one in self.chunks if one.last < following)
+            if not (
+                (following <= self.start and not is_last)
+                or (max_bytes >= 0 and held - sizes[bases[gone]] >= max_bytes)
+                or (max_ms >= 0 and now_ms - youngest > max_ms)
+            ):
+                break
+            self.chunks = [one for one in self.chunks if one.first >= following]
+            self.start = max(self.start, following)
+            gone += 1
+        return gone
+
+    # --- compaction ---
+
+    def compact(self, dirty: int, mapped: int, end: int, now_ms: int, retention_ms: int) -> None:
+        """Clean the segments below ``end`` with the keys of [dirty, mapped)."""
+        newest = {
+            item.key: item.offset
+            for chunk in self.chunks
+            if chunk.commit is None
+            for item in chunk.items
+            if dirty <= item.offset < mapped and item.offset not in self.hidden
+        }
+        before, self.chunks = self.chunks, []
+        for at, chunk in enumerate(before):
+            if chunk.first >= end:
+                self.chunks.append(chunk)
+                continue
+            done = chunk.commit is not None and not _has_data(before[:at], chunk.producer)
+            expired = chunk.horizon_ms is not None and chunk.horizon_ms <= now_ms
+            if chunk.commit is not None:
+                items = () if done and expired else chunk.items
+            else:
+                items = tuple(
+                    item
+                    for item in chunk.items
+                    if item.offset not in self.hidden
+                    and (
+                        item.offset >= mapped
+                        or (
+                            item.offset >= newest.get(item.key, -1)
+                            and not (item.value is None and expired)
+                        )
+                    )
+                )
+            self.chunks += _left_of(chunk, items, done, now_ms + retention_ms)
+
+    def keeps_empty(self, chunk: Chunk) -> bool:
+        """Whether a batch without records is kept for its producer's sake."""
+        last = self.last_data.get(chunk.producer, -2)
+        return last == chunk.last or (last == -1 and chunk.commit is not None)
+
+
+def _has_data(before: list[Chunk], producer: int) -> bool:
+    """Whether a batch of the producer's transaction is left before its marker."""
+    for chunk in reversed(before):
+        if chunk.producer == producer and chunk.transactional:
+            return chunk.commit is None
+    return False
+
+
+def _left_of(chunk: Chunk, items: tuple[Item, ...], done: bool, horizon_ms: int) -> list[Chunk]:
+    """The batch with what is left in it; without records it keeps its time, but no horizon."""
+    tombstones = chunk.commit is None and any(item.value is None for item in items)
+    if items and chunk.horizon_ms is None and (done or tombstones):
+        chunk = replace(chunk, horizon_ms=horizon_ms)
+    if not items:
+        horizon = chunk.horizon_ms if chunk.commit is not None else None
+        return [replace(chunk, items=(), horizon_ms=horizon)]
+    return [replace(chunk, items=items, max_time_ms=max(item.time_ms for item in items))]

@@ -1,0 +1,103 @@
+"""Records that are sent from their file piece by piece, whatever becomes of the file meanwhile."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+from partition_driver import append, client_batch, open_partition
+
+from logcore.file_range import MIN_RANGE_BYTES, FileRange
+from logcore.fs import OsFileSystem
+from logcore.partition import Isolation, Partition
+
+ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
+
+
+class CountingFileSystem(OsFileSystem):
+    """Knows which handles are open."""
+
+    def __init__(self) -> None:
+        self.handles: set[int] = set()
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        handle = super().open(path, create=create)
+        self.handles.add(handle)
+        return handle
+
+    def close(self, handle: int) -> None:
+        self.handles.discard(handle)
+        super().close(handle)
+
+
+def ranged(partition: Partition) -> FileRange:
+    records = partition.fetch_range(*ALL, at_least_one=True).records
+    assert isinstance(records, FileRange)
+    return records
+
+
+def drained(records: FileRange, count: int = 100_000) -> bytes:
+    pieces = []
+    while len(records):
+        pieces.append(records.take(count))
+    return b"".join(pieces)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Partition:
+    partition = open_partition(tmp_path, fs=CountingFileSystem())
+    for _ in range(10):
+        append(partition, 10, size=10_000)
+    return partition
+
+
+def test_a_range_is_what_a_read_would_be(large: Partition) -> None:
+    expected = large.fetch(*ALL, at_least_one=True).records
+    records = ranged(large)
+    append(large, 10)
+    assert len(records) == len(expected)
+    assert drained(records) == expected
+    assert not records
+
+
+@pytest.mark.parametrize(
+    ("size", "kind"), [(MIN_RANGE_BYTES - 1, bytes), (MIN_RANGE_BYTES, FileRange)]
+)
+def test_what_is_short_is_read_at_once(size: int, kind: type, tmp_path: Path) -> None:
+    overhead = len(client_batch(1, size=size)) - size
+    partition = open_partition(tmp_path)
+    append(partition, 1, size=size - overhead)
+    records = partition.fetch_range(*ALL, at_least_one=True).records
+    assert isinstance(records, kind)
+    assert len(records) == size
+
+
+@pytest.mark.parametrize("end", [Partition.close, Partition.delete_directory])
+def test_the_file_stays_for_a_range_that_is_under_way(large: Partition, end) -> None:
+    handles = large._fs.handles
+    expected = large.fetch(*ALL, at_least_one=True).records
+    records = ranged(large)
+    first = records.take(1)
+    end(large)
+    assert len(handles) == 1
+    assert first + drained(records) == expected
+    del records
+    gc.collect()
+    assert not handles
+
+
+def test_a_range_that_nobody_takes_lets_go_of_the_file(large: Partition) -> None:
+    handles = large._fs.handles
+    records = ranged(large)
+    large.close()
+    del records
+    gc.collect()
+    assert not handles
+
+
+def test_a_file_that_was_cut_is_an_error(large: Partition) -> None:
+    records = ranged(large)
+    large.truncate_to(50)
+    with pytest.raises(OSError, match="shorter"):
+        drained(records)

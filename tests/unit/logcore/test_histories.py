@@ -1,0 +1,329 @@
+"""Random histories of a log, each step compared with a second implementation that is dumb.
+
+    HISTORIES=20000 pytest tests/unit/logcore/test_histories.py --hypothesis-seed 7
+
+Appends of all kinds, ends of transactions, rolls, DeleteRecords, retention, compaction, stops and
+kills in any order, on a disk in memory. A failure is shrunk to the shortest history that shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from dumb_log import Chunk, DumbLog, Item
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from logcore.batch import (
+    ControlType,
+    LogRecord,
+    decode_records,
+    encode_batch,
+    iter_headers,
+    parse_control,
+    verify_crc,
+)
+from logcore.cleaner import BYTES_PER_KEY
+from logcore.clock import ManualClock
+from logcore.compaction import unthrottled
+from logcore.compression import Codec
+from logcore.config import LogConfig
+from logcore.errors import OffsetOutOfRangeError
+from logcore.machine import ProducerStamp
+from logcore.partition import Isolation, Partition
+from tests.support.memory_disk import MemoryDisk
+
+HISTORIES = int(os.environ.get("HISTORIES", "500"))
+"""How many histories, over all cleanup policies."""
+
+T0 = 1_000_000
+DIRECTORY = "/data/t-0"
+TOMBSTONE_MS = 300
+RETENTION_MS = 900
+RETENTION_BYTES = 2_000
+IDEMPOTENT = 10
+"""Producers from here on have no transactions."""
+
+KINDS = (
+    *("plain", "plain", "idempotent", "data", "data", "data", "end", "end", "roll"),
+    *("stop", "kill", "delete", "retain", "compact", "compact", "look"),
+)
+ARGUMENTS = 8, 64
+# One number for a step and its two arguments: drawing is what most of the time would go into.
+STEPS = st.lists(
+    st.integers(0, len(KINDS) * ARGUMENTS[0] * ARGUMENTS[1] - 1), min_size=4, max_size=26
+)
+
+
+def config_of(policy: str, segment_bytes: int) -> LogConfig:
+    return LogConfig(
+        cleanup_policy=frozenset(policy.split(",")),
+        segment_bytes=segment_bytes,
+        segment_index_bytes=240,
+        index_interval_bytes=100,
+        delete_retention_ms=TOMBSTONE_MS,
+        retention_ms=RETENTION_MS,
+        retention_bytes=RETENTION_BYTES if policy != "compact" else -1,
+        file_delete_delay_ms=0,
+    )
+
+
+class History:
+    """A partition and its dumb twin."""
+
+    def __init__(self, policy: str, segment_bytes: int) -> None:
+        self.config = config_of(policy, segment_bytes)
+        self.disk = MemoryDisk()
+        self.disk.make_directory("/data")
+        self.clock = ManualClock(T0)
+        self.model = DumbLog()
+        self.cleaned: int | None = None
+        self.sequences: dict[int, int] = {}
+        self.partition = self.open(clean=False)
+
+    def open(self, *, clean: bool) -> Partition:
+        return Partition.open(
+            self.disk,
+            DIRECTORY,
+            topic="t",
+            index=0,
+            topic_id=uuid.UUID(int=7),
+            config=self.config,
+            clock=self.clock,
+            clean=clean,
+            log_start_offset=self.model.start,
+        )
+
+    def step(self, kind: str, who: int, what: int) -> None:
+        now_ms = self.clock.advance(20)
+        if kind == "plain":
+            self.put(-1, who, what)
+        elif kind == "idempotent":
+            self.put(IDEMPOTENT + who % 2, who, what)
+        elif kind == "data":
+            self.put(who % 3, who, what, transactional=True)
+        elif kind == "end":
+            self.model.marker(who % 3, now_ms, commit=what % 2 == 0)
+            self.partition.append_marker(
+                ProducerStamp(who % 3, 0), commit=what % 2 == 0, coordinator_epoch=0, now_ms=now_ms
+            )
+        elif kind == "roll":
+            self.partition._roll(now_ms)
+        elif kind == "delete":
+            offset = self.model.start + (self.model.end - self.model.start) * what // 63
+            self.partition.delete_records_before(offset)
+            self.model.delete_before(offset)
+        elif kind == "retain":
+            self.retain(self.clock.advance(what * 10))
+        elif kind == "compact":
+            self.compact(self.clock.advance(what * 10), who)
+        elif kind in {"stop", "kill"}:
+            if kind == "stop":
+                self.partition.close()
+            self.disk = self.disk.after_kill()
+            self.partition = self.open(clean=kind == "stop")
+        else:
+            self.look(who, what)
+
+    def put(self, producer: int, who: int, what: int, *, transactional: bool = False) -> None:
+        now_ms, count = self.clock.now_ms(), 1 + what % 3
+        # Times go back and forth; a key in eight comes with a tombstone.
+        records = [
+            LogRecord(
+                at,
+                now_ms + (what * (at + 3)) % 70 - 35,
+                b"key-%d" % ((who + at) % 5),
+                None if (who + what + at) % 8 == 0 else b"%d" % what * (10 + what % 40),
+            )
+            for at in range(count)
+        ]
+        sequence = self.sequences.get(producer, 0) if producer >= 0 else -1
+        self.sequences[producer] = sequence + count
+        data = encode_batch(
+            records,
+            codec=Codec.GZIP if what % 9 == 8 else Codec.NONE,
+            producer_id=producer,
+            producer_epoch=0 if producer >= 0 else -1,
+            base_sequence=sequence,
+            transactional=transactional,
+        )
+        end = self.model.end
+        items = [Item(end + one.offset, one.timestamp_ms, one.key, one.value) for one in records]
+        self.model.data(items, producer=producer, transactional=transactional)
+        self.partition.append(data, now_ms=now_ms, transaction_verified=True)
+
+    # --- what takes away ---
+
+    def sizes(self) -> dict[int, int]:
+        names = self.disk.list_directory(DIRECTORY) or []
+        return {
+            int(name[:20]): len(self.disk.read_file(f"{DIRECTORY}/{name}") or b"")
+            for name in names
+            if name.endswith(".log")
+        }
+
+    def retain(self, now_ms: int) -> None:
+        deletes = "delete" in self.config.cleanup_policy
+        gone = self.model.retain(
+            self.sizes(),
+            now_ms,
+            max_bytes=self.config.retention_bytes if deletes else -1,
+            max_ms=RETENTION_MS if deletes else -1,
+        )
+        assert self.partition.retention(now_ms) == gone
+
+    def compact(self, now_ms: int, keys: int) -> None:
+        """One round, with room for a few keys or for all."""
+        if not self.config.is_compacted:
+            return
+        if self.cleaned is None or not self.model.start <= self.cleaned <= self.model.end:
+            self.cleaned = self.model.start
+        budget = (keys % 4 + 1) * BYTES_PER_KEY if keys < 4 else 1 << 20
+        dirty = self.partition.dirty_range(self.cleaned, now_ms)
+        assert dirty.first_dirty_offset == self.cleaned
+        compaction = self.partition.plan_compaction(dirty, now_ms=now_ms, budget_bytes=budget)
+        if compaction is None:
+            return
+        bases = sorted(self.sizes())
+        compaction.map_keys(unthrottled)
+        while compaction.clean_next(unthrottled):
+            assert self.partition.install_cleaned(compaction)
+        mapped = compaction.next_dirty_offset
+        assert self.cleaned < mapped <= min(self.model.stable, bases[-1])
+        end = next(base for base in bases if base >= mapped)
+        self.model.compact(self.cleaned, mapped, end, now_ms, TOMBSTONE_MS)
+        self.cleaned = mapped
+        self.settle()
+
+    def settle(self) -> None:
+        """Let the model have the batches without records that may be, and must be, there."""
+        real = {chunk.last: chunk for chunk in self.chunks()}
+        bases = sorted(self.sizes())[1:]
+        ends = sorted(real)
+        lasts = {ends[bisect_left(ends, base) - 1] for base in bases}
+        left = []
+        for chunk in self.model.chunks:
+            if chunk.items:
+                left.append(chunk)
+            elif self.model.keeps_empty(chunk) or (chunk.last in real and chunk.last in lasts):
+                items = (Item(chunk.first, chunk.max_time_ms, None, None),)
+                left.append(chunk if chunk.commit is None else replace(chunk, items=items))
+        self.model.chunks = left
+
+    # --- comparing ---
+
+    def chunks(self) -> Iterator[Chunk]:
+        """What is in the files, as the model has it."""
+        for _, header, batch in self.partition._log.batches():
+            verify_crc(batch, 0, header)
+            records = decode_records(batch, 0, header)
+            commit = None
+            if header.is_control:
+                commit = parse_control(records[0]).type is ControlType.COMMIT
+                records = [one._replace(key=None, value=None) for one in records]
+            yield Chunk(
+                header.base_offset,
+                header.last_offset,
+                header.max_timestamp,
+                tuple(Item(one.offset, one.timestamp_ms, one.key, one.value) for one in records),
+                header.producer_id,
+                header.is_transactional,
+                commit,
+                header.delete_horizon_ms,
+            )
+
+    def check(self) -> None:
+        """Compare everything that needs no look into the log."""
+        partition, model = self.partition, self.model
+        assert (partition.log_start_offset, partition.log_end_offset) == (model.start, model.end)
+        assert partition.last_stable_offset == model.stable
+        known = {one.producer_id: one for one in partition.producers()}
+        assert known.keys() == model.last_data.keys()
+        for producer, one in known.items():
+            assert one.current_txn_first_offset == model.open.get(producer, -1)
+            assert one.last_sequence == self.sequences.get(producer, 0) - 1
+
+    def look(self, who: int, what: int) -> None:
+        """Compare what readers get from somewhere on, and where some times are."""
+        partition, model = self.partition, self.model
+        offset = model.start + (model.end - model.start) * what // 63
+        assert self.consumed(offset, 1 + who * 100) == model.visible(offset)
+        for isolation, limit in (
+            (Isolation.READ_UNCOMMITTED, model.end),
+            (Isolation.READ_COMMITTED, model.stable),
+        ):
+            time_ms = T0 + (self.clock.now_ms() - T0) * what // 60
+            found = partition.offset_for_timestamp(time_ms, isolation)
+            assert (found and found[:2]) == model.by_time(time_ms, limit)
+            held = sum(
+                len(batch)
+                for _, header, batch in partition._log.batches()
+                if header.last_offset >= offset and header.base_offset < limit
+            )
+            assert partition.available_bytes(offset, isolation) == (held if offset < limit else 0)
+        latest = partition.max_timestamp_offset()
+        assert (latest and latest[:2]) == model.latest()
+        for outside in (model.start - 1, model.end + 1):
+            with pytest.raises(OffsetOutOfRangeError):
+                partition.fetch(outside, 1, Isolation.READ_COMMITTED, at_least_one=True)
+
+    def consumed(self, offset: int, max_bytes: int) -> list[tuple[int, bytes | None, bytes | None]]:
+        """What a read_committed consumer works out of batches and aborted lists."""
+        seen: list[tuple[int, bytes | None, bytes | None]] = []
+        position = offset
+        while True:
+            read = self.partition.fetch(
+                position, max_bytes, Isolation.READ_COMMITTED, at_least_one=True
+            )
+            if not read.records:
+                return seen
+            waiting = sorted((first, producer) for producer, first in read.aborted or ())
+            assert len(set(waiting)) == len(waiting)
+            hidden: set[int] = set()
+            for at, header in iter_headers(read.records):
+                verify_crc(read.records, at, header)
+                while waiting and waiting[0][0] <= header.last_offset:
+                    hidden.add(waiting.pop(0)[1])
+                if header.is_control:
+                    hidden.discard(header.producer_id)
+                elif not (header.is_transactional and header.producer_id in hidden):
+                    seen += [
+                        (one.offset, one.key, one.value)
+                        for one in decode_records(read.records, at, header)
+                        if one.offset >= position
+                    ]
+                last = header.next_offset
+            assert last > position
+            position = last
+
+
+@pytest.mark.parametrize("segment_bytes", [500, 1300])
+@pytest.mark.parametrize("policy", ["delete", "compact", "compact,delete"])
+@settings(
+    max_examples=-(-HISTORIES // 6),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
+)
+@given(steps=STEPS)
+def test_any_history_is_as_the_dumb_log_has_it(
+    policy: str, segment_bytes: int, steps: list[int]
+) -> None:
+    history = History(policy, segment_bytes)
+    for number in steps:
+        rest, what = divmod(number, ARGUMENTS[1])
+        kind, who = divmod(rest, ARGUMENTS[0])
+        history.step(KINDS[kind], who, what)
+        history.check()
+    assert list(history.chunks()) == history.model.chunks
+    for what in (0, 21, 40, 63):
+        history.look(what % 7, what)
+    history.disk = history.disk.after_kill()
+    history.partition = history.open(clean=False)
+    history.check()
+    assert list(history.chunks()) == history.model.chunks

@@ -1,0 +1,190 @@
+"""``max.producer.ids``: who is forgotten, who never is, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from logcore.errors import OutOfOrderSequenceError, TooManyProducersError
+from logcore.machine import ProducerStamp, Record
+from logcore.partition import Partition
+from logcore.producer_limit import ProducerLimit
+from tests.unit.logcore.partition_driver import (
+    T0,
+    append,
+    client_batch,
+    marker,
+    open_partition,
+)
+
+LIMIT = 3
+
+
+def opened(root: Path, limit: ProducerLimit, name: str = "orders") -> Partition:
+    return open_partition(root, name=name, producer_limit=limit)
+
+
+def known(partition: Partition) -> set[int]:
+    return {one.producer_id for one in partition.producers()}
+
+
+def test_at_the_limit_all_are_known_and_one_past_it_the_longest_idle_is_not(tmp_path: Path) -> None:
+    limit = ProducerLimit(LIMIT)
+    partition = opened(tmp_path, limit)
+    for producer in (1, 2, 3):
+        append(partition, producer_id=producer)
+    append(partition, producer_id=1, sequence=1)
+    assert known(partition) == {1, 2, 3}
+    assert (limit.count, limit.forgotten) == (3, 0)
+    append(partition, producer_id=4)
+    assert known(partition) == {1, 3, 4}
+    assert (limit.count, limit.forgotten) == (3, 1)
+    # The others keep their windows, in which a retry is found and a gap is not let through.
+    assert append(partition, producer_id=1).duplicate
+    with pytest.raises(OutOfOrderSequenceError):
+        append(partition, producer_id=3, sequence=2)
+
+
+def test_the_forgotten_is_as_one_never_seen(tmp_path: Path) -> None:
+    partition = opened(tmp_path, ProducerLimit(1))
+    append(partition, producer_id=1)
+    append(partition, producer_id=2)
+    # What it sends again is no duplicate any more, and no gap is known of either.
+    assert not append(partition, producer_id=1).duplicate
+    append(partition, producer_id=2, sequence=70)
+    append(partition, producer_id=1, epoch=5, sequence=9)
+    assert known(partition) == {1}
+
+
+def test_a_forgotten_one_begins_a_transaction_of_version_2_with_0(tmp_path: Path) -> None:
+    partition = opened(tmp_path, ProducerLimit(1))
+    append(partition, producer_id=1, transactional=True)
+    marker(partition, 1, epoch=1, commit=True, version=2)
+    append(partition, producer_id=2)
+
+    def begin(sequence: int) -> None:
+        data = client_batch(producer_id=1, epoch=1, sequence=sequence, transactional=True)
+        partition.append(data, now_ms=T0, transaction_verified=True, transaction_version=2)
+
+    with pytest.raises(OutOfOrderSequenceError):
+        begin(4)
+    begin(0)
+
+
+def test_an_open_transaction_is_never_forgotten(tmp_path: Path) -> None:
+    limit = ProducerLimit(2)
+    partition = opened(tmp_path, limit)
+    append(partition, producer_id=1, transactional=True)
+    for producer in range(2, 20):
+        append(partition, producer_id=producer)
+        assert known(partition) == {1, producer}
+    assert partition.last_stable_offset == 0
+    marker(partition, 1, commit=True)
+    assert partition.last_stable_offset == partition.log_end_offset
+    # Its end made it the youngest of the idle, and now it may go.
+    append(partition, producer_id=20)
+    assert known(partition) == {1, 20}
+    append(partition, producer_id=21)
+    assert known(partition) == {20, 21}
+
+
+def test_with_transactions_everywhere_a_new_one_is_refused_until_one_ends(tmp_path: Path) -> None:
+    limit = ProducerLimit(2)
+    partition = opened(tmp_path, limit)
+    for producer in (1, 2):
+        append(partition, producer_id=producer, transactional=True)
+    end = partition.log_end_offset
+    for transactional in (False, True):
+        with pytest.raises(TooManyProducersError, match=r"max\.producer\.ids"):
+            append(partition, producer_id=3, transactional=transactional)
+    assert partition.log_end_offset == end
+    # Who is known goes on, and who has no id is not counted.
+    append(partition, producer_id=2, sequence=1, transactional=True)
+    append(partition)
+    marker(partition, 1, commit=False)
+    append(partition, producer_id=3, transactional=True)
+    assert known(partition) == {2, 3}
+
+
+def test_coordinators_are_never_refused(tmp_path: Path) -> None:
+    """Their records belong to transactions, of which there is a limit elsewhere."""
+    limit = ProducerLimit(1)
+    partition = opened(tmp_path, limit)
+    for producer in (1, 2):
+        partition.append_records(
+            [Record(b"group", b"1")], now_ms=T0, producer=ProducerStamp(producer, 0)
+        )
+    assert (known(partition), limit.count) == ({1, 2}, 2)
+
+
+def test_a_marker_is_never_refused(tmp_path: Path) -> None:
+    limit = ProducerLimit(1)
+    partition = opened(tmp_path, limit)
+    append(partition, producer_id=1, transactional=True)
+    marker(partition, 2, commit=True)
+    assert limit.count == 2
+    marker(partition, 1, commit=True)
+    append(partition, producer_id=3)
+    assert known(partition) == {3}
+    assert limit.count == 1
+
+
+def test_partitions_share_the_limit(tmp_path: Path) -> None:
+    limit = ProducerLimit(LIMIT)
+    one, two = opened(tmp_path, limit, "one"), opened(tmp_path, limit, "two")
+    append(one, producer_id=1)
+    append(two, producer_id=1)
+    append(two, producer_id=2)
+    append(two, producer_id=3)
+    assert (known(one), known(two)) == (set(), {1, 2, 3})
+    append(one, producer_id=4)
+    assert (known(one), known(two)) == ({4}, {2, 3})
+    assert two.expire_producers(T0 + 100, 100) == 2
+    assert limit.count == 1
+    append(two, producer_id=5)
+    two.close()
+    assert limit.count == 1
+    one.delete_directory()
+    assert limit.count == 0
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_restart_keeps_the_limit(tmp_path: Path, clean: bool) -> None:
+    """From a snapshot those who wrote last stay; from the log likewise, and all that are open."""
+    partition = opened(tmp_path, ProducerLimit(100))
+    append(partition, producer_id=0, transactional=True, timestamp_ms=T0)
+    for producer in range(1, 9):
+        append(partition, producer_id=producer, timestamp_ms=T0 + 10 - producer)
+    if clean:
+        partition.close()
+    limit = ProducerLimit(LIMIT)
+    again = open_partition(tmp_path, clean=clean, producer_limit=limit)
+    assert known(again) == ({0, 1, 2} if clean else {0, 7, 8})
+    assert limit.count == LIMIT
+    assert again.last_stable_offset == 0
+
+
+def test_open_transactions_that_a_lower_limit_finds_are_kept(tmp_path: Path) -> None:
+    partition = opened(tmp_path, ProducerLimit(100))
+    for producer in range(5):
+        append(partition, producer_id=producer, transactional=True)
+    partition.close()
+    limit = ProducerLimit(LIMIT)
+    again = opened(tmp_path, limit)
+    assert limit.count == 5
+    with pytest.raises(TooManyProducersError):
+        append(again, producer_id=9)
+    for producer in range(5):
+        marker(again, producer, commit=True)
+    append(again, producer_id=9)
+    assert known(again) == {3, 4, 9}
+
+
+def test_truncation_counts_anew(tmp_path: Path) -> None:
+    limit = ProducerLimit(LIMIT)
+    partition = opened(tmp_path, limit)
+    for producer in (1, 2, 3):
+        append(partition, producer_id=producer)
+    partition.truncate_to(1)
+    assert (known(partition), limit.count) == ({1}, 1)

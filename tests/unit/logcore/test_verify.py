@@ -1,0 +1,195 @@
+"""A directory is checked against itself, and mended from its log or cut, with a way back."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from compaction_driver import COMPACTED, commit_offsets, compact, end, fill_active, put
+from partition_driver import CONFIG, T0, append, crash_image, marker, open_partition, read_log
+
+from logcore.checkpoints import RECOVERY_POINT_CHECKPOINT, read_offsets, write_epochs, write_offsets
+from logcore.clock import ManualClock
+from logcore.config import LogConfig
+from logcore.errors import CorruptRecordError, OffsetOutOfRangeError
+from logcore.fs import OsFileSystem
+from logcore.repair import plan_cut, rebuild_indexes, stale_indexes, truncate
+from logcore.verify import verify_data_directory, verify_partition
+
+FS = OsFileSystem()
+SMALL = LogConfig(**{**CONFIG.__dict__, "segment_bytes": 2_000, "index_interval_bytes": 300})
+CLOCK = ManualClock(T0)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Several segments, producers, transactions of both ends and one that is open; closed."""
+    partition = open_partition(tmp_path, config=SMALL)
+    for turn in range(20):
+        append(partition, 2, size=60, producer_id=7, sequence=2 * turn, timestamp_ms=T0 + turn)
+        append(partition, 1, size=60, producer_id=8, sequence=turn, transactional=True)
+        if turn % 4 == 3:
+            marker(partition, 8, commit=turn % 8 == 3)
+    append(partition, 1, producer_id=9, transactional=True)
+    partition.close()
+    return tmp_path / "orders-0"
+
+
+def problems(directory: Path) -> list[tuple[str, str]]:
+    rows = verify_partition(FS, str(directory))
+    return [(Path(str(row["file"])).name, str(row["problem"])) for row in rows]
+
+
+def files(directory: Path, suffix: str) -> list[Path]:
+    return sorted(one for one in directory.iterdir() if one.name.endswith(suffix))
+
+
+def test_a_directory_as_it_was_left_is_right(directory: Path, tmp_path: Path) -> None:
+    assert len(files(directory, ".log")) > 3
+    assert problems(directory) == []
+    reopened = open_partition(tmp_path, config=SMALL)
+    killed = crash_image(reopened, tmp_path / "killed")
+    assert problems(killed / "orders-0") == []
+    before = {one.name: one.stat().st_mtime_ns for one in directory.iterdir()}
+    assert problems(directory) == []
+    assert {one.name: one.stat().st_mtime_ns for one in directory.iterdir()} == before
+
+
+def test_a_compacted_directory_is_right(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path, config=COMPACTED)
+    for turn in range(30):
+        put(partition, [(b"k%d" % (turn % 3), b"v" * 90)], producer_id=4)
+        if turn % 5 == 0:
+            commit_offsets(partition, 5, [(b"t", b"%d" % turn)])
+            end(partition, 5, commit=turn % 2 == 0)
+    fill_active(partition)
+    assert compact(partition) is not None
+    partition.close()
+    assert problems(tmp_path / "orders-0") == []
+
+
+def test_each_kind_of_damage_is_named(directory: Path) -> None:
+    def damaged(name: str, position: int) -> list[tuple[str, str]]:
+        path = directory / name
+        raw = path.read_bytes()
+        path.write_bytes(raw[:position] + bytes([raw[position] ^ 0x41]) + raw[position + 1 :])
+        found = problems(directory)
+        path.write_bytes(raw)
+        return found
+
+    second = files(directory, ".log")[1].name
+    for suffix, position in ((".log", 100), (".index", 6), (".timeindex", 5), (".txnindex", 12)):
+        name = files(directory, suffix)[-2 if suffix != ".txnindex" else 0].name
+        found = damaged(name, position)
+        assert name in {file for file, _ in found}, (name, found)
+    snapshot = files(directory, ".snapshot")[0].name
+    assert damaged(snapshot, 20)[0][0] == snapshot
+    assert damaged(second, 8)
+    assert problems(directory) == []
+
+
+def test_what_is_missing_is_named(directory: Path) -> None:
+    index, aborted = files(directory, ".index")[0], files(directory, ".txnindex")[0]
+    index.unlink()
+    aborted.unlink()
+    found = problems(directory)
+    assert (index.name, "the index is missing") in found
+    assert any(name == aborted.name and "missing" in text for name, text in found)
+    write_epochs(FS, str(directory), [])
+    (directory / "notes.txt").write_text("mine")
+    found = problems(directory)
+    assert any("epoch 0" in text for _, text in found)
+    assert ("notes.txt", "no file of a log") in found
+
+
+def test_a_snapshot_of_other_producers_is_named(directory: Path) -> None:
+    first, *_, last = files(directory, ".snapshot")
+    last.write_bytes(first.read_bytes())
+    texts = [text for name, text in problems(directory) if name == last.name]
+    assert any("producer 7 is at sequence" in text for text in texts)
+    assert any("producer 9 with a transaction" in text for text in texts)
+    beyond = directory / f"{10**6:020d}.snapshot"
+    shutil.copy(first, beyond)
+    assert any(name == beyond.name and "ends" in text for name, text in problems(directory))
+
+
+def test_segments_have_to_follow_on(directory: Path) -> None:
+    first, second, *_ = files(directory, ".log")
+    with first.open("ab") as log:
+        log.write(second.read_bytes())
+    assert any("segment before" in text for _, text in problems(directory))
+
+
+def test_checkpoints_have_to_lie_within_the_logs(directory: Path) -> None:
+    root = str(directory.parent)
+    write_offsets(FS, root, RECOVERY_POINT_CHECKPOINT, {("orders", 0): 66, ("gone", 3): 9})
+    assert list(verify_data_directory(FS, root)) == []
+    write_offsets(FS, root, RECOVERY_POINT_CHECKPOINT, {("orders", 0): 67})
+    (found,) = verify_data_directory(FS, root)
+    assert "orders-0 at offset 67, its log ends at 66" in str(found["problem"])
+    (directory.parent / RECOVERY_POINT_CHECKPOINT).write_text("0\nmany\n")
+    assert [row["kind"] for row in verify_data_directory(FS, root)] == ["problem"]
+
+
+def test_indexes_are_built_anew(directory: Path) -> None:
+    was = {one.name: one.read_bytes() for one in directory.iterdir()}
+    for one in files(directory, ".index")[:2] + files(directory, ".txnindex")[:1]:
+        one.unlink()
+    time_index = files(directory, ".timeindex")[0]
+    time_index.write_bytes(b"\1" * len(time_index.read_bytes()))
+    assert len(stale_indexes(FS, str(directory))) >= 4
+    rebuild_indexes(FS, str(directory), SMALL, CLOCK)
+    assert stale_indexes(FS, str(directory)) == []
+    assert {one.name: one.read_bytes() for one in directory.iterdir()} == was
+    log = files(directory, ".log")[0]
+    raw = bytearray(log.read_bytes())
+    raw[100] ^= 1
+    log.write_bytes(raw)
+    with pytest.raises(CorruptRecordError, match="truncate"):
+        rebuild_indexes(FS, str(directory), SMALL, CLOCK)
+    assert log.read_bytes() == raw
+
+
+def test_a_log_is_cut_and_the_cut_undone(directory: Path, tmp_path: Path) -> None:
+    was = {one.name: one.read_bytes() for one in directory.iterdir()}
+    write_offsets(FS, str(tmp_path), RECOVERY_POINT_CHECKPOINT, {("orders", 0): 66})
+    planned = plan_cut(FS, str(directory), 30)
+    assert {one.name: one.read_bytes() for one in directory.iterdir()} == was
+    undo = tmp_path.with_name("undo") / "orders-0.1"
+    cut = truncate(FS, str(directory), 30, str(undo), SMALL, CLOCK)
+    assert cut == planned
+    assert cut.first_offset <= 30 < cut.first_offset + 3
+    assert cut.log_end_offset == 66
+    assert problems(directory) == []
+    assert read_offsets(FS, str(tmp_path), RECOVERY_POINT_CHECKPOINT) == {
+        ("orders", 0): cut.first_offset
+    }
+    partition = open_partition(tmp_path, config=SMALL)
+    assert partition.log_end_offset == cut.first_offset
+    assert read_log(partition)[-1][0] < cut.first_offset
+    partition.close()
+    # The way back: what the cut left from the first copied segment on goes, the copies return.
+    first = min(one.name for one in undo.iterdir())
+    for one in directory.iterdir():
+        if one.name[:20].isdecimal() and one.name >= first[:20]:
+            one.unlink()
+    for one in undo.iterdir():
+        shutil.copy(one, directory)
+    assert {one.name: one.read_bytes() for one in directory.iterdir()} == was
+
+
+@pytest.mark.parametrize("offset", [66, 1000])
+def test_a_cut_behind_the_end_is_refused(directory: Path, offset: int) -> None:
+    with pytest.raises(OffsetOutOfRangeError, match="from 0 to 65"):
+        plan_cut(FS, str(directory), offset)
+
+
+def test_a_cut_behind_damage_is_refused(directory: Path) -> None:
+    log = files(directory, ".log")[0]
+    raw = bytearray(log.read_bytes())
+    raw[100] ^= 1
+    log.write_bytes(raw)
+    with pytest.raises(CorruptRecordError):
+        plan_cut(FS, str(directory), 60)
+    assert plan_cut(FS, str(directory), 0).first_offset == 0

@@ -1,0 +1,107 @@
+"""The handler's call: serdes, refusals, dead letters, threads, and what becomes of exceptions."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from aiokafka import ConsumerRecord
+
+from pipelines.failures import HandlerError, RecordRefusedError, RetryBatch
+from pipelines.handler import HandlerCall
+from pipelines.records import MAX_REASON_CHARS, OFFSET, REASON, Batch, Output
+from pipelines.serde import BYTES, JSON, MSGPACK, TEXT, Serde
+
+
+def consumed(value: bytes | None, offset: int = 7) -> ConsumerRecord:
+    return ConsumerRecord("in", 2, offset, 1_000, 0, b"k", value, None, 1, 1, (("h", b"v"),))
+
+
+async def test_records_are_decoded_and_keep_what_they_came_with() -> None:
+    def handler(batch: Batch) -> list[Output]:
+        (record,) = batch
+        assert (record.topic, record.partition, record.offset) == ("in", 2, 7)
+        return [Output("out", record.value, record.key, None, record.headers, record.timestamp_ms)]
+
+    _, outputs, letters = await HandlerCall(handler, BYTES, JSON, None)([consumed(b'{"a":1}')])
+    assert outputs == [Output("out", {"a": 1}, b"k", None, (("h", b"v"),), 1_000)]
+    assert letters == []
+
+
+async def test_a_plain_function_leaves_the_loop_free_and_a_coroutine_stays_on_it() -> None:
+    threads: list[threading.Thread] = []
+
+    def plain(_: Batch) -> None:
+        threads.append(threading.current_thread())
+
+    async def coroutine(_: Batch) -> None:
+        threads.append(threading.current_thread())
+
+    for handler in (plain, coroutine):
+        await HandlerCall(handler, BYTES, BYTES, None)([consumed(b"")])
+    assert threads[0] is not threading.current_thread()
+    assert threads[1] is threading.current_thread()
+
+
+async def test_what_cannot_be_decoded_becomes_a_dead_letter_with_its_own_bytes() -> None:
+    call = HandlerCall(lambda batch: None, BYTES, JSON, "dead")
+    batch, outputs, (letter,) = await call([consumed(b"{"), consumed(b"1", 8)])
+    assert [record.offset for record in batch] == [8]
+    assert outputs == []
+    assert (letter.topic, letter.key, letter.value, letter.timestamp_ms) == (
+        "dead",
+        b"k",
+        b"{",
+        1_000,
+    )
+    headers = dict(letter.headers)
+    assert headers["h"] == b"v"
+    assert headers[OFFSET] == b"7"
+    assert headers[REASON].startswith(b"undecodable")
+
+
+async def test_a_long_reason_is_cut() -> None:
+    def refuse(batch: Batch) -> None:
+        for record in batch:
+            batch.refuse(record, "x" * (MAX_REASON_CHARS + 1))
+
+    _, _, (letter,) = await HandlerCall(refuse, BYTES, BYTES, "dead")([consumed(b"")])
+    assert len(dict(letter.headers)[REASON]) == MAX_REASON_CHARS
+
+
+async def test_without_a_dead_letter_topic_a_refusal_stops() -> None:
+    with pytest.raises(RecordRefusedError, match="in-2@7"):
+        await HandlerCall(lambda batch: None, BYTES, JSON, None)([consumed(b"{")])
+
+
+async def test_exceptions_of_the_handler_are_named_and_a_retry_is_passed_on() -> None:
+    def fails(_: Batch) -> None:
+        raise KeyError("x")
+
+    def later(_: Batch) -> None:
+        raise RetryBatch
+
+    with pytest.raises(HandlerError) as caught:
+        await HandlerCall(fails, BYTES, BYTES, None)([consumed(b"")])
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(RetryBatch):
+        await HandlerCall(later, BYTES, BYTES, None)([consumed(b"")])
+
+
+@pytest.mark.parametrize("serde", [JSON, MSGPACK], ids=lambda serde: serde.name)
+def test_serdes_give_back_what_they_got(serde: Serde) -> None:
+    for value in ({"a": [1, None, "ü"]}, [], "x", 1.5, None):
+        assert serde.load(serde.dump(value)) == value
+
+
+def test_bytes_and_text() -> None:
+    assert BYTES.dump("ü") == "ü".encode()
+    assert TEXT.load(TEXT.dump("ü")) == "ü"
+    with pytest.raises(TypeError, match="name a serde"):
+        BYTES.dump(1)
+
+
+@pytest.mark.parametrize("broken", [b"\xc1", b"\x81", b""])
+def test_broken_msgpack_is_a_value_error(broken: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - msgpack has a class per kind of damage
+        MSGPACK.load(broken)

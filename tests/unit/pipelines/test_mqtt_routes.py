@@ -1,0 +1,97 @@
+"""MQTT filters, Kafka topics and keys from templates, and where a message's id stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.mqtt.routes import (
+    KAFKA_TOPIC_CHARS,
+    Mapped,
+    MessageId,
+    Route,
+    RouteError,
+    check_filter,
+    load,
+    matches,
+)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topic", "fits"),
+    [
+        ("a/b", "a/b", True),
+        ("a/b", "a/b/c", False),
+        ("a/+", "a/b", True),
+        ("a/+", "a", False),
+        ("a/+", "a/", True),
+        ("a/+/c", "a/b/c", True),
+        ("a/#", "a", True),
+        ("a/#", "a/b/c", True),
+        ("a/#", "ab", False),
+        ("#", "a/b", True),
+        ("#", "$SYS/x", False),
+        ("+/x", "$SYS/x", False),
+        ("$SYS/#", "$SYS/x", True),
+        ("+", "/a", False),
+        ("+/+", "/a", True),
+    ],
+)
+def test_filters(pattern: str, topic: str, fits: bool) -> None:
+    assert matches(pattern, topic) is fits
+
+
+@pytest.mark.parametrize("wrong", ["", "a/#/b", "a#", "a/b+", "a\0", "x" * 65_536])
+def test_impossible_filters(wrong: str) -> None:
+    with pytest.raises(RouteError):
+        check_filter(wrong)
+
+
+def test_topic_and_key_from_the_levels() -> None:
+    route = Route("weather/+/hourly", "weather.{1}", "{1}")
+    assert route.target("weather/JFK/hourly") == ("weather.JFK", b"JFK")
+    assert route.target("weather/J F/hourly") == ("weather.J_F", b"J F")
+    with pytest.raises(RouteError, match="no level 9"):
+        Route("a/#", "{9}").target("a/b")
+
+
+def test_a_kafka_topic_at_its_limit_and_one_past_it() -> None:
+    route = Route("#", "{topic}")
+    assert len(route.target("x" * KAFKA_TOPIC_CHARS)[0]) == KAFKA_TOPIC_CHARS
+    with pytest.raises(RouteError):
+        route.target("x" * (KAFKA_TOPIC_CHARS + 1))
+
+
+def test_the_first_route_that_fits_decides() -> None:
+    mapped = Mapped((Route("a/b", "one"), Route("a/#", "two")))
+    assert mapped.route("a/b").topic == "one"
+    assert mapped.route("a/c").topic == "two"
+    with pytest.raises(RouteError, match="no route"):
+        mapped.route("c")
+
+
+def test_message_ids() -> None:
+    assert MessageId.parse("property:id").of("t", b"", {"id": "7"}) == "7"
+    assert MessageId.parse("property:id").of("t", b"", {}) is None
+    assert MessageId.parse("json:n").of("t", b'{"n": 7}', {}) == "7"
+    assert MessageId.parse("json:n").of("t", b"[7]", {}) is None
+    assert MessageId.parse("json:n").of("t", b"{", {}) is None
+    assert MessageId.parse("json:n").of("t", b"[" * 100_000, {}) is None
+    assert MessageId.parse("level:1").of("a/7", b"", {}) == "7"
+    assert MessageId.parse("level:2").of("a/7", b"", {}) is None
+    for wrong in ("", "property:", "level:x", "header:id"):
+        with pytest.raises(RouteError):
+            MessageId.parse(wrong)
+
+
+def test_a_file_of_routes(tmp_path: Path) -> None:
+    file = tmp_path / "routes.toml"
+    file.write_text(
+        'message_id = "json:id"\n[[route]]\nfilter = "a/+"\ntopic = "a"\nkey = "{1}"\nqos = 1\n'
+    )
+    assert load(file) == Mapped((Route("a/+", "a", "{1}", 1),), MessageId("json", "id"))
+    for wrong in ("", "x = 1", "[[route]]\nfilter='a'", "[[route]]\nfilter='a'\ntopic='b'\nz=1"):
+        file.write_text(wrong)
+        with pytest.raises(RouteError):
+            load(file)

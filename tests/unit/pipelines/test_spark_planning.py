@@ -1,0 +1,279 @@
+"""Options, offset planning and the sink's progress: what needs neither Spark nor broker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.spark import offsets as plan
+from pipelines.spark.broker import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
+from pipelines.spark.checkpoint import Checkpoint, local_checkpoint
+from pipelines.spark.errors import DataLossError, OptionError, ProgressError
+from pipelines.spark.offsets import Range
+from pipelines.spark.options import SinkOptions, SourceOptions, sink_options, source_options
+from pipelines.spark.progress import Progress, is_done
+
+BOOTSTRAP = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+
+
+def source(streaming: bool = True, **options: str) -> SourceOptions:
+    given_options = BOOTSTRAP | {key.replace("_", "."): value for key, value in options.items()}
+    if not {"subscribe", "assign", "subscribePattern"} & given_options.keys():
+        given_options["subscribe"] = "t"
+    return source_options(given_options, streaming=streaming)
+
+
+def sink(**options: str) -> SinkOptions:
+    given_options = BOOTSTRAP | {"topic": "t"}
+    given_options |= {key.replace("_", "."): value for key, value in options.items()}
+    return sink_options(given_options, streaming=True)
+
+
+def test_defaults_are_those_of_the_stock_connector_but_for_isolation() -> None:
+    streaming, batch = source(), source(streaming=False)
+    assert streaming.starting.everywhere == LATEST
+    assert batch.starting.everywhere == EARLIEST
+    assert batch.ending.everywhere == LATEST
+    assert streaming.fail_on_data_loss
+    assert not streaming.include_headers
+    assert streaming.isolation == READ_COMMITTED
+    assert source(kafka_isolation_level="read_uncommitted").isolation == READ_UNCOMMITTED
+
+
+def test_names_come_in_any_case() -> None:
+    options = {"KAFKA.BOOTSTRAP.SERVERS": "h:1", "SUBSCRIBE": "a, b", "maxoffsetsPERtrigger": "5"}
+    found = source_options(options, streaming=True)
+    assert found.topics == ("a", "b")
+    assert found.max_offsets == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"failOnDataLos": "true"}, "no option 'failondatalos'"),
+        ({"subscribe": "a", "assign": '{"a": [0]}'}, "one of subscribe"),
+        ({"subscribe": " , "}, "names no topic"),
+        ({"subscribePattern": "("}, "subscribePattern"),
+        ({"assign": '{"a": 1}'}, "assign is"),
+        ({"assign": '{"a": [-1]}'}, "assign is"),
+        ({"assign": "{}"}, "names no partition"),
+        ({"startingOffsets": "first"}, "not JSON"),
+        ({"startingOffsets": '{"a": {"0": -3}}'}, "below -2"),
+        ({"startingOffsets": '{"a": {"x": 3}}'}, "is no offset"),
+        ({"startingOffsets": '{"a": {"0": true}}'}, "is no offset"),
+        ({"startingTimestamp": "-1"}, "at least 0"),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": -1}}'}, "negative"),
+        ({"endingOffsets": "latest"}, "no ending offsets"),
+        ({"maxOffsetsPerTrigger": "0"}, "at least 1"),
+        ({"maxOffsetsPerTrigger": "many"}, "whole number"),
+        ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"kafka.isolation.level": "serializable"}, "one of read_committed"),
+        ({"kafka.security.protocol": "SASL_SSL"}, "only PLAINTEXT"),
+        ({"kafka.bootstrap.servers": ""}, "is missing"),
+        ({"kafka.bootstrap.servers": "host:port"}, "not host:port"),
+    ],
+)
+def test_what_a_source_refuses(options: dict[str, str], message: str) -> None:
+    given_options = BOOTSTRAP | options
+    if not {"subscribe", "assign", "subscribePattern"} & options.keys():
+        given_options["subscribe"] = "t"
+    with pytest.raises(OptionError, match=message):
+        source_options(given_options, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"startingOffsets": "latest"}, "can't be latest"),
+        ({"startingOffsets": '{"t": {"0": -1}}'}, "can't hold -1"),
+        ({"endingOffsets": "earliest"}, "can't be earliest"),
+        ({"endingOffsets": '{"t": {"0": -2}}'}, "can't be earliest"),
+    ],
+)
+def test_what_a_batch_source_refuses(options: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        source_options(BOOTSTRAP | {"subscribe": "t"} | options, streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topik": "t"}, "no option 'topik'"),
+        ({"asyncProgressTrackingEnabled": "true"}, "asyncProgressTracking"),
+        ({"kafka.compression.type": "brotli"}, "one of none"),
+        ({"mode": "per-task"}, "one of auto"),
+        ({"kafka.transactional.id": ""}, "1 to 249 bytes"),
+        ({"kafka.transactional.id": "x" * 250}, "1 to 249 bytes"),
+        ({"kafka.transaction.timeout.ms": "0"}, "at least 1"),
+    ],
+)
+def test_what_a_sink_refuses(options: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        sink_options(BOOTSTRAP | {"topic": "t"} | options, streaming=True)
+
+
+def test_a_sink_needs_a_topic_to_keep_its_progress_with() -> None:
+    with pytest.raises(OptionError, match="keeps its progress"):
+        sink_options(BOOTSTRAP, streaming=True)
+    assert sink_options(BOOTSTRAP | {"progress.topic": "p"}, streaming=True).progress_topic == "p"
+    assert sink_options(BOOTSTRAP, streaming=False).progress_topic is None
+    assert sink(kafka_transactional_id="x" * 249).transactional_id == "x" * 249
+
+
+def test_options_of_the_stock_connector_without_meaning_here_are_let_pass() -> None:
+    assert source(groupIdPrefix="g", **{"kafkaConsumer.pollTimeoutMs": "5"}).topics == ("t",)
+    assert sink(kafka_acks="all").topic == "t"
+
+
+T0, T1, T2 = ("t", 0), ("t", 1), ("t", 2)
+
+
+def test_offsets_survive_the_checkpoint() -> None:
+    offsets = {("b", 10): 5, ("b", 9): 1 << 60, ("a", 0): 0}
+    text = json.dumps(plan.to_json(offsets))
+    assert plan.from_json(json.loads(text)) == offsets
+    assert text == json.dumps(plan.to_json(dict(reversed(offsets.items()))))
+
+
+def test_a_limit_is_shared_in_proportion_to_the_lags() -> None:
+    assert plan.limit({T0: 0, T1: 0}, {T0: 900, T1: 100}, 100) == {T0: 90, T1: 10}
+    assert plan.limit({T0: 0, T1: 5}, {T0: 10, T1: 5}, 100) == {T0: 10, T1: 5}
+    # A small lag next to a huge one still moves; a partition that is new counts from 0.
+    assert plan.limit({T0: 0, T1: 7}, {T0: 10**9, T1: 8, T2: 0}, 10)[T1] == 8
+    assert plan.limit({}, {T2: 100}, 10) == {T2: 10}
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 100), st.integers(0, 500))),
+    st.integers(1, 1000),
+)
+def test_limits_end(lags: dict[int, tuple[int, int]], most: int) -> None:
+    start = {("t", index): begin for index, (begin, _) in lags.items()}
+    latest = {("t", index): begin + lag for index, (begin, lag) in lags.items()}
+    batches = 0
+    while start != latest:
+        end = plan.limit(start, latest, most)
+        assert plan.lag(start, end) <= most + len(lags)
+        assert all(start[part] <= end[part] <= latest[part] for part in start)
+        start, batches = end, batches + 1
+        assert batches <= 5000
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 100), st.integers(0, 500))),
+    st.none() | st.integers(1, 40),
+    st.none() | st.integers(1, 100),
+)
+def test_ranges_cover_every_offset_once(
+    lags: dict[int, tuple[int, int]], parts: int | None, most: int | None
+) -> None:
+    start = {("t", index): begin for index, (begin, _) in lags.items()}
+    end = {("t", index): begin + lag for index, (begin, lag) in lags.items()}
+    found = plan.ranges(start, end, fail_on_data_loss=True, min_partitions=parts, max_records=most)
+    covered = [(r.topic, r.partition, at) for r in found for at in range(r.start, r.until)]
+    assert sorted(covered) == sorted(
+        (*part, at) for part in start for at in range(start[part], end[part])
+    )
+    assert all(one.size > 0 for one in found)
+    if most is not None:
+        assert all(one.size <= most for one in found)
+    total = sum(one.size for one in found)
+    if parts is not None and total >= 20 * parts:
+        assert len(found) >= min(parts, total)
+
+
+def test_a_large_backlog_is_split_and_small_ones_are_not() -> None:
+    found = plan.ranges(
+        {T0: 0, T1: 0}, {T0: 1000, T1: 10}, fail_on_data_loss=True, min_partitions=5
+    )
+    assert [one for one in found if one.partition == 1] == [Range("t", 1, 0, 10)]
+    assert [one.size for one in found if one.partition == 0] == [200] * 5
+
+
+def test_lost_partitions_are_told() -> None:
+    with pytest.raises(DataLossError, match="gone"):
+        plan.ranges({T0: 0, T1: 5}, {T0: 1}, fail_on_data_loss=True)
+    with pytest.raises(DataLossError, match="went back from 9 to 1"):
+        plan.ranges({T0: 9}, {T0: 1}, fail_on_data_loss=True)
+    assert plan.ranges({T0: 9, T1: 5}, {T0: 1}, fail_on_data_loss=False) == []
+
+
+def checkpoint(folder: Path, lines: list[str], batch: int = 3) -> Checkpoint:
+    (folder / "offsets").mkdir()
+    (folder / "metadata").write_text('{"id":"q-1"}')
+    (folder / "offsets" / str(batch)).write_text("\n".join(lines))
+    (folder / "offsets" / f".{batch}.crc").write_bytes(b"x")
+    return Checkpoint(folder)
+
+
+def test_the_checkpoint_tells_batch_query_and_offsets(tmp_path: Path) -> None:
+    lines = ["v1", "{}", '{"t":{"0":5}}', "-", '{"u":{"1":7}}', "4711"]
+    found = checkpoint(tmp_path, lines)
+    assert found.query_id() == "q-1"
+    assert found.planned().batch_id == 3
+    assert found.planned(3).offsets() == {("t", 0): 5, ("u", 1): 7}
+    other = Path(tmp_path, "other")
+    other.mkdir()
+    lines[1] = '{"batchTimestampMs":5}'
+    assert checkpoint(other, lines).planned().digest == found.planned().digest
+    with pytest.raises(ProgressError, match="which batch"):
+        found.planned(4)
+
+
+def test_a_checkpoint_in_another_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProgressError, match="format v1"):
+        checkpoint(tmp_path, ["v9", "{}"]).planned()
+
+
+def test_only_local_checkpoints_can_be_read() -> None:
+    assert local_checkpoint("hdfs://nn/x") is None
+    assert local_checkpoint(None) is None
+    assert local_checkpoint("file:///tmp/a%20b") is not None
+    assert local_checkpoint("/tmp/x") is not None
+
+
+def progress(batch: int, query: str = "q", digest: str = "d") -> Progress:
+    return Progress(batch, query, digest)
+
+
+def test_progress_survives_its_metadata() -> None:
+    told = Progress(12, "q", "d", 99)
+    assert Progress.from_text(told.to_text(), "g") == told
+    assert len(told.to_text()) < 4096
+    with pytest.raises(ProgressError, match="did not write"):
+        Progress.from_text("aiokafka was here", "g")
+
+
+@pytest.mark.parametrize(
+    ("batch", "done", "expected"),
+    [
+        (0, None, False),
+        (1, progress(0), False),
+        (0, progress(0), True),
+        (7, progress(7), True),
+        (7, Progress(7, "q", ""), True),
+    ],
+)
+def test_a_batch_is_done_or_next(batch: int, done: Progress | None, expected: bool) -> None:
+    assert is_done(progress(batch), done, "tid") is expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "done", "message"),
+    [
+        (5, None, "nothing that is still known"),
+        (5, progress(5, query="other"), "belongs to query other"),
+        (5, progress(6), "rolled back"),
+        (5, progress(3), "went elsewhere"),
+        (5, progress(5, digest="other"), "planned anew"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(
+    batch: int, done: Progress | None, message: str
+) -> None:
+    with pytest.raises(ProgressError, match=message):
+        is_done(progress(batch), done, "tid")

@@ -1,0 +1,29 @@
+"""Logs of transactions through the real cleaner and back into a machine."""
+
+from __future__ import annotations
+
+from logcore.machine import Record
+from tests.support.cleaned import cleaned_logs, some_ends
+from tests.unit.txn.driver import Driver
+from txn.machine import TxnMachine
+
+
+def state_of(driver: Driver, log: list[tuple[int, Record]]) -> str:
+    machine = TxnMachine(
+        driver.limits, driver.ids, driver.coordinator_epoch, lambda: driver.transaction_version
+    )
+    for offset, record in log:
+        machine.replay(record, offset, driver.now_ms, None)
+    return machine.digest()
+
+
+def loads_back(driver: Driver, *, most: int = 1 << 30) -> int:
+    """Compact the log up to ``most`` of its offsets and load each; return how many variants."""
+    log = list(enumerate(driver.log))
+    digest = state_of(driver, log)
+    steps = [(offset, record, None, None) for offset, record in log]
+    variants = 0
+    for found in cleaned_logs(steps, some_ends(len(log), min(most, len(log)))):
+        assert state_of(driver, [(one[0], one[1]) for one in found if one[1] is not None]) == digest
+        variants += 1
+    return variants

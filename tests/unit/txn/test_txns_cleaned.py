@@ -1,0 +1,30 @@
+"""``__transaction_state`` after the real cleaner loads back to the same transactions.
+
+Here up to every offset of a log; the folder's conftest.py does some of them after every test.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.unit.txn.cleaned_txns import loads_back
+from tests.unit.txn.driver import Driver
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_transactions(seed: int) -> None:
+    """Several ids: begun, ended both ways, fenced, expired, left open; both protocols."""
+    rng, driver = random.Random(seed), Driver()
+    names = [f"id-{number}" for number in range(4)]
+    while len(driver.log) < 50:
+        name = rng.choice(names)
+        identity = driver.started(transactional_id=name)
+        tv = rng.choice((1, 2))
+        if rng.random() < 0.8:
+            driver.add(identity, ("t", rng.randrange(3)), tv=tv, transactional_id=name)
+            if rng.random() < 0.7:
+                driver.end(identity, commit=rng.random() < 0.5, tv=tv, transactional_id=name)
+        driver.advance(rng.choice((0, 10, 70_000)))
+    assert loads_back(driver) > len(driver.log)

@@ -1,0 +1,127 @@
+"""``fencepost features``, and what a change of transaction.version does to producers at work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.crash.stubborn_client import RefusedError, StubbornClient
+from tests.support.cluster import READ_COMMITTED, Cluster, unique
+from tests.support.daemon import Daemon
+from tests.support.waits import until
+from tests.wire.test_cli import fencepost
+from tests.wire.transactional import transactional
+
+VERSION = "transaction.version"
+UPGRADE, SAFE_DOWNGRADE = 1, 2
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One of its own: levels are the whole cluster's."""
+    started = Daemon(tmp_path_factory.mktemp("levels")).start()
+    yield started
+    started.stop()
+
+
+def levels(daemon: Daemon) -> dict[str, int]:
+    done = fencepost("features", "describe", "--format", "json", bootstrap=daemon.bootstrap)
+    return {row["feature"]: row["finalized"] for row in json.loads(done.stdout)}
+
+
+def set_level(daemon: Daemon, level: int, *options: str, status: int = 0) -> str:
+    done = fencepost(
+        *("features", "set", f"{VERSION}={level}", *options),
+        bootstrap=daemon.bootstrap,
+        status=status,
+    )
+    return done.stdout + done.stderr
+
+
+def move(cluster: Cluster, level: int) -> None:
+    """The same by a request, where the command is not what is looked at."""
+    answer = cluster.call(
+        "update_features",
+        2,
+        feature_updates=[{"feature": VERSION, "max_version_level": level, "upgrade_type": UPGRADE}],
+    )
+    if answer["error_code"] != "none":
+        lower = {"feature": VERSION, "max_version_level": level, "upgrade_type": SAFE_DOWNGRADE}
+        answer = cluster.call("update_features", 2, feature_updates=[lower])
+    assert answer["error_code"] == "none", answer
+
+
+def test_levels_are_shown_and_changed(daemon: Daemon) -> None:
+    assert levels(daemon) == {"group.version": 1, VERSION: 2}
+    assert "upgrade type" in set_level(daemon, 1, status=1)
+    assert set_level(daemon, 1, "--downgrade", "--dry-run").startswith("would be:")
+    assert levels(daemon)[VERSION] == 2
+    set_level(daemon, 1, "--downgrade")
+    assert levels(daemon)[VERSION] == 1
+    set_level(daemon, 0, "--unsafe")
+    assert levels(daemon)[VERSION] == 0
+    assert "only supports versions 0-2" in set_level(daemon, 3, status=1)
+    set_level(daemon, 2)
+    assert levels(daemon)[VERSION] == 2
+
+
+@pytest.mark.parametrize("text", [VERSION, "=1", f"{VERSION}=-1", f"{VERSION}=1 {VERSION}=2"])
+def test_what_is_no_level(daemon: Daemon, text: str) -> None:
+    fencepost("features", "set", *text.split(), bootstrap=daemon.bootstrap, status=2)
+
+
+async def test_producers_go_on_while_the_level_falls_and_rises(daemon: Daemon) -> None:
+    """Each transaction ends whole, whichever protocol its requests are of."""
+    wanted: list[bytes] = []
+    with Cluster(daemon.bootstrap) as cluster:
+        topic = cluster.create_topic(unique("moving"))
+        raw = [StubbornClient(daemon.bootstrap, unique("raw"), version=v) for v in (1, 2)]
+        for client in raw:
+            client.claim()
+        async with transactional("confluent", daemon.bootstrap, unique("id")) as real:
+            for round_, (before, after) in enumerate(((2, 1), (1, 0), (0, 2), (2, 0), (0, 1))):
+                move(cluster, before)
+                await real.begin()
+                await real.send(topic, b"real %d" % round_)
+                for client in raw:
+                    client.send(topic, 0, b"raw %d of %d" % (round_, client.version))
+                move(cluster, after)
+                await real.send(topic, b"real %d again" % round_)
+                for client in raw:
+                    client.send(topic, 0, b"raw %d of %d again" % (round_, client.version))
+                    client.end(commit=round_ % 2 == 0)
+                await real.commit()
+                for words in ("raw %d of 1", "raw %d of 2") if round_ % 2 == 0 else ():
+                    wanted += [words.encode() % round_, words.encode() % round_ + b" again"]
+                wanted += [b"real %d" % round_, b"real %d again" % round_]
+        for client in raw:
+            client.close()
+        move(cluster, 2)
+        until(lambda: cluster.lso(topic) == cluster.offset(topic), "every end")
+        assert sorted(cluster.values(topic, isolation=READ_COMMITTED)) == sorted(wanted)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_takeover_fences_by_the_level_of_its_own_moment(
+    daemon: Daemon, before: int, after: int
+) -> None:
+    with Cluster(daemon.bootstrap) as cluster:
+        topic = cluster.create_topic(unique("taken"))
+        move(cluster, before)
+        zombie = StubbornClient(daemon.bootstrap, unique("id"), version=before)
+        zombie.claim()
+        zombie.send(topic, 0, b"zombie's")
+        move(cluster, after)
+        successor = StubbornClient(daemon.bootstrap, zombie.name, version=after)
+        successor.claim()
+        with pytest.raises(RefusedError, match="producer_fenced"):
+            zombie.end(commit=True)
+        successor.send(topic, 0, b"kept")
+        successor.end(commit=True)
+        until(lambda: cluster.lso(topic) == cluster.offset(topic), "every end")
+        assert cluster.values(topic, isolation=READ_COMMITTED) == [b"kept"]
+        zombie.close()
+        successor.close()
+        move(cluster, 2)

@@ -1,0 +1,110 @@
+"""``max.producer.ids`` over the wire, on a daemon of its own, and producers over a restart."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.batches import batch
+from tests.support.cluster import Cluster, unique
+from tests.support.daemon import Daemon
+from tests.support.targets import SETTINGS
+from tests.wire.clients import confluent_producer, kp_producer
+
+LIMIT = 4
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    settings = {**SETTINGS, "max.producer.ids": str(LIMIT)}
+    started = Daemon(tmp_path_factory.mktemp("few-producers"), settings).start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def small(daemon: Daemon) -> Iterator[Cluster]:
+    with Cluster(daemon.bootstrap) as connected:
+        yield connected
+
+
+def send(cluster: Cluster, topic: str, producer_id: int, sequence: int = 0) -> tuple[str, int]:
+    data = batch(
+        [b"v"],
+        producer_id=producer_id,
+        producer_epoch=0,
+        sequence=sequence,
+        # A start drops whoever is silent too long by what his own batches say.
+        timestamp_ms=int(time.time() * 1000),
+    )
+    part = cluster.produce(topic, data)
+    return part["error_code"], part["base_offset"]
+
+
+def test_one_past_the_limit_the_longest_idle_is_forgotten(small: Cluster) -> None:
+    topic = small.create_topic(unique("ids"))
+    ids = [small.init_producer()[0] for _ in range(LIMIT + 1)]
+    for at, producer_id in enumerate(ids[:LIMIT]):
+        assert send(small, topic, producer_id) == ("none", at)
+    # At the limit: each is known, its retry is found and its gap refused.
+    for at, producer_id in enumerate(ids[:LIMIT]):
+        assert send(small, topic, producer_id) == ("none", at)
+        assert send(small, topic, producer_id, 5)[0] == "out_of_order_sequence_number"
+    assert send(small, topic, ids[LIMIT]) == ("none", LIMIT)
+    # One past it: the second is still known, the first is as one never seen.
+    assert send(small, topic, ids[1]) == ("none", 1)
+    assert send(small, topic, ids[0], 5) == ("none", LIMIT + 1)
+
+
+def test_transactions_are_kept_and_a_new_producer_waits_for_one_to_end(
+    daemon: Daemon, small: Cluster
+) -> None:
+    topic = small.create_topic(unique("open"))
+    producers = []
+    for at in range(LIMIT):
+        producers.append(
+            confluent_producer(
+                daemon.bootstrap, transactional_id=unique(f"t{at}"), linger_ms=0
+            ).__enter__()
+        )
+        producers[-1].init_transactions(10)
+        producers[-1].begin_transaction()
+        producers[-1].produce(topic, b"in a transaction", partition=0)
+        producers[-1].flush(10)
+    idle = small.init_producer()[0]
+    assert send(small, topic, idle) == ("not_enough_replicas", -1)
+    assert small.lso(topic) == 0
+    # A real client sends again until there is room; nothing that was open was forgotten.
+    ended = threading.Timer(0.5, lambda: producers[0].commit_transaction(10))
+    ended.start()
+    with kp_producer(daemon.bootstrap, enable_idempotence=True) as waiting:
+        future = waiting.send(topic, b"waited", partition=0)
+        assert future.get(timeout=20).offset >= LIMIT
+    ended.join()
+    for producer in producers[1:]:
+        producer.commit_transaction(10)
+    assert small.values(topic).count(b"in a transaction") == LIMIT
+    assert small.lso(topic) == small.offset(topic)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_producers_come_back(daemon: Daemon, clean: bool) -> None:
+    """The last batch after an orderly stop, all five of the window after kill -9."""
+    with Cluster(daemon.bootstrap) as cluster:
+        topic = cluster.create_topic(unique("restart"))
+        producer_id, _ = cluster.init_producer()
+        sent = [send(cluster, topic, producer_id, sequence) for sequence in range(6)]
+        assert sent == [("none", offset) for offset in range(6)]
+    if clean:
+        daemon.stop()
+    else:
+        daemon.kill()
+    daemon.start()
+    with Cluster(daemon.bootstrap) as cluster:
+        for sequence in range(5 if clean else 1, 6):
+            assert send(cluster, topic, producer_id, sequence) == ("none", sequence)
+        assert send(cluster, topic, producer_id, 0)[0] == "out_of_order_sequence_number"
+        assert send(cluster, topic, producer_id, 6) == ("none", 6)

@@ -1,0 +1,68 @@
+"""A daemon that begins to serve while a large log of offsets is still being read."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from groups.records import OffsetCommitValue, offset_commit
+from tests.support.cluster import Cluster
+from tests.support.daemon import Daemon
+from tests.unit.coordinator.services import Services
+
+BATCHES, BATCH = 20, 4_000
+LOADED_S = 60.0
+
+
+async def fill(directory: Path) -> int:
+    """Write the offsets of one group many times over; returns the last one."""
+    services = await Services(directory).start()
+    services.topic("t", 8)
+    services.groups.ensure_open()
+    partition = services.groups.partition_of("big")
+    now_ms = int(time.time() * 1000)
+    offset = 0
+    for _ in range(BATCHES):
+        records = []
+        for _ in range(BATCH):
+            offset += 1
+            value = OffsetCommitValue(offset, -1, "", now_ms)
+            records.append(offset_commit("big", "t", offset % 8, value))
+        partition.append_records(records, now_ms=now_ms)
+    await services.stop()
+    return offset
+
+
+async def test_a_large_log_is_read_in_slices(tmp_path: Path) -> None:
+    last = await fill(tmp_path)
+    daemon = Daemon(tmp_path).start()
+    try:
+        with Cluster(daemon.bootstrap) as cluster:
+            said = []
+            end = time.monotonic() + LOADED_S
+            while time.monotonic() < end:
+                code = fetch(cluster, "big")
+                said.append((code, fetch(cluster, "small"), listed(cluster)))
+                if code == "none":
+                    break
+            loading = [row for row in said if row[0] == "coordinator_load_in_progress"]
+            assert len(loading) > 3, said
+            # The load may end between the last two questions.
+            assert {row[2] for row in loading[:-1]} == {"coordinator_load_in_progress"}
+            assert {row[1] for row in said} == {"none"}, "a small shard need not wait"
+            assert said[-1] == ("none", "none", "none")
+            assert [cluster.committed("big", "t", index) for index in range(8)] == [
+                last - (last - index) % 8 for index in range(8)
+            ]
+    finally:
+        daemon.stop()
+
+
+def fetch(cluster: Cluster, group: str) -> str:
+    answer = cluster.call("offset_fetch", 7, group_id=group, topics=None, require_stable=False)
+    return str(answer["error_code"])
+
+
+def listed(cluster: Cluster) -> str:
+    answer = cluster.call("list_groups", 4, states_filter=[])
+    return str(answer["error_code"])

@@ -14,7 +14,7 @@ import inspect
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from aiokafka import (
@@ -144,7 +144,25 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self._refreshed_at = 0.0
 
     async def __aenter__(self) -> Self:
-        self._consumer = AIOKafkaConsumer(
+        """Connect. Raises GaveUpError when no broker has answered for ``retry.start_ms``."""
+        retry = self.options.retry
+        patience = Patience(replace(retry, give_up_ms=retry.start_ms))
+        while True:
+            self._consumer = self._new_consumer()
+            try:
+                await self._consumer.start()
+                break
+            except BaseException as error:
+                with contextlib.suppress(KafkaError, OSError):
+                    await self._consumer.stop()
+                if classify(error) is Action.STOP:
+                    raise
+                await asyncio.sleep(patience.failed(error, time.monotonic() * 1000) / 1000)
+        self._consumer.subscribe(self._topics, listener=self)
+        return self
+
+    def _new_consumer(self) -> AIOKafkaConsumer:
+        return AIOKafkaConsumer(
             **{
                 "bootstrap_servers": self._bootstrap,
                 "group_id": self._group,
@@ -160,9 +178,6 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
                 **self.options.consumer,
             }
         )
-        await self._consumer.start()
-        self._consumer.subscribe(self._topics, listener=self)
-        return self
 
     async def __aexit__(self, *_exc: object) -> None:
         await self._cancel_work(0)

@@ -154,7 +154,7 @@ class RetryPolicy:
     """How patient a pipeline is.
 
     ``give_up_ms`` without a committed transaction while there was work, or ``max_fences`` fences
-    within ``fence_window_ms``, and it stops.
+    within ``fence_window_ms``, and it stops. A start waits ``start_ms`` for a broker.
     """
 
     backoff_ms: int = 50
@@ -162,6 +162,7 @@ class RetryPolicy:
     give_up_ms: int = 300_000
     max_fences: int = 5
     fence_window_ms: int = 60_000
+    start_ms: int = 60_000
 
 
 class Patience:

@@ -58,6 +58,8 @@ class Result:
     point: Point | None
     killed: str | None = None
     attempts: int = 0
+    ended: list[str] = field(default_factory=list)
+    """For each attempt that did not succeed: how it ended, and the command's last words."""
     failures: list[str] = field(default_factory=list)
     skipped: bool = False
     seconds: float = 0.0
@@ -186,8 +188,9 @@ class Sweep:
             problem = self._watch(child, daemon, result)
             if problem is None:
                 return True
-        log = home / f"command-{result.attempts}.log"
-        result.failures.append(f"command {problem} {result.attempts} times: {_tail(log)}")
+            log = home / f"command-{result.attempts}.log"
+            result.ended.append(f"{problem}: {_tail(log)}")
+        result.failures.append(f"command failed {result.attempts} times, last {result.ended[-1]}")
         return False
 
     def _watch(self, child: subprocess.Popen[bytes], daemon: Daemon, result: Result) -> str | None:

@@ -1,0 +1,62 @@
+"""Starting a pipeline beside a broker that is away, that comes, or that hangs up meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+
+import pytest
+from aiokafka.errors import KafkaConnectionError
+
+from coordinator import Broker
+from pipelines.exactly_once import ExactlyOnce, Options
+from pipelines.failures import GaveUpError, RetryPolicy
+from tests.support.waits import until_async
+
+
+def pipeline(bootstrap: str, **retry: int) -> ExactlyOnce:
+    return ExactlyOnce(
+        bootstrap,
+        group="waiting",
+        topics=["input"],
+        handler=lambda _: None,
+        transactional_id="waiting-1",
+        options=Options(retry=RetryPolicy(backoff_ms=20, max_backoff_ms=20, **retry)),
+    )
+
+
+async def test_a_start_gives_up_when_its_time_is_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(GaveUpError, match="no progress for 300 ms") as caught:
+        async with pipeline(f"127.0.0.1:{port}", start_ms=300):
+            pass
+    assert isinstance(caught.value.__cause__, KafkaConnectionError)
+
+
+async def test_a_start_waits_for_a_broker_that_hangs_up_and_then_comes(tmp_path: Path) -> None:
+    hung_up = 0
+
+    def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal hung_up
+        hung_up += 1
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    starting = asyncio.create_task(pipeline(address).__aenter__())
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def is_refused_twice() -> bool:
+            return hung_up >= 2
+
+        await until_async(is_refused_twice, "two attempts", deadline_s=20)
+        server.close()
+        await server.wait_closed()
+        await stack.enter_async_context(Broker(tmp_path, listen=address))
+        started = await asyncio.wait_for(starting, 20)
+        stack.push_async_exit(started.__aexit__)
+        started.stop()
+        await started.run(handle_signals=False)

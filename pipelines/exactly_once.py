@@ -39,7 +39,7 @@ from pipelines.failures import (
 from pipelines.handler import DeadLetter, Handler, HandlerCall
 from pipelines.metrics import Metrics
 from pipelines.offsets import NO_OFFSET, GroupOffsets, Membership
-from pipelines.producers import close_producer, open_producer, send_all
+from pipelines.producers import close_consumer, close_producer, open_producer, send_all
 from pipelines.records import Batch
 from pipelines.serde import BYTES, Serde
 
@@ -153,8 +153,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
                 await self._consumer.start()
                 break
             except BaseException as error:
-                with contextlib.suppress(KafkaError, OSError):
-                    await self._consumer.stop()
+                await close_consumer(self._consumer)
                 if classify(error) is Action.STOP:
                     raise
                 await asyncio.sleep(patience.failed(error, time.monotonic() * 1000) / 1000)
@@ -184,8 +183,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         if self._producer is not None:
             await self._abort()
         await self._give_up_producer()
-        with contextlib.suppress(KafkaError):
-            await self._consumer.stop()
+        await close_consumer(self._consumer)
         await self._offsets.close()
 
     # --- the group's calls ---

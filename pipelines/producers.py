@@ -1,4 +1,4 @@
-"""A transactional producer that can be given up at any moment, and how state is read back."""
+"""Clients that can be given up at any moment, and how state is read back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipelines.records import Output
 from pipelines.serde import Serde
 
 STOP_S = 5.0
-"""How long an orderly end of a producer may take; then its tasks are cancelled."""
+"""How long an orderly end of a client may take; then its tasks are cancelled."""
 
 PRODUCER_DEFAULTS: Mapping[str, Any] = {
     "linger_ms": 5,
@@ -59,6 +59,23 @@ async def close_producer(producer: AIOKafkaProducer) -> None:
         await asyncio.wait([sender], timeout=STOP_S)
     with contextlib.suppress(TimeoutError, KafkaError, OSError):
         await asyncio.wait_for(producer.client.close(), STOP_S)
+
+
+async def close_consumer(consumer: AIOKafkaConsumer) -> None:
+    """Leave the group and stop, also while the broker is away.
+
+    aiokafka's ``stop`` ends with the cancellation of its own fetch if that one was pausing after
+    a lost connection. In a task of its own that can't be taken for a cancellation of the caller.
+    """
+    stopping = asyncio.create_task(consumer.stop())
+    await asyncio.wait([stopping], timeout=STOP_S)
+    if not stopping.done():
+        stopping.cancel()
+        await asyncio.wait([stopping], timeout=STOP_S)
+    elif not stopping.cancelled() and not stopping.exception():
+        return
+    with contextlib.suppress(TimeoutError, KafkaError, OSError):
+        await asyncio.wait_for(consumer._client.close(), STOP_S)
 
 
 async def send_all(

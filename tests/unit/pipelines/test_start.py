@@ -1,4 +1,4 @@
-"""Starting a pipeline beside a broker that is away, that comes, or that hangs up meanwhile."""
+"""Starting and ending beside a broker that is away, that comes, or that hangs up meanwhile."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import socket
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaConnectionError
 
 from coordinator import Broker
 from pipelines.exactly_once import ExactlyOnce, Options
 from pipelines.failures import GaveUpError, RetryPolicy
+from pipelines.producers import close_consumer
+from tests.support.cluster import Cluster
 from tests.support.waits import until_async
 
 
@@ -60,3 +63,23 @@ async def test_a_start_waits_for_a_broker_that_hangs_up_and_then_comes(tmp_path:
         stack.push_async_exit(started.__aexit__)
         started.stop()
         await started.run(handle_signals=False)
+
+
+async def test_an_end_does_not_mind_that_the_broker_went_first(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """aiokafka's own stop raises CancelledError while its fetch pauses after a lost connection."""
+    async with Broker(tmp_path) as broker:
+        with Cluster(broker.bootstrap) as cluster:
+            await asyncio.to_thread(cluster.create_topic, "input")
+        consumer = AIOKafkaConsumer(
+            "input", bootstrap_servers=broker.bootstrap, retry_backoff_ms=5_000
+        )
+        await consumer.start()
+        await consumer.getmany(timeout_ms=100)
+
+    async def is_lost() -> bool:
+        return "Failed fetch messages" in caplog.text
+
+    await until_async(is_lost, "a lost fetch", deadline_s=20)
+    await close_consumer(consumer)

@@ -16,6 +16,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from pipelines.producers import read_committed
 
+START_S = 60
+"""Patience with the start of the daemon, in seconds."""
+
 
 def fresh(stem: str) -> str:
     """A name that no earlier run has used."""
@@ -36,7 +39,7 @@ async def fencepost(settings: tuple[str, ...] = ()) -> AsyncIterator[str]:
         )
         try:
             stdout = daemon.stdout
-            line = await asyncio.wait_for(stdout.readline(), 30) if stdout is not None else b""
+            line = await asyncio.wait_for(stdout.readline(), START_S) if stdout is not None else b""
             if not line.startswith(b"listening "):
                 raise RuntimeError("the daemon did not start")
             yield line.decode().split()[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "filterwarnings", "ignore:(read_text|open_text) is deprecated:DeprecationWarning"
     )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What has to be downloaded is on no test's time, nor does every worker do it."""
+    if os.environ.get("REQUIRE_ORACLE") != "1" or hasattr(session.config, "workerinput"):
+        return
+    from tests.support.kafka import OracleMissingError, jars
+
+    with contextlib.suppress(OracleMissingError):  # whoever needs them tells
+        jars()
 
 
 @pytest.fixture(scope="session")

@@ -75,7 +75,7 @@ def test_under_librdkafka(daemon: Daemon, request: pytest.FixtureRequest) -> Non
         until(push, f"{goal} acknowledged", poll_s=0)
         daemon.kill()
         daemon.start()
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     assert refused == []
     assert acknowledged == list(range(sent))
     check(daemon, sent, acknowledged)

@@ -84,7 +84,7 @@ def expiry(t: Tracer) -> None:
         }
 
     def gone(group: str, *kept: str) -> None:
-        until(lambda: set(left(group)) == set(kept), f"{group} keeps {kept}", deadline_s=15)
+        until(lambda: set(left(group)) == set(kept), f"{group} keeps {kept}", deadline_s=60)
         t("offset_fetch", 5, group_id=group, topics=None)
         t("describe_groups", 6, groups=[group])
 

@@ -49,7 +49,7 @@ class Mosquitto:
 
     def start(self) -> Mosquitto:
         self.child = Child([self._executable, "-c", str(self._config), "-v"])
-        self.child.wait_for_line(r"mosquitto version \S+ running", deadline_s=20)
+        self.child.wait_for_line(r"mosquitto version \S+ running", deadline_s=60)
         return self
 
     def save(self) -> None:

@@ -105,7 +105,7 @@ async def write_kafka_python(
             for r in records
         ]
         for future in futures:
-            future.get(10)
+            future.get(60)
 
 
 async def read_aiokafka(bootstrap: str, topic: str, count: int) -> list[Sent]:
@@ -272,8 +272,8 @@ async def test_a_record_larger_than_the_topic_allows_is_refused(
     topic = cluster.create_topic(unique("too-large"), configs={"max.message.bytes": "1000"})
     with kp_producer(bootstrap, enable_idempotence=False) as producer:
         with pytest.raises(MessageSizeTooLargeError):
-            producer.send(topic, bytes(2000), partition=0).get(10)
-        assert producer.send(topic, bytes(500), partition=0).get(10).offset == 0
+            producer.send(topic, bytes(2000), partition=0).get(60)
+        assert producer.send(topic, bytes(500), partition=0).get(60).offset == 0
     assert cluster.offset(topic) == 1
 
 

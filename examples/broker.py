@@ -55,7 +55,11 @@ async def create_topics(bootstrap: str, *topics: tuple[str, int]) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(name, partitions, 1) for name, partitions in topics])
+        # Their records may be older than what a broker keeps by default.
+        keep = {"retention.ms": "-1"}
+        await admin.create_topics(
+            [NewTopic(name, partitions, 1, topic_configs=keep) for name, partitions in topics]
+        )
     finally:
         await admin.close()
 

@@ -107,7 +107,7 @@ def java_command(main: str, *arguments: str, options: Sequence[str] = JAVA_OPTIO
     ]
 
 
-def run_tool(main: str, *arguments: str, deadline_s: float = 90) -> str:
+def run_tool(main: str, *arguments: str, deadline_s: float = 240) -> str:
     """Run a tool to its end and return all it said. A non-zero exit is an AssertionError."""
     done = subprocess.run(
         java_command(main, *arguments),

@@ -17,6 +17,7 @@ from confluent_kafka.admin import (
 from kafka.admin import NewTopic as KafkaPythonTopic
 
 from tests.support.cluster import EARLIEST, READ_COMMITTED, Cluster, unique
+from tests.support.targets import SETTINGS
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, drain, kp_admin
 
@@ -131,7 +132,7 @@ def test_settings_of_a_topic(admin: AdminClient, cluster: Cluster) -> None:
     admin.incremental_alter_configs([change])[change].result(60)
     until(lambda: settings()["max.message.bytes"].value == "2000", "the change")
     after = settings()
-    assert after["retention.ms"].value == "604800000"
+    assert after["retention.ms"].value == SETTINGS["log.retention.ms"]
     assert set(after["cleanup.policy"].value.split(",")) == {"delete", "compact"}
     until(
         lambda: cluster.produce(name, [bytes(3000)])["error_code"] == "message_too_large",

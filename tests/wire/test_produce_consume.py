@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from tests.wire.clients import (
     kp_producer,
 )
 
-NOW_MS = 1_790_000_000_000
+NOW_MS = time.time_ns() // 1_000_000 - 60_000
 
 
 class Sent(NamedTuple):

@@ -358,17 +358,25 @@ def test_no_answer_without_acks_and_an_error_closes(client, bootstrap, topic):
 @pytest.mark.parametrize(
     ("records", "code"),
     [
-        (b"", "invalid_record"),
-        (b"x" * 60, "corrupt_message"),
-        (batch([b"a"]) + batch([b"b"]), "invalid_record"),
-        (batch([b"a"])[:-1], "invalid_record"),
-        (batch([b"a"])[:-1] + b"?", "corrupt_message"),
-        (seal(b"", count=0), "invalid_record"),
-        (batch([b"a"], attributes=0x20), "invalid_record"),
-        (batch([b"a"], attributes=0x05), "unsupported_compression_type"),
-        (batch([b"x" * 100_000]), "message_too_large"),
-        (batch([b"a"], timestamp_ms=2**50), "invalid_timestamp"),
-        (batch([b"a"], producer_id=1, producer_epoch=0, sequence=-1), "invalid_record"),
+        pytest.param(b"", "invalid_record", id="nothing"),
+        pytest.param(b"x" * 60, "corrupt_message", id="noise"),
+        pytest.param(batch([b"a"]) + batch([b"b"]), "invalid_record", id="two batches"),
+        pytest.param(batch([b"a"])[:-1], "invalid_record", id="cut short"),
+        pytest.param(batch([b"a"])[:-1] + b"?", "corrupt_message", id="a wrong CRC"),
+        pytest.param(seal(b"", count=0), "invalid_record", id="no records"),
+        pytest.param(batch([b"a"], attributes=0x20), "invalid_record", id="a control batch"),
+        pytest.param(
+            batch([b"a"], attributes=0x05), "unsupported_compression_type", id="no such codec"
+        ),
+        pytest.param(batch([b"x" * 100_000]), "message_too_large", id="too large"),
+        pytest.param(
+            batch([b"a"], timestamp_ms=2**50), "invalid_timestamp", id="too far in the future"
+        ),
+        pytest.param(
+            batch([b"a"], producer_id=1, producer_epoch=0, sequence=-1),
+            "invalid_record",
+            id="an id without a sequence",
+        ),
     ],
 )
 def test_bad_batches(client, topic, records, code):

@@ -16,6 +16,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from pipelines.producers import read_committed
 
+START_S = 60
+"""Patience with the start of the daemon, in seconds."""
+
 
 def fresh(stem: str) -> str:
     """A name that no earlier run has used."""
@@ -36,7 +39,7 @@ async def fencepost(settings: tuple[str, ...] = ()) -> AsyncIterator[str]:
         )
         try:
             stdout = daemon.stdout
-            line = await asyncio.wait_for(stdout.readline(), 30) if stdout is not None else b""
+            line = await asyncio.wait_for(stdout.readline(), START_S) if stdout is not None else b""
             if not line.startswith(b"listening "):
                 raise RuntimeError("the daemon did not start")
             yield line.decode().split()[1]
@@ -52,7 +55,11 @@ async def create_topics(bootstrap: str, *topics: tuple[str, int]) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(name, partitions, 1) for name, partitions in topics])
+        # Their records may be older than what a broker keeps by default.
+        keep = {"retention.ms": "-1"}
+        await admin.create_topics(
+            [NewTopic(name, partitions, 1, topic_configs=keep) for name, partitions in topics]
+        )
     finally:
         await admin.close()
 

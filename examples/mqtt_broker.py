@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 import sysconfig
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from coordinator.ports import hold_port
+
 SBIN = "/usr/sbin:/usr/local/sbin"
-START_S = 20.0
+START_S = 60.0
 MAX_IN_FLIGHT = 1_000
 """How many unacknowledged messages a broker sends, and so how large a transaction can get."""
 
@@ -59,10 +60,8 @@ def _command(broker: str, home: Path, port: int) -> list[str]:
 @contextlib.asynccontextmanager
 async def mqtt_broker(broker: str | None = None) -> AsyncIterator[int]:
     """Run a broker on a free port of 127.0.0.1; yields the port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="fencepost-mqtt-") as home:
+    with hold_port() as held, tempfile.TemporaryDirectory(prefix="fencepost-mqtt-") as home:
+        port: int = held.getsockname()[1]
         process = await asyncio.create_subprocess_exec(
             *_command(broker or find(), Path(home), port),
             stdout=asyncio.subprocess.DEVNULL,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.support.cluster import Cluster
@@ -14,6 +17,16 @@ if TYPE_CHECKING:
     from tests.support.daemon import Daemon
     from tests.support.kafka import Kafka
     from tests.support.targets import Target
+
+for name, is_repeatable in (("repeatable", True), ("explore", False)):
+    settings.register_profile(
+        name,
+        derandomize=is_repeatable,
+        # How long an example takes depends on what else the machine does.
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        print_blob=True,
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,10 +45,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # The examples of a run are those of the run before, unless others are asked for, with
+    # --hypothesis-profile explore or a --hypothesis-seed: what breaks a test is then a change.
+    if not config.getoption("--hypothesis-profile", None):
+        seeded = config.getoption("--hypothesis-seed", None) is not None
+        settings.load_profile("explore" if seeded else "repeatable")
     # kafka-python loads its schemas in a way that Python 3.11 already calls old.
     config.addinivalue_line(
         "filterwarnings", "ignore:(read_text|open_text) is deprecated:DeprecationWarning"
     )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What has to be downloaded is on no test's time, nor does every worker do it."""
+    if os.environ.get("REQUIRE_ORACLE") != "1" or hasattr(session.config, "workerinput"):
+        return
+    from tests.support.kafka import OracleMissingError, jars
+
+    with contextlib.suppress(OracleMissingError):  # whoever needs them tells
+        jars()
 
 
 @pytest.fixture(scope="session")

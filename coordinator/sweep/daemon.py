@@ -18,12 +18,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from coordinator.broker import Broker
+from coordinator.ports import hold_port
 from coordinator.sweep.points import CountedFileSystem, CountedLoop, Counter, Event, Point
 
-START_S = 20.0
+START_S = 60.0
 STOP_S = 20.0
-STARTS = 3
-"""Another process may take the port while nobody listens on it; it is tried so often."""
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["coordinator.sweep.daemon", "coordinator.sweep.warm"])
@@ -48,33 +47,31 @@ class Settings:
 
 
 class Daemon:
-    """The broker of one run, over its lives. ``bootstrap`` stays the same."""
+    """The broker of one run, over its lives. ``bootstrap`` stays the same until it is closed."""
 
     def __init__(self, settings: Settings) -> None:
-        self.bootstrap = "127.0.0.1:0"
+        # Another process could take the port while the broker is dead.
+        self._port = hold_port()
+        self.bootstrap = f"127.0.0.1:{self._port.getsockname()[1]}"
         self._settings = settings
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
 
     def start(self, point: Point | None = None) -> None:
         """Start and wait until it listens. Raises DaemonError."""
-        problem = ""
-        for _ in range(STARTS):
-            pipe, theirs = _processes.Pipe()
-            process = _processes.Process(
-                target=_main, args=(theirs, self._settings, self.bootstrap, point), daemon=True
-            )
-            with _starting:
-                process.start()
-            theirs.close()
-            self._process, self._pipe = process, pipe
-            said = self._receive(START_S)
-            if said is not None and said[0] == "listening":
-                self.bootstrap = str(said[1])
-                return
-            problem = str(said[1]) if said is not None else "no word from it"
+        pipe, theirs = _processes.Pipe()
+        process = _processes.Process(
+            target=_main, args=(theirs, self._settings, self.bootstrap, point), daemon=True
+        )
+        with _starting:
+            process.start()
+        theirs.close()
+        self._process, self._pipe = process, pipe
+        said = self._receive(START_S)
+        if said is None or said[0] != "listening":
             self.kill()
-        raise DaemonError(f"the broker did not start: {problem}")
+            why = said[1] if said is not None else "no word from it"
+            raise DaemonError(f"the broker did not start: {why}")
 
     def killed_at(self, timeout_s: float) -> str | None:
         """Wait for its death at the crash point and say what it was doing; None if it lives.
@@ -122,6 +119,11 @@ class Daemon:
         if self._process is not None and self._process.is_alive():
             self._process.kill()
         self._join()
+
+    def close(self) -> None:
+        """Kill it and give up its port."""
+        self.kill()
+        self._port.close()
 
     def _join(self) -> None:
         if self._process is not None:

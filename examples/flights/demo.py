@@ -35,12 +35,16 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from coordinator.ports import hold_port
 from examples.flights.data import FLIGHTS, fetch
 from examples.flights.load import TOPIC, load
 from examples.flights.verify import Truth, Verdict, read
 from examples.flights.worker import GROUP, OUTPUT, TOTALS
 
 PARTITIONS = 6
+START_S = 60
+"""Patience with the start of the daemon, in seconds."""
+
 DEADLINE_S = 300
 """After so long without an end the demo gives up, in seconds."""
 
@@ -52,7 +56,8 @@ class Daemon:
         self._data_dir = data_dir
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
-        self.bootstrap = "127.0.0.1:0"
+        self._port = hold_port()  # another process could take it while the daemon is dead
+        self.bootstrap = f"127.0.0.1:{self._port.getsockname()[1]}"
 
     async def start(self) -> None:
         """Start it (again, on the same port) and wait for its ``listening`` line."""
@@ -65,10 +70,9 @@ class Daemon:
                 stderr=log,
             )
         stdout = self._process.stdout
-        line = await asyncio.wait_for(stdout.readline(), 30) if stdout is not None else b""
+        line = await asyncio.wait_for(stdout.readline(), START_S) if stdout is not None else b""
         if not line.startswith(b"listening "):
             raise RuntimeError(f"the daemon did not start, see {self._log}")
-        self.bootstrap = line.decode().split()[1]
 
     async def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """End it with signal ``how`` and wait until it is gone."""

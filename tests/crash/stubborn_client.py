@@ -69,7 +69,7 @@ class StubbornClient:
                 return None
             return None if PASSING.intersection(errors_in(answer)) else answer
 
-        answer = until(attempt, f"an answer to {api}", deadline_s=20)
+        answer = until(attempt, f"an answer to {api}", deadline_s=60)
         if set(errors_in(answer)) - {"none"}:
             raise RefusedError(f"{api} v{version} {body}: {answer}")
         return answer

@@ -27,7 +27,7 @@ from tests.crash.power_judge import BrokenPromiseError, check_log
 from tests.crash.power_workloads import FORCED, ROOT, Recorder, open_log
 from tests.support.memory_disk import MemoryDisk
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tests.crash.test_every_step import (
 )
 from tests.support.cluster import Cluster
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
 MOST_APPENDS = 12
 OFF_LINE = "shard_failed shard=__transaction_state-0 .*is off line"

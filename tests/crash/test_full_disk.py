@@ -14,13 +14,14 @@ from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.waits import until
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
 SETTINGS = {
     "flush.messages": "1",
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
+    "log.retention.ms": "-1",
 }
 RECORD_BYTES = 5_000
 """More than a page, so that an append needs a block of its own."""

@@ -19,7 +19,7 @@ from tests.support.processes import Child
 from tests.support.waits import until
 from tests.wire.clients import confluent_producer
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
 RECORDS = 100_000
 TRANSACTION_SIZE = 500

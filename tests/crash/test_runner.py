@@ -67,7 +67,7 @@ class Fleet:
 
     def wait_until_ready(self) -> None:
         for worker in self.workers.values():
-            worker.wait_for_line("^ready$", deadline_s=30)
+            worker.wait_for_line("^ready$", deadline_s=60)
 
     def copied(self) -> int:
         with Cluster(self.daemon.bootstrap) as cluster:

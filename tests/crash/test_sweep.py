@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIER = f"{sys.executable} -m tests.crash.copier"
@@ -33,7 +33,7 @@ def sweep(tmp_path: Path, mode: str, *options: str, status: int) -> dict[str, An
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=420,
+        timeout=840,
         check=False,
     )
     assert done.returncode == status, done.stdout[-4000:] + done.stderr[-4000:]

@@ -94,7 +94,7 @@ def test_any_bytes_are_a_request_or_a_permitted_error(
     tracemalloc.start()
     deadline = time.monotonic() + SECONDS_PER_KIND
     try:
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or good + bad <= 1000:
             frame = mutate(bytearray(rng.choice(frames)), rng)
             try:
                 request = decode_request(frame, SERVED, max_objects=MAX_OBJECTS)
@@ -109,7 +109,6 @@ def test_any_bytes_are_a_request_or_a_permitted_error(
     finally:
         tracemalloc.stop()
     assert bad > 100
-    assert good + bad > 1000
     assert peak < 64 << 20
 
 

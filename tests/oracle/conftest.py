@@ -50,7 +50,7 @@ def by_kafka(tmp_path_factory: pytest.TempPathFactory) -> Written:
         kafka.start()
         with Cluster(kafka.bootstrap) as cluster:
             until(lambda: cluster.leaders("txn") == 2, "leaders")
-        kafka.child.terminate(deadline_s=40)
+        kafka.child.terminate(deadline_s=60)
         images["stopped"] = shutil.copytree(kafka.data_dir, root / "stopped")
     finally:
         kafka.child.kill()

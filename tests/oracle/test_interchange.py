@@ -102,7 +102,7 @@ def test_our_partitions_are_served_by_kafka(
             for topic, partitions in PARTITIONS.items():
                 compacted = {"cleanup.policy": "compact"} if topic == "table" else {}
                 cluster.create_topic(topic, partitions, {**SMALL, **compacted})
-        kafka.child.terminate(deadline_s=40)
+        kafka.child.terminate(deadline_s=60)
         fencepost(
             "log",
             "export",

@@ -54,7 +54,7 @@ class Desk:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=90,
+            timeout=240,
             check=False,
         )
         shown = [self._names.get(word, word) for word in words]
@@ -175,7 +175,7 @@ def features(desk: Desk) -> None:
     level()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("work", [transactions, features], ids=lambda work: work.__name__)
 def test_the_tools_say_the_same(
     work: Callable[[Desk], None], kafka: Kafka, fencepost: Daemon

@@ -61,11 +61,11 @@ def write_everything(daemon: Daemon, cluster: Cluster) -> None:
         assert modern.commit_offset("group", "txn", number) == "none"
         modern.end(number % 3 != 0)
     with confluent_producer(daemon.bootstrap, transactional_id="classic") as classic:
-        classic.init_transactions(20)
+        classic.init_transactions(60)
         for number in range(4):
             classic.begin_transaction()
             classic.produce("txn", os.urandom(100_000), partition=0)
-            classic.flush(10)
+            classic.flush(60)
             (classic.commit_transaction if number % 2 else classic.abort_transaction)(20)
         with confluent_consumer(daemon.bootstrap, group_id="members") as consumer:
             consumer.subscribe(["plain-none"])
@@ -75,7 +75,7 @@ def write_everything(daemon: Daemon, cluster: Cluster) -> None:
         # One transaction stays open: the snapshot and the indexes must say so.
         classic.begin_transaction()
         classic.produce("txn", b"open", partition=1)
-        classic.flush(10)
+        classic.flush(60)
         until(lambda: cluster.lso("txn", 1) < cluster.offset("txn", 1), "an open transaction")
         daemon.stop()
 

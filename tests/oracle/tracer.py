@@ -118,7 +118,7 @@ class Tracer:
     def cluster(self) -> Cluster:
         """The connection, opened again if the broker closed it."""
         if self._connection is None:
-            self._connection = Cluster(self.bootstrap, deadline_s=15)
+            self._connection = Cluster(self.bootstrap, deadline_s=60)
         return self._connection
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ Layout: ``clients/…/record/DefaultRecordBatch`` of Apache Kafka. Uncompressed 
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,9 @@ from crc32c import crc32c
 HEADER = struct.Struct(">qiibIhiqqqhii")
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 CODEC_MASK = 0x07
-NOW_MS = 1_790_000_000_000
-"""A fixed create time, so that the same request is the same bytes everywhere."""
+NOW_MS = time.time_ns() // 1_000_000
+"""The create time of all batches of a run. No fixed one: a broker forgets old records, and old
+producers, whenever it happens to look for such."""
 
 
 @dataclass(frozen=True, slots=True)

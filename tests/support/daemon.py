@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from coordinator.ports import hold_port
 from tests.support.processes import Child
 from tests.support.targets import SETTINGS
 
-START_S = 20.0
+START_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Daemon:
-    """One ``fencepost serve``. Its port stays the same over restarts, so that clients come back."""
+    """One ``fencepost serve``. Its port is its own over restarts, so that clients come back."""
 
     name = "fencepost"
 
@@ -34,6 +36,9 @@ class Daemon:
         self.is_listening = False
         self._command = list(command)
         self._env = dict(env or {})
+        port = hold_port()
+        weakref.finalize(self, port.close)
+        self._listen = f"127.0.0.1:{port.getsockname()[1]}"
 
     def start(self, *, env: Mapping[str, str] | None = None) -> Daemon:
         """Start and wait for the line ``listening HOST:PORT``. ``env`` is for this start only."""
@@ -44,9 +49,8 @@ class Daemon:
         """Start without waiting; a test that expects an early death looks after the child."""
         self.is_listening = False
         pairs = [item for pair in self.settings.items() for item in ("--config", "=".join(pair))]
-        listen = self.bootstrap or "127.0.0.1:0"
         self.child = Child(
-            [*self._command, "--data-dir", str(self.data_dir), "--listen", listen, *pairs],
+            [*self._command, "--data-dir", str(self.data_dir), "--listen", self._listen, *pairs],
             env={**os.environ, "PYTHONUNBUFFERED": "1", **self._env, **(env or {})},
             cwd=ROOT,
         )

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-import socket
 import subprocess
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from coordinator.ports import hold_port
 from tests.support.processes import Child
 from tests.support.targets import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 POM = ROOT / "tests" / "oracle" / "pom.xml"
 CACHE = ROOT / ".cache" / "oracle"
-START_S = 60.0
+LOG4J_FILE = CACHE / "log4j2.xml"
+START_S = 120.0
 
 # The judge shares the machine with what it judges: small heap, one collector thread, quick warm-up.
 JAVA_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
@@ -53,11 +56,22 @@ def jars() -> Path:
     for tool in ("java", "mvn"):
         if shutil.which(tool) is None:
             raise OracleMissingError(f"`{tool}` is not on the PATH")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    # The workers of one run, and runs side by side, come here at the same time: one of them
+    # resolves, the others must not see half of it, let alone write over what a JVM has mapped.
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _resolved()
+
+
+def _resolved() -> Path:
     # The pom decides what is in the folder, so its content names the folder's state.
     libs, stamp = CACHE / "libs", CACHE / "resolved.pom.xml"
+    if not LOG4J_FILE.exists() or LOG4J_FILE.read_text() != LOG4J:
+        LOG4J_FILE.write_text(LOG4J)
     if stamp.exists() and stamp.read_bytes() == POM.read_bytes() and any(libs.glob("kafka_*.jar")):
         return libs
-    CACHE.mkdir(parents=True, exist_ok=True)
+    stamp.unlink(missing_ok=True)  # what is half done must not look done
     resolved = subprocess.run(
         [
             "mvn",
@@ -82,13 +96,10 @@ def jars() -> Path:
 def java_command(main: str, *arguments: str, options: Sequence[str] = JAVA_OPTIONS) -> list[str]:
     """The command line of a Java tool on the judge's class path."""
     libs = jars()
-    log4j = CACHE / "log4j2.xml"
-    if not log4j.exists() or log4j.read_text() != LOG4J:
-        log4j.write_text(LOG4J)
     return [
         "java",
         *options,
-        f"-Dlog4j2.configurationFile={log4j}",
+        f"-Dlog4j2.configurationFile={LOG4J_FILE}",
         "-cp",
         f"{libs}/*",
         main,
@@ -96,7 +107,7 @@ def java_command(main: str, *arguments: str, options: Sequence[str] = JAVA_OPTIO
     ]
 
 
-def run_tool(main: str, *arguments: str, deadline_s: float = 90) -> str:
+def run_tool(main: str, *arguments: str, deadline_s: float = 240) -> str:
     """Run a tool to its end and return all it said. A non-zero exit is an AssertionError."""
     done = subprocess.run(
         java_command(main, *arguments),
@@ -108,15 +119,6 @@ def run_tool(main: str, *arguments: str, deadline_s: float = 90) -> str:
     )
     assert done.returncode == 0, f"{main} {arguments} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout
-
-
-def _free_ports(count: int) -> list[int]:
-    # All are held until all are known, or the same port could be handed out twice.
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in held]
-    for server in held:
-        server.close()
-    return ports
 
 
 class Kafka:
@@ -137,10 +139,14 @@ class Kafka:
         self.child: Child | None = None
         self._directory = directory
         self._settings = dict(settings)
+        held = [hold_port(), hold_port()]
+        for one in held:
+            weakref.finalize(self, one.close)
+        self._ports = [one.getsockname()[1] for one in held]
 
     def start(self) -> Kafka:
         """Format the storage, start, wait until it serves."""
-        port, controller = _free_ports(2)
+        port, controller = self._ports
         properties = self._directory / "server.properties"
         properties.write_text(
             "".join(f"{key}={value}\n" for key, value in self._properties(port, controller).items())

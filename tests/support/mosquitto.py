@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
+import weakref
 from pathlib import Path
 
 import pytest
 
+from coordinator.ports import hold_port
 from tests.support.processes import Child
 from tests.support.waits import until
 
@@ -28,14 +29,14 @@ def executable() -> str:
 
 
 class Mosquitto:
-    """One broker; its port stays the same over restarts."""
+    """One broker; its port is its own over restarts."""
 
     def __init__(self, home: Path) -> None:
         self._executable = executable()
         home.mkdir(parents=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        held = hold_port()
+        weakref.finalize(self, held.close)
+        self.port: int = held.getsockname()[1]
         self._database = home / "mosquitto.db"
         self._config = home / "mosquitto.conf"
         user = "user root\n" if os.geteuid() == 0 else ""
@@ -48,7 +49,7 @@ class Mosquitto:
 
     def start(self) -> Mosquitto:
         self.child = Child([self._executable, "-c", str(self._config), "-v"])
-        self.child.wait_for_line(r"mosquitto version \S+ running", deadline_s=20)
+        self.child.wait_for_line(r"mosquitto version \S+ running", deadline_s=60)
         return self
 
     def save(self) -> None:

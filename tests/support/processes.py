@@ -84,9 +84,9 @@ class Child:
         """Kill -9 and wait until it is gone."""
         if self.returncode is None:
             self._process.kill()
-        self.wait(10)
+        self.wait(60)
 
-    def terminate(self, *, deadline_s: float = 15) -> int:
+    def terminate(self, *, deadline_s: float = 60) -> int:
         """SIGTERM, then wait; a process that does not end in time is killed, and TimeoutError."""
         if self.returncode is None:
             self._process.send_signal(signal.SIGTERM)

@@ -16,10 +16,15 @@ SETTINGS: Mapping[str, str] = {
     "transaction.state.log.num.partitions": "4",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
     "auto.create.topics.enable": "false",
+    "log.retention.ms": "-1",
     "num.partitions": "1",
     "delete.topic.enable": "true",
 }
-"""Broker settings that every target gets: short waits, small internal topics."""
+"""Broker settings that every target gets: short waits, small internal topics.
+
+Records bear any time that a scenario likes. Half a minute after its start, and then every five, a
+broker would delete those older than a week, from under whatever test runs just then.
+"""
 
 
 class Target(Protocol):

@@ -12,7 +12,7 @@ T = TypeVar("T")
 POLL_S = 0.01
 """Pause between two looks at a state that cannot tell of its change."""
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 """Default patience; generous, because it is only ever spent by a failing test."""
 
 

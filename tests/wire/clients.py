@@ -22,7 +22,7 @@ def confluent_producer(bootstrap: str, **conf: Any) -> Iterator[confluent_kafka.
     settings = {"bootstrap.servers": bootstrap, "linger.ms": 0, **dotted(conf)}
     producer = confluent_kafka.Producer(settings)
     yield producer
-    producer.flush(10)
+    producer.flush(60)
 
 
 @contextlib.contextmanager

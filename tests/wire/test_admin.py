@@ -17,6 +17,7 @@ from confluent_kafka.admin import (
 from kafka.admin import NewTopic as KafkaPythonTopic
 
 from tests.support.cluster import EARLIEST, READ_COMMITTED, Cluster, unique
+from tests.support.targets import SETTINGS
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, drain, kp_admin
 
@@ -33,14 +34,14 @@ def error_code(raised: pytest.ExceptionInfo[confluent_kafka.KafkaException]) -> 
 
 def test_topics_come_and_go(admin: AdminClient, cluster: Cluster) -> None:
     name = unique("topic")
-    admin.create_topics([NewTopic(name, 3, 1)])[name].result(10)
+    admin.create_topics([NewTopic(name, 3, 1)])[name].result(60)
     until(lambda: cluster.leaders(name) == 3, "leaders")
     with pytest.raises(confluent_kafka.KafkaException) as raised:
-        admin.create_topics([NewTopic(name, 3, 1)])[name].result(10)
+        admin.create_topics([NewTopic(name, 3, 1)])[name].result(60)
     assert error_code(raised) == confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS
     first_id = cluster.topic_id(name)
 
-    admin.delete_topics([name])[name].result(10)
+    admin.delete_topics([name])[name].result(60)
 
     def gone() -> bool:
         answer = cluster.call("metadata", 9, topics=[{"name": name}])
@@ -48,7 +49,7 @@ def test_topics_come_and_go(admin: AdminClient, cluster: Cluster) -> None:
 
     until(gone, "the topic is gone")
     with pytest.raises(confluent_kafka.KafkaException) as raised:
-        admin.delete_topics([name])[name].result(10)
+        admin.delete_topics([name])[name].result(60)
     assert error_code(raised) == confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART
     # A topic of the same name is another topic.
     cluster.create_topic(name, 1)
@@ -80,25 +81,25 @@ def test_what_cannot_be_a_topic(
     with pytest.raises(confluent_kafka.KafkaException) as raised:
         admin.create_topics([NewTopic(topic, partitions, replication, config=config)])[
             topic
-        ].result(10)
+        ].result(60)
     assert error_code(raised) == getattr(confluent_kafka.KafkaError, code)
 
 
 def test_validation_alone_creates_nothing(admin: AdminClient, cluster: Cluster) -> None:
     name = unique("dry")
-    admin.create_topics([NewTopic(name, 1, 1)], validate_only=True)[name].result(10)
+    admin.create_topics([NewTopic(name, 1, 1)], validate_only=True)[name].result(60)
     answer = cluster.call("metadata", 9, topics=[{"name": name}])
     assert answer["topics"][0]["error_code"] == "unknown_topic_or_partition"
 
 
 def test_partitions_are_added_and_never_taken(admin: AdminClient, cluster: Cluster) -> None:
     name = cluster.create_topic(unique("grow"), 1)
-    admin.create_partitions([NewPartitions(name, 3)])[name].result(10)
+    admin.create_partitions([NewPartitions(name, 3)])[name].result(60)
     until(lambda: cluster.leaders(name) == 3, "the new partitions")
     assert cluster.produce(name, [b"v"], partition=2)["error_code"] == "none"
     for count in (3, 2):
         with pytest.raises(confluent_kafka.KafkaException) as raised:
-            admin.create_partitions([NewPartitions(name, count)])[name].result(10)
+            admin.create_partitions([NewPartitions(name, count)])[name].result(60)
         assert error_code(raised) == confluent_kafka.KafkaError.INVALID_PARTITIONS
 
 
@@ -107,7 +108,7 @@ def test_settings_of_a_topic(admin: AdminClient, cluster: Cluster) -> None:
     resource = ConfigResource(ResourceType.TOPIC, name)
 
     def settings() -> dict[str, ConfigEntry]:
-        found: dict[str, ConfigEntry] = admin.describe_configs([resource])[resource].result(10)
+        found: dict[str, ConfigEntry] = admin.describe_configs([resource])[resource].result(60)
         return found
 
     before = settings()
@@ -128,10 +129,10 @@ def test_settings_of_a_topic(admin: AdminClient, cluster: Cluster) -> None:
             ),
         ],
     )
-    admin.incremental_alter_configs([change])[change].result(10)
+    admin.incremental_alter_configs([change])[change].result(60)
     until(lambda: settings()["max.message.bytes"].value == "2000", "the change")
     after = settings()
-    assert after["retention.ms"].value == "604800000"
+    assert after["retention.ms"].value == SETTINGS["log.retention.ms"]
     assert set(after["cleanup.policy"].value.split(",")) == {"delete", "compact"}
     until(
         lambda: cluster.produce(name, [bytes(3000)])["error_code"] == "message_too_large",
@@ -150,14 +151,14 @@ def test_settings_that_are_refused(
         incremental_configs=[ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)],
     )
     with pytest.raises(confluent_kafka.KafkaException) as raised:
-        admin.incremental_alter_configs([change])[change].result(10)
+        admin.incremental_alter_configs([change])[change].result(60)
     assert error_code(raised) == confluent_kafka.KafkaError.INVALID_CONFIG
 
 
 def test_settings_of_the_broker(admin: AdminClient, cluster: Cluster) -> None:
     node = str(cluster.call("metadata", 9, topics=[])["brokers"][0]["node_id"])
     resource = ConfigResource(ResourceType.BROKER, node)
-    found = admin.describe_configs([resource])[resource].result(10)
+    found = admin.describe_configs([resource])[resource].result(60)
     assert found["group.initial.rebalance.delay.ms"].value == "0"
     assert found["offsets.topic.num.partitions"].value == "4"
     assert found["transaction.max.timeout.ms"].value == "900000"
@@ -168,16 +169,16 @@ def test_records_are_deleted_up_to_an_offset(admin: AdminClient, cluster: Cluste
     for i in range(10):
         cluster.produce(name, [b"%d" % i])
     where = confluent_kafka.TopicPartition(name, 0, 4)
-    admin.delete_records([where])[where].result(10)
+    admin.delete_records([where])[where].result(60)
     assert cluster.offset(name, at=EARLIEST) == 4
     assert cluster.fetch(name, offset=3)["error_code"] == "offset_out_of_range"
     assert cluster.values(name) == [b"%d" % i for i in range(4, 10)]
     beyond = confluent_kafka.TopicPartition(name, 0, 11)
     with pytest.raises(confluent_kafka.KafkaException) as raised:
-        admin.delete_records([beyond])[beyond].result(10)
+        admin.delete_records([beyond])[beyond].result(60)
     assert error_code(raised) == confluent_kafka.KafkaError.OFFSET_OUT_OF_RANGE
     everything = confluent_kafka.TopicPartition(name, 0, confluent_kafka.OFFSET_END)
-    admin.delete_records([everything])[everything].result(10)
+    admin.delete_records([everything])[everything].result(60)
     assert cluster.offset(name, at=EARLIEST) == cluster.offset(name) == 10
     # A consumer that stood before is taken to what is left.
     cluster.produce(name, [b"next"])
@@ -192,10 +193,10 @@ def cluster_bootstrap(cluster: Cluster) -> str:
 
 
 def test_the_cluster_describes_itself(admin: AdminClient, bootstrap: str) -> None:
-    described = admin.describe_cluster().result(10)
+    described = admin.describe_cluster().result(60)
     assert [f"{node.host}:{node.port}" for node in described.nodes] == [bootstrap]
     assert described.cluster_id
-    assert admin.list_topics(timeout=10).cluster_id == described.cluster_id
+    assert admin.list_topics(timeout=60).cluster_id == described.cluster_id
 
 
 def test_offsets_by_the_admin_client(admin: AdminClient, cluster: Cluster) -> None:
@@ -203,7 +204,7 @@ def test_offsets_by_the_admin_client(admin: AdminClient, cluster: Cluster) -> No
     cluster.produce(name, [b"a", b"b"])
     where = confluent_kafka.TopicPartition(name, 0)
     for spec, wanted in ((OffsetSpec.earliest(), 0), (OffsetSpec.latest(), 2)):
-        assert admin.list_offsets({where: spec})[where].result(10).offset == wanted
+        assert admin.list_offsets({where: spec})[where].result(60).offset == wanted
     assert cluster.offset(name, isolation=READ_COMMITTED) == 2
 
 

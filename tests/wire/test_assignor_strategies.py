@@ -57,9 +57,9 @@ async def test_two_members_share_and_one_takes_over(bootstrap, topic, strategy):
                 mine, theirs = indexes(first), indexes(second)
                 return len(mine) == len(theirs) == 3 and not mine & theirs
 
-            await until_async(shared, "three each", deadline_s=20)
+            await until_async(shared, "three each", deadline_s=60)
             assert indexes(first) <= before
-        await until_async(alone, "everything at the first member again", deadline_s=20)
+        await until_async(alone, "everything at the first member again", deadline_s=60)
 
 
 def java_member(bootstrap: str, topic: str, group: str) -> Child:
@@ -110,18 +110,18 @@ async def test_cooperative_sticky_beside_librdkafka_and_java(bootstrap, topic):
                         range(PARTITIONS)
                     )
 
-                await until_async(lambda: are(6, 0, 0), "ours alone", deadline_s=20)
+                await until_async(lambda: are(6, 0, 0), "ours alone", deadline_s=60)
                 rd.subscribe([topic])
-                await until_async(lambda: are(3, 3, 0), "librdkafka's share", deadline_s=30)
+                await until_async(lambda: are(3, 3, 0), "librdkafka's share", deadline_s=60)
                 java = java_member(bootstrap, topic, group)
-                await until_async(lambda: are(2, 2, 2), "Java's share", deadline_s=40)
+                await until_async(lambda: are(2, 2, 2), "Java's share", deadline_s=60)
             kept = parts()[1:]
 
             async def without_ours() -> bool:
                 _, theirs, javas = parts()
                 return len(theirs) == len(javas) == 3 and not theirs & javas
 
-            await until_async(without_ours, "the rest shared by the others", deadline_s=40)
+            await until_async(without_ours, "the rest shared by the others", deadline_s=60)
             assert all(old <= new for old, new in zip(kept, parts()[1:], strict=True))
         finally:
             if java is not None:
@@ -145,8 +145,8 @@ async def test_cooperative_sticky_in_one_group_with_the_consumer_protocol(bootst
                 other = {one.partition for one in theirs.assignment()}
                 return len(mine) == len(other) == 3 and not mine & other
 
-            await until_async(shared, "three each, one in each protocol", deadline_s=40)
-        await until_async(alone, "everything at aiokafka's member again", deadline_s=40)
+            await until_async(shared, "three each, one in each protocol", deadline_s=60)
+        await until_async(alone, "everything at aiokafka's member again", deadline_s=60)
 
 
 async def test_the_plan_for_a_sticky_group_comes_true(bootstrap, topic):
@@ -165,4 +165,4 @@ async def test_the_plan_for_a_sticky_group_comes_true(bootstrap, topic):
             async def shared() -> bool:
                 return len(indexes(first)) == len(indexes(second)) == 3
 
-            await until_async(shared, "the plan", deadline_s=20)
+            await until_async(shared, "the plan", deadline_s=60)

@@ -125,11 +125,11 @@ def test_keys_go_where_other_clients_put_them(bootstrap, topic):
 def test_a_transaction_is_seen_whole_and_an_aborted_one_not_at_all(bootstrap, topic):
     fencepost("produce", topic, "--transactional-id", topic, bootstrap=bootstrap, stdin="a\nb\n")
     with confluent_producer(bootstrap, transactional_id=unique("aborts")) as producer:
-        producer.init_transactions(20)
+        producer.init_transactions(60)
         producer.begin_transaction()
         producer.produce(topic, b"hidden")
-        producer.flush(10)
-        producer.abort_transaction(20)
+        producer.flush(60)
+        producer.abort_transaction(60)
     committed = fencepost("consume", topic, bootstrap=bootstrap).stdout
     assert sorted(committed.split()) == ["a", "b"]
     everything = fencepost(
@@ -171,7 +171,7 @@ def test_groups_are_listed_and_described(bootstrap, topic):
     fencepost("produce", topic, "--partition", "0", bootstrap=bootstrap, stdin="a\nb\nc\n")
     with confluent_consumer(bootstrap, group_id=group, client_id="reader") as consumer:
         consumer.subscribe([topic])
-        message = consumer.poll(20)
+        message = consumer.poll(60)
         assert message is not None
         consumer.commit(message, asynchronous=False)
         listed = rows(fencepost("groups", "list", "--format", "json", bootstrap=bootstrap))
@@ -200,17 +200,17 @@ def test_groups_are_listed_and_described(bootstrap, topic):
 def test_transactions_are_listed_and_described(bootstrap, topic):
     name = unique("txn")
     with confluent_producer(bootstrap, transactional_id=name) as producer:
-        producer.init_transactions(20)
+        producer.init_transactions(60)
         producer.begin_transaction()
         producer.produce(topic, b"open", partition=2)
-        producer.flush(10)
+        producer.flush(60)
         listed = rows(
             fencepost("txns", "list", "--state", "Ongoing", "--format", "json", bootstrap=bootstrap)
         )
         assert name in [row["transactional_id"] for row in listed]
         seen = rows(fencepost("txns", "describe", name, "--format", "json", bootstrap=bootstrap))
         assert (seen[0]["state"], seen[0]["partitions"]) == ("Ongoing", [f"{topic}:2"])
-        producer.commit_transaction(20)
+        producer.commit_transaction(60)
     after = rows(fencepost("txns", "describe", name, "--format", "json", bootstrap=bootstrap))
     assert after[0]["state"] in {"CompleteCommit", "PrepareCommit"}
     assert "TRANSACTIONAL_ID_NOT_FOUND" in (

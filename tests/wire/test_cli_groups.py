@@ -140,13 +140,13 @@ def test_an_active_group_is_left_alone(bootstrap, topic):
 
 def test_lag_is_told_for_both_isolation_levels(bootstrap, topic, group):
     with confluent_producer(bootstrap, transactional_id=unique("lag")) as producer:
-        producer.init_transactions(20)
+        producer.init_transactions(60)
         producer.begin_transaction()
         producer.produce(topic, b"open", partition=0)
-        producer.flush(10)
+        producer.flush(60)
         (row,) = rows(run(bootstrap, "offsets", group))
         assert (row["lag"], row["lag_uncommitted"], row["stable"], row["end"]) == (7, 8, 10, 11)
-        producer.abort_transaction(20)
+        producer.abort_transaction(60)
 
 
 @pytest.mark.parametrize("assignor", ["range", "roundrobin", "cooperative-sticky"])
@@ -161,7 +161,7 @@ def test_the_plan_for_a_classic_group_comes_true(bootstrap, topic, assignor):
         assert sorted((row["now"], row["then"]) for row in planned) == [(0, 1), (2, 1)]
         second = stack.enter_context(confluent_consumer(bootstrap, **conf))
         second.subscribe([topic])
-        until(lambda: owned(first, second) == [1, 1], "the plan to come true", deadline_s=30)
+        until(lambda: owned(first, second) == [1, 1], "the plan to come true", deadline_s=60)
         names = [str(row["member"]) for row in rows(run(bootstrap, "members", group))]
         without = rows(run(bootstrap, "plan", group, "--remove", names[0]))
         assert {row["member"]: row["then"] for row in without} == {names[0]: None, names[1]: 2}

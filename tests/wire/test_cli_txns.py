@@ -36,13 +36,13 @@ def open_transaction(
     """A transaction with ``count`` records, aborted at the end; its transactional id."""
     name = unique("pipeline")
     with confluent_producer(bootstrap, transactional_id=name) as producer:
-        producer.init_transactions(20)
+        producer.init_transactions(60)
         producer.begin_transaction()
         for number in range(count):
             producer.produce(topic, b"%d" % number, partition=partition)
-        producer.flush(10)
+        producer.flush(60)
         yield name, producer
-        producer.abort_transaction(20)
+        producer.abort_transaction(60)
 
 
 def set_verification(cluster: Cluster, value: str) -> None:
@@ -163,7 +163,7 @@ def test_a_hanging_transaction_names_the_members_whose_offsets_it_holds(
     conf = {"client_id": "copier-1"} | ({} if protocol == "consumer" else {"group_id": group})
     with begin(*given, **conf) as consumer:
         consumer.subscribe([source])
-        assert consumer.poll(20) is not None
+        assert consumer.poll(60) is not None
         name, producer_id = hang(cluster, topic)
         (listed,) = rows(
             fencepost("txns", "producers", topic, "--open", *JSON, bootstrap=bootstrap)
@@ -240,10 +240,10 @@ def test_blame_names_the_pipeline_and_who_waits_behind_it(bootstrap, cluster, to
         copier = confluent_consumer(bootstrap, group_id=group, client_id="copier-1")
     with copier as consumer:
         consumer.subscribe([source])
-        assert consumer.poll(20) is not None
+        assert consumer.poll(60) is not None
         with open_transaction(bootstrap, topic) as (name, producer):
             offset = [confluent_kafka.TopicPartition(source, 0, 1)]
-            producer.send_offsets_to_transaction(offset, consumer.consumer_group_metadata(), 20)
+            producer.send_offsets_to_transaction(offset, consumer.consumer_group_metadata(), 60)
             found = rows(fencepost("txns", "blame", topic, "--format", "json", bootstrap=bootstrap))
             table = fencepost("txns", "blame", f"{topic}:0", bootstrap=bootstrap).stdout
     pinned, free = found

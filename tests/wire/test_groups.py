@@ -170,7 +170,7 @@ def test_offsets_carry_metadata_and_are_read_by_another_client(
         )
     with confluent_consumer(bootstrap, group_id=group) as reader:
         asked = [confluent_kafka.TopicPartition(topic, p) for p in (0, 1)]
-        first, second = reader.committed(asked, timeout=10)
+        first, second = reader.committed(asked, timeout=60)
         assert (first.offset, first.metadata) == (7, "état 🦔")
         assert second.offset == 9
     with kp_admin(bootstrap) as admin:

@@ -26,7 +26,7 @@ ME = "history-test"
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     short = {"group.consumer.min.session.timeout.ms": "1000"}
-    short |= {"group.consumer.session.timeout.ms": "1000"}
+    short |= {"group.consumer.session.timeout.ms": "3000"}
     started = Daemon(tmp_path_factory.mktemp("history"), {**SETTINGS, **short}).start()
     yield started
     started.stop()
@@ -99,9 +99,9 @@ def test_the_timeline_of_a_transactional_id_also_while_it_happens(daemon: Daemon
         first = cluster.init_producer(name)
         follower = Child([*command(daemon, "txns", "history", name, "--follow")])
         try:
-            follower.wait_for_line(r"epoch-bumped +epoch 0 +InitProducerId", deadline_s=20)
+            follower.wait_for_line(r"epoch-bumped +epoch 0 +InitProducerId", deadline_s=60)
             second = cluster.init_producer(name)
-            follower.wait_for_line(r"epoch-bumped +epoch 0 → 1 +InitProducerId", deadline_s=20)
+            follower.wait_for_line(r"epoch-bumped +epoch 0 → 1 +InitProducerId", deadline_s=60)
             refused = cluster.call(
                 "end_txn",
                 3,
@@ -111,7 +111,7 @@ def test_the_timeline_of_a_transactional_id_also_while_it_happens(daemon: Daemon
                 committed=True,
             )
             assert refused["error_code"] == "producer_fenced"
-            follower.wait_for_line(r"producer-refused +epoch 0 ≠ 1 +EndTxn", deadline_s=20)
+            follower.wait_for_line(r"producer-refused +epoch 0 ≠ 1 +EndTxn", deadline_s=60)
         finally:
             follower.kill()
     rows = told(daemon, "txns", name, "producer-refused")

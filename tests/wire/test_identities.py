@@ -98,10 +98,10 @@ def librdkafka(bootstrap: str, name: str, topic: str) -> None:
     """Each incarnation takes the next epoch."""
     for number in range(4):
         with confluent_producer(bootstrap, transactional_id=name) as producer:
-            producer.init_transactions(30)
+            producer.init_transactions(60)
             producer.begin_transaction()
             producer.produce(topic, b"%d" % number)
-            producer.commit_transaction(30)
+            producer.commit_transaction(60)
 
 
 def java(bootstrap: str, name: str, topic: str) -> None:

@@ -41,7 +41,7 @@ class Old:
         )
 
     def read(self) -> list[str]:
-        polled = self.consumer.poll(20)
+        polled = self.consumer.poll(60)
         found = [record.value.decode() for part in polled.values() for record in part]
         if found:
             with contextlib.suppress(kafka.errors.CommitFailedError):

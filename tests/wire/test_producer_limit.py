@@ -70,22 +70,22 @@ def test_transactions_are_kept_and_a_new_producer_waits_for_one_to_end(
                 daemon.bootstrap, transactional_id=unique(f"t{at}"), linger_ms=0
             ).__enter__()
         )
-        producers[-1].init_transactions(10)
+        producers[-1].init_transactions(60)
         producers[-1].begin_transaction()
         producers[-1].produce(topic, b"in a transaction", partition=0)
-        producers[-1].flush(10)
+        producers[-1].flush(60)
     idle = small.init_producer()[0]
     assert send(small, topic, idle) == ("not_enough_replicas", -1)
     assert small.lso(topic) == 0
     # A real client sends again until there is room; nothing that was open was forgotten.
-    ended = threading.Timer(0.5, lambda: producers[0].commit_transaction(10))
+    ended = threading.Timer(0.5, lambda: producers[0].commit_transaction(60))
     ended.start()
     with kp_producer(daemon.bootstrap, enable_idempotence=True) as waiting:
         future = waiting.send(topic, b"waited", partition=0)
-        assert future.get(timeout=20).offset >= LIMIT
+        assert future.get(timeout=60).offset >= LIMIT
     ended.join()
     for producer in producers[1:]:
-        producer.commit_transaction(10)
+        producer.commit_transaction(60)
     assert small.values(topic).count(b"in a transaction") == LIMIT
     assert small.lso(topic) == small.offset(topic)
 

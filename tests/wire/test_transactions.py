@@ -185,7 +185,7 @@ async def test_a_forgotten_transaction_is_aborted_at_its_timeout(
     bootstrap: str, cluster: Cluster, client: str
 ) -> None:
     topic = cluster.create_topic(unique("timeout"))
-    async with transactional(client, bootstrap, unique("id"), timeout_ms=1000) as producer:
+    async with transactional(client, bootstrap, unique("id"), timeout_ms=2_500) as producer:
         await producer.begin()
         await producer.send(topic, b"forgotten")
         settled(cluster, topic, 2)
@@ -222,7 +222,7 @@ async def copy_for_a_while(
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": bootstrap, "transactional.id": name, "linger.ms": 0}
     )
-    producer.init_transactions(20)
+    producer.init_transactions(60)
     with confluent_consumer(
         bootstrap, group_id=group, isolation_level="read_committed"
     ) as consumer:
@@ -235,11 +235,11 @@ async def copy_for_a_while(
             for message in messages:
                 producer.produce(target, b"copy of " + message.value())
             producer.send_offsets_to_transaction(
-                consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), 20
+                consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), 60
             )
-            producer.flush(10)
+            producer.flush(60)
             if number < transactions:
-                producer.commit_transaction(20)
+                producer.commit_transaction(60)
 
 
 async def test_readers_during_the_transactions_see_only_whole_ones(

@@ -35,7 +35,7 @@ def init(client: WireClient, name: str, *, keep: bool = False, two_phase: bool =
         to_transaction=name,
         entity=lambda f: f.message(
             transactional_id=name,
-            transaction_timeout=1_000,
+            transaction_timeout=3_000,
             producer_id=-1,
             producer_epoch=-1,
             enable2_pc=two_phase,

@@ -23,7 +23,7 @@ from tests.support.waits import until
 from tests.wire.test_transactions import every_client, settled
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_MS = 1000
+TIMEOUT_MS = 2_500
 LATE_BY = range(1, 6)
 CLAIMS = 4
 """Of the one id by each of two processes."""
@@ -199,7 +199,7 @@ def test_a_process_stopped_past_its_timeout_has_no_effect_when_it_goes_on(
     topic, name, go = cluster.create_topic(unique("paused")), unique("id"), tmp_path / "go"
     child = process("paused", client, bootstrap, topic, name, TIMEOUT_MS, go)
     try:
-        child.wait_for_line("^open$", deadline_s=30)
+        child.wait_for_line("^open$", deadline_s=60)
         os.kill(child.pid, signal.SIGSTOP)
         settled(cluster, topic, 2)
         successor = StubbornClient(bootstrap, name, version=1)

@@ -78,7 +78,7 @@ class Confluent:
 
     async def init(self) -> None:
         with self._errors():
-            self._producer.init_transactions(20)
+            self._producer.init_transactions(60)
 
     async def begin(self) -> None:
         with self._errors():
@@ -93,7 +93,7 @@ class Confluent:
                 partition=partition,
                 on_delivery=lambda error, _: outcome.append(error),
             )
-            self._producer.flush(20)
+            self._producer.flush(60)
         if error := outcome[0]:
             fenced = {
                 confluent_kafka.KafkaError._FENCED,
@@ -115,18 +115,18 @@ class Confluent:
         try:
             with self._errors():
                 self._producer.send_offsets_to_transaction(
-                    marks, member.consumer_group_metadata(), 20
+                    marks, member.consumer_group_metadata(), 60
                 )
         finally:
             member.close()
 
     async def commit(self) -> None:
         with self._errors():
-            self._producer.commit_transaction(20)
+            self._producer.commit_transaction(60)
 
     async def abort(self) -> None:
         with self._errors():
-            self._producer.abort_transaction(20)
+            self._producer.abort_transaction(60)
 
     async def close(self) -> None:
         with self._errors():
@@ -217,7 +217,7 @@ class KafkaPython:
 
     async def send(self, topic: str, value: bytes, partition: int = 0) -> None:
         with self._errors():
-            self._producer.send(topic, value, partition=partition).get(20)
+            self._producer.send(topic, value, partition=partition).get(60)
 
     async def send_offsets(self, offsets: Offsets, group: str) -> None:
         marks = {

@@ -43,7 +43,7 @@ def contents(broker: Broker, topic: str) -> dict[bytes, bytes]:
 
 
 async def until(probe, what: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not probe():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.01)

@@ -62,7 +62,7 @@ async def test_every_way_to_fail_is_reported_and_the_next_question_is_answered(m
         late, prompt = await asyncio.gather(hanging, others)
         assert "did not answer" in late.problem
         assert prompt.result == good.result
-        assert time.monotonic() - before < 10
+        assert time.monotonic() - before < 14  # the timeout of a start was 15 s
     finally:
         await processes.close()
 

@@ -99,7 +99,7 @@ def test_appends_that_wait_together_share_one_fsync(tmp_path):
         groups, since = one.broker.commit.groups, len(one.disk.steps)
         one.disk.gate.clear()
         opener = one.begin(lambda: one.connect().produce(topic, [b"opener"]))
-        assert one.disk.held.wait(20)
+        assert one.disk.held.wait(60)
         clients = [one.connect() for _ in range(16)]
         joined = [
             one.begin(lambda at=at, c=c: c.produce(topic, [b"%d" % at], partition=at % 2))
@@ -109,7 +109,7 @@ def test_appends_that_wait_together_share_one_fsync(tmp_path):
         until(written, "every append is written while the first fsync is under way")
         assert not any(future.done() for future in [opener, *joined])
         one.disk.gate.set()
-        assert {future.result(20)["error_code"] for future in [opener, *joined]} == {"none"}
+        assert {future.result(60)["error_code"] for future in [opener, *joined]} == {"none"}
         # The opener's file, then both partitions' for the other sixteen.
         assert one.broker.commit.groups == groups + 2
         assert one.disk.of_logs(topic, since=since).count(("sync", topic)) == 3
@@ -121,13 +121,13 @@ def test_nobody_sees_what_is_not_on_disk_and_the_loop_goes_on(tmp_path):
         one.client.produce(topic, [b"first"])
         one.disk.gate.clear()
         waiting = one.begin(lambda: one.connect().produce(topic, [b"second"]))
-        assert one.disk.held.wait(20)
+        assert one.disk.held.wait(60)
         # Requests are served, and the high watermark stands where the disk is.
         assert one.client.offset(topic) == 1
         assert one.client.values(topic) == [b"first"]
         assert not waiting.done()
         one.disk.gate.set()
-        assert waiting.result(20)["base_offset"] == 1
+        assert waiting.result(60)["base_offset"] == 1
         assert one.client.values(topic) == [b"first", b"second"]
 
 
@@ -138,13 +138,13 @@ def test_a_retry_of_what_is_not_on_disk_waits_as_well(tmp_path):
         data = batch([b"once"], producer_id=producer, producer_epoch=epoch, sequence=0)
         one.disk.gate.clear()
         first = one.begin(lambda: one.connect().produce(topic, data))
-        assert one.disk.held.wait(20)
+        assert one.disk.held.wait(60)
         retry = one.begin(lambda: one.connect().produce(topic, data))
         assert one.client.offset(topic) == 0
         assert not first.done()
         assert not retry.done()
         one.disk.gate.set()
-        assert first.result(20)["base_offset"] == retry.result(20)["base_offset"] == 0
+        assert first.result(60)["base_offset"] == retry.result(60)["base_offset"] == 0
         assert one.client.values(topic) == [b"once"]
 
 
@@ -187,15 +187,15 @@ def test_offset_commits_wait_for_the_disk(tmp_path):
         assert commit_offset(one.client, topic, 1) == "none"
         one.disk.gate.clear()
         committing = one.begin(lambda: commit_offset(one.connect(), topic, 2))
-        assert one.disk.held.wait(20)
+        assert one.disk.held.wait(60)
         # Who asks meanwhile would see what a power loss could take back, so it waits too.
         asking = one.begin(lambda: one.connect().committed("g", topic))
         assert one.client.offset(topic) == 0
         assert not committing.done()
         assert not asking.done()
         one.disk.gate.set()
-        assert committing.result(20) == "none"
-        assert asking.result(20) == 2
+        assert committing.result(60) == "none"
+        assert asking.result(60) == 2
 
 
 # --- transactions: each step is on disk before the next is written -------------------------------
@@ -267,7 +267,7 @@ def test_a_failed_fsync_acknowledges_nobody_and_survives_a_restart(tmp_path):
         one.client.produce(good, [b"stored"])
         disk.gate.clear()
         opener = one.begin(lambda: one.connect().produce(good, [b"opener"]))
-        assert disk.held.wait(20)
+        assert disk.held.wait(60)
         since = len(disk.steps)
         clients = [one.connect() for _ in range(4)]
         shared = [one.begin(lambda c=c: c.produce(bad, [b"lost"])) for c in clients]
@@ -276,10 +276,10 @@ def test_a_failed_fsync_acknowledges_nobody_and_survives_a_restart(tmp_path):
         until(written, "all five are written")
         disk.sync_fails = log_of("bad")
         disk.gate.set()
-        assert opener.result(20)["error_code"] == "none"
-        assert {one.result(20)["error_code"] for one in shared} == {"kafka_storage_error"}
+        assert opener.result(60)["error_code"] == "none"
+        assert {one.result(60)["error_code"] for one in shared} == {"kafka_storage_error"}
         # Its own file is on disk.
-        assert other.result(20)["error_code"] == "none"
+        assert other.result(60)["error_code"] == "none"
         # The kernel would now call the pages clean; nothing is tried again on them.
         disk.sync_fails = lambda _path: False
         syncs = disk.of_logs(bad).count(("sync", bad))
@@ -436,7 +436,7 @@ def test_an_orderly_stop_flushes_what_waits(tmp_path):
         topic = one.client.create_topic("t")
         disk.gate.clear()
         one.begin(lambda: one.connect().produce(topic, [b"x"]))
-        assert disk.held.wait(20)
+        assert disk.held.wait(60)
         threading.Timer(0.2, disk.gate.set).start()
     with running(tmp_path) as one:
         assert one.broker.replicas.was_clean

@@ -358,17 +358,25 @@ def test_no_answer_without_acks_and_an_error_closes(client, bootstrap, topic):
 @pytest.mark.parametrize(
     ("records", "code"),
     [
-        (b"", "invalid_record"),
-        (b"x" * 60, "corrupt_message"),
-        (batch([b"a"]) + batch([b"b"]), "invalid_record"),
-        (batch([b"a"])[:-1], "invalid_record"),
-        (batch([b"a"])[:-1] + b"?", "corrupt_message"),
-        (seal(b"", count=0), "invalid_record"),
-        (batch([b"a"], attributes=0x20), "invalid_record"),
-        (batch([b"a"], attributes=0x05), "unsupported_compression_type"),
-        (batch([b"x" * 100_000]), "message_too_large"),
-        (batch([b"a"], timestamp_ms=2**50), "invalid_timestamp"),
-        (batch([b"a"], producer_id=1, producer_epoch=0, sequence=-1), "invalid_record"),
+        pytest.param(b"", "invalid_record", id="nothing"),
+        pytest.param(b"x" * 60, "corrupt_message", id="noise"),
+        pytest.param(batch([b"a"]) + batch([b"b"]), "invalid_record", id="two batches"),
+        pytest.param(batch([b"a"])[:-1], "invalid_record", id="cut short"),
+        pytest.param(batch([b"a"])[:-1] + b"?", "corrupt_message", id="a wrong CRC"),
+        pytest.param(seal(b"", count=0), "invalid_record", id="no records"),
+        pytest.param(batch([b"a"], attributes=0x20), "invalid_record", id="a control batch"),
+        pytest.param(
+            batch([b"a"], attributes=0x05), "unsupported_compression_type", id="no such codec"
+        ),
+        pytest.param(batch([b"x" * 100_000]), "message_too_large", id="too large"),
+        pytest.param(
+            batch([b"a"], timestamp_ms=2**50), "invalid_timestamp", id="too far in the future"
+        ),
+        pytest.param(
+            batch([b"a"], producer_id=1, producer_epoch=0, sequence=-1),
+            "invalid_record",
+            id="an id without a sequence",
+        ),
     ],
 )
 def test_bad_batches(client, topic, records, code):
@@ -600,10 +608,14 @@ def test_the_brokers_limit_of_a_fetch(client, topic):
     assert 40_000 < len(client.fetch(topic)["records"]) <= 50_000
 
 
+LONG_MS = 60_000
+"""The connection waits for an answer for 20 s only: a fetch that waits for its time fails."""
+
+
 def test_a_fetch_waits_for_min_bytes_or_its_time(client, bootstrap, topic):
     begin = time.perf_counter()
     assert _fetch(client, [{}], topic=topic, max_wait=150)["responses"]
-    assert 0.14 < time.perf_counter() - begin < 2
+    assert time.perf_counter() - begin > 0.14
 
     def write() -> None:
         with Cluster(bootstrap) as other:
@@ -613,9 +625,7 @@ def test_a_fetch_waits_for_min_bytes_or_its_time(client, bootstrap, topic):
 
     writer = threading.Thread(target=write)
     writer.start()
-    begin = time.perf_counter()
-    answer = _fetch(client, [{}], topic=topic, max_wait=10_000, min_bytes=400)
-    assert time.perf_counter() - begin < 5
+    answer = _fetch(client, [{}], topic=topic, max_wait=LONG_MS, min_bytes=400)
     writer.join()
     (part,) = answer["responses"][0]["partitions"]
     assert len(batches(part["records"])) == 2
@@ -623,16 +633,12 @@ def test_a_fetch_waits_for_min_bytes_or_its_time(client, bootstrap, topic):
 
 @pytest.mark.parametrize("fields", [{"min_bytes": 0}, {"max_wait": 0}, {"max_wait": -1}])
 def test_a_fetch_that_need_not_wait_does_not(client, topic, fields):
-    begin = time.perf_counter()
-    _fetch(client, [{}], topic=topic, **{"max_wait": 10_000, **fields})
-    assert time.perf_counter() - begin < 5
+    _fetch(client, [{}], topic=topic, **{"max_wait": LONG_MS, **fields})
 
 
 def test_a_fetch_with_an_error_or_without_partitions_does_not_wait(client, topic):
-    begin = time.perf_counter()
-    _fetch(client, [{}, {"partition": 9}], topic=topic, max_wait=10_000)
-    client.call("fetch", 12, max_wait=10_000, min_bytes=1, max_bytes=1, topics=[])
-    assert time.perf_counter() - begin < 5
+    _fetch(client, [{}, {"partition": 9}], topic=topic, max_wait=LONG_MS)
+    client.call("fetch", 12, max_wait=LONG_MS, min_bytes=1, max_bytes=1, topics=[])
 
 
 def test_a_waiting_fetch_hears_that_its_topic_is_gone(client, bootstrap, topic):
@@ -643,7 +649,7 @@ def test_a_waiting_fetch_hears_that_its_topic_is_gone(client, bootstrap, topic):
 
     deleter = threading.Thread(target=delete)
     deleter.start()
-    answer = _fetch(client, [{}], topic=topic, max_wait=15_000)
+    answer = _fetch(client, [{}], topic=topic, max_wait=LONG_MS)
     deleter.join()
     (part,) = answer["responses"][0]["partitions"]
     assert part["error_code"] == "unknown_topic_or_partition"

@@ -61,7 +61,7 @@ def entries(services: Services) -> list[Entry]:
 
 
 async def written(services: Services, count: int) -> list[Entry]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(found := entries(services)) < count:  # noqa: ASYNC110 - a timer, not an event
             await asyncio.sleep(0.005)
     return found

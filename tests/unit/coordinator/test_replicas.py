@@ -388,7 +388,7 @@ async def test_the_tasks_run_by_themselves_and_stop(tmp_path):
     work = Maintenance(node.replicas, node.config, node.clock)
     work.start()
     checkpoint = tmp_path / "replication-offset-checkpoint"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while partition.log_start_offset != 3 or not checkpoint.exists():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await work.stop()
@@ -421,7 +421,7 @@ async def test_a_poll_ends_when_enough_was_appended(tmp_path):
     assert not reader.poll.answer.done()
     assert len(polls) == 1
     node.write("a", count=5)
-    assert await asyncio.wait_for(reader.poll.answer, 1) == 6
+    assert await asyncio.wait_for(reader.poll.answer, 30) == 6
     await asyncio.sleep(0)
     assert len(polls) == 0
     assert not reader.partition._listeners
@@ -439,7 +439,7 @@ async def test_a_poll_ends_when_its_time_is_over_or_nobody_waits_or_the_broker_s
     polls.close()
     assert await last.poll.answer == 0
     late = Reader(node, polls, 1)
-    assert await asyncio.wait_for(late.poll.answer, 1) == 0
+    assert await asyncio.wait_for(late.poll.answer, 30) == 0
     await asyncio.sleep(0)
     assert len(polls) == 0
     assert not last.partition._listeners
@@ -453,7 +453,7 @@ async def test_a_poll_ends_when_its_offset_is_deleted(tmp_path):
     await asyncio.sleep(0)
     assert not reader.poll.answer.done()
     reader.partition.delete_records_before(2)
-    assert await asyncio.wait_for(reader.poll.answer, 1) == 3
+    assert await asyncio.wait_for(reader.poll.answer, 30) == 3
 
 
 async def test_a_failing_answer_is_told(tmp_path):

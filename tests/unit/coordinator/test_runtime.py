@@ -256,11 +256,9 @@ class Bench:
         return {key: value for key, (value, _) in machine.table.items()}
 
     async def reloaded(self) -> None:
-        for _ in range(200):
-            if self.shard.state is ShardState.ACTIVE:
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError(self.shard.state)
+        async with asyncio.timeout(30):
+            while self.shard.state is not ShardState.ACTIVE:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.005)
 
 
 @pytest.fixture

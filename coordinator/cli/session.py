@@ -97,9 +97,19 @@ class Session:
         return found
 
     def fetch(
-        self, topic: str, index: int, offset: int, *, committed: bool, max_wait_ms: int = 0
+        self,
+        topic: str,
+        index: int,
+        offset: int,
+        *,
+        committed: bool,
+        max_wait_ms: int = 0,
+        max_bytes: int = MAX_FETCH_BYTES,
     ) -> Any:
-        """One Fetch of one partition; raises :class:`ApiError` unless it was served."""
+        """One Fetch of one partition; raises :class:`ApiError` unless it was served.
+
+        The first batch comes whole, whatever ``max_bytes`` says.
+        """
         low, high = self.client.versions()[1]
         # From version 13 on topics have ids instead of names.
         answer = self.client.call(
@@ -111,7 +121,7 @@ class Session:
                 replica_id=-1,
                 max_wait_ms=max_wait_ms,
                 min_bytes=1,
-                max_bytes=MAX_FETCH_BYTES,
+                max_bytes=max_bytes,
                 isolation_level=int(committed),
                 session_id=0,
                 session_epoch=-1,
@@ -125,7 +135,7 @@ class Session:
                                 fetch_offset=offset,
                                 last_fetched_epoch=-1,
                                 log_start_offset=-1,
-                                partition_max_bytes=MAX_FETCH_BYTES,
+                                partition_max_bytes=max_bytes,
                             )
                         ],
                     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from coordinator import lean  # noqa: F401  # isort: skip - before anything that imports kio
 from kio.schema.consumer_protocol_assignment.v0.data import ConsumerProtocolAssignment
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader

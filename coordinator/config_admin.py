@@ -22,7 +22,7 @@ from coordinator.config import (
     Setting,
     shown_topic_keys,
 )
-from coordinator.config_group_defs import GROUP_OWN_KEYS
+from coordinator.config_group_own_defs import GROUP_OWN_KEYS
 from coordinator.config_types import text_of
 from coordinator.data_errors import InvalidRequestError
 from coordinator.metadata import DEFAULT_SETTINGS

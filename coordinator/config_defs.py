@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from coordinator.config_group_defs import GROUP_KEYS
+from coordinator.config_group_own_defs import OTHER_GROUP_KEYS
 from coordinator.config_inert_defs import INERT_KEYS
 from coordinator.config_types import LONG_MAX, ConfigKey, ConfigType
 
@@ -514,7 +515,15 @@ _TXN_KEYS = (
 
 
 BROKER_KEYS: Mapping[str, ConfigKey] = {
-    key.name: key for key in (*_BROKER_KEYS, *_LOG_KEYS, *GROUP_KEYS, *_TXN_KEYS, *INERT_KEYS)
+    key.name: key
+    for key in (
+        *_BROKER_KEYS,
+        *_LOG_KEYS,
+        *GROUP_KEYS,
+        *_TXN_KEYS,
+        *INERT_KEYS,
+        *OTHER_GROUP_KEYS,
+    )
 }
 """Broker keys by name."""
 

@@ -176,39 +176,3 @@ GROUP_KEYS = (
         _MIB,
     ),
 )
-
-
-GROUP_OWN_KEYS = {
-    key.name: key
-    for key in (
-        ConfigKey(
-            "consumer.session.timeout.ms",
-            _I,
-            None,
-            "A member of this group that is silent for so long is removed.",
-            "ms",
-            1,
-        ),
-        ConfigKey(
-            "consumer.heartbeat.interval.ms",
-            _I,
-            None,
-            "How often members of this group are told to send a heartbeat.",
-            "ms",
-            1,
-        ),
-        ConfigKey(
-            "consumer.assignment.interval.ms",
-            _I,
-            None,
-            "This group's target assignment is computed at most once in this time.",
-            "ms",
-            0,
-        ),
-    )
-}
-"""What a group of the consumer protocol may have of its own: ``GroupConfig``.
-
-The default of each is the broker's key of the same name behind ``group.``; its bounds are
-``group.consumer.min.*`` and ``group.consumer.max.*``.
-"""

@@ -15,9 +15,18 @@ _ONE_LOOP = "all work is done on one event loop"
 _SAME_TURN = "writes are complete when they are answered"
 
 
-def inert_key(name: str, kind: ConfigType, default: str | None, reason: str) -> ConfigKey:
+def inert_key(
+    name: str,
+    kind: ConfigType,
+    default: str | None,
+    reason: str,
+    *,
+    low: int | None = None,
+    choices: tuple[str, ...] = (),
+) -> ConfigKey:
     """A key that is accepted with a warning and changes nothing, for ``reason``."""
-    return ConfigKey(name, kind, default, f"Accepted for compatibility: {reason}.", inert=reason)
+    doc = f"Accepted for compatibility: {reason}."
+    return ConfigKey(name, kind, default, doc, low=low, choices=choices, inert=reason)
 
 
 INERT_KEYS = (

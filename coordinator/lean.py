@@ -1,9 +1,9 @@
-"""Imported first by the daemon: keeps what it never uses out of its start and its memory.
+"""Imported first: keeps what daemon and commands never use out of their start and their memory.
 
-Two libraries load others for conveniences that a daemon has no use for, if they are installed:
-kio registers test strategies with hypothesis, structlog.dev prepares coloured tracebacks with rich.
-Together that is more than a third of the start and ten megabytes. Both are imported here while
-those look absent; afterwards everything can be imported as ever.
+Two libraries load others for conveniences that neither has a use for, if they are installed: kio
+registers test strategies with hypothesis, structlog.dev prepares coloured tracebacks with rich.
+Together that is more than a third of the daemon's start, half of a command's, and ten megabytes.
+Both are imported here while those look absent; afterwards everything can be imported as ever.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def join_group(shard: Shard, outcome: Outcome, token: Token, command: JoinGroup)
     if group.state is ClassicState.DEAD:
         raise GroupDeadError(f"group {command.group_id!r} is being removed")
     if not _accepts(shard, group, command.member_id):
-        _turn_away(outcome, group, command.member_id)
+        _turn_away(outcome, group, command)
         outcome.reply(token, GroupMaxSizeReachedError(f"group {command.group_id!r} is full"))
         return
     _require_support(group, command)
@@ -139,7 +139,8 @@ def _accepts(shard: Shard, group: ClassicGroup, member_id: str) -> bool:
             return True
 
 
-def _turn_away(outcome: Outcome, group: ClassicGroup, member_id: str) -> None:
+def _turn_away(outcome: Outcome, group: ClassicGroup, command: JoinGroup) -> None:
+    member_id = command.member_id
     if member_id in group.pending_members:
         group.forget_pending(member_id)
     elif member_id in group.members:
@@ -148,7 +149,12 @@ def _turn_away(outcome: Outcome, group: ClassicGroup, member_id: str) -> None:
         return
     outcome.disarm(session_timer(group.group_id, member_id))
     outcome.event(
-        EventKind.MEMBER_EXPIRED, group.group_id, member=member_id, reason="the group is full"
+        EventKind.MEMBER_EXPIRED,
+        group.group_id,
+        member=member_id,
+        client_id=command.client_id,
+        client_host=command.client_host,
+        reason="the group is full",
     )
 
 

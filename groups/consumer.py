@@ -239,7 +239,13 @@ def _leave(shard: Shard, outcome: Outcome, token: Token, command: ConsumerHeartb
         outcome.append(cr.current_assignment(group.group_id, member_id, write_current(away)))
         outcome.disarm(rebalance_timer(group.group_id, member_id))
         outcome.event(
-            EventKind.MEMBER_LEFT, group.group_id, member=member_id, reason="static, for a while"
+            EventKind.MEMBER_LEFT,
+            group.group_id,
+            member=member_id,
+            group_instance_id=command.instance_id,
+            client_id=group.members[member_id].client_id,
+            client_host=group.members[member_id].client_host,
+            reason="static, for a while",
         )
     else:
         remove_members(shard, outcome, group, [member_id], EventKind.MEMBER_LEFT, "left")

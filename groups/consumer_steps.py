@@ -148,6 +148,8 @@ def take_over(outcome: Outcome, beat: Beat, owner: str) -> None:
         member=owner,
         successor=member_id,
         group_instance_id=command.instance_id,
+        client_id=group.members[owner].client_id,
+        client_host=group.members[owner].client_host,
         reason="the static member came back under a new id",
     )
 

@@ -77,7 +77,7 @@ def show(
         begin_ms = int(_milliseconds(begin, "--since"))
         begin = dt.datetime.fromtimestamp(begin_ms / 1000, dt.UTC).isoformat()
     with Session(bootstrap, timeout) as session:
-        entries = _entries(session, scope, subject, begin, follow=follow)
+        entries = entries_of(session, begin, key=encode_key(scope, subject), follow=follow)
         if begin_ms is not None:
             # One write holds what happened in some milliseconds, and is found by its last moment.
             entries = (entry for entry in entries if entry.at_ms >= begin_ms)
@@ -154,13 +154,13 @@ def _first(detail: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     return next((str(detail[name]) for name in names if detail.get(name)), None)
 
 
-def _entries(
-    session: Session, scope: str, subject: str, begin: str, *, follow: bool
+def entries_of(
+    session: Session, begin: str = "earliest", *, key: bytes | None = None, follow: bool = False
 ) -> Iterator[Entry]:
+    """The entries of one subject, or of all, from ``begin`` on. None at all on Apache Kafka."""
     from coordinator.cli.consume import Reader
     from coordinator.wire.client import ApiError
 
-    key = encode_key(scope, subject)
     reader = Reader(session, HISTORY_TOPIC, committed=False)
     while True:
         try:
@@ -174,7 +174,7 @@ def _entries(
             time.sleep(LOOK_AGAIN_S)
             begin = "earliest"
     for _, record in reader.records(follow=follow):
-        if record.key == key and record.value is not None:
+        if record.value is not None and key in {None, record.key}:
             entry = decode_value(record.value)
             if entry is not None:
                 yield entry

@@ -240,6 +240,30 @@ def hanging(
     ]
 
 
+def began(session: Session, producer: Producer) -> int | None:
+    """The time of the first record of its open transaction, in ms; None if that record is gone.
+
+    Neither the leader nor, once it hangs, a coordinator tells it; the record itself does.
+    """
+    from coordinator.wire.client import ApiError
+    from logcore.batch import HEADER_SIZE, decode_records, parse_header
+
+    try:
+        row = session.fetch(*producer.place, producer.start_offset, committed=False, max_bytes=1)
+    except ApiError as error:
+        if error.code == ErrorCode.offset_out_of_range:
+            return None
+        raise
+    data = row.records or b""
+    if len(data) < HEADER_SIZE:
+        return None
+    header = parse_header(data)
+    if len(data) < header.size or header.producer_id != producer.producer_id:
+        return None
+    first = next(iter(decode_records(data, 0, header)), None)
+    return None if first is None else first.timestamp_ms
+
+
 def abort(session: Session, producer: Producer) -> None:
     """Write the abort marker of the transaction that ``producer`` has open. Raises ApiError.
 

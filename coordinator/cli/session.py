@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from coordinator import lean  # noqa: F401  # isort: skip - before anything that imports kio
 from kio.schema.consumer_protocol_assignment.v0.data import ConsumerProtocolAssignment
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
@@ -97,9 +98,19 @@ class Session:
         return found
 
     def fetch(
-        self, topic: str, index: int, offset: int, *, committed: bool, max_wait_ms: int = 0
+        self,
+        topic: str,
+        index: int,
+        offset: int,
+        *,
+        committed: bool,
+        max_wait_ms: int = 0,
+        max_bytes: int = MAX_FETCH_BYTES,
     ) -> Any:
-        """One Fetch of one partition; raises :class:`ApiError` unless it was served."""
+        """One Fetch of one partition; raises :class:`ApiError` unless it was served.
+
+        The first batch comes whole, whatever ``max_bytes`` says.
+        """
         low, high = self.client.versions()[1]
         # From version 13 on topics have ids instead of names.
         answer = self.client.call(
@@ -111,7 +122,7 @@ class Session:
                 replica_id=-1,
                 max_wait_ms=max_wait_ms,
                 min_bytes=1,
-                max_bytes=MAX_FETCH_BYTES,
+                max_bytes=max_bytes,
                 isolation_level=int(committed),
                 session_id=0,
                 session_epoch=-1,
@@ -125,7 +136,7 @@ class Session:
                                 fetch_offset=offset,
                                 last_fetched_epoch=-1,
                                 log_start_offset=-1,
-                                partition_max_bytes=MAX_FETCH_BYTES,
+                                partition_max_bytes=max_bytes,
                             )
                         ],
                     )

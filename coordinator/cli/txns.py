@@ -13,7 +13,8 @@ from coordinator.history_format import TRANSACTION
 
 if TYPE_CHECKING:
     from coordinator.cli.blame import Blame
-    from coordinator.cli.open_transactions import Producer
+    from coordinator.cli.claims import Claim
+    from coordinator.cli.open_transactions import Producer, Transaction
     from coordinator.cli.session import Partition, Session
 
 DEFAULT_MAX_TIMEOUT_MINUTES = 15.0
@@ -190,36 +191,62 @@ def find_hanging(
 ) -> None:
     """Find transactions that are open on a partition and that no coordinator will ever end.
 
-    Exit status 1 if there are any. `abort` ends them. CLIENT names the members of the groups whose
-    offsets the producer holds back as well.
+    Exit status 1 if there are any. `abort` ends them. SINCE is the time of the first record. CLIENT
+    names the members of the groups whose offsets the producer holds back as well, or else who
+    claimed the producer id; that, and a transactional id that has expired since, is told by the
+    broker's own history, which Apache Kafka does not keep.
     """
+    from coordinator.cli import open_transactions as tools
     from coordinator.cli.blame import clients_of
-    from coordinator.cli.open_transactions import hanging, partition_argument, partitions_of
+    from coordinator.cli.claims import claims_of, holder
     from coordinator.cli.session import Session
 
     with Session(bootstrap, timeout) as session:
-        found = hanging(
+        found = tools.hanging(
             session,
-            partitions_of(session, [partition_argument(text) for text in topics]),
+            tools.partitions_of(session, [tools.partition_argument(text) for text in topics]),
             older_than_ms=int(max_minutes * 60_000),
             now_ms=time.time_ns() // 1_000_000,
         )
-        clients = clients_of(session, (row.producer_id for row, _, _ in found))
-    rows = [
-        {
-            **_producer_row(row),
-            "transactional_id": transaction.transactional_id if transaction else None,
-            "client": list(clients.get(row.producer_id, ())),
-            "reason": reason,
-        }
-        for row, transaction, reason in found
-    ]
+        ids = {row.producer_id for row, _, _ in found}
+        clients, claims = clients_of(session, ids), claims_of(session, ids)
+        rows = [
+            {
+                **_producer_row(producer),
+                "since": tools.moment(tools.began(session, producer)),
+                **_owner(
+                    transaction,
+                    clients.get(producer.producer_id, ()),
+                    holder(claims.get(producer.producer_id, ()), producer.epoch),
+                ),
+                "reason": reason,
+            }
+            for producer, transaction, reason in found
+        ]
     if rows or form == "json":
-        emit(rows, [*PRODUCER_COLUMNS, "transactional_id", "client", "reason"], form)
+        columns = ["since", "transactional_id", "client", "claimed", "reason"]
+        emit(rows, [*PRODUCER_COLUMNS, *columns], form)
     else:
         click.echo("no transaction hangs")
     if rows:
         raise SystemExit(1)
+
+
+def _owner(
+    transaction: Transaction | None, members: tuple[str, ...], claim: Claim | None
+) -> dict[str, object]:
+    """Who is behind a producer: what its coordinator knows first, then what the history does."""
+    from coordinator.cli.open_transactions import moment
+
+    row: dict[str, object] = {"transactional_id": None, "client": list(members), "claimed": None}
+    if claim is not None:
+        row["transactional_id"] = claim.transactional_id
+        row["claimed"] = moment(claim.at_ms)
+        if claim.client is not None and not members:
+            row["client"] = [claim.client]
+    if transaction is not None:
+        row["transactional_id"] = transaction.transactional_id
+    return row
 
 
 @command.command("abort")

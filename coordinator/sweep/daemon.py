@@ -1,6 +1,7 @@
 """A broker in a process of its own that kills itself at a crash point.
 
-Processes are forked from one that has imported everything already: a sweep starts hundreds.
+Processes are forked from one that has imported everything already: a sweep starts hundreds. What
+that is, the first of them tells at its end, for messages of the protocol are loaded as they come.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,8 +26,10 @@ from coordinator.sweep.points import CountedFileSystem, CountedLoop, Counter, Ev
 START_S = 60.0
 STOP_S = 20.0
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["coordinator.sweep.daemon", "coordinator.sweep.warm"])
+_forked = multiprocessing.get_context("forkserver")
+_spawned = multiprocessing.get_context("spawn")
+_PRELOAD = ("coordinator.sweep.daemon", "coordinator.sweep.warm")
+_MESSAGES = "kio.schema."
 _starting = threading.Lock()
 """The fork server talks to one thread at a time."""
 
@@ -46,21 +50,31 @@ class Settings:
     """Whether answers without a durable operation before them are crash points too."""
 
 
-class Daemon:
-    """The broker of one run, over its lives. ``bootstrap`` stays the same until it is closed."""
+def preload(messages: Sequence[str]) -> None:
+    """Have all brokers find these modules imported; without effect once one was forked."""
+    _forked.set_forkserver_preload([*_PRELOAD, *messages])
 
-    def __init__(self, settings: Settings) -> None:
+
+class Daemon:
+    """The broker of one run, over its lives. ``bootstrap`` stays the same until it is closed.
+
+    A ``fresh`` one is not forked, and knows at its end which ``messages`` it needed.
+    """
+
+    def __init__(self, settings: Settings, *, fresh: bool = False) -> None:
         # Another process could take the port while the broker is dead.
         self._port = hold_port()
         self.bootstrap = f"127.0.0.1:{self._port.getsockname()[1]}"
+        self.messages: list[str] = []
+        self._processes = _spawned if fresh else _forked
         self._settings = settings
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
 
     def start(self, point: Point | None = None) -> None:
         """Start and wait until it listens. Raises DaemonError."""
-        pipe, theirs = _processes.Pipe()
-        process = _processes.Process(
+        pipe, theirs = self._processes.Pipe()
+        process = self._processes.Process(
             target=_main, args=(theirs, self._settings, self.bootstrap, point), daemon=True
         )
         with _starting:
@@ -112,6 +126,8 @@ class Daemon:
         if said is None or said[0] != "stopped":
             self.kill()
             raise DaemonError(f"the broker did not stop: {said[1] if said else 'silence'}")
+        if isinstance(said[1], list):
+            self.messages = said[1]
         self._join()
 
     def kill(self) -> None:
@@ -203,4 +219,4 @@ async def _serve(pipe: Connection, settings: Settings, listen: str, counter: Cou
         await stop.wait()
         counter.disarm()
         loop.remove_reader(pipe.fileno())
-    pipe.send(("stopped", None))
+    pipe.send(("stopped", sorted(name for name in sys.modules if name.startswith(_MESSAGES))))

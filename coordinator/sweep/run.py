@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.cli.session import Session
-from coordinator.sweep.daemon import Daemon, DaemonError, Settings
+from coordinator.sweep.daemon import Daemon, DaemonError, Settings, preload
 from coordinator.sweep.judge import Labels, judge
 from coordinator.sweep.points import Event, Point, points_of, spread
 from coordinator.wire.errors import WireError
@@ -125,9 +125,7 @@ class Sweep:
         """Run the setup command once; every run begins with what it leaves."""
         home = self._plan.directory / "setup"
         home.mkdir()
-        daemon = Daemon(
-            Settings(home / "data", home / "broker.log", self._plan.config, self._plan.every_answer)
-        )
+        daemon = self._daemon(home, fresh=True)
         try:
             daemon.start()
             env = self._environment(daemon, home, None, 0, 1)
@@ -154,9 +152,7 @@ class Sweep:
         home.mkdir()
         if self._template is not None:
             shutil.copytree(self._template, home / "data")
-        daemon = Daemon(
-            Settings(home / "data", home / "broker.log", self._plan.config, self._plan.every_answer)
-        )
+        daemon = self._daemon(home, fresh=point is None)
         result = Result(point)
         events: list[Event] = []
         try:
@@ -167,6 +163,8 @@ class Sweep:
                     self._revive(daemon, result, killed)
                 self._verdict(daemon, home, number, result)
                 daemon.stop()
+                if point is None:
+                    preload(daemon.messages)
         except (DaemonError, WireError, OSError) as error:
             result.failures.append(str(error))
         finally:
@@ -177,6 +175,11 @@ class Sweep:
         else:
             shutil.rmtree(home, ignore_errors=True)
         return result, events
+
+    def _daemon(self, home: Path, *, fresh: bool) -> Daemon:
+        plan = self._plan
+        settings = Settings(home / "data", home / "broker.log", plan.config, plan.every_answer)
+        return Daemon(settings, fresh=fresh)
 
     def _work(self, daemon: Daemon, home: Path, number: int, result: Result) -> bool:
         """Run the command to its end through the kill; False if it never succeeds."""

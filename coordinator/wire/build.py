@@ -15,7 +15,7 @@ from coordinator.wire.schema import (
     Entity,
     Side,
     all_fields,
-    known_fields,
+    is_known,
     message_class,
     struct_class,
 )
@@ -45,7 +45,7 @@ class MessageFactory:
             raise AttributeError(name)
         cls = struct_class(self._api_key, self._version, self._side, name)
         if cls is None:
-            if not known_fields(self._api_key, self._side, name):
+            if not is_known(self._api_key, self._side, name):
                 raise AttributeError(f"no version of {self._label()} has a structure {name}")
             builder: Builder = _build_nothing
         else:
@@ -87,8 +87,10 @@ class MessageFactory:
         return build
 
     def _check_known(self, cls: type, name: str) -> None:
-        known = known_fields(self._api_key, self._side, cls.__name__)
-        if name not in known and name.removesuffix("_ms") not in known:
+        if not any(
+            is_known(self._api_key, self._side, cls.__name__, one)
+            for one in dict.fromkeys((name, name.removesuffix("_ms")))
+        ):
             raise TypeError(f"no version of {cls.__name__} has a field {name}")
 
 

@@ -20,8 +20,6 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support.checker import check
-from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster
 from tests.support.history import (
     Begin,
     CommitOffset,
@@ -219,6 +217,11 @@ def forget(bootstrap: str) -> None:
 
 def verify(bootstrap: str, directory: Path, records: int = RECORDS, sources: int = 1) -> None:
     """Read everything and judge. What is expected is the input, each value once."""
+    # Hundreds of these run in a sweep, and as many copiers, which need none of it.
+    from coordinator import lean  # noqa: F401 - before anything that imports kio
+    from tests.support.checker import check
+    from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster
+
     history = load_all(sorted(directory.glob("history-*.jsonl")))
     found: list[str] = []
     with Cluster(bootstrap) as cluster:

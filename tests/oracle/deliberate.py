@@ -22,6 +22,7 @@ OLD_FLAG = "version 0 has a flag for it, which Apache Kafka's controller does no
 UNOPENED = "records are opened only where a rule needs their content; readers check them"
 
 NOBODY_LEFT = "a group without members has nothing to assign, so its target is up to date"
+MOVED = "a log that moves costs each consumer group an epoch: our hash of its topics is another"
 
 DELIBERATE = (
     Deviation("records_that_lie", '"none"', '"invalid_record"', UNOPENED),
@@ -90,5 +91,16 @@ DELIBERATE = (
         '[{"feature": "transaction.version", "error_code": "none"}]',
         "[]",
         OLD_FLAG,
+    ),
+    *(
+        Deviation(trace, str(epoch + 1), str(epoch), MOVED)
+        for trace, epoch in (
+            ("consumers_go_on_with_what_they_have", 3),
+            ("a_static_consumer_takes_its_place_again", 3),
+            ("an_expression_still_holds", 2),
+            ("members_of_both_kinds_come_back", 3),
+            ("silent_members_are_removed", 3),
+            ("silent_members_are_removed", 4),
+        )
     ),
 )

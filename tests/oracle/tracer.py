@@ -126,6 +126,12 @@ class Tracer:
             self._connection.close()
             self._connection = None
 
+    def after_a_move(self, bootstrap: str) -> Tracer:
+        """A tracer on the broker that took over: ids that were seen before keep their names."""
+        moved = Tracer(bootstrap)
+        moved._names = dict(self._names)
+        return moved
+
     def note(self, what: str, value: Any) -> None:
         """Write down something else, made comparable as well."""
         self.steps.append((what, self._comparable(None, value)))

@@ -443,7 +443,7 @@ def growing_and_deleting_topics(t: Tracer) -> None:
     )
 
 
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, GROUP = 2, 4, 32
 
 
 SETTINGS_SHOWN = [
@@ -463,6 +463,39 @@ SETTINGS_SHOWN = [
 ]
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
+
+GROUP_VALUES = {
+    "share.session.timeout.ms": ("44999", "45000", "60000", "60001", "x", ""),
+    "share.heartbeat.interval.ms": ("4999", "5000", "15000", "15001"),
+    "share.assignment.interval.ms": ("-1", "0", "15000", "15001"),
+    "share.record.lock.duration.ms": ("14999", "15000", "60000", "60001"),
+    "share.delivery.count.limit": ("1", "2", "10", "11", " 7 "),
+    "share.partition.max.record.locks": ("99", "100", "4000", "4001"),
+    "share.auto.offset.reset": (
+        *("earliest", "latest", "LATEST", "none", "", "by_duration", "by_duration:"),
+        *("by_duration:PT1H", "by_duration:P1D", "by_duration:P1DT2H3M4.5S", "by_duration:pt1h"),
+        *("by_duration:PT-1H", "by_duration:-PT1H", "by_duration:-PT-1H", "by_duration:PT2H-30M"),
+        *(
+            "by_duration:P",
+            "by_duration:PT",
+            "by_duration:PT1",
+            "by_duration:P1H",
+            "BY_DURATION:P1D",
+        ),
+        *("by_duration:P1DT", "by_duration:PT0S", "by_duration:PT1.S", "by_duration:PT.5S"),
+    ),
+    "share.isolation.level": ("read_committed", "read_uncommitted", "READ_COMMITTED", "x"),
+    "share.renew.acknowledge.enable": ("true", "false", "FALSE", "x"),
+    "streams.session.timeout.ms": ("44999", "45000", "60000", "60001"),
+    "streams.heartbeat.interval.ms": ("4999", "5000", "15000", "15001"),
+    "streams.assignment.interval.ms": ("-1", "0", "15000", "15001"),
+    "streams.initial.rebalance.delay.ms": ("-1", "0", "100000000", "2147483648"),
+    "streams.num.standby.replicas": ("-1", "0", "2", "3"),
+    "streams.task.offset.interval.ms": ("60000",),
+    "share.no.such.key": ("1",),
+    "group.share.session.timeout.ms": ("45000",),
+}
+"""Of GROUP resources: values on both sides of what the broker's own keys allow."""
 
 
 def shown(t: Tracer, version: int, kind: int, name: str, wanted: list[str] | None) -> None:
@@ -524,6 +557,42 @@ def describing_settings(t: Tracer) -> None:
     shown(t, 4, BROKER, "99", ["log.retention.ms"])
     shown(t, 4, BROKER, "x", ["log.retention.ms"])
     shown(t, 4, 99, "set", SETTINGS_SHOWN)
+
+
+def settings_of_every_kind_of_group(t: Tracer) -> None:
+    """All keys of GROUP resources, each on both sides of its bounds; kept, and taken back."""
+    shown(t, 4, GROUP, "sg", None)
+    for name, values in GROUP_VALUES.items():
+        for value in values:
+            change(t, 1, GROUP, "sg-tried", (name, SET, value))
+    shown(t, 4, GROUP, "sg-tried", None)
+    change(t, 1, GROUP, "sg", ("share.auto.offset.reset", SET, "earliest"), ("x", SET, "1"))
+    change(
+        *(t, 1, GROUP, "sg", ("share.auto.offset.reset", SET, "earliest")),
+        ("streams.num.standby.replicas", SET, "1"),
+        ("share.delivery.count.limit", SET, "7"),
+        ("consumer.session.timeout.ms", SET, "50000"),
+    )
+    for operation in (APPEND, SUBTRACT):
+        change(t, 1, GROUP, "sg", ("share.isolation.level", operation, "read_committed"))
+
+    def is_known() -> bool:
+        asked = {"resource_type": GROUP, "resource_name": "sg", "configuration_keys": None}
+        (found,) = t.quietly("describe_configs", 4, resources=[asked])["results"]
+        return {c["name"]: c["value"] for c in found["configs"]}[
+            "share.delivery.count.limit"
+        ] == "7"
+
+    until(is_known, "the settings have arrived")
+    for version in range(1, 5):
+        shown(t, version, GROUP, "sg", None)
+        shown(t, version, GROUP, "sg", ["share.delivery.count.limit", "no.such.key"])
+    shown(t, 4, GROUP, "", None)
+    change(t, 1, GROUP, "", ("share.delivery.count.limit", SET, "7"))
+    change(t, 1, GROUP, "sg", ("share.delivery.count.limit", DELETE, None))
+    change(t, 1, GROUP, "sg", ("no.such.key", DELETE, None))
+    until(lambda: not is_known(), "one has gone")
+    shown(t, 4, GROUP, "sg", None)
 
 
 def changing_settings(t: Tracer) -> None:
@@ -639,6 +708,7 @@ TRACES = [
     creating_topics,
     growing_and_deleting_topics,
     describing_settings,
+    settings_of_every_kind_of_group,
     changing_settings,
     deleting_records,
     old_message_formats,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import re
 import time
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ import pytest
 
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, Cluster, unique
+from tests.support.daemon import Daemon
+from tests.support.targets import SETTINGS
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer
 from tests.wire.test_cli import fencepost, rows
 from tests.wire.test_consumer_protocol import member
-from tests.wire.test_transactions_v2 import PASSING
+from tests.wire.test_transactions_v2 import PASSING, Producer
 
 JSON = ("--format", "json")
 BROKER = 4
@@ -61,10 +64,16 @@ def set_verification(cluster: Cluster, value: str) -> None:
     assert answer["responses"][0]["error_code"] == "none", answer
 
 
-def hang(cluster: Cluster, topic: str) -> tuple[str, int]:
+def hang(
+    cluster: Cluster,
+    topic: str,
+    *,
+    name: str | None = None,
+    producer: tuple[int, int] | None = None,
+) -> tuple[str, int]:
     """Open a transaction that no coordinator knows of, as the defect did that KIP-890 ended."""
-    name = unique("hanging")
-    producer_id, epoch = cluster.init_producer(name)
+    name = name or unique("hanging")
+    producer_id, epoch = producer or cluster.init_producer(name)
     set_verification(cluster, "false")
     try:
         # A broker takes a moment to hear of its new setting.
@@ -149,6 +158,103 @@ def test_a_hanging_transaction_is_found_blamed_and_aborted(bootstrap, cluster, t
     assert done.stdout.startswith("aborted the transaction of producer")
     assert cluster.lso(topic) == cluster.offset(topic) == 2
     assert fencepost(*find, "0", bootstrap=bootstrap).stdout == "no transaction hangs\n"
+
+
+def test_all_that_can_be_named_of_a_hanging_transaction_is(bootstrap, cluster, topic, target):
+    """Of one whose transactional id is known, and of one that no coordinator has ever heard of."""
+    before = dt.datetime.now(dt.UTC)
+    producer = cluster.init_producer(unique("hanging"))
+    nobodys = cluster.init_producer()  # idempotent: it has no transactional id at all
+    cluster.produce(topic, [b"others"])
+    name = unique("hanging")
+    hang(cluster, topic, name=name, producer=cluster.init_producer(name))
+    hang(cluster, topic, producer=nobodys)
+    find = ("txns", "find-hanging", "--topic", topic, "--max-transaction-timeout", "0")
+    found = rows(fencepost(*find, *JSON, bootstrap=bootstrap, status=1))
+    known, unknown = sorted(found, key=lambda row: row["start_offset"])
+    for row, start in ((known, 1), (unknown, 2)):
+        assert (row["topic"], row["partition"], row["start_offset"]) == (topic, 0, start)
+        assert (row["epoch"], row["coordinator_epoch"], row["last_sequence"]) == (0, -1, 0)
+        since, last = (dt.datetime.fromisoformat(row[key]) for key in ("since", "last_write"))
+        assert before - dt.timedelta(milliseconds=1) <= since == last <= dt.datetime.now(dt.UTC)
+    assert (known["transactional_id"], known["reason"]) == (name, f"{name} is Empty")
+    assert known["producer_id"] > producer[0]
+    assert (unknown["producer_id"], unknown["transactional_id"]) == (nobodys[0], None)
+    assert unknown["reason"] == "no coordinator knows this producer id"
+    # Who claimed an id is written down by Fencepost alone; an idempotent producer claims nothing.
+    has_history = target.name == "fencepost"
+    assert known["client"] == (["raw@127.0.0.1"] if has_history else [])
+    assert (known["claimed"] is not None) == has_history
+    assert (unknown["client"], unknown["claimed"]) == ([], None)
+    table = fencepost(*find, bootstrap=bootstrap, status=1).stdout.splitlines()
+    columns = ["START_OFFSET", "SINCE", "TRANSACTIONAL_ID", "CLIENT", "CLAIMED", "REASON"]
+    assert table[0].split()[-6:] == columns
+    for row in (known, unknown):
+        where = ("txns", "abort", f"{topic}:0", "--producer-id", str(row["producer_id"]))
+        fencepost(*where, "--execute", bootstrap=bootstrap)
+    assert cluster.lso(topic) == cluster.offset(topic)
+
+
+def test_an_owner_whose_id_has_expired_is_named_from_the_history(tmp_path):
+    """And where its transaction begins is gone from the log, nothing is made up."""
+    expiring = {
+        "transactional.id.expiration.ms": "1000",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
+    }
+    daemon = Daemon(tmp_path / "data", {**SETTINGS, **expiring}).start()
+    try:
+        with Cluster(daemon.bootstrap) as cluster:
+            topic = cluster.create_topic(unique("blame"))
+            cluster.init_producer(unique("somebody"))
+            name, producer_id = hang(cluster, topic)
+
+            def is_gone() -> bool:
+                listed = cluster.call("list_transactions", 0)["transaction_states"]
+                return name not in {one["transactional_id"] for one in listed}
+
+            until(is_gone, "the expiry")
+            find = ("txns", "find-hanging", "--max-transaction-timeout", "0", *JSON)
+            (found,) = rows(fencepost(*find, bootstrap=daemon.bootstrap, status=1))
+            assert found["reason"] == "no coordinator knows this producer id"
+            assert (found["producer_id"], found["transactional_id"]) == (producer_id, name)
+            assert found["client"] == ["raw@127.0.0.1"]
+            assert found["claimed"] is not None
+            assert found["since"] == found["last_write"]
+    finally:
+        daemon.kill()
+
+
+def test_a_transaction_of_an_imported_log_hangs_where_its_coordinator_did_not_come_along(tmp_path):
+    """A partition directory moves without __transaction_state: the epoch is all that is known."""
+    first = Daemon(tmp_path / "first").start()
+    try:
+        with Cluster(first.bootstrap) as cluster:
+            topic = cluster.create_topic(unique("moved"))
+            producer = Producer(cluster, unique("owner")).init()
+            assert producer.produce(topic, b"aborted") == "none"
+            producer.end(commit=False)
+            assert producer.produce(topic, b"open") == "none"
+        first.stop()
+    finally:
+        first.kill()
+    second = Daemon(tmp_path / "second")
+    fencepost("log", "import", "--data-dir", str(second.data_dir), f"{first.data_dir}/{topic}-0")
+    second.start()
+    try:
+        find = ("txns", "find-hanging", "--max-transaction-timeout", "0", *JSON)
+        (found,) = rows(fencepost(*find, bootstrap=second.bootstrap, status=1))
+        assert (found["producer_id"], found["epoch"]) == (producer.producer_id, producer.epoch)
+        # The marker of the one before told the coordinator's epoch.
+        assert found["coordinator_epoch"] >= 0
+        assert (found["start_offset"], found["last_sequence"]) == (2, 0)
+        assert (found["transactional_id"], found["client"], found["claimed"]) == (None, [], None)
+        assert found["since"] is not None
+        order = ("txns", "abort", f"{topic}:0", "--start-offset", "2", "--execute")
+        fencepost(*order, bootstrap=second.bootstrap)
+        with Cluster(second.bootstrap) as cluster:
+            assert cluster.lso(topic) == cluster.offset(topic) == 4
+    finally:
+        second.kill()
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

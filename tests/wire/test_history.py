@@ -53,7 +53,7 @@ def told(daemon: Daemon, kind: str, name: str, *kinds: str) -> list[dict[str, An
     return until(look, f"{kinds} of {name}")
 
 
-def join(cluster: Cluster, group: str, member: str = "") -> Any:
+def join(cluster: Cluster, group: str, member: str = "", **more: Any) -> Any:
     return cluster.call(
         "join_group",
         5,
@@ -63,6 +63,7 @@ def join(cluster: Cluster, group: str, member: str = "") -> Any:
         member_id=member,
         protocol_type="consumer",
         protocols=[{"name": "range", "metadata": b""}],
+        **more,
     )
 
 
@@ -202,6 +203,59 @@ def test_who_rebalanced_a_classic_group_at_a_given_time(daemon: Daemon) -> None:
     assert started["client"]
     assert started["host"] == "127.0.0.1"
     assert "generation 1" in started["change"]
+
+
+def test_the_timeline_of_a_group_while_it_happens(daemon: Daemon) -> None:
+    """In lines for people and in JSON for programs, also of a group that is not there yet."""
+    group = unique("followed")
+    words = ("groups", "history", group, "--follow")
+    people = Child(command(daemon, *words))
+    programs = Child(command(daemon, *words, "--format", "json"))
+    try:
+        with Cluster(daemon.bootstrap) as cluster:
+            cluster.coordinator(group, 0)
+            member = join(cluster, group, join(cluster, group)["member_id"])["member_id"]
+            for pattern in (r" member-joined .*raw +127\.0\.0\.1", r"generation 0 → 1"):
+                people.wait_for_line(pattern, deadline_s=20)
+            seen = programs.wait_for_line(r'^\{.*"what": "generation-started"', deadline_s=20)
+            cluster.call("leave_group", 2, group_id=group, member_id=member)
+            people.wait_for_line(r" member-left .*request LeaveGroup", deadline_s=20)
+            programs.wait_for_line(r'"what": "member-left"', deadline_s=20)
+    finally:
+        people.kill()
+        programs.kill()
+    row = json.loads(seen.string)
+    assert (row["subject"], row["change"]) == (group, "generation 0 → 1")
+    told_to_programs = [json.loads(line)["what"] for line in programs.lines if line[:1] == "{"]
+    assert told_to_programs[:2] == ["group-created", "member-joined"]
+
+
+def test_who_took_a_static_members_place(daemon: Daemon) -> None:
+    """The fenced one is named with its own client id and host, in both protocols."""
+    for protocol in ("classic", "consumer"):
+        group = unique("static")
+        with (
+            Cluster(daemon.bootstrap, client_id="first") as first,
+            Cluster(daemon.bootstrap, client_id="second") as second,
+        ):
+            topic = first.create_topic(unique("told"), 2)
+            first.coordinator(group, 0)
+            if protocol == "classic":
+                old = join(first, group, group_instance_id="i")["member_id"]
+                new = join(second, group, group_instance_id="i")["member_id"]
+            else:
+                old, new = "m1", "m2"
+                who = {"instance_id": "i", "subscribed_topic_names": [topic]}
+                heartbeat(first, group, old, 0, **who)
+                heartbeat(first, group, old, -2, instance_id="i")
+                heartbeat(second, group, new, 0, **who)
+            rows = told(daemon, "groups", group, "member-fenced")
+        (fenced,) = [row for row in rows if row["what"] == "member-fenced"]
+        assert (fenced["who"], fenced["client"], fenced["host"]) == (old, "first", "127.0.0.1")
+        assert fenced["detail"]["successor"] == new
+        assert fenced["detail"]["group_instance_id"] == "i"
+        assert fenced["trigger"].startswith("request ")
+        assert fenced["why"]
 
 
 def test_clients_read_it_and_can_not_write_it(daemon: Daemon) -> None:

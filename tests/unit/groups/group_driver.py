@@ -12,6 +12,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from telling import Seen, check_told, seen
+
 from groups import records
 from groups.classic_group import ClassicGroup
 from groups.classic_members import join_timer, session_timer, sync_timer
@@ -136,6 +138,7 @@ class Driver:
         self.events: list[Event] = []
         self.effects: list[object] = []
         self.decisions = 0
+        self._told: dict[str, Seen] | None = None
         self._token = 0
         self._ids = 0
         self._apply(self.machine.loaded(self.now))
@@ -201,15 +204,22 @@ class Driver:
         self._collect(unloaded)
         self.machine = load(self.log, **self.settings)
         self.timers.clear()
+        self._told = None
         assert self.machine.digest() == digest, "a reload changed durable state"
         self._apply(self.machine.loaded(self.now))
 
     def _apply(self, decision: Decision) -> None:
         self.decisions += 1
+        # What a decision brings about shows when it is replayed, or at once where nothing durable
+        # changes; the state of before is therefore that after the step before.
+        before = self._told
         for record in decision.records:
             self._append(Entry(len(self.log), record, decision.stamp))
         self._collect(decision)
         self.check()
+        self._told = seen(self.groups) if self.watch_every == 1 else {}
+        if before is not None and self.watch_every == 1:
+            check_told(before, self._told, decision.events)
 
     def _append(self, entry: Entry) -> None:
         self.log.append(entry)

@@ -6,7 +6,7 @@ is kept, so that a test (and the ``txn`` fixture, after every test) can reload a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from logcore.machine import Decision, DomainError, Event, Record, Token
@@ -53,6 +53,40 @@ class CountingIds:
 
 class AppendFailedError(Exception):
     """The log refused a batch; the shard has been unloaded and loaded again."""
+
+
+GIVEN = frozenset({"epoch-bumped", "producer-id-rotated", "transaction-kept"})
+"""Events that tell the identity that a client gets, and the one it had."""
+
+
+def check_told(
+    before: Mapping[str, TransactionMetadata],
+    after: Mapping[str, TransactionMetadata],
+    events: Iterable[Event],
+) -> None:
+    """Each new identity, abort and expiry of a decision has an event. Raises AssertionError."""
+    told: dict[str, list[Event]] = {}
+    for event in events:
+        told.setdefault(event.subject, []).append(event)
+    for name in before.keys() | after.keys():
+        old, new, mine = before.get(name), after.get(name), told.get(name, [])
+        kinds = {event.kind for event in mine}
+        if new is None:
+            assert "transactional-id-expired" in kinds, (old, mine)
+            continue
+        former = None if old is None else old.next_identity
+        if new.next_identity != former:
+            given = [event.detail for event in mine if event.kind in GIVEN]
+            assert given, (old, new, mine)
+            last = given[-1]
+            assert (last["producer_id"], last["producer_epoch"]) == new.next_identity, (new, mine)
+            if former is not None:
+                known = given[0].get("former_producer_id", former.producer_id)
+                assert (known, given[0]["former_producer_epoch"]) == former, (old, mine)
+            assert all(one["cause"] for one in given)
+        was_prepared = old is not None and old.state in state.PREPARED
+        if new.state is S.PREPARE_ABORT and not was_prepared:
+            assert "transaction-aborted" in kinds, (old, new, mine)
 
 
 class Driver:
@@ -116,9 +150,11 @@ class Driver:
             self.take_replies(self.machine.unload())
             self.load()
             raise AppendFailedError
+        before = dict(self.machine._shard.transactions)
         for record in decision.records:
             self.log.append(record)
             self.machine.replay(record, len(self.log) - 1, self.now_ms, None)
+        check_told(before, self.machine._shard.transactions, decision.events)
         for timer in decision.timers:
             if timer.deadline_ms is None:
                 self.timers.pop(timer.key, None)

@@ -1,0 +1,47 @@
+"""What the driver looks for at each step of all other tests is found where it is planted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from logcore.machine import Event
+from tests.unit.txn.driver import S, check_told, metadata
+from txn.epochs import Identity
+
+OLD = metadata(S.ONGOING, identity=Identity(1000, 3))
+BUMPED = replace(OLD, producer_epoch=4)
+ABORTING = replace(OLD, state=S.PREPARE_ABORT)
+
+
+def told(**more: object) -> Event:
+    detail = {"producer_id": 1000, "producer_epoch": 4, "former_producer_epoch": 3, "cause": "c"}
+    return Event("epoch-bumped", "id", {**detail, **more})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "events"),
+    [
+        pytest.param(OLD, BUMPED, [], id="an epoch"),
+        pytest.param(OLD, BUMPED, [told(producer_epoch=5)], id="the new epoch"),
+        pytest.param(OLD, BUMPED, [told(former_producer_epoch=2)], id="the old epoch"),
+        pytest.param(OLD, BUMPED, [told(cause="")], id="the cause"),
+        pytest.param(None, OLD, [], id="the first epoch"),
+        pytest.param(OLD, ABORTING, [], id="an abort"),
+        pytest.param(OLD, None, [], id="an expiry"),
+    ],
+)
+def test_what_is_not_told_is_found(before, after, events) -> None:
+    with pytest.raises(AssertionError):
+        check_told(
+            {"id": before} if before else {},
+            {"id": after} if after else {},
+            events,
+        )
+
+
+def test_what_is_told_passes() -> None:
+    check_told({"id": OLD}, {"id": OLD}, [])
+    check_told({"id": OLD}, {"id": BUMPED}, [told()])
+    check_told({"id": OLD}, {"id": ABORTING}, [Event("transaction-aborted", "id", {})])

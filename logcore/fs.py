@@ -78,7 +78,7 @@ class FileSystem(Protocol):
         """Return once the file's bytes survive power loss."""
 
     def map(self, handle: int, size: int) -> FileMap:
-        """Map the first ``size`` bytes; the mapping outlives the handle."""
+        """Map the first ``size`` bytes for access here and there; it outlives the handle."""
 
     def rename(self, source: str, target: str) -> None:
         """Rename atomically, over ``target`` if it exists."""
@@ -165,7 +165,11 @@ class OsFileSystem:
 
     def map(self, handle: int, size: int) -> FileMap:
         """See :class:`FileSystem`."""
-        return mmap.mmap(handle, size)
+        mapped = mmap.mmap(handle, size)
+        # Else the first touch of a page brings in all around it that the device's read-ahead says,
+        # megabytes of zeros for an index that was just stretched, while the event loop waits.
+        mapped.madvise(mmap.MADV_RANDOM)
+        return mapped
 
     def rename(self, source: str, target: str) -> None:
         """See :class:`FileSystem`."""

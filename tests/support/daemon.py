@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.processes import Child
 from tests.support.targets import SETTINGS
 
-START_S = 20.0
+START_S, STOP_S = 20.0, 15.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -35,10 +35,10 @@ class Daemon:
         self._command = list(command)
         self._env = dict(env or {})
 
-    def start(self, *, env: Mapping[str, str] | None = None) -> Daemon:
+    def start(self, *, env: Mapping[str, str] | None = None, deadline_s: float = START_S) -> Daemon:
         """Start and wait for the line ``listening HOST:PORT``. ``env`` is for this start only."""
         self.launch(env=env)
-        return self.wait_until_listening()
+        return self.wait_until_listening(deadline_s)
 
     def launch(self, *, env: Mapping[str, str] | None = None) -> Child:
         """Start without waiting; a test that expects an early death looks after the child."""
@@ -52,9 +52,9 @@ class Daemon:
         )
         return self.child
 
-    def wait_until_listening(self) -> Daemon:
+    def wait_until_listening(self, deadline_s: float = START_S) -> Daemon:
         assert self.child is not None
-        match = self.child.wait_for_line(r"^listening (\S+:\d+)$", deadline_s=START_S)
+        match = self.child.wait_for_line(r"^listening (\S+:\d+)$", deadline_s=deadline_s)
         self.bootstrap = match.group(1)
         self.is_listening = True
         return self
@@ -64,9 +64,9 @@ class Daemon:
         assert self.child is not None
         self.child.kill()
 
-    def stop(self) -> None:
+    def stop(self, *, deadline_s: float = STOP_S) -> None:
         """SIGTERM; the daemon must end by itself and with status 0."""
         assert self.child is not None
-        status = self.child.terminate()
+        status = self.child.terminate(deadline_s=deadline_s)
         if status != 0:
             raise RuntimeError(f"exit status {status}:\n{self.child.tail()}")

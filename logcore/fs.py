@@ -17,6 +17,7 @@ import fcntl
 import mmap
 import os
 import shutil
+import struct
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -231,13 +232,28 @@ class OsFileSystem:
         """See :class:`FileSystem`."""
         handle = self.open(path, create=True)
         try:
-            # The first tells two of us apart even in one process; Java knows the second alone.
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_handle(handle)
         except OSError:
             os.close(handle)
             raise
         return handle
+
+
+def _lock_handle(handle: int) -> None:
+    """Lock a file so that Java's ``FileChannel.tryLock``, a POSIX record lock, meets it.
+
+    A record lock of our own would be lost as soon as this process closes *any* descriptor of the
+    file, that of a second attempt for instance. Linux has one that belongs to the open file, is in
+    each other's way with record locks, and with its own kind even inside one process.
+    """
+    if hasattr(fcntl, "F_OFD_SETLK"):
+        # struct flock: type, whence, start, length (0 is all), process id (must be 0).
+        everything = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, everything)
+    else:
+        # The first tells two of us apart even in one process; Java knows the second alone.
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:

@@ -336,11 +336,13 @@ class _Dump:
                 )
 
     def offsets(self) -> Iterator[Row]:
+        damage: list[CheckpointError] = []
         try:
-            found = read_offsets(self._fs, self._directory, self._name)
+            found = read_offsets(self._fs, self._directory, self._name, on_damage=damage.append)
         except CheckpointError as error:
             yield _problem(error)
             return
+        yield from map(_problem, damage)
         for (topic, index), offset in found.items():
             yield {"kind": "checkpoint", "topic": topic, "partition": index, "offset": offset}
             if self._verify and (index < 0 or offset < 0):

@@ -311,11 +311,7 @@ class Segment:
     def first_batch_timestamp(self) -> int | None:
         """Largest timestamp of the first batch, None while there is no batch."""
         if self._first_batch_timestamp is None and self.size:
-            raw = self._fs.read(self._handle, HEADER_SIZE, 0)
-            if magic_at(raw, 0) < MAGIC:
-                self._first_batch_timestamp = parse_message(raw).timestamp_ms
-            else:
-                self._first_batch_timestamp = parse_header(raw).max_timestamp
+            self._first_batch_timestamp = self.header_at(0).max_timestamp
         return self._first_batch_timestamp
 
     # --- timestamps ---
@@ -407,6 +403,16 @@ class Segment:
             if found + size > target:
                 return found, base_offset
         return limit, None
+
+    def header_at(self, position: int) -> BatchHeader:
+        """Read the header of the batch at ``position``, of a message what stands for one.
+
+        CorruptRecordError where there is none.
+        """
+        raw = self._fs.read(self._handle, HEADER_SIZE, position)
+        return (
+            parse_header(raw) if magic_at(raw, 0) >= MAGIC else as_batch_header(parse_message(raw))
+        )
 
     def batch_size(self, position: int) -> int:
         """Return the size of the batch at ``position``."""

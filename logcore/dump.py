@@ -44,7 +44,7 @@ from logcore.checkpoints import (
     uuid_to_text,
 )
 from logcore.errors import LogError
-from logcore.fs import FileSystem
+from logcore.fs import FileSystem, is_blank
 from logcore.index import (
     AbortedTxn,
     CorruptIndexError,
@@ -410,7 +410,10 @@ def read_batches(
             try:
                 header = _header_at(chunk, position - start)
             except LogError as error:
-                yield position, f"{error}; {size - position} bytes are left", b""
+                left = f"{error}; {size - position} bytes are left"
+                if is_blank(fs, handle, position):
+                    left += ", all zeros: preallocated and not trimmed, or lost with the power"
+                yield position, left, b""
                 return
             if header.size > size - position:
                 yield (

@@ -25,6 +25,8 @@ ReadableBuffer = bytes | bytearray | memoryview
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 
+_BLANK_BYTES: Final = 1 << 16
+
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What a full disk says, a full quota, and a file that may not grow."""
 
@@ -74,6 +76,9 @@ class FileSystem(Protocol):
 
     def allocate(self, handle: int, position: int, count: int) -> None:
         """Reserve disk blocks, so that a later store through a map can't fail for lack of space."""
+
+    def data_from(self, handle: int, position: int) -> int:
+        """Where the file may hold anything but zeros from ``position`` on; its size if nowhere."""
 
     def sync(self, handle: int) -> None:
         """Return once the file's bytes survive power loss."""
@@ -159,6 +164,15 @@ class OsFileSystem:
     def allocate(self, handle: int, position: int, count: int) -> None:
         """See :class:`FileSystem`."""
         os.posix_fallocate(handle, position, count)
+
+    def data_from(self, handle: int, position: int) -> int:
+        """See :class:`FileSystem`."""
+        try:
+            return os.lseek(handle, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return os.fstat(handle).st_size
+            return position
 
     def sync(self, handle: int) -> None:
         """See :class:`FileSystem`."""
@@ -254,6 +268,17 @@ def _lock_handle(handle: int) -> None:
         # The first tells two of us apart even in one process; Java knows the second alone.
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_blank(fs: FileSystem, handle: int, position: int) -> bool:
+    """Whether a file holds nothing but zeros from ``position`` on. Holes are not read."""
+    end = fs.size(handle)
+    while (position := fs.data_from(handle, position)) < end:
+        data = fs.read(handle, _BLANK_BYTES, position)
+        if data.strip(b"\0"):
+            return False
+        position += len(data)
+    return True
 
 
 def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:

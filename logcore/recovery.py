@@ -251,6 +251,9 @@ class _Loader:
             has_txn_index = offset in bases[TXN_INDEX_SUFFIX]
             segment = self._log.open_segment(offset, has_txn_index=has_txn_index)
             usable = offset in bases[INDEX_SUFFIX] or segment.size == 0
+            if self._options.config.preallocate and segment.ends_in_zeros:
+                # Power loss may have taken the trim back, also below the recovery point.
+                usable = False
             if has_txn_index:
                 try:
                     segment.txn_index.check(offset)
@@ -334,7 +337,11 @@ class _Loader:
                 batch = chunk[position - start : position - start + header.size]
                 completed = self._producers.replay(header, batch)
             except (CorruptRecordError, InvalidRecordError) as error:
-                self._cut(segment, position, str(error))
+                if self._options.config.preallocate and segment.is_blank_from(position):
+                    # Nobody got to trim the file; there is nothing in what goes.
+                    segment.cut(position)
+                else:
+                    self._cut(segment, position, str(error))
                 break
             segment.index_batch(header.last_offset, header.max_timestamp, position, header.size)
             if completed is not None and not completed.commit:

@@ -311,6 +311,8 @@ def coordinators(run: Recorder) -> None:
 WORKLOADS: dict[str, tuple[Callable[[Recorder], None], LogConfig]] = {
     "producers": (producers, FORCED),
     "producers, rarely forced": (producers, UNFORCED),
+    "producers, preallocated": (producers, replace(FORCED, preallocate=True)),
+    "producers, preallocated, rarely forced": (producers, replace(UNFORCED, preallocate=True)),
     "deletion": (deletion, RETAINED),
     "deletion, rarely forced": (deletion, replace(RETAINED, flush_messages=9)),
     "compaction": (compaction, COMPACTED),

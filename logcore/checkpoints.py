@@ -163,6 +163,14 @@ def _parse_offsets(raw: bytes | None, name: str) -> dict[tuple[str, int], int]:
     return {(row[0], _number(row[1], name)): _number(row[2], name) for row in rows}
 
 
+def read_copy(fs: FileSystem, directory: str, name: str) -> dict[tuple[str, int], int]:
+    """Read the copy of the offset checkpoint ``name``. CheckpointError if it is of no use."""
+    copy = _copy_of(fs, directory, name)
+    if copy is None:
+        raise CheckpointError(f"{name}{COPY_SUFFIX} does not match its checksum")
+    return _parse_offsets(copy[0], name)
+
+
 def has_copy(fs: FileSystem, directory: str, name: str) -> bool:
     """Whether the checkpoint has a copy, in whatever state."""
     return fs.read_file(f"{directory}/{name}{COPY_SUFFIX}") is not None

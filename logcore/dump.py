@@ -30,6 +30,7 @@ from logcore.batch import (
 )
 from logcore.checkpoints import (
     CLEANER_CHECKPOINT,
+    COPY_SUFFIX,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
     LOG_START_CHECKPOINT,
@@ -37,6 +38,7 @@ from logcore.checkpoints import (
     PARTITION_METADATA,
     RECOVERY_POINT_CHECKPOINT,
     CheckpointError,
+    read_copy,
     read_epochs,
     read_meta_properties,
     read_offsets,
@@ -103,7 +105,7 @@ def dump_file(
     for suffix in _ON_THE_WAY:
         plain = plain.removesuffix(suffix)
     dump = _Dump(fs, directory, name, plain, verify=verify, records=records, decoder=decoder)
-    if name in OFFSET_CHECKPOINTS:
+    if name.removesuffix(COPY_SUFFIX) in OFFSET_CHECKPOINTS:
         return dump.offsets()
     small = {
         LEADER_EPOCH_CHECKPOINT: dump.epochs,
@@ -337,8 +339,12 @@ class _Dump:
 
     def offsets(self) -> Iterator[Row]:
         damage: list[CheckpointError] = []
+        fs, directory, name = self._fs, self._directory, self._name
         try:
-            found = read_offsets(self._fs, self._directory, self._name, on_damage=damage.append)
+            if name.endswith(COPY_SUFFIX):
+                found = read_copy(fs, directory, name.removesuffix(COPY_SUFFIX))
+            else:
+                found = read_offsets(fs, directory, name, on_damage=damage.append)
         except CheckpointError as error:
             yield _problem(error)
             return

@@ -21,7 +21,6 @@ from coordinator.config_types import LONG_MAX, ConfigKey, ConfigType
 _B, _S, _I = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT
 _SH, _L, _D, _LI = ConfigType.SHORT, ConfigType.LONG, ConfigType.DOUBLE, ConfigType.LIST
 
-_NO_PREALLOCATION = "segments grow with what is written"
 
 _POLICIES = ("delete", "compact")
 _CODECS = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
@@ -168,8 +167,7 @@ _LOG_KEYS = (
         "log.preallocate",
         _B,
         "false",
-        "Reserve the whole file of a new segment.",
-        inert=_NO_PREALLOCATION,
+        "Make a new segment's file at its full size; it is trimmed when the segment is done with.",
     ),
     _dynamic(
         "log.message.timestamp.type",

@@ -163,8 +163,11 @@ class Replicas:
         self._fs.rename(f"{self._directory}/{name}", f"{self._directory}/{stray}")
 
     def _read(self, name: str) -> Offsets:
+        def told(damage: CheckpointError) -> None:
+            _log.warning("checkpoint is damaged", file=name, cause=str(damage))
+
         try:
-            return read_offsets(self._fs, self._directory, name)
+            return read_offsets(self._fs, self._directory, name, on_damage=told)
         except CheckpointError as error:
             _log.warning("checkpoint is damaged, ignored", file=name, cause=str(error))
             return {}
@@ -334,7 +337,7 @@ class Replicas:
         if self._written.get(name) == offsets:
             return
         try:
-            write_offsets(self._fs, self._directory, name, offsets)
+            write_offsets(self._fs, self._directory, name, offsets, copied=True)
         except OSError as error:
             _log.warning("checkpoint not written", file=name, cause=str(error))
             return

@@ -74,7 +74,10 @@ class TransferError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """One partition that was copied. ``cut_bytes`` of its copy were torn and left out."""
+    """One partition that was copied. ``cut_bytes`` of its copy were torn and left out.
+
+    ``highest_producer_id`` is that of any batch in it, −1 without one.
+    """
 
     topic: str
     partition: int
@@ -84,6 +87,7 @@ class Moved:
     last_stable_offset: int
     leader_epoch: int
     cut_bytes: int
+    highest_producer_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,6 @@ class _Staged:
 
     moved: Moved
     path: str
-    highest_producer_id: int
 
 
 def import_directories(
@@ -217,7 +220,7 @@ def _import_topic(
         for source in sources:
             fs.remove_tree(_staging_path(broker, name, source.index))
         raise
-    metadata.reserve_producer_ids(1 + max(one.highest_producer_id for one in staged))
+    metadata.reserve_producer_ids(1 + max(one.moved.highest_producer_id for one in staged))
     # The epochs of all partitions grow with the broker's starts, so they begin above the highest.
     epoch = 1 + max(one.moved.leader_epoch for one in staged)
     topic = Topic(name, topic_id, partitions, dict(own), metadata.starts - epoch)
@@ -292,9 +295,10 @@ def _stage(
         partition.last_stable_offset,
         highest_epoch,
         0 if report is None else report.truncated_bytes,
+        highest_id,
     )
     partition.close()
-    return _Staged(moved, path, highest_id)
+    return _Staged(moved, path)
 
 
 def _highest_of_transactions(header: BatchHeader, batch: memoryview) -> int:
@@ -335,22 +339,13 @@ def export_topic(broker: Broker, name: str, target: Path, *, replace: bool = Fal
     doomed: list[tuple[str, str]] = []
     for index, topic_id in enumerate(ids):
         partition = broker.replicas.partition(name, index)
-        moved.append(
-            Moved(
-                name,
-                index,
-                topic_id,
-                partition.log_start_offset,
-                partition.log_end_offset,
-                partition.last_stable_offset,
-                0,
-                0,
-            )
-        )
+        stable = partition.last_stable_offset
         partition.close()
         staging = str(target / _doomed_name(name, index))
         _copy_directory(fs, partition.directory, staging)
-        _restart_epochs(fs, staging, partition.log_start_offset)
+        highest_id = _restart_epochs(fs, staging, partition.log_start_offset)
+        start, end = partition.log_start_offset, partition.log_end_offset
+        moved.append(Moved(name, index, topic_id, start, end, stable, 0, 0, highest_id))
         write_partition_metadata(fs, staging, topic_id)
         doomed.append((staging, str(target / f"{name}-{index}")))
     _forget_checkpoints(fs, str(target), moved)
@@ -388,9 +383,9 @@ def _doomed_name(topic: str, index: int) -> str:
     return f"{topic}-{index}.{uuid.uuid4().hex}{DELETE_SUFFIX}"
 
 
-def _restart_epochs(fs: FileSystem, directory: str, log_start_offset: int) -> None:
-    """Let every batch of a copy be of leader epoch 0."""
-    empty = True
+def _restart_epochs(fs: FileSystem, directory: str, log_start_offset: int) -> int:
+    """Let every batch of a copy be of leader epoch 0; return the highest producer id, or −1."""
+    empty, highest_id = True, -1
     for name in fs.list_directory(directory) or ():
         if not name.endswith(LOG_SUFFIX):
             continue
@@ -400,6 +395,8 @@ def _restart_epochs(fs: FileSystem, directory: str, log_start_offset: int) -> No
             empty = empty and not size
             while position < size:
                 header = parse_header(fs.read(handle, 61, position))
+                if header.magic == MAGIC:
+                    highest_id = max(highest_id, header.producer_id)
                 if header.magic == MAGIC and header.leader_epoch:
                     fs.write(handle, (bytes(4),), position + EPOCH_POSITION)
                 position += header.size
@@ -407,6 +404,7 @@ def _restart_epochs(fs: FileSystem, directory: str, log_start_offset: int) -> No
         finally:
             fs.close(handle)
     write_epochs(fs, directory, [] if empty else [(0, log_start_offset)])
+    return highest_id
 
 
 def _forget_checkpoints(fs: FileSystem, target: str, moved: Sequence[Moved]) -> None:

@@ -4,6 +4,12 @@ All but ``meta.properties`` are Kafka's formats to the byte. Every writer replac
 atomically (temporary file, fsync, rename, fsync of the directory). A file that does not parse
 raises :class:`CheckpointError`; its reader decides what that costs.
 
+Kafka's formats carry no checksum, and an offset with a flipped bit is an offset as well: it would
+empty a log, bring deleted records back, or hide a range from the cleaner that a tombstone is in. So
+the broker keeps a copy beside each checkpoint that a start relies on, with CRCs of both, and
+``meta.properties`` has its own in a comment. Kafka looks at neither; files without them are read as
+they are.
+
 Source: ``CheckpointFile``, ``OffsetCheckpointFile``, ``LeaderEpochCheckpointFile``,
 ``PartitionMetadataFile``, ``MetaProperties``, ``CleanShutdownFileHandler``.
 """
@@ -13,12 +19,15 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from logcore.fs import FileSystem, replace_file
+from crc32c import crc32c
+
+from logcore.fs import TEMPORARY_SUFFIX, FileSystem, replace_file, write_file
 
 RECOVERY_POINT_CHECKPOINT: Final = "recovery-point-offset-checkpoint"
 LOG_START_CHECKPOINT: Final = "log-start-offset-checkpoint"
@@ -30,7 +39,16 @@ META_PROPERTIES: Final = "meta.properties"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 LOCK: Final = ".lock"
 
+COPY_SUFFIX: Final = ".copy"
+COPIED_CHECKPOINTS: Final = (RECOVERY_POINT_CHECKPOINT, LOG_START_CHECKPOINT, CLEANER_CHECKPOINT)
+"""Those that decide what is cut, hidden or cleaned. The high watermarks are not read at a start."""
+
 _VERSION: Final = "0"
+_SUMS: Final = re.compile(rb"crc32c ([0-9a-f]{8}) before ([0-9a-f]{8}) all ([0-9a-f]{8})\n")
+"""Last line of a copy: CRC-32C of what it holds, of the file it makes way for, and of all of the
+copy up to here. A kill between the two renames leaves the file as it was before."""
+
+_META_SUM: Final = "#crc32c="
 
 
 class CheckpointError(Exception):
@@ -62,13 +80,11 @@ def uuid_from_text(text: str) -> uuid.UUID:
     return uuid.UUID(bytes=raw)
 
 
-def _write_lines(fs: FileSystem, directory: str, name: str, lines: list[str]) -> None:
-    text = "\n".join((_VERSION, str(len(lines)), *lines, ""))
-    replace_file(fs, directory, name, text.encode())
+def _text_of(lines: list[str]) -> bytes:
+    return "\n".join((_VERSION, str(len(lines)), *lines, "")).encode()
 
 
-def _read_lines(fs: FileSystem, directory: str, name: str, fields: int) -> list[list[str]] | None:
-    raw = fs.read_file(f"{directory}/{name}")
+def _parse_lines(raw: bytes | None, name: str, fields: int) -> list[list[str]] | None:
     if not raw:
         # Kafka makes the file before it has anything to write in it.
         return None
@@ -92,35 +108,98 @@ def _number(text: str, name: str) -> int:
 
 
 def write_offsets(
-    fs: FileSystem, directory: str, name: str, offsets: Mapping[tuple[str, int], int]
+    fs: FileSystem,
+    directory: str,
+    name: str,
+    offsets: Mapping[tuple[str, int], int],
+    *,
+    copied: bool = False,
 ) -> None:
-    """Write one of the four offset checkpoints of a data directory: (topic, index) to offset."""
+    """Write one of the four offset checkpoints of a data directory: (topic, index) to offset.
+
+    ``copied``: keep a copy beside it, if it is one of those that have one. Not in a directory of
+    Apache Kafka, which writes its checkpoints without; a copy that is there goes.
+    """
     lines = [f"{topic} {index} {offset}" for (topic, index), offset in offsets.items()]
-    _write_lines(fs, directory, name, lines)
+    text = _text_of(lines)
+    path = f"{directory}/{name}{COPY_SUFFIX}"
+    if name in COPIED_CHECKPOINTS and not copied:
+        fs.remove(path)
+    elif name in COPIED_CHECKPOINTS:
+        before = fs.read_file(f"{directory}/{name}") or b""
+        head = text + b"crc32c %08x before %08x " % (crc32c(text), crc32c(before))
+        # Its name gets to disk together with the other one. Of the two either may be lost before.
+        write_file(fs, path + TEMPORARY_SUFFIX, head + b"all %08x\n" % crc32c(head), sync=True)
+        fs.rename(path + TEMPORARY_SUFFIX, path)
+    replace_file(fs, directory, name, text)
 
 
-def read_offsets(fs: FileSystem, directory: str, name: str) -> dict[tuple[str, int], int]:
+def read_offsets(
+    fs: FileSystem,
+    directory: str,
+    name: str,
+    *,
+    on_damage: Callable[[CheckpointError], None] | None = None,
+) -> dict[tuple[str, int], int]:
     """Read an offset checkpoint; empty when there is none. CheckpointError if it is corrupt.
 
-    Kafka starts without the values then: recovery from the beginning, log start at the first
-    segment.
+    Where there is a copy that is whole, a corrupt file is read from it, and ``on_damage`` told.
+    Without, as after somebody has removed the file, a start goes without the values, as Kafka's
+    does: recovery from the beginning, log start at the first segment.
     """
-    rows = _read_lines(fs, directory, name, 3) or []
+    raw = fs.read_file(f"{directory}/{name}")
+    copy = None if raw is None else _copy_of(fs, directory, name)
+    if raw is not None and copy is not None:
+        text, sums = copy
+        if raw != text and (not raw or crc32c(raw) not in sums):
+            if on_damage is not None:
+                on_damage(CheckpointError(f"{name} is not what was written; its copy is taken"))
+            raw = text
+    return _parse_offsets(raw, name)
+
+
+def _parse_offsets(raw: bytes | None, name: str) -> dict[tuple[str, int], int]:
+    rows = _parse_lines(raw, name, 3) or []
     return {(row[0], _number(row[1], name)): _number(row[2], name) for row in rows}
+
+
+def read_copy(fs: FileSystem, directory: str, name: str) -> dict[tuple[str, int], int]:
+    """Read the copy of the offset checkpoint ``name``. CheckpointError if it is of no use."""
+    copy = _copy_of(fs, directory, name)
+    if copy is None:
+        raise CheckpointError(f"{name}{COPY_SUFFIX} does not match its checksum")
+    return _parse_offsets(copy[0], name)
+
+
+def has_copy(fs: FileSystem, directory: str, name: str) -> bool:
+    """Whether the checkpoint has a copy, in whatever state."""
+    return fs.read_file(f"{directory}/{name}{COPY_SUFFIX}") is not None
+
+
+def _copy_of(fs: FileSystem, directory: str, name: str) -> tuple[bytes, tuple[int, int]] | None:
+    """Return the text of a checkpoint's copy, and the CRCs the file may have; None if unusable."""
+    if name not in COPIED_CHECKPOINTS:
+        return None
+    raw = fs.read_file(f"{directory}/{name}{COPY_SUFFIX}") or b""
+    end = raw.rfind(b"crc32c ")
+    match = _SUMS.fullmatch(raw, max(end, 0))
+    if match is None or crc32c(raw[: match.start(3) - len(b"all ")]) != int(match[3], 16):
+        return None
+    return raw[:end], (int(match[1], 16), int(match[2], 16))
 
 
 def write_epochs(fs: FileSystem, directory: str, entries: Iterable[tuple[int, int]]) -> None:
     """Write a partition's ``leader-epoch-checkpoint`` from (epoch, start offset) pairs."""
     lines = [f"{epoch} {start}" for epoch, start in entries]
-    _write_lines(fs, directory, LEADER_EPOCH_CHECKPOINT, lines)
+    replace_file(fs, directory, LEADER_EPOCH_CHECKPOINT, _text_of(lines))
 
 
 def read_epochs(fs: FileSystem, directory: str) -> list[tuple[int, int]] | None:
     """Read (epoch, start offset) pairs; None when there is no file. CheckpointError if corrupt."""
-    rows = _read_lines(fs, directory, LEADER_EPOCH_CHECKPOINT, 2)
+    name = LEADER_EPOCH_CHECKPOINT
+    rows = _parse_lines(fs.read_file(f"{directory}/{name}"), name, 2)
     if rows is None:
         return None
-    name = LEADER_EPOCH_CHECKPOINT
     return [(_number(row[0], name), _number(row[1], name)) for row in rows]
 
 
@@ -161,6 +240,7 @@ def write_meta_properties(fs: FileSystem, directory: str, meta: MetaProperties) 
         f"node.id={meta.node_id}\n"
         "version=1\n"
     )
+    text = f"{_META_SUM}{crc32c(text.encode()):08x}\n{text}"
     replace_file(fs, directory, META_PROPERTIES, text.encode())
 
 
@@ -170,7 +250,14 @@ def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | Non
     if raw is None:
         return None
     values: dict[str, str] = {}
-    for line in raw.decode(errors="replace").splitlines():
+    first, _, rest = raw.partition(b"\n")
+    lines = raw.decode(errors="replace").splitlines()
+    if first.startswith(_META_SUM.encode()) and first != b"%s%08x" % (
+        _META_SUM.encode(),
+        crc32c(rest),
+    ):
+        raise CheckpointError(f"{META_PROPERTIES} does not match its checksum")
+    for line in lines:
         if line.strip() and not line.lstrip().startswith(("#", "!")):
             key, _, value = line.partition("=")
             values[key.strip()] = value.strip()

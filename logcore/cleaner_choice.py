@@ -107,4 +107,4 @@ class CleanerChoice:
             self._write()
 
     def _write(self) -> None:
-        write_offsets(self._fs, self._directory, CLEANER_CHECKPOINT, self._offsets)
+        write_offsets(self._fs, self._directory, CLEANER_CHECKPOINT, self._offsets, copied=True)

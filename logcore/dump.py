@@ -30,6 +30,7 @@ from logcore.batch import (
 )
 from logcore.checkpoints import (
     CLEANER_CHECKPOINT,
+    COPY_SUFFIX,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
     LOG_START_CHECKPOINT,
@@ -37,6 +38,7 @@ from logcore.checkpoints import (
     PARTITION_METADATA,
     RECOVERY_POINT_CHECKPOINT,
     CheckpointError,
+    read_copy,
     read_epochs,
     read_meta_properties,
     read_offsets,
@@ -44,7 +46,7 @@ from logcore.checkpoints import (
     uuid_to_text,
 )
 from logcore.errors import LogError
-from logcore.fs import FileSystem
+from logcore.fs import FileSystem, is_blank
 from logcore.index import (
     AbortedTxn,
     CorruptIndexError,
@@ -103,7 +105,7 @@ def dump_file(
     for suffix in _ON_THE_WAY:
         plain = plain.removesuffix(suffix)
     dump = _Dump(fs, directory, name, plain, verify=verify, records=records, decoder=decoder)
-    if name in OFFSET_CHECKPOINTS:
+    if name.removesuffix(COPY_SUFFIX) in OFFSET_CHECKPOINTS:
         return dump.offsets()
     small = {
         LEADER_EPOCH_CHECKPOINT: dump.epochs,
@@ -336,11 +338,17 @@ class _Dump:
                 )
 
     def offsets(self) -> Iterator[Row]:
+        damage: list[CheckpointError] = []
+        fs, directory, name = self._fs, self._directory, self._name
         try:
-            found = read_offsets(self._fs, self._directory, self._name)
+            if name.endswith(COPY_SUFFIX):
+                found = read_copy(fs, directory, name.removesuffix(COPY_SUFFIX))
+            else:
+                found = read_offsets(fs, directory, name, on_damage=damage.append)
         except CheckpointError as error:
             yield _problem(error)
             return
+        yield from map(_problem, damage)
         for (topic, index), offset in found.items():
             yield {"kind": "checkpoint", "topic": topic, "partition": index, "offset": offset}
             if self._verify and (index < 0 or offset < 0):
@@ -408,7 +416,10 @@ def read_batches(
             try:
                 header = _header_at(chunk, position - start)
             except LogError as error:
-                yield position, f"{error}; {size - position} bytes are left", b""
+                left = f"{error}; {size - position} bytes are left"
+                if is_blank(fs, handle, position):
+                    left += ", all zeros: preallocated and not trimmed, or lost with the power"
+                yield position, left, b""
                 return
             if header.size > size - position:
                 yield (

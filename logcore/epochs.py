@@ -9,6 +9,7 @@ Source: ``LeaderEpochFileCache``.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import Final
 
 from logcore.checkpoints import CheckpointError, read_epochs
@@ -33,20 +34,33 @@ class LeaderEpochs:
         self._starts: list[int] = []
         self.is_synced = True
         """Whether the file says what is known here."""
+        self.is_checked = True
+        """Whether what came from the file has been compared with the log."""
         self.latest: int = UNDEFINED_EPOCH
         """The newest epoch, −1 while there is none."""
 
     def load(self) -> bool:
-        """Take over the file's entries; False when there is no usable file."""
+        """Take over the file's entries; False when there is no usable file.
+
+        What it says is compared with the log before it matters: :meth:`replace`.
+        """
+        self.is_checked = False
         try:
             entries = read_epochs(self._fs, self._directory)
         except CheckpointError:
             return False
-        if entries is None:
+        if entries is None or not _is_rising(entries):
             return False
         for epoch, start in entries:
             self._insert(epoch, start)
         return True
+
+    def replace(self, entries: Sequence[tuple[int, int]]) -> None:
+        """Hold what the log says where the file says something else."""
+        self.clear()
+        for epoch, start in entries:
+            self._insert(epoch, start)
+        self.is_synced = False
 
     @property
     def entries(self) -> list[tuple[int, int]]:
@@ -122,3 +136,13 @@ class LeaderEpochs:
             return None
         self.is_synced = True
         return self.entries
+
+
+def _is_rising(entries: Sequence[tuple[int, int]]) -> bool:
+    """Whether epochs and offsets both rise from 0 on, as everybody writes them."""
+    before = -1, -1
+    for entry in entries:
+        if entry[0] <= before[0] or entry[1] <= before[1]:
+            return False
+        before = entry
+    return True

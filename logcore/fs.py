@@ -17,12 +17,15 @@ import fcntl
 import mmap
 import os
 import shutil
+import struct
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 ReadableBuffer = bytes | bytearray | memoryview
 
 TEMPORARY_SUFFIX: Final = ".tmp"
+
+_BLANK_BYTES: Final = 1 << 16
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What a full disk says, a full quota, and a file that may not grow."""
@@ -74,11 +77,14 @@ class FileSystem(Protocol):
     def allocate(self, handle: int, position: int, count: int) -> None:
         """Reserve disk blocks, so that a later store through a map can't fail for lack of space."""
 
+    def data_from(self, handle: int, position: int) -> int:
+        """Where the file may hold anything but zeros from ``position`` on; its size if nowhere."""
+
     def sync(self, handle: int) -> None:
         """Return once the file's bytes survive power loss."""
 
     def map(self, handle: int, size: int) -> FileMap:
-        """Map the first ``size`` bytes; the mapping outlives the handle."""
+        """Map the first ``size`` bytes for access here and there; it outlives the handle."""
 
     def rename(self, source: str, target: str) -> None:
         """Rename atomically, over ``target`` if it exists."""
@@ -159,13 +165,26 @@ class OsFileSystem:
         """See :class:`FileSystem`."""
         os.posix_fallocate(handle, position, count)
 
+    def data_from(self, handle: int, position: int) -> int:
+        """See :class:`FileSystem`."""
+        try:
+            return os.lseek(handle, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return os.fstat(handle).st_size
+            return position
+
     def sync(self, handle: int) -> None:
         """See :class:`FileSystem`."""
         os.fdatasync(handle)
 
     def map(self, handle: int, size: int) -> FileMap:
         """See :class:`FileSystem`."""
-        return mmap.mmap(handle, size)
+        mapped = mmap.mmap(handle, size)
+        # Else the first touch of a page brings in all around it that the device's read-ahead says,
+        # megabytes of zeros for an index that was just stretched, while the event loop waits.
+        mapped.madvise(mmap.MADV_RANDOM)
+        return mapped
 
     def rename(self, source: str, target: str) -> None:
         """See :class:`FileSystem`."""
@@ -227,13 +246,39 @@ class OsFileSystem:
         """See :class:`FileSystem`."""
         handle = self.open(path, create=True)
         try:
-            # The first tells two of us apart even in one process; Java knows the second alone.
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_handle(handle)
         except OSError:
             os.close(handle)
             raise
         return handle
+
+
+def _lock_handle(handle: int) -> None:
+    """Lock a file so that Java's ``FileChannel.tryLock``, a POSIX record lock, meets it.
+
+    A record lock of our own would be lost as soon as this process closes *any* descriptor of the
+    file, that of a second attempt for instance. Linux has one that belongs to the open file, is in
+    each other's way with record locks, and with its own kind even inside one process.
+    """
+    if hasattr(fcntl, "F_OFD_SETLK"):
+        # struct flock: type, whence, start, length (0 is all), process id (must be 0).
+        everything = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, everything)
+    else:
+        # The first tells two of us apart even in one process; Java knows the second alone.
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_blank(fs: FileSystem, handle: int, position: int) -> bool:
+    """Whether a file holds nothing but zeros from ``position`` on. Holes are not read."""
+    end = fs.size(handle)
+    while (position := fs.data_from(handle, position)) < end:
+        data = fs.read(handle, _BLANK_BYTES, position)
+        if data.strip(b"\0"):
+            return False
+        position += len(data)
+    return True
 
 
 def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:

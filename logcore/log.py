@@ -108,6 +108,7 @@ class Log:
             index_max_bytes=self.config.segment_index_bytes,
             created_ms=now_ms,
             fresh=True,
+            preallocate_bytes=self.config.segment_bytes if self.config.preallocate else 0,
             looked_into=self._looked_into,
         )
         self._segments[base_offset] = segment

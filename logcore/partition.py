@@ -307,6 +307,8 @@ class Partition(DurablePartition):
             write_partition_metadata(self._fs, self._directory, self.topic_id, sync=False)
             self._metadata_pending = False
             self._is_new = True
+        if not self._epochs.is_checked:
+            self._check_epochs()
         if self._epochs.latest != self.leader_epoch:
             self._epochs.assign(self.leader_epoch, offset)
         last_offset = offset + header.last_offset_delta

@@ -13,8 +13,10 @@ from typing import Final, NamedTuple, cast
 from logcore.batch import BatchHeader, decode_records
 from logcore.clock import Clock
 from logcore.config import LogConfig
+from logcore.epoch_check import agree, epochs_of
 from logcore.epochs import UNDEFINED_EPOCH, LeaderEpochs
 from logcore.errors import (
+    CorruptRecordError,
     FencedLeaderEpochError,
     NoRoomError,
     OffsetOutOfRangeError,
@@ -311,7 +313,27 @@ class ReadablePartition:
 
     def offset_for_leader_epoch(self, epoch: int) -> tuple[int, int]:
         """Return (epoch, end offset) of the largest epoch not above ``epoch``; (−1, −1) if none."""
+        self._throw_if_stopped()
+        try:
+            self._check_epochs()
+        except STORAGE_FAILURES as error:
+            raise self._refuse(error) from error
         return self._epochs.end_offset_for(epoch, self.log_end_offset)
+
+    def _check_epochs(self) -> None:
+        """Compare what a file said of leader epochs with the log, before anybody relies on it.
+
+        A log that can't be walked has other worries; the file is believed then.
+        """
+        epochs = self._epochs
+        if epochs.is_checked:
+            return
+        try:
+            if not agree(self._log, self._log_start_offset, epochs.entries):
+                epochs.replace(epochs_of(self._log, self._log_start_offset))
+        except CorruptRecordError:
+            pass
+        epochs.is_checked = True
 
     def check_leader_epoch(self, epoch: int) -> None:
         """Compare a request's epoch with ours; −1 is not checked.

@@ -17,11 +17,13 @@ Source: ``LogLoader``, ``UnifiedLog.rebuildProducerState``, ``LogSegment.recover
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from logcore.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC, BatchHeader, parse_header, verify_crc
 from logcore.config import LogConfig
+from logcore.epoch_check import NO_EPOCH, lowest_epoch
 from logcore.epochs import LeaderEpochs
 from logcore.errors import CorruptRecordError, InvalidRecordError, LogError
 from logcore.fs import TEMPORARY_SUFFIX, FileSystem
@@ -115,7 +117,9 @@ class _Loader:
         self._log = Log(fs, directory, options.name, options.config, options.now_ms)
         self._report = RecoveryReport()
         self._highest_epoch: int | None = None
+        self._epoch = NO_EPOCH
         self._new_epochs: list[tuple[int, int]] = []
+        self._known_starts: dict[int, int] = {}
         self._is_dense = True
 
     def load(self) -> LoadedLog:
@@ -247,6 +251,9 @@ class _Loader:
             has_txn_index = offset in bases[TXN_INDEX_SUFFIX]
             segment = self._log.open_segment(offset, has_txn_index=has_txn_index)
             usable = offset in bases[INDEX_SUFFIX] or segment.size == 0
+            if self._options.config.preallocate and segment.ends_in_zeros:
+                # Power loss may have taken the trim back, also below the recovery point.
+                usable = False
             if has_txn_index:
                 try:
                     segment.txn_index.check(offset)
@@ -271,6 +278,12 @@ class _Loader:
         segments = self._log.from_offset(scan_from)
         first = segments[0]
         self._load_producers(first.base_offset)
+        known = self._epochs.entries
+        self._known_starts = dict(known)
+        claimed = self._epochs.epoch_at(first.base_offset)
+        with suppress(CorruptRecordError):
+            self._epoch = lowest_epoch(self._log, first, claimed)
+        self._epochs.truncate_from_end(first.base_offset)
         end = first.base_offset
         for segment in segments:
             if segment.base_offset < end:
@@ -291,6 +304,8 @@ class _Loader:
         self._log.log_end_offset = end
         for epoch, start in self._new_epochs:
             self._epochs.assign(epoch, start)
+        # What the file says already need not be written again.
+        self._epochs.is_synced = self._epochs.entries == known
 
     def _is_loss(self, end: int) -> bool:
         """Whether a gap between two segments is what a power loss has left.
@@ -310,34 +325,37 @@ class _Loader:
         position, expected = 0, segment.base_offset
         # Only compaction makes holes, and it never touches the last segment.
         strict = segment is self._log.active
-        epoch = self._epochs.epoch_at(segment.base_offset)
         self._is_dense = True
         aborted: list[AbortedTxn] = []
         chunk, start = memoryview(b""), 0
         while position < segment.size:
             try:
                 chunk, start, header = _verified(segment, chunk, start, position)
-                self._check_order(header, expected, epoch, strict=strict)
+                self._check_order(header, expected, strict=strict)
                 if header.base_offset > expected and header.magic >= MAGIC:
                     self._check_gap(segment, position + header.size, header)
                 batch = chunk[position - start : position - start + header.size]
                 completed = self._producers.replay(header, batch)
             except (CorruptRecordError, InvalidRecordError) as error:
-                self._cut(segment, position, str(error))
+                if self._options.config.preallocate and segment.is_blank_from(position):
+                    # Nobody got to trim the file; there is nothing in what goes.
+                    segment.cut(position)
+                else:
+                    self._cut(segment, position, str(error))
                 break
             segment.index_batch(header.last_offset, header.max_timestamp, position, header.size)
             if completed is not None and not completed.commit:
                 aborted.append(self._producers.aborted_txn(completed))
-            self._note_epoch(header)
+            self._note_epoch(header, expected)
             self._is_dense = self._is_dense and header.base_offset == expected
-            expected, epoch = header.next_offset, max(epoch, header.leader_epoch)
+            expected, self._epoch = header.next_offset, max(self._epoch, header.leader_epoch)
             position += header.size
         segment.txn_index.rebuild(aborted)
         if segment is not self._log.active:
             segment.seal()
         return expected
 
-    def _check_order(self, header: BatchHeader, expected: int, epoch: int, *, strict: bool) -> None:
+    def _check_order(self, header: BatchHeader, expected: int, *, strict: bool) -> None:
         """Check what the CRC does not cover: base offset and leader epoch."""
         base_offset = header.base_offset
         if header.magic < MAGIC:
@@ -350,7 +368,9 @@ class _Loader:
         if header.last_offset_delta < 0:
             raise CorruptRecordError(f"the batch at offset {base_offset} ends before it begins")
         highest = self._highest_epoch
-        if header.leader_epoch < epoch or (highest is not None and header.leader_epoch > highest):
+        if header.leader_epoch < self._epoch or (
+            highest is not None and header.leader_epoch > highest
+        ):
             raise CorruptRecordError(
                 f"the batch at offset {base_offset} has leader epoch {header.leader_epoch}"
             )
@@ -367,10 +387,14 @@ class _Loader:
                 f"offset {header.base_offset} before a batch at offset {following}"
             )
 
-    def _note_epoch(self, header: BatchHeader) -> None:
+    def _note_epoch(self, header: BatchHeader, expected: int) -> None:
+        """Note a new epoch. Compaction may have taken its first batch: the file knows where."""
         latest = self._new_epochs[-1][0] if self._new_epochs else self._epochs.latest
         if header.leader_epoch > latest:
-            self._new_epochs.append((header.leader_epoch, header.base_offset))
+            start = self._known_starts.get(header.leader_epoch, -1)
+            if not expected <= start <= header.base_offset:
+                start = header.base_offset
+            self._new_epochs.append((header.leader_epoch, start))
 
     def _cut(self, segment: Segment, position: int, reason: str) -> None:
         self._report.reason = reason

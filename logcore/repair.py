@@ -18,6 +18,7 @@ from logcore.checkpoints import (
     LEADER_EPOCH_CHECKPOINT,
     LOG_START_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
+    has_copy,
     read_epochs,
     read_offsets,
     read_partition_metadata,
@@ -186,4 +187,5 @@ def _lower_checkpoints(fs: FileSystem, path: Path, end: int) -> None:
     for name in (RECOVERY_POINT_CHECKPOINT, HIGH_WATERMARK_CHECKPOINT, CLEANER_CHECKPOINT):
         offsets = read_offsets(fs, str(path.parent), name)
         if offsets.get(key, 0) > end:
-            write_offsets(fs, str(path.parent), name, offsets | {key: end})
+            copied = has_copy(fs, str(path.parent), name)
+            write_offsets(fs, str(path.parent), name, offsets | {key: end}, copied=copied)

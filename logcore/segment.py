@@ -32,7 +32,7 @@ from logcore.batch import (
 )
 from logcore.errors import CorruptRecordError
 from logcore.file_range import MIN_RANGE_BYTES, FileRange
-from logcore.fs import NO_ROOM, FileSystem, ReadableBuffer
+from logcore.fs import NO_ROOM, FileSystem, ReadableBuffer, is_blank
 from logcore.index import (
     MAX_RELATIVE_OFFSET,
     LookedInto,
@@ -93,8 +93,9 @@ class TimestampOffset(NamedTuple):
 class Segment:
     """A segment, open. One file handle; the indexes are mapped when first needed.
 
-    ``fresh`` makes the log file; its index files come with the first append, so that a partition
-    nobody writes to is one file. ``created_ms`` is when this process opened the segment.
+    ``fresh`` makes the log file, ``preallocate_bytes`` long; its index files come with the first
+    append, so that a partition nobody writes to is one file. ``created_ms`` is when this process
+    opened the segment.
     ``suffix`` follows the names of all files, for a segment that is not part of the log yet.
     ``looked_into`` is the log's and bounds the mappings. All methods may raise OSError.
     """
@@ -110,6 +111,7 @@ class Segment:
         created_ms: int,
         has_txn_index: bool = False,
         fresh: bool = False,
+        preallocate_bytes: int = 0,
         suffix: str = "",
         looked_into: LookedInto | None = None,
     ) -> None:
@@ -133,12 +135,23 @@ class Segment:
         self._pins = 0
         self._closing = False
         self.size = fs.size(self._handle)
+        """Bytes of batches. The file is longer while it is preallocated."""
+        self._preallocated = fresh and 0 < preallocate_bytes > self.size
+        if self._preallocated:
+            self._preallocate(preallocate_bytes)
         self._bytes_since_index_entry = 0
         self._hints: dict[int, int] = {}
         self._index_checked = False
         self._first_batch_timestamp: int | None = None
         self._max_timestamp: int | None = NO_TIMESTAMP if self.size == 0 else None
         self._max_timestamp_offset = base_offset
+
+    def _preallocate(self, size: int) -> None:
+        try:
+            self._fs.truncate(self._handle, size)
+        except OSError as error:
+            self._fs.close(self._handle)
+            raise _named(error, self.path) from error
 
     # --- writing ---
 
@@ -196,11 +209,24 @@ class Segment:
             self.time_index.maybe_append(self._max_timestamp, self._max_timestamp_offset)
 
     def seal(self) -> None:
-        """Write the final time entry and trim the indexes: on roll and on close."""
+        """Write the final time entry, trim the indexes and the log: on roll and on close."""
         if self._max_timestamp is not None and self.size:
             self._append_time_entry()
         self.offset_index.close()
         self.time_index.close()
+        if self._preallocated:
+            self._fs.truncate(self._handle, self.size)
+            self._preallocated = False
+
+    @property
+    def ends_in_zeros(self) -> bool:
+        """Whether the file may not have been trimmed; a record may end so as well."""
+        tail = self._fs.read(self._handle, LOG_OVERHEAD, max(0, self.size - LOG_OVERHEAD))
+        return bool(tail) and not tail.strip(b"\0")
+
+    def is_blank_from(self, position: int) -> bool:
+        """Whether nothing but zeros follows: the tail of a preallocated file after a kill."""
+        return is_blank(self._fs, self._handle, position)
 
     def sync(self) -> None:
         """Make the batches and the aborted transactions survive power loss."""
@@ -268,6 +294,7 @@ class Segment:
     def cut(self, size: int) -> None:
         """Cut the log file to ``size`` bytes, a batch boundary, and forget what was known of it."""
         self._fs.truncate(self._handle, size)
+        self._preallocated = False
         self.size = size
         self._hints.clear()
         self._bytes_since_index_entry = 0
@@ -311,11 +338,7 @@ class Segment:
     def first_batch_timestamp(self) -> int | None:
         """Largest timestamp of the first batch, None while there is no batch."""
         if self._first_batch_timestamp is None and self.size:
-            raw = self._fs.read(self._handle, HEADER_SIZE, 0)
-            if magic_at(raw, 0) < MAGIC:
-                self._first_batch_timestamp = parse_message(raw).timestamp_ms
-            else:
-                self._first_batch_timestamp = parse_header(raw).max_timestamp
+            self._first_batch_timestamp = self.header_at(0).max_timestamp
         return self._first_batch_timestamp
 
     # --- timestamps ---
@@ -407,6 +430,16 @@ class Segment:
             if found + size > target:
                 return found, base_offset
         return limit, None
+
+    def header_at(self, position: int) -> BatchHeader:
+        """Read the header of the batch at ``position``, of a message what stands for one.
+
+        CorruptRecordError where there is none.
+        """
+        raw = self._fs.read(self._handle, HEADER_SIZE, position)
+        return (
+            parse_header(raw) if magic_at(raw, 0) >= MAGIC else as_batch_header(parse_message(raw))
+        )
 
     def batch_size(self, position: int) -> int:
         """Return the size of the batch at ``position``."""

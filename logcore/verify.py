@@ -15,6 +15,8 @@ from typing import Final
 
 from logcore.batch import MAGIC, BatchHeader
 from logcore.checkpoints import (
+    COPIED_CHECKPOINTS,
+    COPY_SUFFIX,
     LEADER_EPOCH_CHECKPOINT,
     META_PROPERTIES,
     CheckpointError,
@@ -34,7 +36,11 @@ from logcore.producers import (
 )
 from logcore.segment import INDEX_SUFFIX, LOG_SUFFIX, TXN_INDEX_SUFFIX, file_stem
 
-SMALL_FILES: Final = (*OFFSET_CHECKPOINTS, META_PROPERTIES)
+SMALL_FILES: Final = (
+    *OFFSET_CHECKPOINTS,
+    *(name + COPY_SUFFIX for name in COPIED_CHECKPOINTS),
+    META_PROPERTIES,
+)
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<index>[0-9]+)")
 _OFFSET_DIGITS: Final = 20
 

@@ -124,6 +124,30 @@ def export(
         for topic in topics:
             moved += export_topic(broker, topic, target, replace=replace)
     _show_moved(moved, form)
+    _warn_of_producer_ids(moved, target)
+
+
+def _warn_of_producer_ids(moved: Sequence[Moved], target: Path) -> None:
+    """Say so if Apache Kafka may give ids to new producers that the records carry already."""
+    from coordinator.kafka_metadata import METADATA_DIRECTORY, next_producer_id
+    from logcore.fs import OsFileSystem
+
+    highest = max((one.highest_producer_id for one in moved), default=-1)
+    if highest < 0:
+        return
+    following = next_producer_id(OsFileSystem(), str(target))
+    if following is None:
+        known = f"{target / METADATA_DIRECTORY} does not tell which ids Kafka has handed out"
+    elif following <= highest:
+        known = f"Kafka's next block of ids begins at {following}"
+    else:
+        return
+    click.echo(
+        f"warning: the records carry producer ids up to {highest}; {known}. A new idempotent"
+        " producer that is given one of these may have its first batches taken for repetitions or"
+        " gaps, until producer.id.expiration.ms has passed since the last record of that id.",
+        err=True,
+    )
 
 
 @command.command("verify")

@@ -174,8 +174,8 @@ class Recorder:
         """Write the recovery point and the log start, as the broker does from time to time."""
         partition = self.partition
         point, start = partition.recovery_point, partition.log_start_offset
-        write_offsets(self.disk, ROOT, RECOVERY_POINT_CHECKPOINT, {KEY: point})
-        write_offsets(self.disk, ROOT, LOG_START_CHECKPOINT, {KEY: start} if start else {})
+        for name, offset in ((RECOVERY_POINT_CHECKPOINT, point), (LOG_START_CHECKPOINT, start)):
+            write_offsets(self.disk, ROOT, name, {KEY: offset} if offset else {}, copied=True)
         last = self.promises[-1]
         self.promises.append(replace(last, step=len(self.disk.steps), lowest_start=start))
 
@@ -311,6 +311,8 @@ def coordinators(run: Recorder) -> None:
 WORKLOADS: dict[str, tuple[Callable[[Recorder], None], LogConfig]] = {
     "producers": (producers, FORCED),
     "producers, rarely forced": (producers, UNFORCED),
+    "producers, preallocated": (producers, replace(FORCED, preallocate=True)),
+    "producers, preallocated, rarely forced": (producers, replace(UNFORCED, preallocate=True)),
     "deletion": (deletion, RETAINED),
     "deletion, rarely forced": (deletion, replace(RETAINED, flush_messages=9)),
     "compaction": (compaction, COMPACTED),

@@ -9,6 +9,7 @@ there only the CRC of a batch stands between the disk and the reader, as in Apac
 from __future__ import annotations
 
 import random
+import uuid
 from dataclasses import replace
 
 import pytest
@@ -16,9 +17,19 @@ import pytest
 from logcore.batch import iter_headers, verify_crc
 from logcore.checkpoints import (
     CLEAN_SHUTDOWN,
+    COPIED_CHECKPOINTS,
+    COPY_SUFFIX,
+    LEADER_EPOCH_CHECKPOINT,
     LOG_START_CHECKPOINT,
+    META_PROPERTIES,
     RECOVERY_POINT_CHECKPOINT,
+    CheckpointError,
+    MetaProperties,
+    read_meta_properties,
+    read_offsets,
     write_clean_shutdown,
+    write_meta_properties,
+    write_offsets,
 )
 from logcore.dump import is_problem
 from logcore.errors import LogError, StorageError
@@ -90,7 +101,7 @@ UNCOVERED = 16
 """Base offset, length, leader epoch: the bytes of a batch that its CRC leaves out. (The magic, the
 seventeenth, is checked.)"""
 
-BLIND = {"log", "index", "timeindex", "txnindex", LOG_START_CHECKPOINT}
+BLIND = {"log", "index", "timeindex", "txnindex"}
 """Files in which damage may show as a wrong answer after a clean stop, as in Apache Kafka."""
 
 
@@ -111,10 +122,11 @@ def test_every_byte_after_a_clean_stop() -> None:
     run.partition.close()
     run.checkpoint()
     write_clean_shutdown(run.disk, ROOT)
-    misled, files = set(), 0
+    misled, kinds, files = set(), set(), 0
     for directory in (f"{ROOT}/t-0", ROOT):
         for name, inode in sorted(run.disk.names[directory].items()):
             files += 1
+            kinds.add(name.rpartition(".")[2])
             for position in range(len(run.disk.contents[inode])):
                 rotten = run.disk.after_kill()
                 rotten.contents[inode][position] ^= 1 << random.Random(position).randrange(8)
@@ -127,7 +139,108 @@ def test_every_byte_after_a_clean_stop() -> None:
                         raw = bytes(run.disk.contents[inode])
                         assert any(0 <= position - at < UNCOVERED for at, _ in iter_headers(raw))
     assert files > 10
+    assert kinds >= BLIND | {
+        "copy",
+        "kafka_cleanshutdown",
+        "metadata",
+        "snapshot",
+        LEADER_EPOCH_CHECKPOINT,
+        LOG_START_CHECKPOINT,
+        RECOVERY_POINT_CHECKPOINT,
+    }
     assert misled == BLIND
+
+
+def test_every_bit_of_the_leader_epochs_after_a_kill() -> None:
+    """Recovery begins in the middle, and must not take good batches for bad because of them."""
+    run = _epochs_apart()
+    _each_bit(run, f"{ROOT}/t-0", LEADER_EPOCH_CHECKPOINT, clean=False)
+    _each_bit(run, ROOT, RECOVERY_POINT_CHECKPOINT, clean=False)
+    _each_bit(run, ROOT, LOG_START_CHECKPOINT, clean=False)
+
+
+def test_every_bit_of_the_leader_epochs_after_a_clean_stop() -> None:
+    run = _epochs_apart()
+    run.partition.close()
+    run.checkpoint()
+    write_clean_shutdown(run.disk, ROOT)
+    _each_bit(run, f"{ROOT}/t-0", LEADER_EPOCH_CHECKPOINT, clean=True)
+
+
+def _epochs_apart() -> Recorder:
+    """Epochs with gaps between their numbers, in several segments; what is flushed is known."""
+    run = Recorder(replace(FORCED, segment_bytes=500), 3, MemoryDisk())
+    for turn in range(5):
+        run.put(1)
+        run.put(2, transactional=True)
+        if turn == 1:
+            run.delete_before(1)
+        run.end(2, commit=turn % 2 == 0)
+        run.epoch += turn % 3
+        run.restart(clean=True)
+        run.put(1)
+    run.checkpoint()
+    return run
+
+
+def _each_bit(run: Recorder, directory: str, name: str, *, clean: bool) -> None:
+    """Nothing is lost, and epochs end where they did, whichever bit of the file is wrong."""
+    whole = run.history[-1].last_offset + 1
+    promise = run.promises[-1]
+    sound = open_log(run.disk.after_kill(), run.config, promise.epoch)
+    ends = [sound.offset_for_leader_epoch(epoch) for epoch in range(promise.epoch + 2)]
+    content = run.disk.contents[run.disk.names[directory][name]]
+    for position in range(len(content)):
+        for bit in range(8):
+            rotten = run.disk.after_kill()
+            rotten.contents[rotten.names[directory][name]][position] ^= 1 << bit
+            partition = open_log(rotten, run.config, promise.epoch)
+            where = name, position, bit, bytes(rotten.contents[rotten.names[directory][name]])
+            assert (partition.recovery is None) == clean, where
+            assert partition.log_end_offset == whole, where
+            assert partition.log_start_offset == sound.log_start_offset, where
+            found = [partition.offset_for_leader_epoch(one) for one in range(promise.epoch + 2)]
+            assert found == ends, where
+            check_log(run, len(run.disk.steps), promise, partition, random.Random(position))
+
+
+@pytest.mark.parametrize("name", COPIED_CHECKPOINTS)
+def test_every_bit_of_a_checkpoint_and_of_its_copy(name: str) -> None:
+    """One of the two is whole: the values are those that were written, before or after."""
+    disk = MemoryDisk()
+    disk.make_directory(ROOT)
+    offsets = {("crc32c", 0): 17, ("t", 1): 1_000}
+    write_offsets(disk, ROOT, name, {("t", 1): 5}, copied=True)
+    write_offsets(disk, ROOT, name, offsets, copied=True)
+    told: list[CheckpointError] = []
+    for one in (name, name + COPY_SUFFIX):
+        inode = disk.names[ROOT][one]
+        for position in range(len(disk.contents[inode])):
+            for bit in range(8):
+                rotten = disk.after_kill()
+                rotten.contents[rotten.names[ROOT][one]][position] ^= 1 << bit
+                told.clear()
+                assert read_offsets(rotten, ROOT, name, on_damage=told.append) == offsets
+                assert bool(told) == (one == name), (one, position, bit)
+
+
+def test_every_bit_of_meta_properties() -> None:
+    """Refused, or the same: a directory is never taken for another's."""
+    disk = MemoryDisk()
+    disk.make_directory(ROOT)
+    meta = MetaProperties("cluster", 3, uuid.UUID(int=77))
+    write_meta_properties(disk, ROOT, meta)
+    refused = 0
+    size = len(disk.contents[disk.names[ROOT][META_PROPERTIES]])
+    for position in range(size):
+        for bit in range(8):
+            rotten = disk.after_kill()
+            rotten.contents[rotten.names[ROOT][META_PROPERTIES]][position] ^= 1 << bit
+            try:
+                assert read_meta_properties(rotten, ROOT) == meta, (position, bit)
+            except CheckpointError:
+                refused += 1
+    assert refused > 7 * size
 
 
 def _is_noticed_or_harmless(run: Recorder, rotten: MemoryDisk, seed: int) -> bool:

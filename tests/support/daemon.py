@@ -12,7 +12,7 @@ from coordinator.ports import hold_port
 from tests.support.processes import Child
 from tests.support.targets import SETTINGS
 
-START_S = 60.0
+START_S, STOP_S = 60.0, 60.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -40,10 +40,10 @@ class Daemon:
         weakref.finalize(self, port.close)
         self._listen = f"127.0.0.1:{port.getsockname()[1]}"
 
-    def start(self, *, env: Mapping[str, str] | None = None) -> Daemon:
+    def start(self, *, env: Mapping[str, str] | None = None, deadline_s: float = START_S) -> Daemon:
         """Start and wait for the line ``listening HOST:PORT``. ``env`` is for this start only."""
         self.launch(env=env)
-        return self.wait_until_listening()
+        return self.wait_until_listening(deadline_s)
 
     def launch(self, *, env: Mapping[str, str] | None = None) -> Child:
         """Start without waiting; a test that expects an early death looks after the child."""
@@ -56,9 +56,9 @@ class Daemon:
         )
         return self.child
 
-    def wait_until_listening(self) -> Daemon:
+    def wait_until_listening(self, deadline_s: float = START_S) -> Daemon:
         assert self.child is not None
-        match = self.child.wait_for_line(r"^listening (\S+:\d+)$", deadline_s=START_S)
+        match = self.child.wait_for_line(r"^listening (\S+:\d+)$", deadline_s=deadline_s)
         self.bootstrap = match.group(1)
         self.is_listening = True
         return self
@@ -68,9 +68,9 @@ class Daemon:
         assert self.child is not None
         self.child.kill()
 
-    def stop(self) -> None:
+    def stop(self, *, deadline_s: float = STOP_S) -> None:
         """SIGTERM; the daemon must end by itself and with status 0."""
         assert self.child is not None
-        status = self.child.terminate()
+        status = self.child.terminate(deadline_s=deadline_s)
         if status != 0:
             raise RuntimeError(f"exit status {status}:\n{self.child.tail()}")

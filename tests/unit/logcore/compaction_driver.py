@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -182,9 +181,9 @@ class MortalFileSystem(OsFileSystem):
 
     def bury(self) -> None:
         """Give back what the dead process held."""
-        for handle in list(self.handles):
-            os.close(handle)
-        self.handles.clear()
+        # One by one: the garbage collector may close what a retired segment held meanwhile.
+        while self.handles:
+            super().close(self.handles.popitem()[0])
 
     def open(self, path: str, *, create: bool = False) -> int:
         if create and not Path(path).exists():

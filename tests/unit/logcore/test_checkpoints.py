@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -154,4 +156,40 @@ def test_lock_is_exclusive_until_it_is_closed(tmp_path: Path) -> None:
     with pytest.raises(BlockingIOError):
         FS.lock(path)
     FS.close(handle)
+    FS.close(FS.lock(path))
+
+
+RECORD_LOCK = """\
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(3)
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+"""Takes the lock that Java takes, in a process of its own, until its input ends. Exit status 3 says
+that somebody else has it."""
+
+
+def test_a_second_attempt_in_this_process_gives_nothing_up(tmp_path: Path) -> None:
+    """A record lock ends when its process closes any descriptor of the file."""
+    path = str(tmp_path / LOCK)
+    handle = FS.lock(path)
+    command = [sys.executable, "-c", RECORD_LOCK, path]
+    for _ in range(2):
+        with pytest.raises(BlockingIOError):
+            FS.lock(path)
+        other = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=30, check=False)
+        assert other.returncode == 3
+    FS.close(handle)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        with pytest.raises(BlockingIOError):
+            FS.lock(path)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(30) == 0
     FS.close(FS.lock(path))

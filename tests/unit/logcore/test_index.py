@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +58,32 @@ def test_live_index_is_preallocated_and_its_zero_tail_is_not_read(tmp_path: Path
     assert again.last_offset == 10
     index.close()
     assert (tmp_path / "0.index").stat().st_size == 8
+
+
+def resident_bytes(path: Path, size: int) -> int:
+    """How much of a file the page cache holds (``mincore``)."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), size) as mapped:
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        first = ctypes.c_char.from_buffer(mapped)
+        libc = ctypes.CDLL(None, use_errno=True)
+        address = ctypes.c_void_p(ctypes.addressof(first))
+        failed = libc.mincore(address, ctypes.c_size_t(size), pages)
+        del first
+        assert not failed, os.strerror(ctypes.get_errno())
+        return sum(page & 1 for page in pages) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is in the page cache")
+def test_a_first_entry_brings_in_no_more_than_its_page(tmp_path: Path) -> None:
+    """Not what the device reads ahead: zeros, up to the whole 10 MiB, for each partition in use."""
+    size = 10 << 20
+    index = OffsetIndex(FS, str(tmp_path / "0.index"), 0, size)
+    index.append(10, 5000)
+    assert resident_bytes(tmp_path / "0.index", size) == mmap.PAGESIZE
+    index.append(20, 9000)
+    index.lookup(15)
+    assert resident_bytes(tmp_path / "0.index", size) == mmap.PAGESIZE
+    index.close()
 
 
 def test_time_index_with_zero_tail(tmp_path: Path) -> None:

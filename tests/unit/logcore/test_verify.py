@@ -9,7 +9,14 @@ import pytest
 from compaction_driver import COMPACTED, commit_offsets, compact, end, fill_active, put
 from partition_driver import CONFIG, T0, append, crash_image, marker, open_partition, read_log
 
-from logcore.checkpoints import RECOVERY_POINT_CHECKPOINT, read_offsets, write_epochs, write_offsets
+from logcore.checkpoints import (
+    COPY_SUFFIX,
+    LOG_START_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    read_offsets,
+    write_epochs,
+    write_offsets,
+)
 from logcore.clock import ManualClock
 from logcore.config import LogConfig
 from logcore.errors import CorruptRecordError, OffsetOutOfRangeError
@@ -193,3 +200,20 @@ def test_a_cut_behind_damage_is_refused(directory: Path) -> None:
     with pytest.raises(CorruptRecordError):
         plan_cut(FS, str(directory), 60)
     assert plan_cut(FS, str(directory), 0).first_offset == 0
+
+
+def test_a_checkpoint_and_its_copy_are_compared(tmp_path: Path) -> None:
+    offsets = {("orders", 0): 5}
+    write_offsets(FS, str(tmp_path), LOG_START_CHECKPOINT, offsets, copied=True)
+    assert not list(verify_data_directory(FS, str(tmp_path)))
+    for name, said in (
+        (LOG_START_CHECKPOINT, "its copy is taken"),
+        (LOG_START_CHECKPOINT + COPY_SUFFIX, "does not match its checksum"),
+    ):
+        path = tmp_path / name
+        sound = path.read_bytes()
+        path.write_bytes(sound.replace(b"orders 0 5", b"orders 0 7"))
+        (found,) = verify_data_directory(FS, str(tmp_path))
+        assert found["file"] == str(path)
+        assert said in str(found["problem"])
+        path.write_bytes(sound)

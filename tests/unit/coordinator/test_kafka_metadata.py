@@ -1,0 +1,83 @@
+"""Which producer ids Apache Kafka has handed out, from its metadata log; a warning by export."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from coordinator.broker import Broker
+from coordinator.cli import main
+from coordinator.kafka_metadata import METADATA_DIRECTORY, next_producer_id
+from logcore.batch import LogRecord, encode_batch
+from logcore.fs import OsFileSystem
+from tests.support.batches import batch
+from tests.support.cluster import Cluster
+
+FS = OsFileSystem()
+
+
+def block(next_id: int) -> bytes:
+    """A ``ProducerIdsRecord`` as Kafka's controller writes it: three varints, fields, no tags."""
+    return b"\x01\x0f\x00" + struct.pack(">iqq", 1, 5, next_id) + b"\x00"
+
+
+def metadata(root: Path, name: str, *values: bytes) -> None:
+    path = root / METADATA_DIRECTORY
+    path.mkdir(parents=True, exist_ok=True)
+    records = [LogRecord(at, 1_000, None, value) for at, value in enumerate(values)]
+    (path / name).write_bytes(bytes(encode_batch(records)))
+
+
+def test_the_highest_block_of_log_and_snapshot_counts(tmp_path: Path) -> None:
+    assert next_producer_id(FS, str(tmp_path)) is None
+    metadata(tmp_path, "00000000000000000000.log", b"\x01\x0c\x00other")
+    assert next_producer_id(FS, str(tmp_path)) == 0
+    metadata(tmp_path, "00000000000000000000.log", block(1000), b"\x01\x0c\x00other", block(2000))
+    assert next_producer_id(FS, str(tmp_path)) == 2000
+    metadata(tmp_path, "00000000000000000099-0000000001.checkpoint", block(5000))
+    assert next_producer_id(FS, str(tmp_path)) == 5000
+
+
+def test_a_torn_end_is_left_out_and_damage_tells_nothing(tmp_path: Path) -> None:
+    metadata(tmp_path, "00000000000000000000.log", block(3000))
+    log = tmp_path / METADATA_DIRECTORY / "00000000000000000000.log"
+    whole = log.read_bytes()
+    log.write_bytes(whole + whole[:40])
+    assert next_producer_id(FS, str(tmp_path)) == 3000
+
+
+def test_an_export_warns_of_ids_that_kafka_may_hand_out(tmp_path: Path) -> None:
+    data, kafka = tmp_path / "data", tmp_path / "kafka"
+    for root in (data, kafka):
+        with Broker.in_thread(root) as broker, Cluster(broker.bootstrap) as cluster:
+            cluster.create_topic("orders")
+            cluster.create_topic("plain")
+            for _ in range(2):  # of two ids the second is 1
+                producer_id, epoch = cluster.init_producer()
+            if root is data:
+                sent = batch([b"x"], producer_id=producer_id, producer_epoch=epoch, sequence=0)
+                assert cluster.produce("orders", sent)["error_code"] == "none"
+            else:
+                # The directories that Kafka has made: there, and empty.
+                cluster.produce("orders", [b"x"])
+            cluster.produce("plain", [b"x"])
+    for log in (*kafka.glob("orders-0/*.log"), *kafka.glob("plain-0/*.log")):
+        log.write_bytes(b"")
+
+    def warned(topic: str) -> str:
+        command = ["log", "export", topic, "--data-dir", data, "--to", kafka, "--replace"]
+        result = CliRunner().invoke(main, [str(one) for one in command])
+        assert result.exit_code == 0, result.output
+        return result.stderr
+
+    for one in (kafka / METADATA_DIRECTORY).iterdir():
+        one.unlink()
+    assert f"up to {producer_id}; " in warned("orders")
+    assert "does not tell which ids" in warned("orders")
+    assert not warned("plain"), "no producer in it"
+    metadata(kafka, "00000000000000000000.log", block(producer_id))
+    assert f"next block of ids begins at {producer_id}." in warned("orders")
+    metadata(kafka, "00000000000000000000.log", block(producer_id + 1))
+    assert not warned("orders")

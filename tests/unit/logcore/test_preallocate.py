@@ -1,0 +1,147 @@
+"""``preallocate``: a new segment's file has its full size, and is trimmed when it is done with."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from logcore.config import LogConfig
+from logcore.errors import NoRoomError
+from logcore.fs import OsFileSystem, is_blank
+from logcore.partition import Partition
+from tests.unit.logcore.partition_driver import T0, client_batch, open_partition
+
+SIZE = 1 << 20
+CONFIG = LogConfig(segment_bytes=SIZE, preallocate=True)
+FS = OsFileSystem()
+
+
+def put(partition: Partition, size: int = 1_000) -> None:
+    partition.append(client_batch(size=size), now_ms=T0)
+
+
+def logs(root: Path) -> dict[str, int]:
+    return {one.name: one.stat().st_size for one in sorted((root / "orders-0").glob("*.log"))}
+
+
+def name(offset: int) -> str:
+    return f"{offset:020d}.log"
+
+
+def test_the_active_segment_alone_is_at_its_full_size(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path, config=CONFIG)
+    assert logs(tmp_path) == {name(0): SIZE}
+    put(partition, SIZE // 2)
+    first = partition.size_bytes
+    assert logs(tmp_path) == {name(0): SIZE}
+    assert SIZE // 2 < first < SIZE // 2 + 200
+    put(partition, SIZE // 2)
+    assert logs(tmp_path) == {name(0): first, name(1): SIZE}
+    assert partition.size_bytes == 2 * first
+    partition.close()
+    assert logs(tmp_path) == {name(0): first, name(1): first}
+    # A file that is there already is taken as it is.
+    open_partition(tmp_path, config=CONFIG)
+    assert logs(tmp_path) == {name(0): first, name(1): first}
+
+
+def test_without_it_files_grow(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path, config=replace(CONFIG, preallocate=False))
+    assert logs(tmp_path) == {name(0): 0}
+    put(partition)
+    assert logs(tmp_path) == {name(0): partition.size_bytes}
+    partition.config = CONFIG
+    put(partition, SIZE - 1_000)  # the next segment has it
+    assert logs(tmp_path)[name(1)] == SIZE
+
+
+@pytest.mark.parametrize("batches", [0, 1, 40])
+def test_a_kill_leaves_zeros_that_are_no_damage(tmp_path: Path, batches: int) -> None:
+    killed = open_partition(tmp_path, config=CONFIG)
+    for _ in range(batches):
+        put(killed)
+    size = killed.size_bytes
+    again = open_partition(tmp_path, config=CONFIG, clean=False)
+    assert again.log_end_offset == batches
+    assert logs(tmp_path) == {name(0): size}
+    assert again.recovery is not None
+    assert (again.recovery.reason, again.recovery.truncated_bytes) == ("", 0)
+    put(again)
+    assert [header.base_offset for header, _ in again.read_all()] == list(range(batches + 1))
+
+
+def test_a_torn_batch_before_the_zeros_is_cut_and_told(tmp_path: Path) -> None:
+    killed = open_partition(tmp_path, config=CONFIG)
+    put(killed)
+    end = killed.size_bytes
+    with (tmp_path / "orders-0" / name(0)).open("r+b") as file:
+        file.seek(end)
+        file.write(client_batch(size=500)[:300])
+    again = open_partition(tmp_path, config=CONFIG, clean=False)
+    assert again.log_end_offset == 1
+    assert again.recovery is not None
+    assert again.recovery.reason
+    assert not again.recovery.valid_data_removed
+    assert logs(tmp_path) == {name(0): end}
+
+
+def test_zeros_that_nobody_asked_for_are_told(tmp_path: Path) -> None:
+    killed = open_partition(tmp_path, config=CONFIG)
+    put(killed)
+    size = killed.size_bytes
+    plain = replace(CONFIG, preallocate=False)
+    again = open_partition(tmp_path, config=plain, clean=False)
+    assert logs(tmp_path) == {name(0): size}
+    assert again.recovery is not None
+    assert again.recovery.truncated_bytes == SIZE - size
+
+
+def test_a_trim_that_power_loss_took_back_is_made_up_for(tmp_path: Path) -> None:
+    """Also after a clean stop, which looks at nothing but where the log ends."""
+    partition = open_partition(tmp_path, config=CONFIG)
+    put(partition)
+    partition.close()
+    size = logs(tmp_path)[name(0)]
+    with (tmp_path / "orders-0" / name(0)).open("r+b") as file:
+        file.truncate(SIZE)
+    again = open_partition(tmp_path, config=CONFIG, clean=True)
+    assert (again.log_end_offset, again.size_bytes) == (1, size)
+
+
+def test_a_segment_that_can_not_be_made_is_refused_and_nothing_kept(tmp_path: Path) -> None:
+    class Small(OsFileSystem):
+        limit = 1 << 60
+
+        def truncate(self, handle: int, size: int) -> None:
+            if size > self.limit:
+                raise OSError(errno.EFBIG, "File too large")
+            super().truncate(handle, size)
+
+    fs = Small()
+    small = replace(CONFIG, segment_index_bytes=4096)  # only the log is too large
+    partition = open_partition(tmp_path, config=small, fs=fs)
+    put(partition, SIZE // 2)
+    fs.limit = SIZE - 1
+    for _ in range(3):
+        with pytest.raises(NoRoomError):
+            put(partition, SIZE // 2)
+    fs.limit = SIZE
+    put(partition, SIZE // 2)
+    assert [header.base_offset for header, _ in partition.read_all()] == [0, 1]
+
+
+def test_blank_means_zeros_to_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" + bytes(200_000))
+    handle = FS.open(str(path))
+    assert not is_blank(FS, handle, 0)
+    assert is_blank(FS, handle, 1)
+    FS.truncate(handle, 1 << 30)
+    assert is_blank(FS, handle, 1)
+    FS.write(handle, [b"y"], (1 << 30) - 1)
+    assert not is_blank(FS, handle, 1)
+    assert is_blank(FS, handle, 1 << 30)
+    FS.close(handle)

@@ -1,0 +1,75 @@
+"""A daemon that may open few files: what is refused at the limit, and what a restart then finds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from logcore.fs import OsFileSystem
+from logcore.verify import verify_data_directory, verify_partition
+from tests.support.cluster import Cluster
+from tests.support.daemon import Daemon
+from tests.support.targets import SETTINGS
+
+MAX_FILES = 128
+PARTITIONS = 200
+SERVE = (sys.executable, "-m", "coordinator.cli", "serve")
+LIMITED = ("/bin/sh", "-c", f'ulimit -n {MAX_FILES} && exec "$@"', "sh", *SERVE)
+
+
+def test_partitions_past_the_limit_are_refused_and_nothing_half_made_stays(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path / "data", SETTINGS, command=LIMITED).start()
+    assert daemon.child is not None
+    pid = daemon.child.pid
+    with Cluster(daemon.bootstrap) as cluster:
+        assert created(cluster, "wide", PARTITIONS) == "none"
+        first = [produced(cluster, index) for index in range(PARTITIONS)]
+        taken = [index for index, error in enumerate(first) if error == "none"]
+        refused = [index for index, error in enumerate(first) if error != "none"]
+        assert taken, "below the limit"
+        assert {first[index] for index in refused} == {"kafka_storage_error"}
+        # Who has a file goes on, who has none is refused again, and neither costs a descriptor.
+        held = open_files(pid)
+        assert held <= MAX_FILES
+        for _ in range(3):
+            assert produced(cluster, taken[0]) == "none"
+            assert produced(cluster, refused[0]) == "kafka_storage_error"
+        assert open_files(pid) == held
+        # A topic is a record; its partitions take files when they are used.
+        assert created(cluster, "narrow", 1) == "none"
+        assert daemon.child.returncode is None
+    assert "partition off line" not in daemon.child.tail(10_000)
+    daemon.kill()
+    again = Daemon(tmp_path / "data", SETTINGS).start()
+    try:
+        with Cluster(again.bootstrap) as cluster:
+            for index in range(PARTITIONS):
+                expected = 0 if index in refused else 4 if index == taken[0] else 1
+                assert cluster.offset("wide", index) == expected, index
+            assert {produced(cluster, index) for index in refused} == {"none"}
+    finally:
+        again.stop()
+    fs = OsFileSystem()
+    directories = sorted(one for one in again.data_dir.iterdir() if one.is_dir())
+    assert len(directories) >= PARTITIONS
+    assert not [one for one in directories if "stray" in one.name]
+    assert not list(verify_data_directory(fs, str(again.data_dir)))
+    for one in directories:
+        assert not list(verify_partition(fs, str(one))), one
+
+
+def produced(cluster: Cluster, index: int) -> str:
+    error: str = cluster.produce("wide", [b"x" * 100], partition=index)["error_code"]
+    return error
+
+
+def created(cluster: Cluster, topic: str, partitions: int) -> str:
+    """As ``Cluster.create_topic``, which goes on to open every partition."""
+    one = {"name": topic, "num_partitions": partitions, "replication_factor": 1, "configs": []}
+    answer = cluster.call("create_topics", 5, timeout=10_000, topics=[one])
+    error: str = answer["topics"][0]["error_code"]
+    return error
+
+
+def open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tomllib
@@ -49,6 +50,35 @@ def check_filter(pattern: str) -> None:
             raise RouteError(f"{pattern!r}: a wildcard is a level of its own")
     if not pattern or "\0" in pattern or len(pattern.encode()) > 65_535:
         raise RouteError(f"{pattern!r}: no MQTT topic filter")
+    if levels[0] == "$share":
+        raise RouteError(f"{pattern!r}: a shared subscription repeats messages to other clients")
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether ``wide`` matches every topic that ``narrow`` matches."""
+    if narrow.startswith("$") and wide[:1] in {"+", "#"}:
+        return False
+    theirs = narrow.split("/")
+    for index, level in enumerate(ours := wide.split("/")):
+        if level == "#":
+            return True
+        if index >= len(theirs) or theirs[index] == "#" or level not in {"+", theirs[index]}:
+            return False
+    return len(ours) == len(theirs)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether some topic matches both filters."""
+    if {one[:1], other[:1]} & {"+", "#"} and "$" in {one[:1], other[:1]}:
+        return False
+    left, right = one.split("/"), other.split("/")
+    for ours, theirs in zip(left, right, strict=False):
+        if "#" in {ours, theirs}:
+            return True
+        if ours != theirs and "+" not in {ours, theirs}:
+            return False
+    rest = left[len(right) :] or right[len(left) :]
+    return not rest or rest == ["#"]
 
 
 def fill(template: str, topic: str) -> str:
@@ -126,10 +156,40 @@ class MessageId:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """The whole mapping: the first route whose filter matches decides."""
+    """The whole mapping: the first route whose filter matches decides.
+
+    A broker may deliver a message once for each subscription that it fits (MQTT 5, 3.3.4), under
+    a packet id each, so no two subscriptions may overlap. Raises RouteError if two do.
+    """
 
     routes: tuple[Route, ...]
     message_id: MessageId = field(default_factory=lambda: MessageId("property", "message-id"))
+
+    def __post_init__(self) -> None:
+        for (one, _), (other, _) in itertools.combinations(self.subscriptions, 2):
+            if overlap(one, other):
+                raise RouteError(
+                    f"{one!r} and {other!r} overlap: a broker may deliver twice what fits both; "
+                    "a last route whose filter covers them makes them one subscription"
+                )
+
+    @property
+    def subscriptions(self) -> list[tuple[str, int]]:
+        """Filters that no other covers, with the highest QoS of what they stand for."""
+        covered = set(self.covered)
+        return [
+            (wide, max(route.qos for route in self.routes if covers(wide, route.pattern)))
+            for wide in dict.fromkeys(route.pattern for route in self.routes)
+            if wide not in covered
+        ]
+
+    @property
+    def covered(self) -> list[str]:
+        """Filters that need no subscription of their own."""
+        patterns = dict.fromkeys(route.pattern for route in self.routes)
+        return [
+            one for one in patterns if any(wide != one and covers(wide, one) for wide in patterns)
+        ]
 
     def route(self, topic: str) -> Route:
         """Return the route of a topic. Raises RouteError if there is none."""

@@ -16,6 +16,7 @@ MAX_ID_BYTES = 256
 
 KAFKA_TOPIC_CHARS = 249
 _ILLEGAL = re.compile(r"[^a-zA-Z0-9._-]")
+_FIELDS = {"filter": str, "topic": str, "key": str, "qos": int}
 _PLACE = re.compile(r"\{(topic|\d+)\}")
 
 
@@ -114,6 +115,11 @@ class Route:
             raise RouteError(f"{self.pattern!r}: QoS is 0, 1 or 2, not {self.qos}")
         if not self.topic:
             raise RouteError(f"{self.pattern!r}: a Kafka topic is wanted")
+        levels = self.pattern.split("/")
+        for template in (self.topic, self.key):
+            numbers = [int(name) for name in _PLACE.findall(template) if name != "topic"]
+            if levels[-1] != "#" and max(numbers, default=0) >= len(levels):
+                raise RouteError(f"{self.pattern!r} has no level {max(numbers)}: {template!r}")
 
     def target(self, topic: str) -> tuple[str, bytes]:
         """Return the Kafka topic and key of a message. Raises RouteError."""
@@ -206,14 +212,24 @@ def load(path: Path) -> Mapped:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RouteError(f"{path}: {error}") from error
     unknown = set(content) - {"route", "message_id"}
-    if unknown or not isinstance(content.get("route"), list) or not content["route"]:
-        raise RouteError(f"{path}: [[route]] tables and message_id are wanted, not {unknown}")
+    tables = content.get("route")
+    if unknown or not isinstance(tables, list) or not tables:
+        raise RouteError(
+            f"{path}: [[route]] tables and message_id are wanted"
+            + (f", not {', '.join(sorted(unknown))}" if unknown else "")
+        )
     routes = []
-    for table in content["route"]:
-        wrong = set(table) - {"filter", "topic", "key", "qos"}
+    for table in tables:
+        wrong = set(table) - set(_FIELDS) if isinstance(table, dict) else {"no table"}
         if wrong or "filter" not in table or "topic" not in table:
             raise RouteError(f"{path}: a route has filter, topic, key and qos: {table}")
+        for name, value in table.items():
+            if type(value) is not _FIELDS[name]:
+                raise RouteError(f"{path}: {name} = {value!r}: {_FIELDS[name].__name__} is wanted")
         routes.append(
             Route(table["filter"], table["topic"], table.get("key", "{topic}"), table.get("qos", 2))
         )
-    return Mapped(tuple(routes), MessageId.parse(content.get("message_id", "property:message-id")))
+    message_id = content.get("message_id", "property:message-id")
+    if not isinstance(message_id, str):
+        raise RouteError(f"{path}: message_id = {message_id!r}: str is wanted")
+    return Mapped(tuple(routes), MessageId.parse(message_id))

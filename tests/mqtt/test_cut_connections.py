@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.failures import FencedTooOftenError
+from pipelines.failures import FencedTooOftenError, RetryPolicy
 from pipelines.mqtt.bridge import BridgeOptions
 from tests.mqtt.test_sessions import VERSIONS, Gateway
 from tests.support.cluster import Cluster
@@ -220,6 +220,23 @@ async def test_what_mosquitto_had_only_queued_when_it_saved_comes_twice(
         await gateway.written(*WANTED, b"last", *WANTED[under_way:], b"more")
     assert under_way == (COUNT if gateway.version == 5 else WINDOW)
     assert bridge.counters.repeated == under_way
+
+
+async def test_connections_that_end_idle_do_not_add_up_to_no_progress(
+    gateway: Gateway, proxy: MqttProxy
+) -> None:
+    retry = RetryPolicy(give_up_ms=1)
+    bridge = gateway.bridge(options=BridgeOptions(retry=retry))
+    async with gateway.running(bridge):
+        for times in range(1, 4):
+            proxy.disconnect()
+
+            async def connected_again(times: int = times) -> bool:
+                return bridge.counters.restarts == times and not bridge._patience._failures
+
+            await until_async(connected_again, "at work again")
+        await gateway.publish(b"1")
+        await gateway.written(b"1")
 
 
 async def test_two_bridges_of_one_client_id(gateway: Gateway) -> None:

@@ -87,6 +87,8 @@ class Session:
         self._events: deque[Event] = deque()
         self._arrived = asyncio.Event()
         self._paused_socket: Any = None
+        self.pauses = 0
+        """How often the socket was left unread because too much waited."""
         self.is_new = True
         """Whether the broker knew nothing of this client id."""
         self.session_expiry_s: int | None = None
@@ -189,12 +191,8 @@ class Session:
         if len(self._events) >= self._address.max_queued and self._paused_socket is None:
             self._paused_socket = self._paho.socket()
             if self._paused_socket is not None:
+                self.pauses += 1
                 asyncio.get_running_loop().remove_reader(self._paused_socket.fileno())
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the socket is not read because too much waits."""
-        return self._paused_socket is not None
 
     def _resume(self) -> None:
         sock, self._paused_socket = self._paused_socket, None

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from dataclasses import asdict
 from pathlib import Path
 
+import aiomqtt
 import click
+import structlog
+from aiokafka.errors import KafkaError
 
+from coordinator.wire.client import ApiError
+from pipelines.failures import PipelineError
 from pipelines.mqtt.bridge import Bridge, BridgeOptions
+from pipelines.mqtt.ledger import LedgerError
 from pipelines.mqtt.routes import Mapped, MessageId, Route, RouteError, load
 from pipelines.mqtt.session import Address
+
+MAX_PORT = 65_535
+
+ENDS = (RouteError, LedgerError, PipelineError, aiomqtt.MqttError, ApiError, KafkaError, OSError)
+"""What ends a bridge, and is told in a line: no repetition would heal it."""
+
+_log = structlog.get_logger()
 
 
 def _mapped(config: Path | None, routes: tuple[str, ...], qos: int, message_id: str) -> Mapped:
@@ -28,17 +43,38 @@ def _mapped(config: Path | None, routes: tuple[str, ...], qos: int, message_id: 
 
 
 @click.command()
-@click.option("--bootstrap", default="127.0.0.1:9092", show_default=True)
+@click.option("--bootstrap", default="127.0.0.1:9092", show_default=True, help="of Kafka")
 @click.option("--mqtt", "mqtt", default="127.0.0.1:1883", show_default=True, help="HOST:PORT")
-@click.option("--client-id", default="fencepost-bridge", show_default=True)
+@click.option(
+    "--client-id",
+    default="fencepost-bridge",
+    show_default=True,
+    help="names the MQTT session, the transactional id and the ledger; one bridge for each",
+)
 @click.option("--mqtt-version", type=click.Choice(["3.1.1", "5"]), default="5", show_default=True)
 @click.option("--username")
 @click.option("--password", envvar="MQTT_PASSWORD", help="or in MQTT_PASSWORD")
-@click.option("--config", type=click.Path(path_type=Path, exists=True), help="TOML: [[route]] …")
-@click.option("--route", "routes", multiple=True, metavar="FILTER=TOPIC")
-@click.option("--qos", type=click.IntRange(0, 2), default=2, show_default=True)
-@click.option("--message-id", default="property:message-id", show_default=True)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="TOML: [[route]] …, instead of the next three",
+)
+@click.option("--route", "routes", multiple=True, metavar="FILTER=TOPIC", help="may come again")
+@click.option("--qos", type=click.IntRange(0, 2), default=2, show_default=True, help="of --route")
+@click.option(
+    "--message-id",
+    default="property:message-id",
+    show_default=True,
+    help="where a message's own id is: property:NAME, json:FIELD or level:N",
+)
 @click.option("--dead-letter", help="Kafka topic of messages without a route")
+@click.option(
+    "--report-s",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="seconds between two lines of counters in the log; 0 for none",
+)
 def main(
     bootstrap: str,
     mqtt: str,
@@ -51,11 +87,17 @@ def main(
     qos: int,
     message_id: str,
     dead_letter: str | None,
+    report_s: float,
 ) -> None:
-    """Write MQTT messages to Kafka topics, exactly once where MQTT allows it."""
+    """Write MQTT messages to Kafka topics, exactly once where MQTT allows it.
+
+    SIGTERM and Ctrl-C end it in order, with status 0; what no repetition can heal ends it with 1.
+    """
     host, _, port = mqtt.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
         raise click.UsageError(f"--mqtt wants HOST:PORT, not {mqtt!r}")
+    if not client_id:
+        raise click.UsageError("--client-id must not be empty: it names the session")
     address = Address(
         host,
         int(port),
@@ -66,10 +108,34 @@ def main(
     )
     mapped = _mapped(config, routes, qos, message_id)
 
-    async def run() -> None:
-        await Bridge(bootstrap, address, mapped, BridgeOptions(dead_letter=dead_letter)).run()
+    bridge = Bridge(bootstrap, address, mapped, BridgeOptions(dead_letter=dead_letter))
+    try:
+        asyncio.run(_run(bridge, report_s))
+    except ENDS as error:
+        raise click.ClickException(f"the bridge ends: {error or type(error).__name__}") from error
 
-    asyncio.run(run())
+
+async def _run(bridge: Bridge, report_s: float) -> None:
+    reporting = asyncio.create_task(_report(bridge, report_s))
+    try:
+        await bridge.run()
+    finally:
+        reporting.cancel()
+        await asyncio.gather(reporting, return_exceptions=True)
+        _log.info("bridge stopped", **asdict(bridge.counters))
+
+
+async def _report(bridge: Bridge, report_s: float) -> None:
+    """One line of counters whenever some have changed."""
+    told = asdict(bridge.counters)
+    while report_s:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(bridge.is_stopping.wait(), report_s)
+            return
+        counters = asdict(bridge.counters)
+        if counters != told:
+            _log.info("bridge counters", **counters)
+            told = counters
 
 
 if __name__ == "__main__":

@@ -1,9 +1,42 @@
-"""MQTT in, Kafka transactions out; the acknowledgement last."""
+"""MQTT in, Kafka transactions out; the acknowledgement last.
+
+A QoS 2 message passes these points; ``T1`` and ``T2`` are transactions, and each survives a kill
+of the bridge or of the Kafka broker as a whole or not at all:
+
+    PUBLISH → T1: record, packet id open → PUBREC → PUBREL → T2: packet id released → PUBCOMP
+
+What ends in between, and why the message is written once all the same:
+
+* before T1: the MQTT broker has no PUBREC, and publishes again under the same id (MQTT 5, 4.4).
+  Nothing is known of it yet.
+* T1 to PUBREC: it publishes again, and the id is open in the ledger.
+* PUBREC to T2: it publishes or releases again, by whether it has read PUBREC. The id is open.
+* T2 to PUBCOMP, or PUBCOMP unread: it releases again, which changes nothing. An id is not used
+  for another message before PUBCOMP, so none is taken for this one.
+* the outcome of T1 or T2 unknown: the connection is given up, the next producer's InitProducerId
+  settles the transaction, and the ledger is read back after that.
+* a second bridge of the same client id: its InitProducerId comes before its CONNECT, so the first
+  can acknowledge nothing that the second has not read in the ledger. Every acknowledgement of QoS 2
+  has a transaction before it, and that of the first one is fenced.
+
+Mosquitto (2.0.11 to 2.0.20) publishes again in two cases what it had released, with DUP, so that
+T2 to PUBCOMP is not safe by the protocol alone; the ledger's released ids are for these:
+
+* it was started again. It counts in its restored window no more than ``max_inflight_messages``,
+  while it sends more than that: with MQTT 5 up to our Receive Maximum, with 3.1.1 by a wrong count
+  when many messages wait (mended in 2.0.13). What is beyond becomes a queued message, to be sent;
+* a connection was dead before its CONNECT was read. "PUBREL to be sent again" is not kept then.
+
+What Mosquitto forgets when it is killed, no bridge can know: pipelines/README.md has the limits.
+The ledger's silence test (:meth:`Bridge._bind`) and :class:`~pipelines.mqtt.session.Settled` tell
+of it what can be told.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import re
 import signal
 import time
@@ -20,10 +53,13 @@ from pipelines.failures import Action, Patience, RetryPolicy, classify
 from pipelines.mqtt.ledger import Ledger, LedgerError, digest
 from pipelines.mqtt.routes import Mapped, RouteError
 from pipelines.mqtt.session import (
+    SESSION_EXPIRY_S,
     Address,
+    Event,
     Publish,
     Release,
     Session,
+    Settled,
     SubscriptionRefusedError,
 )
 from pipelines.producers import close_producer, open_producer, read_committed, send_all
@@ -37,15 +73,27 @@ CREATE_TOPICS_VERSION = 5
 
 CREATE_TIMEOUT_MS = 30_000
 
+CLIENT_ID_CHARS = 200
+"""Of a longer client id the ledger's topic has a beginning and a hash: a topic has at most 249."""
+
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start. ``duplicates`` are redeliveries that were recognised."""
+    """Since the start.
+
+    ``duplicates`` are redeliveries that were recognised; ``repeated`` are those of them that the
+    MQTT broker had seen through. ``sessions_lost`` and ``forgotten`` (packets under way that the
+    broker did not know of after a new connection) tell of a broker that has lost state: from then
+    on it may have lost messages that it had acknowledged to their publisher.
+    """
 
     received: int = 0
     written: int = 0
     duplicates: int = 0
+    repeated: int = 0
     unrouted: int = 0
+    sessions_lost: int = 0
+    forgotten: int = 0
     transactions: int = 0
     restarts: int = 0
 
@@ -65,6 +113,14 @@ class BridgeOptions:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
 
 
+def ledger_topic(client_id: str) -> str:
+    """Return the ledger's topic: no two client ids share one, whatever characters they have."""
+    name = re.sub(r"[^a-zA-Z0-9._-]", "_", client_id)
+    if name != client_id or len(name) > CLIENT_ID_CHARS:
+        name = f"{name[:CLIENT_ID_CHARS]}.{hashlib.sha256(client_id.encode()).hexdigest()[:16]}"
+    return f"mqtt-ledger.{name}"
+
+
 class Bridge:
     """One bridge: one MQTT client id, one transactional id, one ledger topic."""
 
@@ -81,10 +137,10 @@ class Bridge:
         self._address = address
         self._mapped = mapped
         self._options = options or BridgeOptions()
-        name = re.sub(r"[^a-zA-Z0-9._-]", "_", address.client_id)
-        self.ledger_topic = f"mqtt-ledger.{name}"[:249]
+        self.ledger_topic = ledger_topic(address.client_id)
         self._transactional_id = f"mqtt-bridge.{address.client_id}"
-        self._ledger = Ledger()
+        self.ledger = Ledger()
+        """What is known of packet and message ids; made anew for each connection."""
         self._patience = Patience(self._options.retry)
 
     def stop(self) -> None:
@@ -149,10 +205,11 @@ class Bridge:
         try:
             place = TopicPartition(self.ledger_topic, 0)
             values = [record.value async for record in read_committed(self._bootstrap, place)]
-            self._ledger = Ledger.restore(values)
+            self.ledger = Ledger.restore(values)
             in_doubt = await self._announce(producer)
             async with Session(self._address) as session:
                 self.session = session
+                self._tell_of_session(session, is_first=not values)
                 await self._bind(session, producer, in_doubt=in_doubt)
                 await self._work(session, producer)
         finally:
@@ -160,29 +217,42 @@ class Bridge:
             self.session = None
             await close_producer(producer)
 
+    def _tell_of_session(self, session: Session, *, is_first: bool) -> None:
+        """Say what the CONNACK says of lost messages, past and to come."""
+        if session.is_new and not is_first:
+            self.counters.sessions_lost += 1
+            _log.warning(
+                "the MQTT broker has lost the session, and what it had queued for it",
+                packets_open=len(self.ledger.open),
+            )
+        expiry_s = session.session_expiry_s
+        if expiry_s is not None and expiry_s != SESSION_EXPIRY_S:
+            _log.warning("the MQTT broker drops the session without a connection", after_s=expiry_s)
+
     async def _announce(self, producer: AIOKafkaProducer) -> bool:
         """Note that we connect. Returns whether a predecessor did and said nothing more."""
-        ledger = self._ledger
+        ledger = self.ledger
         in_doubt = ledger.is_connecting
-        if ledger.open and not in_doubt:
+        if ledger.has_packets and not in_doubt:
             ledger.is_connecting = True
-            await self._write(producer, [], ledger.sequence)
+            await self._write(producer, [])
         return in_doubt
 
     async def _bind(self, session: Session, producer: AIOKafkaProducer, *, in_doubt: bool) -> None:
         """Forget the packet ids of a session that the broker has lost.
 
         Before any subscription, so before any packet id of a new session. A session that the
-        broker began for a predecessor who then died has no subscription, so it stays silent.
+        broker began for a predecessor who then died has no subscription, so it stays silent; an
+        old one that is silent has nothing under way that a packet id would be needed for.
         """
-        ledger = self._ledger
+        ledger = self.ledger
         if not ledger.is_connecting:
             return
         if session.is_new or (in_doubt and not await session.speaks()):
-            _log.warning("the session was lost", new=session.is_new, packets=len(ledger.open))
+            _log.info("packet ids are forgotten", new=session.is_new, packets=len(ledger.open))
             ledger.new_session()
         ledger.is_connecting = False
-        await self._write(producer, [], ledger.sequence)
+        await self._write(producer, [])
 
     async def _work(self, session: Session, producer: AIOKafkaProducer) -> None:
         stopping = asyncio.ensure_future(self.is_stopping.wait())
@@ -213,19 +283,21 @@ class Bridge:
 
     def _subscribed(self, subscribing: asyncio.Future[None], session: Session) -> None:
         subscribing.result()
-        _log.info("bridge at work", new_session=session.is_new, ids=len(self._ledger))
+        _log.info("bridge at work", new_session=session.is_new, ids=len(self.ledger))
         self.is_connected = True
 
     async def _transact(
-        self, events: Sequence[Publish | Release], session: Session, producer: AIOKafkaProducer
+        self, events: Sequence[Event], session: Session, producer: AIOKafkaProducer
     ) -> None:
         """Write what is new, and the ledger, in one transaction; then acknowledge everything."""
-        first = self._ledger.sequence
         outputs: list[Output] = []
         changed = False
         for event in events:
+            if isinstance(event, Settled):
+                self._settle()
+                continue
             if isinstance(event, Release):
-                self._ledger.release(event.packet_id)
+                self.ledger.release(event.packet_id)
                 changed = True
                 continue
             self.counters.received += 1
@@ -236,20 +308,40 @@ class Bridge:
                 outputs.append(output)
             changed = changed or output is not None or event.qos == 2
         if changed:
-            await self._write(producer, outputs, first)
+            await self._write(producer, outputs)
             self.counters.written += len(outputs)
         for event in events:
             session.acknowledge(event)
 
-    async def _write(self, producer: AIOKafkaProducer, outputs: list[Output], first: int) -> None:
-        """One transaction: ``outputs``, and the ledger's slots from ``first`` on."""
-        slots = [
-            Output(self.ledger_topic, value, key, 0) for key, value in self._ledger.snapshot(first)
-        ]
+    def _settle(self) -> None:
+        forgotten = self.ledger.settle()
+        self.counters.forgotten += forgotten
+        if forgotten:
+            _log.warning(
+                "the MQTT broker has forgotten packets that were under way: it came back with an "
+                "older state, or they have expired",
+                packets=forgotten,
+            )
+
+    async def _write(self, producer: AIOKafkaProducer, outputs: list[Output]) -> None:
+        """One transaction: ``outputs``, and the slots of the ledger that have changed."""
+        slots = [Output(self.ledger_topic, value, key, 0) for key, value in self.ledger.snapshot()]
         await producer.begin_transaction()
         await send_all(producer, [*outputs, *slots], BYTES, BYTES)
         await producer.commit_transaction()
         self.counters.transactions += 1
+
+    def _is_redelivery(self, event: Publish) -> bool:
+        """Whether the packet id says so; note in the ledger that it is open."""
+        ledger = self.ledger
+        mark = digest(event.topic, event.payload, event.properties)
+        known = ledger.is_redelivery(event.packet_id, mark, dup=event.dup)
+        if known and ledger.was_released(event.packet_id, mark):
+            if not self.counters.repeated:
+                _log.warning("the MQTT broker repeats messages that it had seen through")
+            self.counters.repeated += 1
+        ledger.receive(event.packet_id, mark, dup=event.dup)
+        return known
 
     def _judge(self, event: Publish) -> Output | None:
         """Return what is to be written, None for what has been; note it in the ledger.
@@ -257,15 +349,11 @@ class Bridge:
         Whatever fails after this throws the ledger away with the connection, and both are read
         back from what is committed.
         """
-        ledger = self._ledger
-        mark = digest(event.topic, event.payload) if event.qos == 2 else b""
-        if event.qos == 2 and ledger.is_redelivery(event.packet_id, mark):
+        ledger = self.ledger
+        if event.qos == 2 and self._is_redelivery(event):
             return None
-        message_id = self._mapped.message_id.of(event.topic, event.payload, event.properties)
-        known = message_id is not None and ledger.knows(message_id)
-        if event.qos == 2:
-            ledger.receive(event.packet_id, mark)
-        if known:
+        message_id = self._mapped.message_id.of(event.topic, event.payload, dict(event.properties))
+        if message_id is not None and ledger.knows(message_id):
             return None
         if message_id is not None:
             ledger.add_id(message_id)
@@ -273,7 +361,7 @@ class Bridge:
             ("mqtt.topic", event.topic.encode()),
             ("mqtt.qos", b"%d" % event.qos),
             ("mqtt.retain", b"%d" % event.retain),
-            *((f"mqtt.property.{name}", text.encode()) for name, text in event.properties.items()),
+            *((f"mqtt.property.{name}", text.encode()) for name, text in event.properties),
         )
         try:
             topic, key = self._mapped.route(event.topic).target(event.topic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tomllib
@@ -15,6 +16,7 @@ MAX_ID_BYTES = 256
 
 KAFKA_TOPIC_CHARS = 249
 _ILLEGAL = re.compile(r"[^a-zA-Z0-9._-]")
+_FIELDS = {"filter": str, "topic": str, "key": str, "qos": int}
 _PLACE = re.compile(r"\{(topic|\d+)\}")
 
 
@@ -49,6 +51,35 @@ def check_filter(pattern: str) -> None:
             raise RouteError(f"{pattern!r}: a wildcard is a level of its own")
     if not pattern or "\0" in pattern or len(pattern.encode()) > 65_535:
         raise RouteError(f"{pattern!r}: no MQTT topic filter")
+    if levels[0] == "$share":
+        raise RouteError(f"{pattern!r}: a shared subscription repeats messages to other clients")
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether ``wide`` matches every topic that ``narrow`` matches."""
+    if narrow.startswith("$") and wide[:1] in {"+", "#"}:
+        return False
+    theirs = narrow.split("/")
+    for index, level in enumerate(ours := wide.split("/")):
+        if level == "#":
+            return True
+        if index >= len(theirs) or theirs[index] == "#" or level not in {"+", theirs[index]}:
+            return False
+    return len(ours) == len(theirs)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether some topic matches both filters."""
+    if {one[:1], other[:1]} & {"+", "#"} and "$" in {one[:1], other[:1]}:
+        return False
+    left, right = one.split("/"), other.split("/")
+    for ours, theirs in zip(left, right, strict=False):
+        if "#" in {ours, theirs}:
+            return True
+        if ours != theirs and "+" not in {ours, theirs}:
+            return False
+    rest = left[len(right) :] or right[len(left) :]
+    return not rest or rest == ["#"]
 
 
 def fill(template: str, topic: str) -> str:
@@ -84,6 +115,11 @@ class Route:
             raise RouteError(f"{self.pattern!r}: QoS is 0, 1 or 2, not {self.qos}")
         if not self.topic:
             raise RouteError(f"{self.pattern!r}: a Kafka topic is wanted")
+        levels = self.pattern.split("/")
+        for template in (self.topic, self.key):
+            numbers = [int(name) for name in _PLACE.findall(template) if name != "topic"]
+            if levels[-1] != "#" and max(numbers, default=0) >= len(levels):
+                raise RouteError(f"{self.pattern!r} has no level {max(numbers)}: {template!r}")
 
     def target(self, topic: str) -> tuple[str, bytes]:
         """Return the Kafka topic and key of a message. Raises RouteError."""
@@ -126,10 +162,40 @@ class MessageId:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """The whole mapping: the first route whose filter matches decides."""
+    """The whole mapping: the first route whose filter matches decides.
+
+    A broker may deliver a message once for each subscription that it fits (MQTT 5, 3.3.4), under
+    a packet id each, so no two subscriptions may overlap. Raises RouteError if two do.
+    """
 
     routes: tuple[Route, ...]
     message_id: MessageId = field(default_factory=lambda: MessageId("property", "message-id"))
+
+    def __post_init__(self) -> None:
+        for (one, _), (other, _) in itertools.combinations(self.subscriptions, 2):
+            if overlap(one, other):
+                raise RouteError(
+                    f"{one!r} and {other!r} overlap: a broker may deliver twice what fits both; "
+                    "a last route whose filter covers them makes them one subscription"
+                )
+
+    @property
+    def subscriptions(self) -> list[tuple[str, int]]:
+        """Filters that no other covers, with the highest QoS of what they stand for."""
+        covered = set(self.covered)
+        return [
+            (wide, max(route.qos for route in self.routes if covers(wide, route.pattern)))
+            for wide in dict.fromkeys(route.pattern for route in self.routes)
+            if wide not in covered
+        ]
+
+    @property
+    def covered(self) -> list[str]:
+        """Filters that need no subscription of their own."""
+        patterns = dict.fromkeys(route.pattern for route in self.routes)
+        return [
+            one for one in patterns if any(wide != one and covers(wide, one) for wide in patterns)
+        ]
 
     def route(self, topic: str) -> Route:
         """Return the route of a topic. Raises RouteError if there is none."""
@@ -146,14 +212,24 @@ def load(path: Path) -> Mapped:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RouteError(f"{path}: {error}") from error
     unknown = set(content) - {"route", "message_id"}
-    if unknown or not isinstance(content.get("route"), list) or not content["route"]:
-        raise RouteError(f"{path}: [[route]] tables and message_id are wanted, not {unknown}")
+    tables = content.get("route")
+    if unknown or not isinstance(tables, list) or not tables:
+        raise RouteError(
+            f"{path}: [[route]] tables and message_id are wanted"
+            + (f", not {', '.join(sorted(unknown))}" if unknown else "")
+        )
     routes = []
-    for table in content["route"]:
-        wrong = set(table) - {"filter", "topic", "key", "qos"}
+    for table in tables:
+        wrong = set(table) - set(_FIELDS) if isinstance(table, dict) else {"no table"}
         if wrong or "filter" not in table or "topic" not in table:
             raise RouteError(f"{path}: a route has filter, topic, key and qos: {table}")
+        for name, value in table.items():
+            if type(value) is not _FIELDS[name]:
+                raise RouteError(f"{path}: {name} = {value!r}: {_FIELDS[name].__name__} is wanted")
         routes.append(
             Route(table["filter"], table["topic"], table.get("key", "{topic}"), table.get("qos", 2))
         )
-    return Mapped(tuple(routes), MessageId.parse(content.get("message_id", "property:message-id")))
+    message_id = content.get("message_id", "property:message-id")
+    if not isinstance(message_id, str):
+        raise RouteError(f"{path}: message_id = {message_id!r}: str is wanted")
+    return Mapped(tuple(routes), MessageId.parse(message_id))

@@ -7,7 +7,7 @@ is held back as well, and the message is handed over at PUBLISH, not at PUBREL:
     PUBLISH → commit (data, packet id) → PUBREC        PUBREL → commit (packet id gone) → PUBCOMP
 
 A redelivered PUBLISH then finds its packet id in the ledger, and an id is given up only when the
-ledger has forgotten it for good.
+ledger has it as released. :mod:`pipelines.mqtt.bridge` goes through every point between.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 import aiomqtt
@@ -43,7 +43,8 @@ class Publish:
     retain: bool
     topic: str
     payload: bytes
-    properties: dict[str, str] = field(default_factory=dict)
+    properties: tuple[tuple[str, str], ...] = ()
+    """MQTT 5's user properties; a name may come more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,14 @@ class Release:
     """The broker's PUBREL: it has forgotten the message and asks us to forget the packet id."""
 
     packet_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """SUBSCRIBE was answered: the broker has repeated what it had under way (MQTT 5, 4.4)."""
+
+
+Event = Publish | Release | Settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +84,16 @@ class Session:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._events: deque[Publish | Release] = deque()
+        self._events: deque[Event] = deque()
         self._arrived = asyncio.Event()
         self._paused_socket: Any = None
+        self.pauses = 0
+        """How often the socket was left unread because too much waited."""
         self.is_new = True
         """Whether the broker knew nothing of this client id."""
+        self.session_expiry_s: int | None = None
+        """MQTT 5: the broker's own rule after how long without us it drops the session."""
+        self._is_settled = False
         self._client = self._make()
         self._paho: Any = self._client._client  # what is taken over is not public
         self._send_pubrec = self._paho._send_pubrec
@@ -113,6 +127,8 @@ class Session:
         client.manual_ack_set(True)
         client._send_pubrec = lambda _mid: paho.MQTT_ERR_SUCCESS
         handle_publish, on_connect = client._handle_publish, client.on_connect
+        handle_suback, on_disconnect = client._handle_suback, client.on_disconnect
+        asyncio_loop = asyncio.get_running_loop()
 
         def publish() -> Any:
             result = handle_publish()
@@ -129,12 +145,30 @@ class Session:
             self._push(Release(int.from_bytes(packet[:2], "big")))
             return paho.MQTT_ERR_SUCCESS
 
+        def subscribed() -> Any:
+            if not self._is_settled:
+                self._is_settled = True
+                self._push(Settled())
+            return handle_suback()
+
+        def disconnected(*arguments: Any) -> Any:
+            # aiomqtt would wait for CONNACK until its time is up.
+            asyncio_loop.call_soon_threadsafe(self._fail_connecting)
+            return on_disconnect(*arguments)
+
         def connected(*arguments: Any) -> Any:
             self.is_new = not arguments[2].session_present
+            self.session_expiry_s = getattr(arguments[4], "SessionExpiryInterval", None)
             return on_connect(*arguments)
 
         client._handle_publish, client._handle_pubrel = publish, release
+        client._handle_suback = subscribed
         client.on_connect, client.on_message = connected, self._on_message
+        client.on_disconnect = disconnected
+
+    def _fail_connecting(self) -> None:
+        if not self._client._connected.done():
+            self._client._connected.set_exception(aiomqtt.MqttError("no CONNACK came"))
 
     def _on_message(self, _client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
         properties = getattr(message.properties, "UserProperty", None) or ()
@@ -147,22 +181,18 @@ class Session:
                     bool(message.retain),
                     message.topic,
                     bytes(message.payload),
-                    dict(properties),
+                    tuple((str(name), str(text)) for name, text in properties),
                 )
             )
 
-    def _push(self, event: Publish | Release) -> None:
+    def _push(self, event: Event) -> None:
         self._events.append(event)
         self._arrived.set()
         if len(self._events) >= self._address.max_queued and self._paused_socket is None:
             self._paused_socket = self._paho.socket()
             if self._paused_socket is not None:
+                self.pauses += 1
                 asyncio.get_running_loop().remove_reader(self._paused_socket.fileno())
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the socket is not read because too much waits."""
-        return self._paused_socket is not None
 
     def _resume(self) -> None:
         sock, self._paused_socket = self._paused_socket, None
@@ -187,11 +217,21 @@ class Session:
             asking.cancel()
 
     async def subscribe(self, mapped: Mapped) -> None:
-        """Subscribe to the filters of all routes. Raises aiomqtt.MqttError if one is refused."""
-        wanted = [(route.pattern, route.qos) for route in mapped.routes]
+        """Subscribe to what the routes need. Raises aiomqtt.MqttError if a filter is refused.
+
+        MQTT 5 has the broker send retained messages for a new subscription only; 3.1.1 can't ask
+        for that, and they come again with every connection.
+        """
+        if mapped.covered:  # a bridge with other routes may have left them in the session
+            await self._client.unsubscribe(list(mapped.covered))
+        wanted = mapped.subscriptions
         if self._address.version == 5:
+            retained = SubscribeOptions.RETAIN_SEND_IF_NEW_SUB
             granted: Any = await self._client.subscribe(
-                [(pattern, SubscribeOptions(qos=qos)) for pattern, qos in wanted]
+                [
+                    (pattern, SubscribeOptions(qos=qos, retainHandling=retained))
+                    for pattern, qos in wanted
+                ]
             )
         else:
             granted = await self._client.subscribe(wanted)
@@ -200,7 +240,7 @@ class Session:
             if number != qos:
                 raise SubscriptionRefusedError(f"{pattern!r}: asked for QoS {qos}, got {number}")
 
-    async def gather(self, most: int, linger_ms: float) -> list[Publish | Release]:
+    async def gather(self, most: int, linger_ms: float) -> list[Event]:
         """Wait for an event, then a little for more; return at most ``most``, in their order.
 
         Raises aiomqtt.MqttError when the connection is gone.
@@ -222,8 +262,10 @@ class Session:
             self._resume()
         return taken
 
-    def acknowledge(self, event: Publish | Release) -> None:
+    def acknowledge(self, event: Event) -> None:
         """Send PUBACK, PUBREC or PUBCOMP. On a dead connection nothing happens: it comes again."""
+        if isinstance(event, Settled):
+            return
         if isinstance(event, Release):
             self._paho.ack(event.packet_id, 2)
         elif event.qos == 1:
@@ -232,7 +274,12 @@ class Session:
             self._send_pubrec(event.packet_id)
 
     async def __aenter__(self) -> Self:
-        await self._client.__aenter__()
+        try:
+            await self._client.__aenter__()
+        except BaseException:
+            # A connection that is given up must not take the session from the next one.
+            self._paho._sock_close()
+            raise
         return self
 
     async def __aexit__(self, *_exc: object) -> None:

@@ -13,7 +13,7 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from pipelines.mqtt.bridge import Bridge
+from pipelines.mqtt.bridge import Bridge, BridgeOptions
 from pipelines.mqtt.ledger import Ledger, digest
 from pipelines.mqtt.routes import Mapped, Route
 from pipelines.mqtt.session import Address
@@ -46,13 +46,17 @@ class Gateway:
         )
         self.topic = cluster.create_topic(unique("readings"))
         self.client_id = unique("gateway")
+        self.port = broker.port
+        """Where bridges connect to: the broker, or a proxy before it."""
 
     def bridge(self, qos: int = 2, **address: Any) -> Bridge:
-        return Bridge(
-            self.bootstrap,
-            Address("127.0.0.1", self.broker.port, self.client_id, self.version, **address),
-            Mapped((Route("a/#", self.topic, qos=qos),)),
-        )
+        return self.mapped_bridge(Mapped((Route("a/#", self.topic, qos=qos),)), **address)
+
+    def mapped_bridge(
+        self, mapped: Mapped, *, options: BridgeOptions | None = None, **address: Any
+    ) -> Bridge:
+        whole = {"client_id": self.client_id, "version": self.version, **address}
+        return Bridge(self.bootstrap, Address("127.0.0.1", self.port, **whole), mapped, options)
 
     @contextlib.asynccontextmanager
     async def running(self, bridge: Bridge) -> AsyncIterator[None]:
@@ -86,11 +90,13 @@ class Gateway:
         client.loop_start()
         return client
 
-    async def publish(self, *payloads: bytes, qos: int = 2, topic: str = "a/b") -> None:
+    async def publish(
+        self, *payloads: bytes, qos: int = 2, topic: str = "a/b", retain: bool = False
+    ) -> None:
         client = self.client(unique("sensor"))
         try:
             for payload in payloads:
-                sent = client.publish(topic, payload, qos)
+                sent = client.publish(topic, payload, qos, retain)
                 await until_async(self._published(sent), "published")
         finally:
             client.disconnect()
@@ -127,7 +133,9 @@ class Gateway:
         ledger.is_connecting = connecting
         producer = await open_producer(self.bootstrap, f"mqtt-bridge.{self.client_id}", 30_000, {})
         await producer.begin_transaction()
-        slots = [Output(bridge.ledger_topic, value, key, 0) for key, value in ledger.snapshot(0)]
+        slots = [
+            Output(bridge.ledger_topic, value, key, 0) for key, value in ledger.snapshot(whole=True)
+        ]
         await send_all(producer, slots, BYTES, BYTES)
         await producer.commit_transaction()
         await producer.stop()

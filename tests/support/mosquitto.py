@@ -31,7 +31,7 @@ def executable() -> str:
 class Mosquitto:
     """One broker; its port is its own over restarts."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, max_inflight_messages: int = 1_000) -> None:
         self._executable = executable()
         home.mkdir(parents=True)
         held = hold_port()
@@ -43,7 +43,7 @@ class Mosquitto:
         self._config.write_text(
             f"listener {self.port} 127.0.0.1\nallow_anonymous true\n{user}"
             f"persistence true\npersistence_location {home}/\nautosave_interval 3600\n"
-            "max_inflight_messages 1000\nmax_queued_messages 0\n"
+            f"max_inflight_messages {max_inflight_messages}\nmax_queued_messages 0\n"
         )
         self.child: Child | None = None
 
@@ -62,6 +62,11 @@ class Mosquitto:
         before = written()
         os.kill(self.child.pid, signal.SIGUSR1)
         until(lambda: written() > before, "Mosquitto's database written")
+
+    def stop(self) -> None:
+        """An orderly end: it writes its state down."""
+        assert self.child is not None
+        self.child.terminate()
 
     def kill(self) -> None:
         """Kill -9."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipelines.mqtt.routes import (
     KAFKA_TOPIC_CHARS,
@@ -13,8 +16,10 @@ from pipelines.mqtt.routes import (
     Route,
     RouteError,
     check_filter,
+    covers,
     load,
     matches,
+    overlap,
 )
 
 
@@ -42,7 +47,7 @@ def test_filters(pattern: str, topic: str, fits: bool) -> None:
     assert matches(pattern, topic) is fits
 
 
-@pytest.mark.parametrize("wrong", ["", "a/#/b", "a#", "a/b+", "a\0", "x" * 65_536])
+@pytest.mark.parametrize("wrong", ["", "a/#/b", "a#", "a/b+", "a\0", "x" * 65_536, "$share/g/a"])
 def test_impossible_filters(wrong: str) -> None:
     with pytest.raises(RouteError):
         check_filter(wrong)
@@ -61,6 +66,42 @@ def test_a_kafka_topic_at_its_limit_and_one_past_it() -> None:
     assert len(route.target("x" * KAFKA_TOPIC_CHARS)[0]) == KAFKA_TOPIC_CHARS
     with pytest.raises(RouteError):
         route.target("x" * (KAFKA_TOPIC_CHARS + 1))
+
+
+LEVELS = st.lists(st.sampled_from(["a", "b", "+", ""]), min_size=1, max_size=3)
+FILTERS = st.builds(
+    lambda levels, rest, system: "/".join([*(["$S"] if system else []), *levels, *rest]),
+    LEVELS,
+    st.sampled_from([[], ["#"]]),
+    st.booleans(),
+)
+TOPICS = [
+    "/".join(levels)
+    for size in range(1, 5)
+    for levels in itertools.product(["a", "b", "", "c"], repeat=size)
+]
+TOPICS += [*(f"$S/{topic}" for topic in TOPICS), "$S"]
+
+
+@settings(deadline=None, max_examples=200)
+@given(FILTERS, FILTERS)
+def test_covering_and_overlapping_are_what_matching_says(one: str, other: str) -> None:
+    """Four levels and names are as good as all: filters here have at most four, and two names."""
+    ours = {topic for topic in TOPICS if matches(one, topic)}
+    theirs = {topic for topic in TOPICS if matches(other, topic)}
+    assert overlap(one, other) is bool(ours & theirs)
+    assert covers(one, other) is (theirs <= ours)
+
+
+def test_filters_that_overlap_are_one_subscription_or_refused() -> None:
+    routes = (Route("a/b", "x", qos=2), Route("a/+", "y", qos=0), Route("c", "z", qos=1))
+    assert Mapped(routes).subscriptions == [("a/+", 2), ("c", 1)]
+    assert Mapped(routes).covered == ["a/b"]
+    assert Mapped((Route("a", "x"), Route("a", "y"))).subscriptions == [("a", 2)]
+    with pytest.raises(RouteError, match="overlap"):
+        Mapped((Route("a/+", "x"), Route("+/b", "y")))
+    both = Mapped((Route("a/+", "x"), Route("+/b", "y"), Route("#", "z", qos=0)))
+    assert both.subscriptions == [("#", 2)]
 
 
 def test_the_first_route_that_fits_decides() -> None:

@@ -1,0 +1,258 @@
+"""QoS 2 without message ids, cut at every packet: each message once, by its packet id alone.
+
+The proxy loses one packet, or lets it through and ends the connection right behind it, which is
+what a kill of the bridge at that instant looks like to the broker; the bridge connects anew. The
+broker itself is killed where its file can be made to say what it should.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelines.failures import FencedTooOftenError, RetryPolicy
+from pipelines.mqtt.bridge import BridgeOptions
+from tests.mqtt.test_sessions import VERSIONS, Gateway
+from tests.support.cluster import Cluster
+from tests.support.mosquitto import Mosquitto
+from tests.support.mqtt_proxy import Cut, MqttProxy
+from tests.support.waits import until_async
+
+WINDOW = 5
+"""Mosquitto's max_inflight_messages."""
+
+COUNT = 30
+WANTED = [b"%d" % (number // 3) for number in range(COUNT)]
+"""Neighbours have the same content, which digests can't tell apart."""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Mosquitto]:
+    started = Mosquitto(tmp_path / "mqtt", max_inflight_messages=WINDOW).start()
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def proxy(broker: Mosquitto) -> Iterator[MqttProxy]:
+    with MqttProxy(broker.port) as between:
+        yield between
+
+
+@pytest.fixture(params=VERSIONS)
+def gateway(
+    request: pytest.FixtureRequest,
+    bootstrap: str,
+    cluster: Cluster,
+    broker: Mosquitto,
+    proxy: MqttProxy,
+) -> Gateway:
+    made = Gateway(bootstrap, cluster, broker, request.param)
+    made.port = proxy.port
+    return made
+
+
+async def reached(cut: Cut) -> None:
+    async def probe() -> bool:
+        return cut.done.is_set()
+
+    await until_async(probe, f"{cut.action} {cut.kind} {cut.nth}")
+
+
+async def queued(gateway: Gateway) -> None:
+    """``WANTED`` waits in the session of a bridge that is not there."""
+    async with gateway.running(gateway.bridge()):
+        pass
+    await gateway.publish(*WANTED)
+
+
+async def written_once(gateway: Gateway) -> None:
+    """A last message tells that nothing else is to come."""
+    await gateway.publish(b"last")
+    await gateway.written(*WANTED, b"last")
+
+
+POINTS = [
+    pytest.param(kind, to_broker, action, id=f"{action}-{kind.lower()}")
+    for kind, to_broker in (
+        ("CONNECT", True),
+        ("CONNACK", False),
+        ("SUBSCRIBE", True),
+        ("SUBACK", False),
+        ("PUBLISH", False),
+        ("PUBREC", True),
+        ("PUBREL", False),
+        ("PUBCOMP", True),
+    )
+    for action in ("before", "after")
+]
+
+
+@pytest.mark.parametrize(("kind", "to_broker", "action"), POINTS)
+async def test_a_connection_that_ends_at_a_packet(
+    gateway: Gateway, proxy: MqttProxy, kind: str, to_broker: bool, action: str
+) -> None:
+    """In the first connection, and in the one that repeats what the first left open."""
+    await queued(gateway)
+    nth = 3 if kind.startswith("PUB") else 1
+    cut = proxy.cut(kind, nth, action=action, to_broker=to_broker, times=2)
+    bridge = gateway.bridge()
+    async with gateway.running(bridge):
+        await reached(cut)
+        await written_once(gateway)
+    assert bridge.counters.forgotten == bridge.counters.sessions_lost == 0
+
+
+@pytest.mark.parametrize("stop", [False, True], ids=["killed", "stopped"])
+async def test_mosquitto_restores_more_under_way_than_its_window(
+    gateway: Gateway, proxy: MqttProxy, stop: bool
+) -> None:
+    """It publishes again what was beyond ``max_inflight_messages``, and released by it."""
+    await queued(gateway)
+    held = proxy.cut("PUBCOMP", WINDOW + 1, action="hold", to_broker=True)
+    # So long that what is on its way is one transaction: 5 messages, their PUBRELs, 25 messages,
+    # their PUBRELs; and then the first of 25 PUBCOMPs is held back. MQTT 5 takes all 30 at once.
+    bridge = gateway.bridge(options=BridgeOptions(linger_ms=250))
+    async with gateway.running(bridge):
+        await reached(held)
+        assert proxy.count("PUBREL") > 2 * WINDOW
+        if stop:
+            gateway.broker.stop()
+        else:
+            await asyncio.to_thread(gateway.broker.save)
+            gateway.broker.kill()
+        gateway.broker.start()
+        await written_once(gateway)
+    assert bridge.counters.repeated
+
+
+def connect_packet(client_id: str, version: int) -> bytes:
+    """A CONNECT that keeps the session."""
+    properties = b"\x05\x11\xff\xff\xff\xff" if version == 5 else b""
+    name = client_id.encode()
+    fields = (
+        *(b"\x00\x04MQTT", bytes([version, 0]), b"\x00\x3c", properties),
+        *(struct.pack(">H", len(name)), name),
+    )
+    body = b"".join(fields)
+    return bytes([0x10, len(body)]) + body
+
+
+async def test_mosquitto_publishes_again_what_it_could_not_release_again(
+    gateway: Gateway, proxy: MqttProxy
+) -> None:
+    """A connection that is dead when its CONNECT is read makes it forget how far it had come."""
+    await queued(gateway)
+    held = proxy.cut("PUBCOMP", 1, action="hold", to_broker=True)
+    async with gateway.running(gateway.bridge(options=BridgeOptions(linger_ms=250))):
+        await reached(held)
+    proxy.disconnect()
+    broker = gateway.broker.child
+    assert broker is not None
+    seen = len(broker.lines)
+    with socket.create_connection(("127.0.0.1", gateway.broker.port)) as dying:
+        address = f"New connection from 127.0.0.1:{dying.getsockname()[1]} "
+        await asyncio.to_thread(broker.wait_for_line, address, deadline_s=20, since=seen)
+        os.kill(broker.pid, signal.SIGSTOP)
+        dying.sendall(connect_packet(gateway.client_id, gateway.version))
+        dying.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    os.kill(broker.pid, signal.SIGCONT)
+    await asyncio.to_thread(
+        broker.wait_for_line, f"as {gateway.client_id} ", deadline_s=20, since=seen
+    )
+    bridge = gateway.bridge()
+    async with gateway.running(bridge):
+        await written_once(gateway)
+    assert bridge.counters.repeated >= WINDOW
+
+
+async def test_a_new_message_under_the_id_of_one_that_the_broker_forgot(
+    gateway: Gateway, proxy: MqttProxy
+) -> None:
+    """Mosquitto comes back from an older file and counts its packet ids from there."""
+    bridge = gateway.bridge()
+    async with gateway.running(bridge):
+        await asyncio.to_thread(gateway.broker.save)
+        held = proxy.cut("PUBREC", 1, action="hold", to_broker=True)
+        await gateway.publish(b"21.5", b"21.5")
+        await reached(held)
+        await gateway.written(b"21.5", b"21.5")
+        gateway.broker.kill()
+        gateway.broker.start()
+
+        async def settled() -> bool:
+            return bool(bridge.counters.forgotten)
+
+        await until_async(settled, "the broker has shown what it forgot")
+        await gateway.publish(b"21.5", b"21.5")
+        await gateway.written(*[b"21.5"] * 4)
+    assert bridge.counters.forgotten == 2
+
+
+async def test_what_mosquitto_had_only_queued_when_it_saved_comes_twice(
+    gateway: Gateway, proxy: MqttProxy
+) -> None:
+    """The limit: killed later, it sends that as new. What was under way is recognised."""
+    await queued(gateway)
+    held = proxy.cut("PUBREC", 1, action="hold", to_broker=True)
+    bridge = gateway.bridge()
+    async with gateway.running(bridge):
+        await reached(held)
+        await asyncio.to_thread(gateway.broker.save)
+        under_way = proxy.count("PUBLISH")
+        proxy.disconnect()
+        await written_once(gateway)
+
+        async def released() -> bool:
+            return not bridge.ledger.open
+
+        await until_async(released, "everything released")
+        gateway.broker.kill()
+        gateway.broker.start()
+        await gateway.publish(b"more")
+        await gateway.written(*WANTED, b"last", *WANTED[under_way:], b"more")
+    assert under_way == (COUNT if gateway.version == 5 else WINDOW)
+    assert bridge.counters.repeated == under_way
+
+
+async def test_connections_that_end_idle_do_not_add_up_to_no_progress(
+    gateway: Gateway, proxy: MqttProxy
+) -> None:
+    retry = RetryPolicy(give_up_ms=1)
+    bridge = gateway.bridge(options=BridgeOptions(retry=retry))
+    async with gateway.running(bridge):
+        for times in range(1, 4):
+            proxy.disconnect()
+
+            async def connected_again(times: int = times) -> bool:
+                return bridge.counters.restarts == times and not bridge._patience._failures
+
+            await until_async(connected_again, "at work again")
+        await gateway.publish(b"1")
+        await gateway.written(b"1")
+
+
+async def test_two_bridges_of_one_client_id(gateway: Gateway) -> None:
+    """They fence each other, in Kafka and in MQTT, until one gives up; nothing comes twice."""
+    await queued(gateway)
+    bridges = [gateway.bridge(), gateway.bridge()]
+    tasks = [asyncio.create_task(one.run(handle_signals=False)) for one in bridges]
+
+    async def fought() -> bool:
+        return any(task.done() for task in tasks) or all(b.counters.restarts > 2 for b in bridges)
+
+    await until_async(fought, "both were fenced")
+    await gateway.publish(b"last")
+    for one in bridges[1:]:
+        one.stop()
+    await gateway.written(*WANTED, b"last")
+    bridges[0].stop()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        assert outcome is None or isinstance(outcome, FencedTooOftenError)

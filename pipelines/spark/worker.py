@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _modules_seen = 0
 

@@ -79,7 +79,7 @@ spark: $(VENV)/.spark  ## source and exactly-once sink on a real local Spark, ki
 	$(RUN) pytest $(or $(ARGS),tests/spark)
 	$(RUN) pytest --target=kafka -m judge $(or $(ARGS),tests/spark)
 
-bench: $(VENV)/.dev  ## figures side by side with Apache Kafka in one run (needs java and mvn)
+bench: $(VENV)/.spark  ## figures side by side with Apache Kafka in one run (needs java and mvn)
 	$(RUN) bench $(ARGS)
 
 readme: $(VENV)/.dev  ## write the generated parts of README.md anew

@@ -13,32 +13,37 @@ import json
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bench import report
 from bench.brokers import FENCEPOST, KAFKA, SIDES
 from bench.report import Samples
-from bench.suite import Figures, Local, Suite, Workload
+from bench.suite import Figures, Local, Pair, Suite, Workload
 from bench.suites import SUITES
 from coordinator.readme import between
 
 
-def measure(workload: Workload | Local, side: str) -> Figures:
-    """Run one workload once, on a fresh broker if it needs one."""
+def measure(workload: Workload | Local | Pair, side: str) -> Iterator[tuple[str, Figures]]:
+    """Run one workload, on a fresh broker if it needs one; yields figures as they come."""
     with tempfile.TemporaryDirectory(prefix="fencepost-bench-") as home:
+        if isinstance(workload, Pair):
+            yield from workload.run(Path(home))
+            return
         if isinstance(workload, Local):
-            return workload.run(Path(home))
+            yield side, workload.run(Path(home))
+            return
         broker = SIDES[side](Path(home), workload.settings)
         broker.start()
         try:
-            return workload.run(broker)
+            yield side, workload.run(broker)
         finally:
             broker.kill()  # nobody needs what is in there any more
 
 
-def sides_of(workload: Workload | Local, number: int, *, without_kafka: bool) -> list[str]:
-    if without_kafka or isinstance(workload, Local) or not workload.on_kafka:
+def sides_of(workload: Workload | Local | Pair, number: int, *, without_kafka: bool) -> list[str]:
+    if without_kafka or not isinstance(workload, Workload) or not workload.on_kafka:
         return [FENCEPOST]
     return [FENCEPOST, KAFKA] if number % 2 == 0 else [KAFKA, FENCEPOST]
 
@@ -55,15 +60,23 @@ def run(suites: list[Suite], arguments: argparse.Namespace) -> tuple[dict[str, S
                 for side in sides_of(workload, number, without_kafka=arguments.without_kafka):
                     what = f"round {number + 1}: {suite.name}: {workload.name} on {side}"
                     print(what, file=sys.stderr, flush=True)
+                    samples = measured[suite.name]
                     try:
-                        figures = measure(workload, side)
+                        for of, figures in measure(workload, side):
+                            print(f"  {of}: {report.plain(figures)}", file=sys.stderr, flush=True)
+                            for figure, value in figures.items():
+                                samples[f"{workload.name}: {figure}"][of].append(value)
                     except Exception:  # noqa: BLE001 - the other figures must not be lost with it
                         traceback.print_exc()
                         failed.append(what)
-                        continue
-                    for figure, value in figures.items():
-                        measured[suite.name][f"{workload.name}: {figure}"][side].append(value)
+                if arguments.json:  # what there is by now: a long run may be cut short
+                    save(arguments.json, report.as_json(arguments.rounds, measured))
     return measured, failed
+
+
+def save(path: Path, result: dict[str, Any]) -> None:
+    """Write every sample of ``result``."""
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write(page: Path, result: dict[str, Any]) -> None:
@@ -73,7 +86,8 @@ def write(page: Path, result: dict[str, Any]) -> None:
         text = between(text, "bench", report.summary(result))
     for name, measured in result.items():
         if f"<!-- bench-{name}:begin -->" in text:
-            text = between(text, f"bench-{name}", report.detailed(measured))
+            told = report.detailed(measured, SUITES[name].sides)
+            text = between(text, f"bench-{name}", told)
     page.write_text(text, encoding="utf-8")
 
 
@@ -100,9 +114,9 @@ def main() -> None:
         measured, failed = run(suites, arguments)
         result = report.as_json(arguments.rounds, measured)
     for name, measured in result.items():
-        print(f"\n{SUITES[name].about}\n\n{report.detailed(measured)}")
+        print(f"\n{SUITES[name].about}\n\n{report.detailed(measured, SUITES[name].sides)}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        save(arguments.json, result)
     for page in arguments.write:
         write(page, result)
     if failed:

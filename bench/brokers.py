@@ -44,7 +44,8 @@ SIDES: Mapping[str, Make] = {
 }
 
 
-def _pid(broker: Broker) -> int:
+def pid_of(broker: Broker) -> int:
+    """The broker's process id."""
     if broker.child is None:
         raise RuntimeError(f"{broker.name} is not started")
     return broker.child.pid
@@ -52,18 +53,18 @@ def _pid(broker: Broker) -> int:
 
 def resident_mib(broker: Broker) -> float:
     """The resident memory of the broker's process, MiB."""
-    status = Path(f"/proc/{_pid(broker)}/status").read_text(encoding="ascii")
+    status = Path(f"/proc/{pid_of(broker)}/status").read_text(encoding="ascii")
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     return int(found.group(1)) / 1024 if found else float("nan")
 
 
 def cpu_seconds(broker: Broker) -> float:
     """Processor time that the broker's process has used so far."""
-    fields = Path(f"/proc/{_pid(broker)}/stat").read_text(encoding="ascii").rpartition(")")[2]
+    fields = Path(f"/proc/{pid_of(broker)}/stat").read_text(encoding="ascii").rpartition(")")[2]
     user, system = fields.split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def open_files(broker: Broker) -> int:
     """File descriptors that the broker's process holds."""
-    return len(list(Path(f"/proc/{_pid(broker)}/fd").iterdir()))
+    return len(list(Path(f"/proc/{pid_of(broker)}/fd").iterdir()))

@@ -7,15 +7,16 @@ import os
 import platform
 import statistics
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from bench.brokers import FENCEPOST, KAFKA
-from bench.suite import lower_is_better
+from bench.suite import BROKERS, lower_is_better
 
 KAFKA_VERSION = "4.3.0"
 
 Samples = dict[str, dict[str, list[float]]]
-"""Figure → side → one value a round."""
+"""Figure → side → one value a run: one a round, or as many as a pair makes of it."""
 
 
 def no_samples() -> Samples:
@@ -51,6 +52,11 @@ def _number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+def plain(figures: Mapping[str, float]) -> str:
+    """Figures of one run in a line."""
+    return ", ".join(f"{name} {_number(value)}" for name, value in figures.items())
+
+
 def _spread(values: list[float]) -> str:
     middle = _number(statistics.median(values))
     if len(values) == 1:
@@ -67,17 +73,18 @@ def heading(told: dict[str, Any]) -> str:
     )
 
 
-def detailed(measured: dict[str, Any]) -> str:
-    """A suite with median and extremes, for bench/README.md."""
+def detailed(measured: dict[str, Any], titles: Mapping[str, str] = BROKERS) -> str:
+    """A suite with median and extremes, for bench/README.md; ``titles`` are those of its sides."""
     samples, told = measured["figures"], measured["machine"]
-    beside = any(sides.get(KAFKA) for sides in samples.values())
+    our, other = titles
+    beside = any(sides.get(other) for sides in samples.values())
     lines = [heading(told), ""]
     if beside:
-        lines += ["| figure | Fencepost | Apache Kafka | ratio |", "|---|---|---|---|"]
+        lines += [f"| figure | {titles[our]} | {titles[other]} | ratio |", "|---|---|---|---|"]
     else:
         lines += ["| figure | value |", "|---|---|"]
     for figure, sides in samples.items():
-        ours, theirs = sides.get(FENCEPOST, []), sides.get(KAFKA, [])
+        ours, theirs = sides.get(our, []), sides.get(other, [])
         cells = [figure, _spread(ours) if ours else "–"]
         if beside:
             cells += [_spread(theirs), _ratio(figure, ours, theirs)] if theirs else ["–", "–"]

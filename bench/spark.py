@@ -1,28 +1,28 @@
-"""Spark source and sink beside Spark's own Kafka connector, against the same broker in one run.
+"""The process in which Spark runs for the suite ``spark``: one JVM, one broker, one workload.
 
-``python -m bench.spark`` starts a daemon and prints a table; ``--target kafka`` measures against
-Apache Kafka. Every figure is a median of micro-batches behind the first one, which warms up. The
-stock sink is at-least-once: Spark has no other.
+``python -m bench.spark BOOTSTRAP HOME WORKLOAD VALUE_BYTES BROKER_PID`` prints a line of JSON a
+run, [side, figures], the sides in turn and in changing order, after runs of each that only warm up.
+What a run has read or written is counted; one that lost or doubled rows ends it all.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import shutil
+import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.cluster import Cluster, unique
-from tests.support.daemon import Daemon
-from tests.support.kafka import CACHE, Kafka
+from bench.clients import create_topic
+from bench.suite import Figures
+from pipelines.spark import java
+from tests.support.cluster import unique
+from tests.support.kafka import CACHE, ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,9 +36,15 @@ ARTIFACTS = (
 )
 """The stock connector. Its token provider of 4.2.0 is not on Maven Central, an older one fits."""
 
-ROWS, BATCHES, PARTITIONS, SMALL_ROWS, SMALL_BATCHES = 1_000_000, 5, 4, 10, 8
+FENCEPOST, STOCK = "fencepost", "stock"
+FORMATS = {FENCEPOST: "fencepost", STOCK: "kafka"}
+
+ROWS, BATCHES, PARTITIONS = 500_000, 5, 4
+SMALL_ROWS, SMALL_BATCHES, SMALL_WARMING = 10, 20, 5
+WARMING, RUNS = 1, 3
+"""Runs of each side: first those that are not measured, then those that are."""
 QUERY_S = 600
-Figures = dict[str, float]
+ISOLATION = "read_committed"
 
 
 def jars() -> list[Path]:
@@ -52,145 +58,249 @@ def jars() -> list[Path]:
     return sorted(JARS.glob("*.jar"))
 
 
-class Bench:
-    """One broker, one Spark."""
+def cpu_of_tree(*roots: int) -> float:
+    """Seconds of processor time of these processes and all below them, those that ended too."""
+    children: dict[int, list[int]] = {}
+    used: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended meanwhile
+        pid = int(stat.parent.name)
+        children.setdefault(int(fields[1]), []).append(pid)
+        used[pid] = sum(map(int, fields[11:15]))
+    total, waiting = 0, list(roots)
+    while waiting:
+        pid = waiting.pop()
+        total += used.get(pid, 0)
+        waiting += children.get(pid, [])
+    return total / os.sysconf("SC_CLK_TCK")
 
-    def __init__(self, spark: SparkSession, bootstrap: str, home: Path, rows: int) -> None:
-        self._spark = spark
-        self._bootstrap = bootstrap
-        self._home = home
-        self._rows = rows
+
+class Clock:
+    """Wall time, and processor time of Spark, its Python workers and the broker together."""
+
+    def __init__(self, broker_pid: int) -> None:
+        self._roots = os.getpid(), broker_pid
+        self._wall, self._cpu = time.perf_counter(), cpu_of_tree(*self._roots)
+
+    def figures(self, what: str, rows: int, per_second: float | None = None) -> Figures:
+        """Rows per second, of the whole time unless they are told, and processor time."""
+        wall = time.perf_counter() - self._wall
+        return {
+            f"{what} rows/s": per_second or rows / wall,
+            f"{what}, processor time of all for 1 M rows s": self.cpu() / rows * 1e6,
+        }
+
+    def cpu(self) -> float:
+        """Seconds of processor time since the beginning."""
+        return cpu_of_tree(*self._roots) - self._cpu
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One broker, one Spark, rows of one size."""
+
+    spark: SparkSession
+    bootstrap: str
+    home: Path
+    value_bytes: int
+    broker_pid: int
+
+    def options(self, **more: str) -> dict[str, str]:
+        return {"kafka.bootstrap.servers": self.bootstrap, **more}
+
+    # --- what is read and written ---
+
+    def rows(self) -> DataFrame:
+        """Keys of 16 bytes, and values that differ."""
+        return self.spark.range(0, ROWS, 1, PARTITIONS * BATCHES).selectExpr(
+            "LPAD(CAST(id AS STRING), 16, 'k') AS key",
+            f"RPAD(CAST(id AS STRING), {self.value_bytes}, 'flight, delay, carrier; ') AS value",
+        )
 
     def topic(self) -> str:
-        with Cluster(self._bootstrap) as cluster:
-            return cluster.create_topic(unique("bench"), PARTITIONS)
+        return create_topic(self.bootstrap, PARTITIONS)
 
-    def fill(self) -> str:
-        """A topic of rows with keys of 16 bytes and values of 100."""
+    def filled(self) -> str:
+        """A topic of all rows, as Spark's own connector writes it."""
         topic = self.topic()
-        rows = self._spark.range(0, self._rows, 1, PARTITIONS).selectExpr(
-            "LPAD(CAST(id AS STRING), 16, 'k') AS key",
-            "RPAD(CAST(id AS STRING), 100, 'flight, delay, carrier; ') AS value",
-        )
-        options = {"kafka.bootstrap.servers": self._bootstrap, "topic": topic}
-        rows.write.format("fencepost").options(**options).mode("append").save()
+        self.rows().write.format("kafka").options(**self.options(topic=topic)).save()
         return topic
 
-    def source(self, kind: str, topic: str, per_batch: int) -> DataFrame:
-        options = {
-            "kafka.bootstrap.servers": self._bootstrap,
-            "subscribe": topic,
-            "startingOffsets": "earliest",
-            "maxOffsetsPerTrigger": str(per_batch),
-            "kafka.isolation.level": "read_committed",
-        }
-        return self._spark.readStream.format(kind).options(**options).load()
+    def stored(self) -> str:
+        """A folder of Parquet with all rows, one file a task and a micro-batch."""
+        folder = str(self.home / unique("rows"))
+        self.rows().write.option("compression", "none").parquet(folder)
+        return folder
 
-    def batches(self, writer: Any) -> list[dict[str, Any]]:
+    def check(self, topic: str, expected: int) -> None:
+        """Raise unless a reader of committed records finds every row in ``topic``, once."""
+        options = self.options(subscribe=topic) | {"kafka.isolation.level": ISOLATION}
+        read = self.spark.read.format("kafka").options(**options).load()
+        found = read.selectExpr("COUNT(*) AS all", "COUNT(DISTINCT value) AS apart").first()
+        if found is None or (found["all"], found["apart"]) != (expected, expected):
+            raise RuntimeError(f"{topic}: {found} where {expected} rows were written")
+
+    # --- running ---
+
+    def batches(self, writer: Any, expected: int) -> list[dict[str, Any]]:
         """Run a query to its end; returns the progress of each batch with rows."""
-        folder = self._home / unique("checkpoint")
+        folder = self.home / unique("checkpoint")
         query = writer.option("checkpointLocation", str(folder)).trigger(availableNow=True).start()
         if not query.awaitTermination(QUERY_S):
             raise TimeoutError(f"a query of the benchmark takes longer than {QUERY_S} s")
         told = [json.loads(progress.json) for progress in query.recentProgress]
+        rows = sum(progress["numInputRows"] for progress in told)
+        if rows != expected:
+            raise RuntimeError(f"{rows} rows went through a query where {expected} were to")
         return [progress for progress in told if progress["numInputRows"]]
 
-    def rate(self, writer: Any) -> float:
-        """Rows per second of the batches behind the first."""
-        return statistics.median(
-            progress["numInputRows"] / progress["durationMs"]["addBatch"] * 1000
-            for progress in self.batches(writer)[1:]
-        )
+    def streamed(self, writer: Any) -> float:
+        """Rows per second, whole micro-batches from the second on."""
+        told = self.batches(writer, ROWS)[1:]
+        rows = sum(progress["numInputRows"] for progress in told)
+        return rows / sum(progress["durationMs"]["triggerExecution"] for progress in told) * 1e3
 
-    def fixed(self, writer: Any) -> float:
-        """Milliseconds of a small batch."""
-        return statistics.median(
-            progress["durationMs"]["triggerExecution"] for progress in self.batches(writer)[2:]
-        )
+    def small(self, writer: Any) -> float:
+        """Median milliseconds of a micro-batch of ten rows."""
+        told = self.batches(writer, SMALL_ROWS * SMALL_BATCHES)[SMALL_WARMING:]
+        return statistics.median(progress["durationMs"]["triggerExecution"] for progress in told)
 
-    def sink(self, kind: str, rows: DataFrame) -> Any:
+    # --- workloads: what one run of a side measures ---
+
+    def source(self) -> Callable[[str], Figures]:
+        """The same topic by either source, into nothing."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as fn
+
+        topic = self.filled()
+        options = self.options(subscribe=topic, startingOffsets="earliest")
+        options |= {"kafka.isolation.level": ISOLATION}
+        portion = {"maxOffsetsPerTrigger": str(ROWS // BATCHES)}
+
+        def run(side: str) -> Figures:
+            clock = Clock(self.broker_pid)
+            stream = self.spark.readStream.format(FORMATS[side]).options(**options | portion).load()
+            streamed = self.streamed(stream.writeStream.format("noop"))
+            figures = clock.figures("streaming", ROWS, streamed)
+            clock = Clock(self.broker_pid)
+            rows = self.spark.read.format(FORMATS[side]).options(**options).load()
+            seen = Observation()
+            counted = rows.observe(seen, fn.count(fn.lit(1)).alias("rows"))
+            counted.write.format("noop").mode("overwrite").save()
+            figures |= clock.figures("batch", ROWS)
+            if seen.get["rows"] != ROWS:
+                raise RuntimeError(f"a batch has read {seen.get['rows']} rows of {ROWS}")
+            return figures
+
+        return run
+
+    def sink(self, *, direct: bool) -> Callable[[str], Figures]:
+        """The same Parquet files to either sink."""
         from pipelines.spark.prepare import prepare
 
+        folder = self.stored()
+        schema = self.spark.read.parquet(folder).schema
+
+        def ready(side: str, rows: DataFrame, topic: str) -> DataFrame:
+            if side == STOCK or not direct:
+                return rows
+            return prepare(rows, bootstrap=self.bootstrap, topic=topic)
+
+        def run(side: str) -> Figures:
+            topic = self.topic()
+            clock = Clock(self.broker_pid)
+            files = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", PARTITIONS)
+            rows = ready(side, files.parquet(folder), topic)
+            writer = rows.writeStream.format(FORMATS[side]).options(**self.options(topic=topic))
+            streamed = self.streamed(writer)
+            figures = clock.figures("streaming", ROWS, streamed)
+            self.check(topic, ROWS)
+            topic = self.topic()
+            clock = Clock(self.broker_pid)
+            rows = ready(side, self.spark.read.parquet(folder), topic)
+            writing = rows.write.format(FORMATS[side]).options(**self.options(topic=topic))
+            writing.mode("append").save()
+            figures |= clock.figures("batch", ROWS)
+            self.check(topic, ROWS)
+            return figures
+
+        return run
+
+    def fixed(self) -> Callable[[str], Figures]:
+        """Ten rows a micro-batch: either source to nothing, the stock one to either sink."""
         topic = self.topic()
-        rows = rows.selectExpr("key", "value")
-        if kind == "direct":
-            rows = prepare(rows, bootstrap=self._bootstrap, topic=topic)
-        writer = rows.writeStream.format("kafka" if kind == "kafka" else "fencepost")
-        return writer.option("kafka.bootstrap.servers", self._bootstrap).option("topic", topic)
+        expected = SMALL_ROWS * SMALL_BATCHES
+        rows = self.spark.range(expected).selectExpr("CAST(id AS STRING) AS value")
+        rows.write.format("kafka").options(**self.options(topic=topic)).save()
+        options = self.options(subscribe=topic, startingOffsets="earliest")
+        options |= {"kafka.isolation.level": ISOLATION, "maxOffsetsPerTrigger": str(SMALL_ROWS)}
 
-    def run(self) -> Figures:
-        """All figures."""
-        full, small = self.fill(), self.topic()
-        rows = self._spark.range(SMALL_ROWS * SMALL_BATCHES).selectExpr(
-            "CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value"
-        )
-        options = {"kafka.bootstrap.servers": self._bootstrap, "topic": small}
-        rows.write.format("fencepost").options(**options).mode("append").save()
-        figures: Figures = {}
-        for kind in ("kafka", "fencepost"):
-            told = self.source(kind, full, self._rows // BATCHES)
-            figures[f"source {kind} rows/s"] = self.rate(told.writeStream.format("noop"))
-        for kind in ("kafka", "staged", "direct"):
-            told = self.source("fencepost", full, self._rows // BATCHES)
-            figures[f"sink {kind} rows/s"] = self.rate(self.sink(kind, told))
-            told = self.source("fencepost", small, SMALL_ROWS)
-            figures[f"sink {kind} small batch ms"] = self.fixed(self.sink(kind, told))
-        return figures
+        def read(side: str) -> DataFrame:
+            return self.spark.readStream.format(FORMATS[side]).options(**options).load()
 
+        def run(side: str) -> Figures:
+            clock = Clock(self.broker_pid)
+            source = self.small(read(side).writeStream.format("noop"))
+            read_s = clock.cpu()
+            target = self.topic()
+            writer = read(STOCK).select("value").writeStream.format(FORMATS[side])
+            clock = Clock(self.broker_pid)
+            sink = self.small(writer.options(**self.options(topic=target)))
+            written_s = clock.cpu()
+            self.check(target, expected)
+            return {
+                "source ms": source,
+                "source, processor time of all for each ms": read_s / SMALL_BATCHES * 1e3,
+                "sink ms": sink,
+                "sink, processor time of all for each ms": written_s / SMALL_BATCHES * 1e3,
+            }
 
-@contextmanager
-def _broker(target: str, home: Path) -> Iterator[str]:
-    broker: Any = Daemon(home / "data", {}) if target == "fencepost" else Kafka(home, {})
-    broker.start()
-    try:
-        yield broker.bootstrap
-    finally:
-        broker.stop()
+        return run
 
 
-def run(target: str = "fencepost", rows: int = ROWS) -> Figures:
-    """Measure against a fresh broker: rows per second and milliseconds by name."""
-    from pyspark.sql import SparkSession
-
-    from pipelines.spark import java
-
-    found = jars()
-    home = Path(tempfile.mkdtemp(prefix="fencepost-bench-spark-"))
-    jvm = java.launch(memory="2g", options=["-XX:+UseParallelGC"], jars=found)
-    try:
-        with _broker(target, home) as bootstrap:
-            spark = (
-                SparkSession.builder.master("local[2]")
-                .config("spark.ui.enabled", "false")
-                .getOrCreate()
-            )
-            figures = Bench(spark, bootstrap, home, rows).run()
-            spark.stop()
-    finally:
-        if jvm.stdin is not None:
-            jvm.stdin.close()
-        jvm.wait(60)
-        shutil.rmtree(home, ignore_errors=True)
-    for mode in ("staged", "direct"):
-        ratio = figures["sink kafka rows/s"] / figures[f"sink {mode} rows/s"]
-        figures[f"sink {mode}: cost beside the stock sink"] = ratio
-    ours, stock = figures["source fencepost rows/s"], figures["source kafka rows/s"]
-    figures["source: speed beside the stock source"] = ours / stock
-    return figures
+def in_turn(run: Callable[[str], Figures]) -> Iterator[tuple[str, Figures]]:
+    """Warm both sides up, then yield what they measure, the first of a pair by turns."""
+    for number in range(-WARMING, RUNS):
+        sides = [FENCEPOST, STOCK] if number % 2 == 0 else [STOCK, FENCEPOST]
+        for side in sides:
+            figures = run(side)
+            if number >= 0:
+                yield side, figures
+            else:
+                print(f"  warming up: {side}: {figures}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """Parse the command line and print the figures."""
-    parser = argparse.ArgumentParser(prog="bench.spark", description=__doc__)
-    parser.add_argument("--target", choices=("fencepost", "kafka"), default="fencepost")
-    parser.add_argument("--rows", type=int, default=ROWS)
-    arguments = parser.parse_args()
-    begin = time.perf_counter()
-    figures = run(arguments.target, arguments.rows)
-    print(f"| figure, against {arguments.target} | |\n|---|---|")
-    for name, value in figures.items():
-        print(f"| {name} | {value:,.2f} |")
-    print(f"{time.perf_counter() - begin:.0f} s", file=sys.stderr)
+    """Run one workload."""
+    bootstrap, home, workload, value_bytes, broker_pid = sys.argv[1:]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    jvm = java.launch(memory="3g", options=["-XX:+UseParallelGC"], jars=jars(), scratch=Path(home))
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    bench = Bench(spark, bootstrap, Path(home), int(value_bytes), int(broker_pid))
+    prepared = {
+        "source": bench.source,
+        "sink": lambda: bench.sink(direct=False),
+        "direct": lambda: bench.sink(direct=True),
+        "fixed": bench.fixed,
+    }
+    for side, figures in in_turn(prepared[workload]()):
+        print(json.dumps([side, figures]), flush=True)
+    spark.stop()
+    if jvm.stdin is not None:
+        jvm.stdin.close()
+    jvm.wait(60)
 
 
 if __name__ == "__main__":

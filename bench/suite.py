@@ -5,11 +5,11 @@ A figure's name ends with its unit, and the unit says which direction is better.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.brokers import Broker
+from bench.brokers import FENCEPOST, KAFKA, Broker
 
 Figures = dict[str, float]
 
@@ -18,6 +18,8 @@ LOWER_IS_BETTER = ("ms", "µs", "s", "s/GiB", "MiB", "KiB", "B")
 
 DEFAULTS: Mapping[str, str] = {"group.initial.rebalance.delay.ms": "0"}
 """Both brokers run with their defaults but for the wait before a group's first rebalance."""
+
+BROKERS: Mapping[str, str] = {FENCEPOST: "Fencepost", KAFKA: "Apache Kafka"}
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,26 @@ class Local:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Measures two programs against the same broker; ``run`` gets an empty directory.
+
+    It yields the side and the figures of each run as soon as it is over, and takes care of the
+    order itself. The sides are those of its suite.
+    """
+
+    name: str
+    run: Callable[[Path], Iterator[tuple[str, Figures]]]
+
+
+@dataclass(frozen=True)
 class Suite:
     """Workloads that belong together. ``about`` stands above its table."""
 
     name: str
     about: str
-    workloads: tuple[Workload | Local, ...]
+    workloads: tuple[Workload | Local | Pair, ...]
+    sides: Mapping[str, str] = field(default_factory=lambda: BROKERS)
+    """Our side and the one beside it: names in samples, and titles of columns."""
 
 
 def unit(figure: str) -> str:

@@ -6,10 +6,26 @@ from bench.suite import Suite
 from bench.suites.data import DATA, JAVA, START
 from bench.suites.groups import GROUPS
 from bench.suites.log import LOG
+from bench.suites.mqtt import MQTT
 from bench.suites.partitions import PARTITIONS_SUITE
+from bench.suites.pipelines import PIPELINES
 from bench.suites.sockets import SOCKETS
+from bench.suites.spark import SPARK
 from bench.suites.txn import TXN
 
 SUITES: dict[str, Suite] = {
-    suite.name: suite for suite in (START, DATA, JAVA, GROUPS, TXN, LOG, PARTITIONS_SUITE, SOCKETS)
+    suite.name: suite
+    for suite in (
+        START,
+        DATA,
+        JAVA,
+        GROUPS,
+        TXN,
+        LOG,
+        PARTITIONS_SUITE,
+        SOCKETS,
+        PIPELINES,
+        MQTT,
+        SPARK,
+    )
 }

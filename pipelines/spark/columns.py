@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from logcore.batch import BatchHeader
 from logcore.errors import InvalidRecordError
-from logcore.varint import ONE_BYTE, encode, read_varint
+from logcore.varint import encode, read_varint
 from pipelines.spark.partitioner import binary_parts
 
 HEADERS = pa.list_(
@@ -91,24 +91,31 @@ def decode(groups: list[tuple[BatchHeader, bytes]], *, with_headers: bool = Fals
 
 
 def _boundaries(groups: list[tuple[BatchHeader, bytes]]) -> tuple[Any, Any]:
-    """Where each record begins and ends in the joined payloads."""
+    """Where each record begins and ends in the joined payloads.
+
+    The one walk from record to record: a length of one or two bytes, which is every record below
+    8 KiB, is decoded in place.
+    """
     starts: list[int] = []
     append = starts.append
     base = 0
-    one_byte = ONE_BYTE
     for header, payload in groups:
         pos, limit = 0, len(payload)
         try:
             for _ in range(header.record_count):
                 append(base + pos)
-                length = one_byte[payload[pos]]
-                if length is None:
-                    length, pos = read_varint(payload, pos)
-                else:
+                length = payload[pos]
+                if length < 0x80:
                     pos += 1
-                if length < 0:
-                    raise InvalidRecordError(f"a record of {length} bytes")
-                pos += length
+                elif (second := payload[pos + 1]) < 0x80:
+                    length += (second << 7) - 0x80
+                    pos += 2
+                else:
+                    length, pos = read_varint(payload, pos)
+                    length <<= 1  # as it is encoded, where an odd number is a negative one
+                if length & 1 or length < 0:
+                    raise InvalidRecordError("a record of a negative length")
+                pos += length >> 1
         except IndexError:
             raise InvalidRecordError("the records end inside a length") from None
         if pos != limit:
@@ -258,20 +265,21 @@ def _records(keys: Any, values: Any, stamp_deltas: Any, tails: Any) -> Any:
     """The bytes of records 0 … n-1 of one batch."""
     count = len(values)
     key_sizes, value_sizes = _sizes(keys, count), _sizes(values, count)
-    stamps, deltas = _zigzag(stamp_deltas), _zigzag(np.arange(count, dtype=np.int64))
-    key_lengths, value_lengths = _zigzag(key_sizes), _zigzag(value_sizes)
-    tail_sizes = np.ones(count, np.int64) if tails is None else np.diff(binary_parts(tails)[0])
-    body = 1 + tail_sizes + np.maximum(key_sizes, 0) + np.maximum(value_sizes, 0)
+    stamps = _varints(stamp_deltas)
+    deltas = _varints(np.arange(count, dtype=np.int64))
+    key_lengths, value_lengths = _varints(key_sizes), _varints(value_sizes)
+    body = np.maximum(key_sizes, 0) + np.maximum(value_sizes, 0) + 1
+    body += 1 if tails is None else np.diff(binary_parts(tails)[0])
     for number in (stamps, deltas, key_lengths, value_lengths):
-        body += _width(number)
-    none = np.zeros(count, np.uint64)  # the record's attributes: one byte of 0
-    parts = [_varint_column(_zigzag(body), none, stamps, deltas, key_lengths)]
+        body += number.width
+    attributes = _varints(np.zeros(1, np.int64))
+    parts = [_varint_column(count, _varints(body), attributes, stamps, deltas, key_lengths)]
     if keys is not None:
         parts.append(keys.fill_null(b"") if keys.null_count else keys)
     if tails is None:
         # No headers: their count, 0, stands behind the value, which is always there then.
         tails = pa.array([b"\x00"], pa.binary())[0]
-    parts.append(_varint_column(value_lengths))
+    parts.append(_varint_column(count, value_lengths))
     parts.append(values.fill_null(b"") if values.null_count else values)
     joined = pc.binary_join_element_wise(*parts, tails, pa.scalar(b"", pa.binary()))
     offsets, data, _ = binary_parts(joined)
@@ -284,42 +292,62 @@ def _sizes(column: Any, count: int) -> Any:
         return np.full(count, -1, np.int64)
     offsets, _, valid = binary_parts(column)
     sizes = np.diff(offsets)
-    sizes[~valid] = -1
+    if column.null_count:
+        sizes[~valid] = -1
     return sizes
 
 
-def _zigzag(values: Any) -> Any:
-    signed = values.astype(np.int64)
-    return ((signed << 1) ^ (signed >> 63)).astype(np.uint64)
+class _Varints(NamedTuple):
+    """Numbers to be written as varints; one number stands for as many as there are records."""
+
+    zigzag: Any
+    """uint64[n], or uint64[1] where all are the same."""
+    width: Any
+    """Bytes of each, int64[n]; a plain int where all have the same."""
+    narrowest: int
+    widest: int
 
 
-def _width(zigzag: Any) -> Any:
-    """Bytes of each varint."""
-    width = np.ones(len(zigzag), np.int64)
-    rest = zigzag >> np.uint64(7)
-    while rest.any():
-        width += rest > 0
-        rest = rest >> np.uint64(7)
-    return width
+def _varints(values: Any) -> _Varints:
+    zigzag = ((values << 1) ^ (values >> 63)).astype(np.uint64)
+    low, high = int(zigzag.min()), int(zigzag.max())
+    narrowest, widest = (max(1, -(-number.bit_length() // 7)) for number in (low, high))
+    if low == high:
+        return _Varints(zigzag[:1], widest, widest, widest)
+    if narrowest == widest:
+        return _Varints(zigzag, widest, widest, widest)
+    width = np.full(len(zigzag), narrowest, np.int64)
+    for size in range(narrowest, widest):
+        width += zigzag >= np.uint64(1 << 7 * size)
+    return _Varints(zigzag, width, narrowest, widest)
 
 
-def _varint_column(*fields: Any) -> Any:
-    """A binary array whose values are the varints of all fields behind one another."""
-    count = len(fields[0])
-    bytes_of: list[Any] = []
-    used: list[Any] = []
+def _varint_column(count: int, *fields: _Varints) -> Any:
+    """A binary array of ``count`` values: the varints of all fields behind one another."""
+    columns = sum(field.widest for field in fields)
+    data = np.empty((count, columns), np.uint8)
+    used: Any = None
+    sizes: Any = 0
+    column = 0
     for field in fields:
-        width = _width(field)
-        for at in range(int(width.max(initial=1))):
-            byte = (field >> np.uint64(7 * at)).astype(np.uint8) & np.uint8(0x7F)
-            bytes_of.append(byte | np.where(width > at + 1, np.uint8(0x80), np.uint8(0)))
-            used.append(width > at)
-    mask = np.stack(used, axis=1)
-    data = np.stack(bytes_of, axis=1)[mask]
+        sizes = sizes + field.width
+        for at in range(field.widest):
+            byte = (field.zigzag >> np.uint64(7 * at)).astype(np.uint8) & np.uint8(0x7F)
+            if at + 1 < field.narrowest:
+                byte |= np.uint8(0x80)
+            elif at + 1 < field.widest:
+                byte |= (field.width > at + 1).astype(np.uint8) << np.uint8(7)
+            data[:, column] = byte
+            if at >= field.narrowest:
+                used = np.ones((count, columns), np.bool_) if used is None else used
+                used[:, column] = field.width > at
+            column += 1
+    if used is not None:
+        data = data[used]
     offsets = np.zeros(count + 1, np.int32)
-    np.cumsum(mask.sum(axis=1), out=offsets[1:])
+    np.cumsum(np.broadcast_to(sizes, count), out=offsets[1:])
     return pa.Array.from_buffers(
-        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data.reshape(-1))]
     )
 
 

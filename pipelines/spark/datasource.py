@@ -49,7 +49,9 @@ class FencepostDataSource(DataSource):
         """Reads from starting to ending offsets."""
         from pipelines.spark.options import source_options  # noqa: PLC0415 - see the module
         from pipelines.spark.source import BatchReader  # noqa: PLC0415 - see the module
+        from pipelines.spark.worker import settle  # noqa: PLC0415 - see the module
 
+        settle()
         return BatchReader(source_options(self.options, streaming=False))
 
     def streamReader(  # noqa: N802 - Spark's name
@@ -59,7 +61,9 @@ class FencepostDataSource(DataSource):
         """Reads from the starting offsets on."""
         from pipelines.spark.options import source_options  # noqa: PLC0415 - see the module
         from pipelines.spark.source import StreamReader  # noqa: PLC0415 - see the module
+        from pipelines.spark.worker import settle  # noqa: PLC0415 - see the module
 
+        settle()
         return StreamReader(source_options(self.options, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -29,6 +29,7 @@ from pipelines.spark.columns import HEADERS, Columns, decode
 from pipelines.spark.errors import BrokerError, DataLossError
 from pipelines.spark.offsets import DATA_LOSS_HINT, Range
 from pipelines.spark.options import SourceOptions
+from pipelines.spark.worker import settle
 
 FETCH_WAIT_MS = 500
 GROUP_BYTES = 4 * 1024 * 1024
@@ -116,6 +117,7 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch
                 f"{wanted.topic}-{wanted.partition} ends at {answer.stable}, but the query was"
                 f" promised records up to {wanted.until}; waited {patience:.0f} s"
             )
+    settle()
 
 
 def _after_error(

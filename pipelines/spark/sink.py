@@ -38,6 +38,7 @@ from pipelines.spark.progress import Progress, is_done
 from pipelines.spark.rows import Prepared, RowWriter, check_schema
 from pipelines.spark.spool import Spool
 from pipelines.spark.transaction import Ticket
+from pipelines.spark.worker import settled
 
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 """Local properties by which Spark tells its tasks what they work for."""
@@ -84,6 +85,7 @@ class Plan:
         return connection(options.bootstrap, options.client_id, options.timeout_ms)
 
 
+@settled
 def write_rows(plan: Plan, batches: Iterable[RecordBatch]) -> Written:
     """Do a task's part. Raises :class:`SharedTransactionError` where exactly once would end."""
     context = TaskContext.get()
@@ -264,6 +266,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Write or encode the rows of one task."""
         return write_rows(self._plan, iterator)
 
+    @settled
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """End the batch's transaction; Spark repeats this for a batch after a crash."""
         written = [message for message in messages if isinstance(message, Written)]
@@ -346,6 +349,7 @@ class BatchWriter(DataSourceArrowWriter):
         """Write or encode the rows of one task."""
         return write_rows(self._plan, iterator)
 
+    @settled
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """End the transaction."""
         written = [message for message in messages if isinstance(message, Written)]
@@ -376,6 +380,7 @@ class BatchWriter(DataSourceArrowWriter):
             self._plan.spool.discard()
 
 
+@settled
 def stream_writer(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool, planning: bool
 ) -> StreamWriter:
@@ -408,6 +413,7 @@ def stream_writer(
     return StreamWriter(begun, checkpoint)
 
 
+@settled
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
     """The writer of ``df.write``. Raises :class:`OptionError`."""
     checked = sink_options(options, streaming=False)

@@ -1,0 +1,127 @@
+"""What exactly-once costs a pipeline: the runner beside plain aiokafka, on the same broker.
+
+Both copy the same topic record by record, and are timed from the start of their clients to the last
+commit, joining the group included. Plain aiokafka is at-least-once: no transaction, and offsets are
+committed after each batch, which is as large as the runner's transactions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import aiokafka
+
+from bench.brokers import FENCEPOST, KAFKA, SIDES, Broker, cpu_seconds
+from bench.suite import DEFAULTS, Figures, Pair, Suite
+from examples.broker import create_topics, fresh, produce, read_topic
+from pipelines.batching import Limits
+from pipelines.exactly_once import ExactlyOnce, Options
+from pipelines.records import Batch, Output
+
+RECORDS, VALUE = 50_000, b"x" * 100
+ONCE, PLAIN = "once", "plain"
+WARMING, RUNS = 1, 3
+"""Runs of each side: first those that are not measured, then those that are."""
+
+
+async def exactly_once(bootstrap: str, source: str, target: str, size: int) -> None:
+    """Copy ``source`` in transactions of ``size`` records."""
+    group = fresh("group")
+
+    def copy(batch: Batch) -> list[Output]:
+        return [Output(target, record.value, record.key) for record in batch]
+
+    async with ExactlyOnce(
+        bootstrap,
+        group=group,
+        topics=[source],
+        handler=copy,
+        transactional_id=group,
+        options=Options(limits=Limits(max_records=size)),
+    ) as pipeline:
+        await pipeline.run(to_end=True)
+
+
+async def at_least_once(bootstrap: str, source: str, target: str, size: int) -> None:
+    """Consumer, producer, and a commit after each ``size`` records."""
+    done = 0
+    async with (
+        aiokafka.AIOKafkaConsumer(
+            source,
+            bootstrap_servers=bootstrap,
+            group_id=fresh("group"),
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        ) as consumer,
+        aiokafka.AIOKafkaProducer(
+            bootstrap_servers=bootstrap, acks="all", linger_ms=5, max_batch_size=256 * 1024
+        ) as producer,
+    ):
+        while done < RECORDS:
+            for records in (await consumer.getmany(timeout_ms=200, max_records=size)).values():
+                sent = [await producer.send(target, one.value, one.key) for one in records]
+                await asyncio.gather(*sent)
+                await consumer.commit()
+                done += len(records)
+
+
+async def copied(broker: Broker, side: str, source: str, size: int) -> Figures:
+    """Copy once and count. RuntimeError if a record was lost or doubled."""
+    target = fresh(side)
+    await create_topics(broker.bootstrap, (target, 1))
+    copy = exactly_once if side == ONCE else at_least_once
+    begin, own, brokers = time.perf_counter(), time.process_time(), cpu_seconds(broker)
+    await copy(broker.bootstrap, source, target, size)
+    seconds = time.perf_counter() - begin
+    own, brokers = time.process_time() - own, cpu_seconds(broker) - brokers
+    found = [record.key for record in await read_topic(broker.bootstrap, target)]
+    if len(found) != RECORDS or len(set(found)) != RECORDS:
+        raise RuntimeError(f"{len(found)} records, {len(set(found))} apart, of {RECORDS}")
+    return {
+        "records/s": RECORDS / seconds,
+        "processor time of the client for 1 M records s": own / RECORDS * 1e6,
+        "processor time of the broker for 1 M records s": brokers / RECORDS * 1e6,
+    }
+
+
+def copying(size: int, on: str = FENCEPOST) -> Callable[[Path], Iterator[tuple[str, Figures]]]:
+    """Both ways in turn and in changing order, ``size`` records a transaction or a commit."""
+
+    def run(home: Path) -> Iterator[tuple[str, Figures]]:
+        broker = SIDES[on](home, DEFAULTS)
+        broker.start()
+        try:
+            source = fresh("source")
+            asyncio.run(fill(broker.bootstrap, source))
+            for number in range(-WARMING, RUNS):
+                for side in (ONCE, PLAIN) if number % 2 == 0 else (PLAIN, ONCE):
+                    figures = asyncio.run(copied(broker, side, source, size))
+                    if number >= 0:
+                        yield side, figures
+        finally:
+            broker.kill()
+
+    return run
+
+
+async def fill(bootstrap: str, source: str) -> None:
+    """A topic of one partition with :data:`RECORDS` records of different keys."""
+    await create_topics(bootstrap, (source, 1))
+    rows = [(b"%d" % number, VALUE, None) for number in range(RECORDS)]
+    await produce(bootstrap, source, rows)
+
+
+PIPELINES = Suite(
+    "pipelines",
+    "Copying 50,000 records of 100 B from one topic to another: the exactly-once runner beside "
+    "plain aiokafka, which is at-least-once, on the same broker.",
+    (
+        Pair("5,000 a transaction", copying(5_000)),
+        Pair("500 a transaction", copying(500)),
+        Pair("on Apache Kafka: 5,000 a transaction", copying(5_000, KAFKA)),
+    ),
+    sides={ONCE: "runner, exactly once", PLAIN: "plain aiokafka, at least once"},
+)

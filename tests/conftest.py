@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,9 @@ for name, is_repeatable in (("repeatable", True), ("explore", False)):
         suppress_health_check=[HealthCheck.too_slow],
         print_blob=True,
     )
+
+MOST_DESCRIPTORS = 400
+"""At the end of a worker; the most in a run of everything is about a hundred."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,6 +68,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     with contextlib.suppress(OracleMissingError):  # whoever needs them tells
         jars()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def descriptors_stay_few() -> Iterator[None]:
+    """What tests leave open adds up in a worker, and paho's select() bears 1,024 at most."""
+    yield
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) < MOST_DESCRIPTORS
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from tests.oracle import dumps
 from tests.oracle.conftest import Written
 from tests.oracle.interchange import fencepost
 
-pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.mark.timeout(1200)]
 
 FILES = ("log", "index", "timeindex", "txnindex", "snapshot")
 ALL_KINDS = {"batch", "record", "offset-index", "time-index", "txn-index", "producer"}

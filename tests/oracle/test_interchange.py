@@ -27,7 +27,7 @@ from tests.support.waits import until
 pytestmark = [
     pytest.mark.oracle,
     pytest.mark.usefixtures("java_tools"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(1200),
 ]
 
 INTERNAL = ("__consumer_offsets", "__transaction_state")

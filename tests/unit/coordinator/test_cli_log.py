@@ -303,7 +303,7 @@ def test_dump_log_shows_every_kind_of_file(data: Path) -> None:
     "name",
     [
         "orders-0/00000000000000000000.log",
-        "orders-1/00000000000000000001.txnindex",
+        "orders-1/00000000000000000000.txnindex",
         "orders-0/leader-epoch-checkpoint",
         "orders-0/partition.metadata",
         "recovery-point-offset-checkpoint",

@@ -7,6 +7,7 @@ What a run has read or written is counted; one that lost or doubled rows ends it
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import statistics
@@ -44,6 +45,7 @@ SMALL_ROWS, SMALL_BATCHES, SMALL_WARMING = 10, 20, 5
 WARMING, RUNS = 1, 3
 """Runs of each side: first those that are not measured, then those that are."""
 QUERY_S = 600
+PR_SET_CHILD_SUBREAPER = 36
 ISOLATION = "read_committed"
 
 
@@ -76,6 +78,15 @@ def cpu_of_tree(*roots: int) -> float:
         total += used.get(pid, 0)
         waiting += children.get(pid, [])
     return total / os.sysconf("SC_CLK_TCK")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below whose own one ends, so that none leaves the tree.
+
+    Spark's daemons of Python workers end after a minute without work, and their workers with them.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 class Clock:
@@ -276,6 +287,7 @@ def in_turn(run: Callable[[str], Figures]) -> Iterator[tuple[str, Figures]]:
 def main() -> None:
     """Run one workload."""
     bootstrap, home, workload, value_bytes, broker_pid = sys.argv[1:]
+    adopt_orphans()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     jvm = java.launch(memory="3g", options=["-XX:+UseParallelGC"], jars=jars(), scratch=Path(home))
     from pyspark.sql import SparkSession

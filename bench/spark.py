@@ -7,7 +7,6 @@ What a run has read or written is counted; one that lost or doubled rows ends it
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import statistics
@@ -45,7 +44,6 @@ SMALL_ROWS, SMALL_BATCHES, SMALL_WARMING = 10, 20, 5
 WARMING, RUNS = 1, 3
 """Runs of each side: first those that are not measured, then those that are."""
 QUERY_S = 600
-PR_SET_CHILD_SUBREAPER = 36
 ISOLATION = "read_committed"
 
 
@@ -60,10 +58,13 @@ def jars() -> list[Path]:
     return sorted(JARS.glob("*.jar"))
 
 
-def cpu_of_tree(*roots: int) -> float:
-    """Seconds of processor time of these processes and all below them, those that ended too."""
+def cpu_of_tree(*roots: int) -> dict[int, float]:
+    """Seconds of processor time of these processes and all below them, those they waited for too.
+
+    By process: a daemon of Python workers ends after a minute without work, and waits for none.
+    """
     children: dict[int, list[int]] = {}
-    used: dict[int, int] = {}
+    used: dict[int, float] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
@@ -71,22 +72,14 @@ def cpu_of_tree(*roots: int) -> float:
             continue  # it has ended meanwhile
         pid = int(stat.parent.name)
         children.setdefault(int(fields[1]), []).append(pid)
-        used[pid] = sum(map(int, fields[11:15]))
-    total, waiting = 0, list(roots)
+        used[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    found: dict[int, float] = {}
+    waiting = list(roots)
     while waiting:
         pid = waiting.pop()
-        total += used.get(pid, 0)
+        found[pid] = used.get(pid, 0.0)
         waiting += children.get(pid, [])
-    return total / os.sysconf("SC_CLK_TCK")
-
-
-def adopt_orphans() -> None:
-    """Become the parent of every process below whose own one ends, so that none leaves the tree.
-
-    Spark's daemons of Python workers end after a minute without work, and their workers with them.
-    """
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    return found
 
 
 class Clock:
@@ -105,8 +98,9 @@ class Clock:
         }
 
     def cpu(self) -> float:
-        """Seconds of processor time since the beginning."""
-        return cpu_of_tree(*self._roots) - self._cpu
+        """Seconds of processor time since the beginning, of what runs now or was waited for."""
+        now = cpu_of_tree(*self._roots)
+        return sum(used - self._cpu.get(pid, 0.0) for pid, used in now.items())
 
 
 @dataclass(frozen=True)
@@ -287,7 +281,6 @@ def in_turn(run: Callable[[str], Figures]) -> Iterator[tuple[str, Figures]]:
 def main() -> None:
     """Run one workload."""
     bootstrap, home, workload, value_bytes, broker_pid = sys.argv[1:]
-    adopt_orphans()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     jvm = java.launch(memory="3g", options=["-XX:+UseParallelGC"], jars=jars(), scratch=Path(home))
     from pyspark.sql import SparkSession

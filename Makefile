@@ -75,9 +75,10 @@ examples: $(VENV)/.demo  ## every example, each with its own check
 spark-examples: $(VENV)/.story  ## the examples on Spark, each with its own check
 	$(RUN) examples.windowed_join
 
-spark: $(VENV)/.spark  ## source and exactly-once sink on a real local Spark, killed at every step; a part on Apache Kafka too
-	$(RUN) pytest $(or $(ARGS),tests/spark)
-	$(RUN) pytest --target=kafka -m judge $(or $(ARGS),tests/spark)
+SPARK_RUN := $(RUN) pytest --numprocesses 2 --dist loadfile --stock
+spark: $(VENV)/.spark  ## source and exactly-once sink on a real local Spark, killed at every step; most of it on Apache Kafka too
+	$(SPARK_RUN) $(or $(ARGS),tests/spark)
+	$(SPARK_RUN) --target=kafka -m judge $(or $(ARGS),tests/spark)
 
 bench: $(VENV)/.spark  ## figures side by side with Apache Kafka in one run (needs java and mvn)
 	$(RUN) bench $(ARGS)

@@ -56,8 +56,9 @@ oracle: $(VENV)/.dev  ## the same client scenarios on a real Apache Kafka 4.3, t
 	$(RUN) pytest --target=kafka tests/wire $(ARGS)
 	$(RUN) pytest tests/oracle $(ARGS)
 
-containers: $(VENV)/.dev  ## client scenarios on Apache Kafka in a container (needs a Docker engine, java, mvn, busybox)
-	$(RUN) pytest --target=container $(or $(ARGS),tests/wire)
+containers: $(VENV)/.spark  ## clients, pipelines and Spark on Apache Kafka in a container (needs a Docker engine, java, mvn, busybox, Mosquitto)
+	$(RUN) pytest --target=container $(or $(ARGS),tests/wire tests/mqtt/test_bridge.py tests/mqtt/test_sessions.py)
+	$(if $(ARGS),,$(RUN) pytest --target=container -m judge tests/spark)
 
 crash: export POWER_STATES ?= $(or $(N),10500)
 crash: $(VENV)/.dev  ## kills and power loss at every step, a simulated fleet of groups, histories of logs (N=100000: more of each)

@@ -56,8 +56,9 @@ oracle: $(VENV)/.dev  ## the same client scenarios on a real Apache Kafka 4.3, t
 	$(RUN) pytest --target=kafka tests/wire $(ARGS)
 	$(RUN) pytest tests/oracle $(ARGS)
 
-containers: $(VENV)/.dev  ## client scenarios on Apache Kafka in a container (needs a Docker engine, java, mvn, busybox)
-	$(RUN) pytest --target=container $(or $(ARGS),tests/wire)
+containers: $(VENV)/.spark  ## clients, pipelines and Spark on Apache Kafka in a container (needs a Docker engine, java, mvn, busybox, Mosquitto)
+	$(RUN) pytest --target=container $(or $(ARGS),tests/wire tests/mqtt/test_bridge.py tests/mqtt/test_sessions.py)
+	$(if $(ARGS),,$(RUN) pytest --target=container -m judge tests/spark)
 
 crash: export POWER_STATES ?= $(or $(N),10500)
 crash: $(VENV)/.dev  ## kills and power loss at every step, a simulated fleet of groups, histories of logs (N=100000: more of each)
@@ -75,9 +76,10 @@ examples: $(VENV)/.demo  ## every example, each with its own check
 spark-examples: $(VENV)/.story  ## the examples on Spark, each with its own check
 	$(RUN) examples.windowed_join
 
-spark: $(VENV)/.spark  ## source and exactly-once sink on a real local Spark, killed at every step; a part on Apache Kafka too
-	$(RUN) pytest $(or $(ARGS),tests/spark)
-	$(RUN) pytest --target=kafka -m judge $(or $(ARGS),tests/spark)
+SPARK_RUN := $(RUN) pytest --numprocesses 2 --dist loadfile --stock
+spark: $(VENV)/.spark  ## source and exactly-once sink on a real local Spark, killed at every step; most of it on Apache Kafka too
+	$(SPARK_RUN) $(or $(ARGS),tests/spark)
+	$(SPARK_RUN) --target=kafka -m judge $(or $(ARGS),tests/spark)
 
 bench: $(VENV)/.spark  ## figures side by side with Apache Kafka in one run (needs java and mvn)
 	$(RUN) bench $(ARGS)

@@ -38,7 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--target",
         choices=("fencepost", "kafka", "container"),
         default="fencepost",
-        help="the broker that tests/wire runs against",
+        help="the broker that tests/wire, tests/spark and tests/mqtt run against",
+    )
+    parser.addoption(
+        "--stock",
+        action="store_true",
+        help="give tests/spark Spark's own Kafka connector as well, to compare with",
     )
     parser.addoption(
         "--rebalances",

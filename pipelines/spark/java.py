@@ -26,8 +26,8 @@ from pathlib import Path
 from pipelines.spark.errors import SparkPipelineError
 
 MISSING_MODULE = "--add-modules=jdk.incubator.vector"
-START_S = 60.0
-"""How long a JVM may take to tell its port."""
+START_S = 180.0
+"""How long a JVM may take to tell its port, on a machine that is busy with other things."""
 
 _OPENED = (
     "java.base/java.lang",

@@ -23,6 +23,8 @@ from pipelines.spark.errors import OptionError
 
 Offsets = dict[tuple[str, int], int]
 
+DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
+"""[maxTriggerDelay]: how long ``minOffsetsPerTrigger`` may hold a micro-batch back."""
 DEFAULT_FETCH_BYTES = 8 * 1024 * 1024
 """Of one Fetch answer [kafka.fetch.max.bytes]: what a task holds at a time, several times over."""
 DEFAULT_BATCH_BYTES = 900_000
@@ -43,8 +45,6 @@ _EFFECTLESS = frozenset(
         "fetchoffset.retryintervalms",
         "groupidprefix",
         "kafka.group.id",
-        "kafka.enable.auto.commit",
-        "kafka.auto.offset.reset",
         "kafka.acks",
         "kafka.enable.idempotence",
         "kafka.linger.ms",
@@ -52,18 +52,32 @@ _EFFECTLESS = frozenset(
         "kafka.buffer.memory",
         "kafka.max.in.flight.requests.per.connection",
         "kafka.max.poll.records",
+        "kafka.request.timeout.ms",
         "kafka.session.timeout.ms",
     }
 )
 """Options of the stock connector and of Kafka's clients that have nothing to act on here: there is
-no consumer group, no consumer cache and no linger, and acknowledgements are always of all."""
+no consumer group, no consumer cache and no linger, acknowledgements are always of all, and a
+request may take as long as the call that it is for."""
+
+_INSTEAD = {
+    "kafka.auto.offset.reset": "startingOffsets says where a new query begins, and failOnDataLoss"
+    " what happens to one whose offsets are gone",
+    "kafka.enable.auto.commit": "the offsets are in Spark's checkpoint",
+    "kafka.interceptor.classes": "no Java client is there to run them",
+    "kafka.key.deserializer": "keys are bytes; cast them in the query",
+    "kafka.value.deserializer": "values are bytes; cast them in the query",
+    "kafka.key.serializer": "keys are bytes or strings; encode them in the query",
+    "kafka.value.serializer": "values are bytes or strings; encode them in the query",
+    "kafka.partitioner.class": "a column partition says where a row goes",
+}
+"""What is refused, as by the stock connector, although it means something to a Kafka client."""
 
 _SHARED = frozenset(
     {
         "kafka.bootstrap.servers",
         "kafka.client.id",
         "kafka.default.api.timeout.ms",
-        "kafka.request.timeout.ms",
         "kafka.security.protocol",
     }
 )
@@ -80,6 +94,8 @@ _OF_SOURCE = frozenset(
         "endingoffsetsbytimestamp",
         "startingoffsetsbytimestampstrategy",
         "maxoffsetspertrigger",
+        "minoffsetspertrigger",
+        "maxtriggerdelay",
         "minpartitions",
         "maxrecordsperpartition",
         "failondataloss",
@@ -109,6 +125,18 @@ _OF_SPARK = frozenset({"path", "queryname", "__partition_columns"})
 """What Spark itself may put among a sink's options."""
 
 
+_UNITS_MS = {
+    "": 1,
+    "ms": 1,
+    "s": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+}
+"""Of times in Spark's options; a bare number is milliseconds."""
+
+
 class _Reader:
     """Typed looks into the options, each with an error that names option and value."""
 
@@ -116,6 +144,9 @@ class _Reader:
         self._options = {key.lower(): value for key, value in options.items() if value is not None}
         allowed = {*_SHARED, *known, *_EFFECTLESS}
         unknown = sorted(set(self._options) - allowed - _OF_SPARK)
+        for name in unknown:
+            if name in _INSTEAD:
+                raise OptionError(f"{name} can't be set: {_INSTEAD[name]}")
         if unknown:
             raise OptionError(
                 f"the {what} has no option {', '.join(map(repr, unknown))}; it knows"
@@ -141,6 +172,18 @@ class _Reader:
     def maybe(self, name: str, lowest: int = 1) -> int | None:
         value = self.get(name)
         return None if value is None else _integer(name, value, lowest)
+
+    def duration_ms(self, name: str, default_ms: int) -> int:
+        value = self.get(name)
+        if value is None:
+            return default_ms
+        match = re.fullmatch(r"(\d+)\s*([a-z]*)", value.strip().lower())
+        if match is None or match[2] not in _UNITS_MS:
+            raise OptionError(
+                f"{name} is a time such as 90s, with one of {', '.join(filter(None, _UNITS_MS))},"
+                f" not {value!r}"
+            )
+        return int(match[1]) * _UNITS_MS[match[2]]
 
     def flag(self, name: str, *, default: bool) -> bool:
         value = self.text(name, str(default)).lower()
@@ -203,6 +246,9 @@ class SourceOptions:
     latest_when_no_record: bool
     """``startingOffsetsByTimestampStrategy=latest``: a timestamp with no record means the end."""
     max_offsets: int | None
+    min_offsets: int | None
+    max_trigger_delay_ms: int
+    """How long ``min_offsets`` may hold a batch back."""
     min_partitions: int | None
     max_records_per_partition: int | None
     fail_on_data_loss: bool
@@ -252,6 +298,9 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
     isolation = read.choice(
         "kafka.isolation.level", "read_committed", ("read_committed", "read_uncommitted")
     )
+    least, most = read.maybe("minOffsetsPerTrigger"), read.maybe("maxOffsetsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise OptionError(f"minOffsetsPerTrigger {least} is above maxOffsetsPerTrigger {most}")
     strategy = read.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
     return SourceOptions(
         bootstrap=read.bootstrap(),
@@ -263,13 +312,18 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         starting=starting,
         ending=ending,
         latest_when_no_record=strategy == "latest",
-        max_offsets=read.maybe("maxOffsetsPerTrigger"),
+        max_offsets=most,
+        min_offsets=least,
+        max_trigger_delay_ms=read.duration_ms("maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS),
         min_partitions=read.maybe("minPartitions"),
         max_records_per_partition=read.maybe("maxRecordsPerPartition"),
         fail_on_data_loss=read.flag("failOnDataLoss", default=True),
         include_headers=read.flag("includeHeaders", default=False),
         isolation=READ_COMMITTED if isolation == "read_committed" else READ_UNCOMMITTED,
-        fetch_bytes=read.number("kafka.fetch.max.bytes", DEFAULT_FETCH_BYTES, 1024),
+        fetch_bytes=min(
+            read.number("kafka.fetch.max.bytes", DEFAULT_FETCH_BYTES, 1024),
+            read.number("kafka.max.partition.fetch.bytes", DEFAULT_FETCH_BYTES, 1024),
+        ),
     )
 
 

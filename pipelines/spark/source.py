@@ -7,6 +7,7 @@ pickled copies of another; neither holds anything that a copy could lack.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 
 from pyarrow import RecordBatch
@@ -19,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -59,7 +61,13 @@ class Planner:
             return list(self.options.assigned)
         if self.options.pattern is not None:
             matching = re.compile(self.options.pattern)
-            names = [name for name in sorted(topics) if matching.fullmatch(name)]
+            # As in the stock connector the pattern may fit any part of a name. Source:
+            # ``SubscribePatternStrategy.assignedTopicPartitions``.
+            names = [
+                name
+                for name in sorted(topics)
+                if matching.search(name) and not topics[name].is_internal
+            ]
         else:
             names = list(self.options.topics)
             missing = [name for name in names if name not in topics or topics[name].error]
@@ -148,6 +156,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner = Planner(options)
         self._pinned: Offsets | None = None
         self._latest: Offsets | None = None
+        self._triggered_at: float | None = None
 
     def initialOffset(self) -> Json:  # noqa: N802 - Spark's name
         """Where a query without checkpoint begins."""
@@ -155,8 +164,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """``maxOffsetsPerTrigger`` offsets, which bounds the rows."""
-        most = self._planner.options.max_offsets
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        least, most = self._planner.options.min_offsets, self._planner.options.max_offsets
+        if most is not None:
+            return ReadMaxRows(most)
+        return ReadAllAvailable() if least is None else ReadMinRows(least)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Pin the end: what arrives from now on is for the next run."""
@@ -176,9 +187,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
         if lost and self._planner.options.fail_on_data_loss:
             raise DataLossError(f"partitions went back: {'; '.join(lost)}; {plan.DATA_LOSS_HINT}")
+        # A trigger that is to read all that is there asks for it with a limit of its own.
+        if not isinstance(limit, ReadAllAvailable) and self._is_too_early(begin, self._latest):
+            return start
         if isinstance(limit, ReadMaxRows):
             return plan.to_json(plan.limit(begin, self._latest, limit.max_rows))
         return plan.to_json(self._latest)
+
+    def _is_too_early(self, begin: Offsets, latest: Offsets) -> bool:
+        """Whether ``minOffsetsPerTrigger`` holds the batch back.
+
+        The first batch of a run is not held back, and ``availableNow`` reads what is there. Source:
+        ``KafkaMicroBatchStream.delayBatch``.
+        """
+        options = self._planner.options
+        if options.min_offsets is None or self._pinned is not None:
+            return False
+        now = time.monotonic()
+        is_due = (
+            self._triggered_at is None
+            or (now - self._triggered_at) * 1000 >= options.max_trigger_delay_ms
+            or plan.lag(begin, latest) >= options.min_offsets
+        )
+        if is_due:
+            self._triggered_at = now
+        return not is_due
 
     def reportLatestOffset(self) -> Json | None:  # noqa: N802 - Spark's name
         """The end as it was seen last: ``latestOffset`` of the query progress, for the lag."""

@@ -13,6 +13,7 @@ from tests.mqtt.test_sessions import Gateway, broker, gateway
 __all__ = ["broker", "gateway"]
 
 
+@pytest.mark.container
 @pytest.mark.parametrize("qos", [0, 1, 2])
 async def test_messages_become_records_in_their_order(gateway: Gateway, qos: int) -> None:
     wanted = [b"%d" % number for number in range(30)]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
 from pipelines.spark import java
-from tests.support.kafka import CACHE, unavailable
+from tests.support.daemon import Daemon
+from tests.support.kafka import CACHE, Kafka, unavailable
 from tests.support.processes import Child
+from tests.support.targets import SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,17 +30,17 @@ START_S = 300.0
 """Patience for a driver of its own, on a machine that is busy with other things."""
 
 
-def session(master: str = "local[2]") -> SparkSession:
+def session(master: str = "local[2]", **settings: str) -> SparkSession:
     """A session on the JVM that was launched before."""
     from pyspark.sql import SparkSession
 
-    return (
-        SparkSession.builder.master(master)
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
+    told = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        **settings,
+    }
+    return SparkSession.builder.master(master).config(map=dict(told)).getOrCreate()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,8 +51,25 @@ def pyspark_is_there() -> None:
 
 
 @pytest.fixture(scope="session")
-def archive(pyspark_is_there: None) -> Path:
-    """The loaded classes of earlier sessions. They belong to one Java and one PySpark."""
+def stock_jars(request: pytest.FixtureRequest, pyspark_is_there: None) -> list[Path]:
+    """Spark's own Kafka connector, where ``--stock`` asks for it."""
+    if not request.config.getoption("--stock"):
+        return []
+    from bench.spark import jars
+
+    try:
+        return jars()
+    except (OSError, subprocess.SubprocessError) as error:
+        unavailable(f"mvn could not fetch the jars: {error}", "Spark's own Kafka connector")
+        raise
+
+
+@pytest.fixture(scope="session")
+def archive(stock_jars: list[Path]) -> Path:
+    """The loaded classes of earlier sessions. They belong to one Java, one PySpark, the same jars.
+
+    Workers of pytest-xdist that start at once would write it both.
+    """
     import pyspark
 
     found = java.find_java() or java.bundled_java()
@@ -56,14 +77,16 @@ def archive(pyspark_is_there: None) -> Path:
         [str(found), "-version"], capture_output=True, text=True, check=True, timeout=30
     ).stderr
     name = "".join(c if c.isalnum() else "-" for c in version.split("\n")[1])
-    return CACHE.parent / "spark" / f"{name}-{pyspark.__version__}"
+    stock = "-stock" if stock_jars else ""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    return CACHE.parent / "spark" / f"{name}-{pyspark.__version__}{stock}{worker}"
 
 
 @pytest.fixture(scope="session")
-def spark(archive: Path) -> Iterator[SparkSession]:
+def spark(archive: Path, stock_jars: list[Path]) -> Iterator[SparkSession]:
     """The session's Spark, two cores of this machine."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    jvm = java.launch(archive=archive)
+    jvm = java.launch(archive=archive, jars=stock_jars)
     started = session()
     from tests.spark.crashing import CrashingDataSource
 
@@ -72,35 +95,63 @@ def spark(archive: Path) -> Iterator[SparkSession]:
     started.stop()
     assert jvm.stdin is not None
     jvm.stdin.close()
-    jvm.wait(60)
+    jvm.wait(START_S)  # it may write down its classes
     for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"):
         os.environ.pop(name, None)
 
 
 class Drivers:
-    """Drivers in processes of their own."""
+    """Drivers in processes of their own, the quicker to start once there is an archive."""
 
-    def __init__(self, archive: Path) -> None:
-        self._archive = archive
+    def __init__(self, archive: Path, jars: list[Path]) -> None:
+        self._arguments = [str(archive), *map(str, jars)]
         self.children: list[Child] = []
 
-    def start(self, job: Job, master: str = "local[2]") -> Child:
+    def start(self, *jobs: Job, master: str = "local[2]") -> Child:
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith("PYSPARK_GATEWAY")
         }
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
-        command = [sys.executable, "-m", "tests.spark.driver"]
-        child = Child(
-            [*command, job.to_text(), master, str(self._archive)], env=environment, cwd=ROOT
-        )
+        told = json.dumps([job.to_text() for job in jobs])
+        command = [sys.executable, "-m", "tests.spark.driver", told, master, *self._arguments]
+        child = Child(command, env=environment, cwd=ROOT)
         self.children.append(child)
         return child
 
 
-@pytest.fixture
-def drivers(archive: Path, spark: Any) -> Iterator[Drivers]:
-    """Starts drivers; the session's own comes first, so that there is an archive to start from."""
-    started = Drivers(archive)
+@pytest.fixture(scope="module")
+def drivers(archive: Path, stock_jars: list[Path]) -> Iterator[Drivers]:
+    """Starts drivers."""
+    started = Drivers(archive, stock_jars)
     yield started
     for child in started.children:
         child.kill()
+
+
+class OwnBroker(Protocol):
+    """A broker that belongs to one test or module, which may kill it."""
+
+    bootstrap: str
+
+    def start(self) -> object: ...
+    def kill(self) -> None: ...
+
+
+@contextmanager
+def own_broker(
+    request: pytest.FixtureRequest, home: Path, settings: Mapping[str, str] | None = None
+) -> Iterator[OwnBroker]:
+    """A broker of the kind that ``--target`` names, beside the session's."""
+    kind = request.config.getoption("--target")
+    home.mkdir(parents=True, exist_ok=True)
+    told = {**SETTINGS, **(settings or {})}
+    broker: OwnBroker
+    if kind == "fencepost":
+        broker = Daemon(home / "data", told)
+    elif kind == "kafka":
+        broker = Kafka(home, told)
+    else:
+        pytest.skip("a broker of the test's own is a process, not a container")
+    broker.start()
+    yield broker
+    broker.kill()

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
 
 from pipelines.spark import sink
 from pipelines.spark import transaction as txn
@@ -34,33 +36,58 @@ class InjectedError(Exception):
 
 
 class Fault:
-    """What happens at which step; ``once`` is a file that says that it has happened."""
+    """What happens at which step; ``once`` is a file that says that it has happened, and where."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self.at = options["crash.at"]
         self.how = options["crash.how"]
         self.once = Path(options["crash.once"])
-        self.pids = [int(pid) for pid in options.get("crash.pids", "").split(",") if pid]
+        self.hold = options.get("crash.hold")
+        """A step at which every task but the first waits, too."""
+        self.from_batch = int(options.get("crash.batch", "0"))
+        """Of the steps in commit: the first batch that they count in."""
+        self.unsafe = options.get("crash.unsafe", "").split(",")
+        """Guards against second attempts that are off: ``attempts``, ``sizes``."""
 
     def reach(self, step: str) -> None:
-        """Fail, if this is the step and it has not happened yet."""
-        if step != self.at:
+        """Fail or stand still, if this is the step and it has not happened yet."""
+        if step == self.hold and self._is_another_task():
+            self._wait()
+        if step != self.at or not self._is_first_time():
             return
-        try:
-            self.once.touch(exist_ok=False)
-        except FileExistsError:
-            return
-        if self.how == "kill":
-            for pid in self.pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "wait":
-            # The test does what it has to, and then lets us go on.
-            gate = self.once.with_suffix(".open")
-            until(gate.exists, f"{gate} opens", deadline_s=300)
+            # The test does what it has to: kill us, or let us go on.
+            self._wait()
             return
         raise InjectedError(step)
+
+    @staticmethod
+    def _is_another_task() -> bool:
+        context = TaskContext.get()
+        return context is not None and context.partitionId() > 0
+
+    def _is_first_time(self) -> bool:
+        told = self.once.with_suffix(f".{os.getpid()}")
+        told.write_text(str(os.getpid()))
+        try:
+            os.link(told, self.once)
+        except FileExistsError:
+            return False
+        return True
+
+    def _wait(self) -> None:
+        gate = self.once.with_suffix(".open")
+        until(gate.exists, f"{gate} opens", deadline_s=300)
+
+    @contextlib.contextmanager
+    def unguarded(self) -> Iterator[None]:
+        """Without the guards that are off, a second attempt is taken for a first one."""
+        with contextlib.ExitStack() as stack:
+            if "attempts" in self.unsafe:
+                stack.enter_context(_set(TaskContext, "attemptNumber", lambda _: 0))
+            if "sizes" in self.unsafe:
+                stack.enter_context(_set(sink, "_FIRST_SIZES", 1))
+            yield
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
@@ -75,10 +102,9 @@ class Fault:
             yield
 
 
-@contextlib.contextmanager
 def _around(
     owner: Any, name: str, *, before: str = "", after: str = "", of: Fault
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     original: Callable[..., Any] = getattr(owner, name)
 
     def wrapped(*arguments: Any, **named: Any) -> Any:
@@ -87,11 +113,24 @@ def _around(
         of.reach(after)
         return result
 
-    setattr(owner, name, wrapped)
+    return _set(owner, name, wrapped)
+
+
+@contextlib.contextmanager
+def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
         setattr(owner, name, original)
+
+
+def _in_another_order(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a second attempt may get behind a shuffle: the same rows, the last ones first."""
+    kept = list(batches)
+    for batch in reversed(kept):
+        yield batch.take(pa.array(range(batch.num_rows)[::-1], pa.int64()))
 
 
 class CrashingWriter(sink.StreamWriter):
@@ -100,12 +139,18 @@ class CrashingWriter(sink.StreamWriter):
     fault: Fault
 
     def write(self, iterator: Any) -> sink.Written:
-        with self.fault.armed():
-            written = super().write(iterator)
+        context = TaskContext.get()
+        assert context is not None
+        rows = _in_another_order(iterator) if context.attemptNumber() else iterator
+        with self.fault.armed(), self.fault.unguarded():
+            written = super().write(rows)
         self.fault.reach("task finished")
         return written
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803 - Spark's name
+        if batchId < self.fault.from_batch:
+            super().commit(messages, batchId)
+            return
         self.fault.reach("commit begins")
         with self.fault.armed():
             super().commit(messages, batchId)

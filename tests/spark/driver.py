@@ -1,30 +1,55 @@
-"""A Spark driver of its own, to be killed: ``python -m tests.spark.driver JOB MASTER ARCHIVE``."""
+"""A Spark driver of its own: ``python -m tests.spark.driver JOBS MASTER ARCHIVE [JAR…]``.
+
+It begins with each job when the one before has come to its fault, and tells how all of them ended.
+"""
 
 from __future__ import annotations
 
-import os
+import json
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.errors import StreamingQueryException
 
 from pipelines.spark import java
 from tests.spark.crashing import CrashingDataSource
-from tests.spark.queries import Job, run
+from tests.spark.queries import QUERY_S, Job, finish, start
+from tests.support.waits import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+def begin(spark: SparkSession, job: Job) -> StreamingQuery:
+    """Start a query. All at once they would start more processes than Spark has patience for."""
+    query: StreamingQuery = start(spark, job)
+    once = Path(job.options["crash.once"])
+    until(lambda: once.exists() or not query.isActive, "the fault", deadline_s=QUERY_S)
+    return query
 
 
 def main() -> None:
-    job, master, archive = Job.from_text(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    jvm = java.launch(archive=archive)
+    jobs = [Job.from_text(text) for text in json.loads(sys.argv[1])]
+    master, archive, *jars = sys.argv[2:]
+    jvm = java.launch(archive=Path(archive), jars=[Path(jar) for jar in jars])
     from tests.spark.conftest import session
 
     spark = session(master)
     spark.dataSource.register(CrashingDataSource)
-    victims = [jvm.pid]
-    if job.options.get("crash.how") == "kill":
-        victims.append(os.getpid())
     print("started", jvm.pid, flush=True)
-    run(spark, replace(job, options={**job.options, "crash.pids": ",".join(map(str, victims))}))
-    print("done", flush=True)
+    queries = [begin(spark, job) for job in jobs]
+    failures = 0
+    for number, query in enumerate(queries):
+        try:
+            finish(query)
+        except StreamingQueryException as error:
+            failures += 1
+            print(f"job {number} failed:", str(error).replace("\n", " "), flush=True)
+        else:
+            print(f"job {number} done", flush=True)
+    sys.exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

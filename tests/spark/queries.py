@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import pytest
+
 from pipelines.spark.prepare import prepare
 from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster, unique
+from tests.support.processes import Child
+from tests.support.waits import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,6 +60,53 @@ def new_job(
     return Job(bootstrap, source, sink, str(folder / "checkpoint"), **fields)
 
 
+def faulty(job: Job, folder: Path, at: str, how: str, **options: str) -> Job:
+    """The job with a fault: at a step it raises, or stands still until the gate is open."""
+    crash = {"at": at, "how": how, "once": str(folder / "happened"), **options}
+    told = {f"crash.{key}": value for key, value in crash.items()}
+    return replace(job, format="crashing", options={**job.options, **told})
+
+
+def again(job: Job) -> Job:
+    """The restart: the same query, its source read by other tasks."""
+    keep = {key: value for key, value in job.options.items() if not key.startswith("crash.")}
+    return replace(job, format="fencepost", ranges=7, options=keep)
+
+
+def happened(job: Job, child: Child | None = None, deadline_s: float = QUERY_S) -> int:
+    """Wait until the fault has happened; returns the process in which it did."""
+    once = Path(job.options["crash.once"])
+
+    def probe() -> bool:
+        assert child is None or child.returncode is None or once.exists(), child.tail()
+        return once.exists()
+
+    until(probe, f"{job.options['crash.at']} ({job.mode})", deadline_s=deadline_s)
+    return int(once.read_text())
+
+
+def go_on(job: Job) -> None:
+    """Open the gate at which the job stands still."""
+    Path(job.options["crash.once"]).with_suffix(".open").touch()
+
+
+def blow(child: Child, pids: list[int]) -> None:
+    """Kill -9 of a driver, its JVM, and the processes in which its queries stand still."""
+    jvm = int(child.wait_for_line(r"^started (\d+)$", deadline_s=QUERY_S).group(1))
+    for pid in (child.pid, jvm, *pids):
+        os.kill(pid, signal.SIGKILL)
+    assert child.wait(QUERY_S) == -signal.SIGKILL, child.tail()
+
+
+def fail_at(spark: SparkSession, job: Job, folder: Path, *steps: str) -> None:
+    """Run the query until it fails at the first step, again until it fails at the second, …"""
+    for number, step in enumerate(steps):
+        once = str(folder / f"happened-{number}")
+        attempt = faulty(replace(job, ranges=3 + number), folder, step, "raise", once=once)
+        with pytest.raises(Exception, match=r"InjectedError|STREAM_FAILED|aborted"):
+            run(spark, attempt)
+
+
 def fill(cluster: Cluster, topic: str, numbers: range) -> None:
     for index in range(PARTITIONS):
         part = [b"v%d" % number for number in numbers if number % PARTITIONS == index]
@@ -96,7 +149,11 @@ def start(spark: SparkSession, job: Job, rows: DataFrame | None = None) -> Any:
 
 def run(spark: SparkSession, job: Job, rows: DataFrame | None = None) -> Any:
     """Run the query to its end; raises what it failed with."""
-    query = start(spark, job, rows)
+    return finish(start(spark, job, rows))
+
+
+def finish(query: Any) -> Any:
+    """Wait for the query's end; raises what it failed with."""
     try:
         assert query.awaitTermination(int(QUERY_S)), "the query does not end"
     finally:

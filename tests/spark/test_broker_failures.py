@@ -1,4 +1,4 @@
-"""The sink when the broker dies, or when its answer does not arrive."""
+"""Source and sink when the broker dies, or when its answer does not arrive."""
 
 from __future__ import annotations
 
@@ -10,87 +10,87 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipelines.spark.supervise import run_supervised
-from tests.spark.queries import assert_exactly_once, new_job, run, start
-from tests.spark.test_crashes import again, faulty
+from tests.spark.conftest import OwnBroker, own_broker
+from tests.spark.queries import again, assert_exactly_once, faulty, go_on, happened, new_job, run
+from tests.spark.queries import start as start_query
 from tests.support.cluster import Cluster
-from tests.support.daemon import Daemon
 from tests.support.proxy import LosingProxy
-from tests.support.targets import SETTINGS
-from tests.support.waits import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(600)
 
-INIT_PRODUCER_ID, PRODUCE, END_TXN, TXN_OFFSET_COMMIT = 22, 0, 26, 28
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_FETCH = 0, 1, 2, 3, 9
+INIT_PRODUCER_ID, END_TXN, TXN_OFFSET_COMMIT = 22, 26, 28
 
 
-@pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon of the test's own."""
-    daemon = Daemon(tmp_path / "data").start()
-    yield daemon
-    daemon.kill()
+@pytest.fixture(scope="module")
+def mortal(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OwnBroker]:
+    """A broker to be killed."""
+    with own_broker(request, tmp_path_factory.mktemp("mortal")) as broker:
+        yield broker
 
 
+@pytest.mark.judge
 @pytest.mark.parametrize("mode", ["direct", "staged"])
 @pytest.mark.parametrize("step", ["mid write", "offsets committed"])
 def test_broker_killed(
-    spark: SparkSession, mortal: Daemon, tmp_path: Path, mode: str, step: str
+    spark: SparkSession, mortal: OwnBroker, tmp_path: Path, mode: str, step: str
 ) -> None:
     with Cluster(mortal.bootstrap) as cluster:
         job = new_job(cluster, mortal.bootstrap, tmp_path, mode=mode)
     job = faulty(job, tmp_path, step, "wait")
-    query = start(spark, job)
-    happened = Path(job.options["crash.once"])
-    until(happened.exists, step, deadline_s=300)
+    query = start_query(spark, job)
+    happened(job)
     mortal.kill()
-    happened.with_suffix(".open").touch()
+    go_on(job)
     mortal.start()
     # The query may live through it or fail; a supervised one goes on in either case.
     attempts = iter([query])
-    run_supervised(lambda: next(attempts, None) or start(spark, again(job)))
+    run_supervised(lambda: next(attempts, None) or start_query(spark, again(job)))
     with Cluster(mortal.bootstrap) as cluster:
         assert_exactly_once(cluster, job)
 
 
-@pytest.fixture
-def proxied(tmp_path: Path) -> Iterator[tuple[LosingProxy, Daemon]]:
-    """A daemon that tells its clients the address of a proxy."""
+@pytest.fixture(scope="module")
+def proxied(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[LosingProxy, str]]:
+    """A broker that tells its clients the address of a proxy, and its own address."""
     proxy = LosingProxy()
-    address = f"127.0.0.1:{proxy.port}"
-    settings = {**SETTINGS, "advertised.listeners": f"PLAINTEXT://{address}"}
-    daemon = Daemon(tmp_path / "data", settings).start()
-    host, port = daemon.bootstrap.split(":")
-    proxy.target = host, int(port)
-    yield proxy, daemon
-    proxy.close()
-    daemon.stop()
+    settings = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
+    with own_broker(request, tmp_path_factory.mktemp("proxied"), settings) as broker:
+        host, port = broker.bootstrap.split(":")
+        proxy.target = host, int(port)
+        yield proxy, broker.bootstrap
+        proxy.close()
 
 
+OF_SOURCE = (METADATA, LIST_OFFSETS, FETCH)
+OF_SINK = (INIT_PRODUCER_ID, OFFSET_FETCH, PRODUCE, TXN_OFFSET_COMMIT, END_TXN)
+
+
+@pytest.mark.judge
 @pytest.mark.parametrize(
-    ("mode", "api_key"),
-    [
-        ("direct", END_TXN),
-        ("direct", PRODUCE),
-        ("staged", END_TXN),
-        ("staged", TXN_OFFSET_COMMIT),
-        ("staged", INIT_PRODUCER_ID),
-    ],
+    ("mode", "api_keys"),
+    [("direct", OF_SINK), ("staged", OF_SINK), ("staged", OF_SOURCE)],
+    ids=["direct", "staged", "source"],
 )
-def test_an_answer_is_lost(
+def test_answers_are_lost(
     spark: SparkSession,
-    proxied: tuple[LosingProxy, Daemon],
+    proxied: tuple[LosingProxy, str],
     tmp_path: Path,
     mode: str,
-    api_key: int,
+    api_keys: tuple[int, ...],
 ) -> None:
-    proxy, daemon = proxied
-    with Cluster(daemon.bootstrap) as cluster:
-        job = new_job(cluster, daemon.bootstrap, tmp_path, mode=mode)
-        proxy.lose(api_key)
+    proxy, bootstrap = proxied
+    with Cluster(bootstrap) as cluster:
+        job = new_job(cluster, bootstrap, tmp_path, mode=mode)
+        proxy.lose(*api_keys)
         query = run(spark, replace(job, bootstrap=f"127.0.0.1:{proxy.port}"))
-        assert proxy.lost == 1
+        assert proxy.lost == set(api_keys)
         assert query.exception() is None
         assert_exactly_once(cluster, job)

@@ -1,37 +1,38 @@
-"""The sink's crash matrix: whatever dies, the read_committed view holds each record once.
+"""The sink's crash matrix, what needs no process of its own: failing steps, lost progress.
 
-A driver in a process of its own is killed at a step; the session's Spark then runs the query again,
-with another layout of the source's tasks. What only fails needs no process of its own.
+After each the query runs again, with another layout of the source's tasks, and the read_committed
+view holds each record once. What dies is in ``test_drivers``.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.conftest import START_S, Drivers
-from tests.spark.crashing import STEPS
 from tests.spark.queries import (
     PARTITIONS,
     PER_BATCH,
     RECORDS,
     Job,
+    again,
     assert_exactly_once,
     assert_nothing_new,
+    fail_at,
+    faulty,
     fill,
+    go_on,
+    happened,
     new_job,
     run,
     seen,
     start,
     stream,
-    uncommitted,
 )
+from tests.support.batches import batch
 from tests.support.cluster import READ_COMMITTED, TRANSACTION, Cluster, unique
 from tests.support.waits import until
 
@@ -40,113 +41,23 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(600)
 
-STAGED_STEPS = ("task finished", "mid write", "transaction ended")
-ON_KAFKA = ("mid write", "transaction ended")
-"""Kills that Apache Kafka is tried with as well: each takes a JVM of its own."""
 
-
-def faulty(job: Job, folder: Path, at: str, how: str, **fields: Any) -> Job:
-    options = {
-        **job.options,
-        "crash.at": at,
-        "crash.how": how,
-        "crash.once": str(folder / "happened"),
-    }
-    return replace(job, format="crashing", options=options, **fields)
-
-
-def again(job: Job) -> Job:
-    """The restart: the same query, its source read by other tasks."""
-    keep = {key: value for key, value in job.options.items() if not key.startswith("crash.")}
-    return replace(job, format="fencepost", ranges=7, options=keep)
-
-
-def die(drivers: Drivers, job: Job, master: str = "local[2]") -> None:
-    """Run the job in a driver that is killed."""
-    child = drivers.start(job, master)
-    status = child.wait(START_S)
-    assert status == -signal.SIGKILL, child.tail()
-    assert Path(job.options["crash.once"]).exists()
-
-
-@pytest.mark.parametrize(
-    ("mode", "step"),
-    [
-        pytest.param(mode, step, marks=pytest.mark.judge if step in ON_KAFKA else ())
-        for mode, steps in (("direct", STEPS), ("staged", STAGED_STEPS))
-        for step in steps
-    ],
-)
-def test_driver_killed(
-    spark: SparkSession,
-    drivers: Drivers,
-    cluster: Cluster,
-    bootstrap: str,
-    tmp_path: Path,
-    mode: str,
-    step: str,
+@pytest.mark.judge
+@pytest.mark.container
+@pytest.mark.parametrize("mode", ["direct", "staged"])
+def test_steps_fail(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
-    job = faulty(new_job(cluster, bootstrap, tmp_path, mode=mode), tmp_path, step, "kill")
-    die(drivers, job)
-    run(spark, again(job))
-    assert_exactly_once(cluster, job)
-    if step == "mid write":
-        # Somebody who does not ask for committed records alone has seen the first attempt's.
-        assert uncommitted(cluster, job) > RECORDS
-
-
-def test_jvm_killed(
-    spark: SparkSession, drivers: Drivers, cluster: Cluster, bootstrap: str, tmp_path: Path
-) -> None:
-    job = faulty(new_job(cluster, bootstrap, tmp_path), tmp_path, "mid write", "wait")
-    child = drivers.start(job)
-    jvm = int(child.wait_for_line(r"^started (\d+)$", deadline_s=START_S).group(1))
-    happened = Path(job.options["crash.once"])
-    until(happened.exists, "a task writes", deadline_s=START_S)
-    os.kill(jvm, signal.SIGKILL)
-    assert child.wait(300) != 0
-    happened.with_suffix(".open").touch()
+    job = new_job(cluster, bootstrap, tmp_path, mode=mode)
+    steps = ("mid write", "task finished", "offsets committed", "transaction ended")
+    fail_at(spark, job, tmp_path, *steps)
+    # Nothing of the first batch was to be seen until its transaction had ended.
+    assert_nothing_new(cluster, job, PER_BATCH)
     run(spark, again(job))
     assert_exactly_once(cluster, job)
 
 
 @pytest.mark.judge
-@pytest.mark.parametrize("mode", ["direct", "staged"])
-@pytest.mark.parametrize(
-    "step", ["mid write", "task finished", "offsets committed", "transaction ended"]
-)
-def test_a_step_fails(
-    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str, step: str
-) -> None:
-    job = faulty(new_job(cluster, bootstrap, tmp_path, mode=mode), tmp_path, step, "raise")
-    with pytest.raises(Exception, match=r"InjectedError|STREAM_FAILED|aborted"):
-        run(spark, job)
-    run(spark, again(job))
-    assert_exactly_once(cluster, job)
-
-
-def test_a_task_is_not_tried_twice_in_a_shared_transaction(
-    drivers: Drivers, spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
-) -> None:
-    job = faulty(new_job(cluster, bootstrap, tmp_path), tmp_path, "mid write", "raise")
-    child = drivers.start(job, "local[2,4]")
-    assert child.wait(START_S) == 1
-    assert "would write a second time" in child.tail(400)
-    run(spark, again(job))
-    assert_exactly_once(cluster, job)
-
-
-def test_staged_tasks_may_be_tried_again(
-    drivers: Drivers, cluster: Cluster, bootstrap: str, tmp_path: Path
-) -> None:
-    job = faulty(
-        new_job(cluster, bootstrap, tmp_path, mode="staged"), tmp_path, "task finished", "raise"
-    )
-    child = drivers.start(job, "local[2,4]")
-    assert child.wait(START_S) == 0, child.tail()
-    assert_exactly_once(cluster, job)
-
-
 def test_the_transaction_times_out_between_write_and_commit(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
@@ -160,35 +71,18 @@ def test_the_transaction_times_out_between_write_and_commit(
     )
     job = faulty(job, tmp_path, "commit begins", "wait")
     query = start(spark, job)
-    happened = Path(job.options["crash.once"])
-    until(happened.exists, "the commit begins", deadline_s=300)
+    happened(job)
 
     def is_aborted() -> bool:
         answer = cluster.call("describe_transactions", 0, transactional_ids=[name])
         return bool(answer["transaction_states"][0]["transaction_state"] == "CompleteAbort")
 
     until(is_aborted, "the broker aborts", deadline_s=300)
-    happened.with_suffix(".open").touch()
+    go_on(job)
     with pytest.raises(Exception, match=r"STREAM_FAILED|aborted|TxnOffsetCommit"):
         query.awaitTermination(300)
     assert_nothing_new(cluster, job, 0)
     run(spark, again(replace(job, options={})))
-    assert_exactly_once(cluster, job)
-
-
-@pytest.mark.judge
-def test_a_zombie_goes_on_under_the_old_epoch(
-    spark: SparkSession, drivers: Drivers, cluster: Cluster, bootstrap: str, tmp_path: Path
-) -> None:
-    name = unique("zombie")
-    job = new_job(cluster, bootstrap, tmp_path, transactional_id=name)
-    job = faulty(job, tmp_path, "commit begins", "wait")
-    child = drivers.start(job)
-    happened = Path(job.options["crash.once"])
-    until(happened.exists, "the zombie is about to commit", deadline_s=START_S)
-    run(spark, again(job))
-    happened.with_suffix(".open").touch()
-    assert child.wait(300) == 1
     assert_exactly_once(cluster, job)
 
 
@@ -217,6 +111,7 @@ def roll_back(job: Job, *folders: str) -> None:
         Path(job.checkpoint, folder, f".{batch}.crc").unlink(missing_ok=True)
 
 
+@pytest.mark.judge
 @pytest.mark.parametrize("mode", ["direct", "staged"])
 def test_the_commit_log_is_behind_by_one_batch(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
@@ -243,6 +138,7 @@ def test_a_checkpoint_that_was_rolled_back_is_refused(
     assert_exactly_once(cluster, job)
 
 
+@pytest.mark.judge
 def test_progress_that_has_expired_is_refused(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
@@ -263,8 +159,7 @@ def test_the_topic_gets_more_partitions(
 ) -> None:
     job = faulty(new_job(cluster, bootstrap, tmp_path), tmp_path, "commit returned", "wait")
     query = start(spark, job)
-    happened = Path(job.options["crash.once"])
-    until(happened.exists, "the first batch is committed", deadline_s=300)
+    happened(job)
     grown = cluster.call(
         "create_partitions",
         1,
@@ -273,7 +168,7 @@ def test_the_topic_gets_more_partitions(
         validate_only=False,
     )
     assert grown["results"][0]["error_code"] == "none", grown
-    happened.with_suffix(".open").touch()
+    go_on(job)
     assert query.awaitTermination(300)
     assert_exactly_once(cluster, job)
 
@@ -302,6 +197,7 @@ def test_epochs_run_out(
     assert cluster.init_producer(name)[0] != first
 
 
+@pytest.mark.judge
 def test_a_batch_without_records(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
@@ -312,6 +208,7 @@ def test_a_batch_without_records(
     assert_nothing_new(cluster, job, 0)
 
 
+@pytest.mark.judge
 @pytest.mark.parametrize("mode", ["direct", "staged"])
 def test_a_stateful_query(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
@@ -330,3 +227,41 @@ def test_a_stateful_query(
     values = spark.sql(f"SELECT CAST(CONCAT('v', id) AS BINARY) AS value FROM range({RECORDS})")
     truth = {row.kind for row in values.selectExpr(f"{kind} AS kind").collect()}
     assert seen(cluster, job.sink, READ_COMMITTED) == Counter(truth)
+
+
+@pytest.mark.parametrize("step", ["commit begins", "commit returned"])
+def test_a_batch_that_only_a_watermark_asks_for(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, step: str
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path, mode="staged", records=0)
+    for minute in range(3):
+        stamp = 1_700_000_000_000 + minute * 60_000
+        cluster.produce(job.source, batch([b"m%d" % minute] * 5, timestamp_ms=stamp))
+
+    def windows() -> DataFrame:
+        from pyspark.sql import functions as fn
+
+        read = (
+            spark.readStream.format("fencepost")
+            .option("kafka.bootstrap.servers", bootstrap)
+            .option("subscribe", job.source)
+            .option("startingOffsets", "earliest")
+            .load()
+        )
+        windowed = read.withWatermark("timestamp", "0 seconds").groupBy(
+            fn.window("timestamp", "1 minute")
+        )
+        return windowed.count().selectExpr(
+            "CONCAT(UNIX_SECONDS(window.start), ':', count) AS value"
+        )
+
+    # Batch 0 reads everything and closes nothing; batch 1 has no records, and closes two windows.
+    job = faulty(job, tmp_path, step, "raise", batch="1")
+    with pytest.raises(Exception, match="InjectedError"):
+        run(spark, job, windows())
+    query = run(spark, again(job), windows())
+    assert all(progress.numInputRows == 0 for progress in query.recentProgress)
+    first = 1_700_000_000 // 60 * 60
+    assert seen(cluster, job.sink, READ_COMMITTED) == Counter(
+        [f"{first + 60 * at}:5" for at in range(2)]
+    )

@@ -20,14 +20,16 @@ from tests.spark.queries import (
     PER_BATCH,
     RECORDS,
     Job,
+    again,
     assert_exactly_once,
+    faulty,
+    fill,
     new_job,
     run,
     seen,
     start,
     stream,
 )
-from tests.spark.test_crashes import again, faulty
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ def read(spark: SparkSession, bootstrap: str, topic: str) -> list[Any]:
 
 
 @pytest.mark.judge
+@pytest.mark.container
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_every_codec_with_keys_headers_and_timestamps(
     spark: SparkSession, cluster: Cluster, bootstrap: str, codec: str
@@ -76,6 +79,7 @@ def test_every_codec_with_keys_headers_and_timestamps(
     assert len({(bytes(row.key), row.partition) for row in found}) == 7
 
 
+@pytest.mark.judge
 @pytest.mark.parametrize("prepared", [False, True])
 def test_keys_go_where_the_java_client_sends_them(
     spark: SparkSession, cluster: Cluster, bootstrap: str, prepared: bool
@@ -92,6 +96,7 @@ def test_keys_go_where_the_java_client_sends_them(
     assert all(row.partition == partition_for(bytes(row.key), 5) for row in found)
 
 
+@pytest.mark.judge
 def test_a_batch_write_is_all_or_nothing(
     spark: SparkSession, cluster: Cluster, bootstrap: str
 ) -> None:
@@ -167,6 +172,38 @@ def test_complete_mode_and_asynchronous_progress_are_refused(
     )
     with pytest.raises(Exception, match="can't be overwritten"):
         writer.start().awaitTermination(300)
+    # Spark refuses it for sinks that it does not know; were it told to let it pass, ours would not.
+    asynchronous = (
+        stream(spark, job)
+        .writeStream.format("fencepost")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("topic", job.sink)
+        .option("checkpointLocation", str(tmp_path / "asynchronous"))
+        .option("asyncProgressTrackingEnabled", "true")
+        .start()
+    )
+    with pytest.raises(Exception, match=r"(?i)async.?progress.?tracking"):
+        asynchronous.awaitTermination(300)
+    assert not seen(cluster, job.sink, READ_COMMITTED)
+
+
+@pytest.mark.judge
+def test_progress_that_somebody_else_has_written_over_is_refused(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    from confluent_kafka import Consumer, TopicPartition
+
+    name = unique("crowded")
+    job = new_job(cluster, bootstrap, tmp_path, mode="staged", transactional_id=name)
+    run(spark, job)
+    # Brokers let a transaction commit for a group that has members, and members as well.
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"{name}-progress"})
+    consumer.commit(offsets=[TopicPartition(job.sink, 0, 5)], asynchronous=False)
+    consumer.close()
+    fill(cluster, job.source, range(RECORDS, RECORDS + 20))
+    with pytest.raises(Exception, match="this sink did not write"):
+        run(spark, job)
+    assert_exactly_once(cluster, job)
 
 
 def test_a_supervised_query_goes_on_after_a_failure_and_stops_for_what_no_restart_cures(
@@ -201,6 +238,25 @@ def test_a_supervised_query_goes_on_after_a_failure_and_stops_for_what_no_restar
     assert len(starts) == 1
 
 
+def test_a_supervisor_gives_up_after_failures_without_a_batch_between_them(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path, mode="staged")
+    starts: list[Job] = []
+
+    def begin() -> Any:
+        starts.append(faulty(job, tmp_path, "commit begins", "raise"))
+        (tmp_path / "happened").unlink(missing_ok=True)
+        return start(spark, starts[-1])
+
+    with pytest.raises(Exception, match="InjectedError"):
+        run_supervised(begin, max_restarts=1, first_pause_s=0.01)
+    assert len(starts) == 2
+    run(spark, again(starts[-1]))
+    assert_exactly_once(cluster, job)
+
+
+@pytest.mark.judge
 def test_foreach_batch(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:

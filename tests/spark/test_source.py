@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.queries import KEEP, PARTITIONS, Job, fill, new_job, run, start
 from tests.support.batches import batch
-from tests.support.cluster import Cluster, unique
+from tests.support.cluster import GROUP, Cluster, unique
 from tests.support.waits import until
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def topic(cluster: Cluster) -> str:
     return name
 
 
+@pytest.mark.judge
 def test_all_columns_have_the_stock_connectors_names_and_types(
     spark: SparkSession, bootstrap: str, topic: str
 ) -> None:
@@ -82,6 +83,8 @@ def test_all_columns_have_the_stock_connectors_names_and_types(
     assert (row.key, bytes(row.value), row.topic, row.timestampType) == (None, b"v9", topic, 0)
 
 
+@pytest.mark.judge
+@pytest.mark.container
 def test_aborted_records_and_markers_are_not_shown_and_offsets_still_right(
     spark: SparkSession, bootstrap: str, topic: str
 ) -> None:
@@ -96,6 +99,7 @@ def test_aborted_records_and_markers_are_not_shown_and_offsets_still_right(
     assert values(everything).count("gone") == 5
 
 
+@pytest.mark.judge
 def test_an_open_transaction_holds_the_reader_back(
     spark: SparkSession, bootstrap: str, cluster: Cluster
 ) -> None:
@@ -122,6 +126,7 @@ def test_an_open_transaction_holds_the_reader_back(
     assert values(read(spark, bootstrap, subscribe=name)) == ["before", "behind"]
 
 
+@pytest.mark.judge
 def test_topics_by_list_pattern_and_partition(
     spark: SparkSession, bootstrap: str, cluster: Cluster
 ) -> None:
@@ -145,6 +150,15 @@ def test_topics_by_list_pattern_and_partition(
     assert values(read(spark, bootstrap, assign=json.dumps({f"{stem}.b": [1]}))) == ["b1"]
 
 
+@pytest.mark.judge
+def test_a_pattern_never_fits_internal_topics(
+    spark: SparkSession, bootstrap: str, cluster: Cluster
+) -> None:
+    cluster.coordinator(unique("group"), GROUP)
+    assert values(read(spark, bootstrap, subscribePattern="__consumer_off")) == []
+
+
+@pytest.mark.judge
 def test_offsets_and_timestamps_bound_what_is_read(
     spark: SparkSession, bootstrap: str, cluster: Cluster
 ) -> None:
@@ -182,6 +196,7 @@ def test_offsets_and_timestamps_bound_what_is_read(
     assert values(latest) == []
 
 
+@pytest.mark.judge
 def test_a_backlog_is_split_by_offset_range(
     spark: SparkSession, bootstrap: str, topic: str
 ) -> None:
@@ -220,6 +235,8 @@ def memory(spark: SparkSession, job: Job, **options: str) -> Any:
     return loaded.writeStream.option("checkpointLocation", job.checkpoint).format("noop")
 
 
+@pytest.mark.judge
+@pytest.mark.container
 def test_available_now_ends_at_the_end_in_batches_of_the_limit(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -234,6 +251,7 @@ def test_available_now_ends_at_the_end_in_batches_of_the_limit(
     assert sum(source["endOffset"][job.source].values()) < 260
 
 
+@pytest.mark.judge
 def test_partitions_that_are_added_are_read(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -273,6 +291,39 @@ def delete_records(cluster: Cluster, topic: str, below: int) -> None:
     assert answer["topics"][0]["partitions"][0]["error_code"] == "none", answer
 
 
+@pytest.mark.judge
+def test_topics_that_come_to_fit_the_pattern_are_read(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    stem = unique("growing")
+    cluster.create_topic(f"{stem}.a", 1, KEEP)
+    cluster.produce(f"{stem}.a", [b"first"] * 3)
+    loaded = (
+        spark.readStream.format("fencepost")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("subscribePattern", f"{stem}[.].")
+        .option("startingOffsets", "latest")
+        .load()
+    )
+    query = loaded.writeStream.format("noop").start()
+    try:
+
+        def rows() -> int:
+            assert query.isActive, query.exception()
+            return sum(progress.numInputRows for progress in query.recentProgress)
+
+        # What was there before the query is not read, what came to the pattern later is, all of it.
+        query.processAllAvailable()
+        cluster.create_topic(f"{stem}.b", 1, KEEP)
+        cluster.produce(f"{stem}.b", [b"second"] * 4)
+        until(lambda: rows() == 4, "those of the new topic", deadline_s=60)
+        cluster.produce(f"{stem}.a", [b"third"] * 5)
+        until(lambda: rows() == 9, "the old one's", deadline_s=60)
+    finally:
+        query.stop()
+
+
+@pytest.mark.judge
 def test_data_that_is_deleted_under_the_query_is_told_or_skipped(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -292,6 +343,7 @@ def test_data_that_is_deleted_under_the_query_is_told_or_skipped(
     assert sum(progress.numInputRows for progress in going_on.recentProgress) == 40 + 3 * 90
 
 
+@pytest.mark.judge
 def test_a_topic_made_anew_is_told(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:

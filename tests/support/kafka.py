@@ -195,7 +195,11 @@ class Kafka:
             **self._settings,
         }
 
-    def stop(self) -> None:
-        """End it; a judge has no data worth a slow farewell."""
+    def kill(self) -> None:
+        """Kill -9."""
         assert self.child is not None
         self.child.kill()
+
+    def stop(self) -> None:
+        """End it; a judge has no data worth a slow farewell."""
+        self.kill()

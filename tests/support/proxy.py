@@ -11,22 +11,22 @@ import threading
 class LosingProxy:
     """Forwards connections to ``target`` and rewrites its address in no way.
 
-    The broker has to advertise the proxy's address. ``lose(api_key)`` arms it: the next answer to
-    such a request is dropped and the connection closed; ``lost`` counts them.
+    The broker has to advertise the proxy's address. ``lose(api_key, …)`` arms it: of each of these
+    requests the next answer is dropped and the connection closed; ``lost`` has those that were.
     """
 
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         self.target: tuple[str, int] | None = None
-        self.lost = 0
-        self._api_key: int | None = None
+        self.lost: set[int] = set()
+        self._to_lose: set[int] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def lose(self, api_key: int) -> None:
+    def lose(self, *api_keys: int) -> None:
         with self._lock:
-            self._api_key = api_key
+            self.lost, self._to_lose = set(), set(api_keys)
 
     def close(self) -> None:
         self._server.close()
@@ -54,10 +54,10 @@ class LosingProxy:
 
     def _is_to_be_lost(self, api_key: int) -> bool:
         with self._lock:
-            if api_key != self._api_key:
+            if api_key not in self._to_lose:
                 return False
-            self._api_key = None
-            self.lost += 1
+            self._to_lose.remove(api_key)
+            self.lost.add(api_key)
             return True
 
 

@@ -28,6 +28,8 @@ from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.waits import until_async
 from tests.wire.clients import aio_consumer, aio_producer
 
+pytestmark = pytest.mark.container
+
 SMALL = Limits(max_records=50, max_ms=50)
 PARTITIONS = 3
 

@@ -13,6 +13,7 @@ from pipelines.spark import offsets as plan
 from pipelines.spark.broker import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
 from pipelines.spark.checkpoint import Checkpoint, local_checkpoint
 from pipelines.spark.errors import DataLossError, OptionError, ProgressError
+from pipelines.spark.lag import behind_latest
 from pipelines.spark.offsets import Range
 from pipelines.spark.options import SinkOptions, SourceOptions, sink_options, source_options
 from pipelines.spark.progress import Progress, is_done
@@ -69,6 +70,16 @@ def test_names_come_in_any_case() -> None:
         ({"startingOffsetsByTimestamp": '{"a": {"0": -1}}'}, "negative"),
         ({"endingOffsets": "latest"}, "no ending offsets"),
         ({"maxOffsetsPerTrigger": "0"}, "at least 1"),
+        ({"minOffsetsPerTrigger": "0"}, "at least 1"),
+        ({"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}, "is above"),
+        ({"maxTriggerDelay": "soon"}, "is a time"),
+        ({"maxTriggerDelay": "5 weeks"}, "is a time"),
+        ({"kafka.auto.offset.reset": "earliest"}, "startingOffsets says where"),
+        ({"kafka.enable.auto.commit": "true"}, "in Spark's checkpoint"),
+        ({"kafka.interceptor.classes": "x.Y"}, "can't be set"),
+        ({"kafka.key.deserializer": "x.Y"}, "keys are bytes"),
+        ({"kafka.value.deserializer": "x.Y"}, "values are bytes"),
+        ({"kafka.check.crcs": "false"}, "no option 'kafka.check.crcs'"),
         ({"maxOffsetsPerTrigger": "many"}, "whole number"),
         ({"failOnDataLoss": "maybe"}, "true or false"),
         ({"kafka.isolation.level": "serializable"}, "one of read_committed"),
@@ -103,6 +114,9 @@ def test_what_a_batch_source_refuses(options: dict[str, str], message: str) -> N
     ("options", "message"),
     [
         ({"topik": "t"}, "no option 'topik'"),
+        ({"kafka.key.serializer": "x.Y"}, "keys are bytes"),
+        ({"kafka.value.serializer": "x.Y"}, "values are bytes"),
+        ({"kafka.partitioner.class": "x.Y"}, "a column partition"),
         ({"asyncProgressTrackingEnabled": "true"}, "asyncProgressTracking"),
         ({"kafka.compression.type": "brotli"}, "one of none"),
         ({"mode": "per-task"}, "one of auto"),
@@ -124,9 +138,51 @@ def test_a_sink_needs_a_topic_to_keep_its_progress_with() -> None:
     assert sink(kafka_transactional_id="x" * 249).transactional_id == "x" * 249
 
 
+@pytest.mark.parametrize(
+    ("text", "wanted_ms"),
+    [("1500", 1500), ("90s", 90_000), ("2 m", 120_000), ("3min", 180_000), ("1H", 3_600_000)],
+)
+def test_times_are_written_as_in_spark(text: str, wanted_ms: int) -> None:
+    assert source(maxTriggerDelay=text).max_trigger_delay_ms == wanted_ms
+
+
+def test_batches_are_held_back_for_a_quarter_of_an_hour_at_most() -> None:
+    found = source(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="5")
+    assert (found.min_offsets, found.max_offsets) == (5, 5)
+    assert found.max_trigger_delay_ms == 15 * 60 * 1000
+
+
+def test_the_smaller_limit_of_a_fetch_counts() -> None:
+    limits = {"kafka_fetch_max_bytes": "5000", "kafka_max_partition_fetch_bytes": "4000"}
+    assert source(**limits).fetch_bytes == 4000
+    assert source(kafka_max_partition_fetch_bytes="1024").fetch_bytes == 1024
+    with pytest.raises(OptionError, match="at least 1024"):
+        source(kafka_max_partition_fetch_bytes="1023")
+
+
 def test_options_of_the_stock_connector_without_meaning_here_are_let_pass() -> None:
     assert source(groupIdPrefix="g", **{"kafkaConsumer.pollTimeoutMs": "5"}).topics == ("t",)
     assert sink(kafka_acks="all").topic == "t"
+
+
+class Told:
+    """What PySpark tells of a source."""
+
+    def __init__(self, end: str, latest: str) -> None:
+        self.endOffset, self.latestOffset = end, latest
+
+
+def test_the_lag_is_told_in_the_words_of_the_stock_connector() -> None:
+    found = behind_latest(Told('{"t":{"0":5,"1":7}}', '{"t":{"0":5,"1":10,"2":4}}'))
+    assert found == {
+        "minOffsetsBehindLatest": "0",
+        "maxOffsetsBehindLatest": "4",
+        "avgOffsetsBehindLatest": str(7 / 3),
+    }
+    # PySpark's text for nothing at all.
+    for nothing in ("None", "null", "", "{}"):
+        assert behind_latest(Told('{"t":{"0":5}}', nothing)) == {}
+        assert behind_latest(Told(nothing, '{"t":{"0":5}}')) == {}
 
 
 T0, T1, T2 = ("t", 0), ("t", 1), ("t", 2)

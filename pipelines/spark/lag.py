@@ -1,0 +1,47 @@
+"""How far a query is behind, in the words of Spark's own Kafka connector.
+
+Python data sources can't add metrics to a query's progress; what these need is in the progress.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol
+
+from pipelines.spark.offsets import Offsets, from_json
+
+
+class SourceProgress(Protocol):
+    """One of the ``sources`` of a query's progress (PySpark's ``SourceProgress``)."""
+
+    @property
+    def endOffset(self) -> str:  # noqa: N802 - Spark's name
+        """Where the micro-batch ended, as JSON."""
+
+    @property
+    def latestOffset(self) -> str:  # noqa: N802 - Spark's name
+        """Where the topics ended when the micro-batch was planned, as JSON."""
+
+
+def behind_latest(source: SourceProgress) -> dict[str, str]:
+    """``minOffsetsBehindLatest``, ``max…`` and ``avg…`` over the partitions; nothing if unknown.
+
+    Source: ``KafkaMicroBatchStream.metrics``.
+    """
+    end, latest = _offsets(source.endOffset), _offsets(source.latestOffset)
+    if not end or not latest:
+        return {}
+    behind = [offset - end.get(part, 0) for part, offset in latest.items()]
+    return {
+        "minOffsetsBehindLatest": str(min(behind)),
+        "maxOffsetsBehindLatest": str(max(behind)),
+        "avgOffsetsBehindLatest": str(sum(behind) / len(behind)),
+    }
+
+
+def _offsets(text: str) -> Offsets:
+    """Offsets as PySpark hands them over, which is ``None`` in letters where there are none."""
+    try:
+        return from_json(json.loads(text) or {})
+    except ValueError:
+        return {}

@@ -1,0 +1,206 @@
+"""The sink's crash matrix, what dies: drivers, JVMs and tasks in processes of their own.
+
+The queries of a driver stand still at a step each, and all are killed at one blow: a JVM per step
+would take most of the time. The session's Spark then runs each query again, with another layout of
+the source's tasks, and the read_committed view holds each record once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.conftest import START_S, Drivers
+from tests.spark.crashing import STEPS
+from tests.spark.queries import (
+    RECORDS,
+    Job,
+    again,
+    assert_exactly_once,
+    blow,
+    faulty,
+    go_on,
+    happened,
+    new_job,
+    run,
+    seen,
+    uncommitted,
+)
+from tests.support.cluster import READ_COMMITTED, Cluster, unique
+from tests.support.processes import Child
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.judge, pytest.mark.timeout(1200)]
+
+STAGED_STEPS = ("task finished", "after init", "mid write", "offsets committed", *STEPS[-2:])
+KILLS = [
+    (mode, step) for mode, steps in (("direct", STEPS), ("staged", STAGED_STEPS)) for step in steps
+]
+
+
+@pytest.fixture(scope="module")
+def killed(
+    drivers: Drivers, bootstrap: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Job]:
+    """Queries whose driver was killed with each of them at its step."""
+    jobs: dict[tuple[str, str], Job] = {}
+    with Cluster(bootstrap) as cluster:
+        for mode, step in KILLS:
+            folder = tmp_path_factory.mktemp("killed")
+            # One task has finished, the others have written a part.
+            hold = {"hold": "mid write"} if (mode, step) == ("direct", "task finished") else {}
+            job = new_job(cluster, bootstrap, folder, mode=mode)
+            jobs[mode, step] = faulty(job, folder, step, "wait", **hold)
+    child = drivers.start(*jobs.values(), master="local[16]")
+    pids = [happened(job, child, START_S) for job in jobs.values()]
+    blow(child, pids)
+    return jobs
+
+
+@pytest.mark.parametrize(("mode", "step"), KILLS)
+def test_driver_killed(
+    spark: SparkSession,
+    killed: dict[tuple[str, str], Job],
+    cluster: Cluster,
+    mode: str,
+    step: str,
+) -> None:
+    job = killed[mode, step]
+    run(spark, again(job))
+    assert_exactly_once(cluster, job)
+    if step == "mid write":
+        # Somebody who does not ask for committed records alone has seen the first attempt's.
+        assert uncommitted(cluster, job) > RECORDS
+
+
+def test_jvm_killed(
+    spark: SparkSession, drivers: Drivers, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    job = faulty(new_job(cluster, bootstrap, tmp_path), tmp_path, "mid write", "wait")
+    child = drivers.start(job)
+    happened(job, child, START_S)
+    jvm = int(child.wait_for_line(r"^started (\d+)$", deadline_s=START_S).group(1))
+    os.kill(jvm, signal.SIGKILL)
+    assert child.wait(START_S) != 0
+    go_on(job)
+    run(spark, again(job))
+    assert_exactly_once(cluster, job)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A query of a driver that has come to its end by itself."""
+
+    job: Job
+    told: str
+
+
+TRIED = {
+    "direct": {},
+    "staged": {},
+    "sizes": {"unsafe": "attempts"},
+    "control": {"unsafe": "attempts,sizes"},
+}
+SMALL = {"kafka.batch.size": "500"}
+"""Several batches a partition, or the order of rows would not matter."""
+
+
+@pytest.fixture(scope="module")
+def tried_twice(
+    drivers: Drivers, bootstrap: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Ended]:
+    """Queries with a task that failed amid its writes, where Spark tries tasks again."""
+    jobs: dict[str, Job] = {}
+    with Cluster(bootstrap) as cluster:
+        for name, crash in TRIED.items():
+            folder = tmp_path_factory.mktemp(name)
+            mode, step = (
+                ("staged", "task finished") if name == "staged" else ("direct", "mid write")
+            )
+            job = new_job(cluster, bootstrap, folder, mode=mode, options=SMALL)
+            jobs[name] = faulty(job, folder, step, "raise", **crash)
+    child = drivers.start(*jobs.values(), master="local[2,4]")
+    child.wait(len(jobs) * START_S)
+    lines = [line for line in child.lines if line.startswith("job ")]
+    assert len(lines) == len(jobs), child.tail()
+    return {
+        name: Ended(job, line)
+        for (name, job), line in zip(jobs.items(), sorted(lines), strict=True)
+    }
+
+
+def test_a_task_is_not_tried_twice_in_a_shared_transaction(
+    spark: SparkSession, tried_twice: dict[str, Ended], cluster: Cluster
+) -> None:
+    ended = tried_twice["direct"]
+    assert "would write a second time" in ended.told
+    run(spark, again(ended.job))
+    assert_exactly_once(cluster, ended.job)
+
+
+def test_staged_tasks_may_be_tried_again(tried_twice: dict[str, Ended], cluster: Cluster) -> None:
+    assert tried_twice["staged"].told.endswith("done")
+    assert_exactly_once(cluster, tried_twice["staged"].job)
+
+
+def test_a_second_attempt_that_gets_past_the_refusal_breaks_the_sequence(
+    spark: SparkSession, tried_twice: dict[str, Ended], cluster: Cluster
+) -> None:
+    ended = tried_twice["sizes"]
+    assert "OUT_OF_ORDER_SEQUENCE_NUMBER" in ended.told
+    run(spark, again(ended.job))
+    assert_exactly_once(cluster, ended.job)
+
+
+def test_without_either_guard_records_are_lost_and_doubled_in_silence(
+    tried_twice: dict[str, Ended], cluster: Cluster
+) -> None:
+    # The control: were this exact, the tests above would prove nothing.
+    ended = tried_twice["control"]
+    assert ended.told.endswith("done")
+    found = seen(cluster, ended.job.sink, READ_COMMITTED)
+    assert sum(found.values()) == RECORDS
+    assert len(found) < RECORDS
+
+
+@pytest.fixture(scope="module")
+def zombies(
+    drivers: Drivers, bootstrap: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Child, dict[str, Job]]:
+    """A driver that was taken for dead, with a query at each step."""
+    jobs: dict[str, Job] = {}
+    with Cluster(bootstrap) as cluster:
+        for step in ("mid write", "commit begins"):
+            folder = tmp_path_factory.mktemp("zombie")
+            job = new_job(cluster, bootstrap, folder, transactional_id=unique("zombie"))
+            jobs[step] = faulty(replace(job, options=SMALL), folder, step, "wait")
+    child = drivers.start(*jobs.values(), master="local[8]")
+    for job in jobs.values():
+        happened(job, child, START_S)
+    return child, jobs
+
+
+def test_zombies_go_on_under_the_old_epoch(
+    spark: SparkSession, zombies: tuple[Child, dict[str, Job]], cluster: Cluster
+) -> None:
+    child, jobs = zombies
+    for job in jobs.values():
+        run(spark, again(job))
+    for job in jobs.values():
+        go_on(job)
+    assert child.wait(START_S) == 1
+    told = sorted(line for line in child.lines if line.startswith("job "))
+    assert ["failed" in line for line in told] == [True, True], child.tail()
+    # The one goes on producing, and is refused; the other is refused its offsets.
+    assert "Produce to" in told[0]
+    assert "EPOCH" in told[0]
+    assert "TxnOffsetCommit" in told[1]
+    for job in jobs.values():
+        assert_exactly_once(cluster, job)

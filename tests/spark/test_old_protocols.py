@@ -1,0 +1,211 @@
+"""The sink on a broker without KIP-890's protocol: ``transaction.version`` 1, and 0.
+
+EndTxn bumps no epoch there, and partitions and groups join a transaction by requests of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logcore.compression import Codec
+from pipelines.spark import transaction as txn
+from pipelines.spark.broker import Connection
+from pipelines.spark.columns import Piece
+from pipelines.spark.errors import BrokerError
+from tests.spark.conftest import START_S, Drivers, OwnBroker, own_broker
+from tests.spark.queries import (
+    KEEP,
+    RECORDS,
+    Job,
+    again,
+    assert_exactly_once,
+    blow,
+    fail_at,
+    faulty,
+    go_on,
+    happened,
+    new_job,
+    run,
+    start,
+    uncommitted,
+)
+from tests.support.cluster import Cluster, unique
+from tests.support.proxy import LosingProxy
+from tests.support.waits import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.judge, pytest.mark.timeout(600)]
+
+FEATURE = "transaction.version"
+LEVELS = [0, 1]
+UPGRADE, SAFE_DOWNGRADE = 1, 2
+ADD_PARTITIONS, ADD_OFFSETS, END_TXN = 24, 25, 26
+
+
+def set_level(cluster: Cluster, level: int) -> None:
+    """Change the cluster's level, and wait until the broker knows."""
+
+    def finalized() -> int:
+        told = cluster.call(
+            "api_versions", 3, client_software_name="t", client_software_version="1"
+        )
+        levels = {one["name"]: one["max_version_level"] for one in told["finalized_features"]}
+        return int(levels.get(FEATURE, 0))
+
+    before = finalized()
+    if before == level:
+        return
+    direction = UPGRADE if level > before else SAFE_DOWNGRADE
+    update = {"feature": FEATURE, "max_version_level": level, "upgrade_type": direction}
+    answer = cluster.call("update_features", 1, feature_updates=[update])
+    assert answer["error_code"] == "none", answer
+    assert all(one["error_code"] == "none" for one in answer["results"]), answer
+    until(lambda: finalized() == level, f"{FEATURE} is {level}")
+
+
+@dataclass(frozen=True)
+class Old:
+    """A broker at one level."""
+
+    bootstrap: str
+    level: int
+    proxy: LosingProxy
+
+
+@pytest.fixture(scope="module")
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[OwnBroker, LosingProxy]]:
+    """A broker that tells its clients the address of a proxy."""
+    proxy = LosingProxy()
+    settings = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
+    with own_broker(request, tmp_path_factory.mktemp("old"), settings) as started:
+        host, port = started.bootstrap.split(":")
+        proxy.target = host, int(port)
+        yield started, proxy
+        proxy.close()
+
+
+@pytest.fixture(params=LEVELS, ids=lambda level: f"tv{level}")
+def old(request: pytest.FixtureRequest, broker: tuple[OwnBroker, LosingProxy]) -> Old:
+    started, proxy = broker
+    with Cluster(started.bootstrap) as cluster:
+        set_level(cluster, request.param)
+    return Old(f"127.0.0.1:{proxy.port}", request.param, proxy)
+
+
+@pytest.fixture
+def cluster(broker: tuple[OwnBroker, LosingProxy]) -> Iterator[Cluster]:
+    with Cluster(broker[0].bootstrap) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize(("old", "mode"), [(0, "direct"), (1, "staged")], indirect=["old"])
+def test_batches_are_written_once(
+    spark: SparkSession, old: Old, cluster: Cluster, tmp_path: Path, mode: str
+) -> None:
+    name = unique("old")
+    job = new_job(cluster, old.bootstrap, tmp_path, mode=mode, transactional_id=name)
+    query = run(spark, job)
+    assert_exactly_once(cluster, job)
+    # The new protocol takes two epochs a batch, one of them for EndTxn.
+    assert cluster.init_producer(name)[1] == len(query.recentProgress)
+
+
+@pytest.mark.parametrize("mode", ["direct", "staged"])
+def test_steps_fail(
+    spark: SparkSession, old: Old, cluster: Cluster, tmp_path: Path, mode: str
+) -> None:
+    job = new_job(cluster, old.bootstrap, tmp_path, mode=mode)
+    fail_at(spark, job, tmp_path, "mid write", "offsets committed", "transaction ended")
+    run(spark, again(job))
+    assert_exactly_once(cluster, job)
+
+
+def test_driver_killed(
+    spark: SparkSession,
+    drivers: Drivers,
+    broker: tuple[OwnBroker, LosingProxy],
+    cluster: Cluster,
+    tmp_path: Path,
+) -> None:
+    set_level(cluster, 1)
+    jobs: list[Job] = []
+    for step in ("mid write", "offsets committed", "transaction ended"):
+        folder = tmp_path / step
+        folder.mkdir()
+        jobs.append(faulty(new_job(cluster, broker[0].bootstrap, folder), folder, step, "wait"))
+    child = drivers.start(*jobs, master="local[8]")
+    blow(child, [happened(job, child, START_S) for job in jobs])
+    for job in jobs:
+        run(spark, again(job))
+        assert_exactly_once(cluster, job)
+    assert uncommitted(cluster, jobs[0]) > RECORDS
+
+
+def test_answers_are_lost(spark: SparkSession, old: Old, cluster: Cluster, tmp_path: Path) -> None:
+    job = new_job(cluster, old.bootstrap, tmp_path, mode="staged")
+    old.proxy.lose(ADD_PARTITIONS, ADD_OFFSETS, END_TXN)
+    run(spark, job)
+    assert old.proxy.lost == {ADD_PARTITIONS, ADD_OFFSETS, END_TXN}
+    assert_exactly_once(cluster, job)
+
+
+def test_a_zombie_of_a_finished_batch_is_fenced_by_the_next_ones_beginning(
+    old: Old, cluster: Cluster
+) -> None:
+    # EndTxn leaves the epoch as it is: without an InitProducerId per batch, what a task of the last
+    # batch still sends would join the transaction of the next one.
+    topic = cluster.create_topic(unique("zombie"), 1, KEEP)
+    link = Connection(old.bootstrap, client_id="zombie", timeout_ms=20_000)
+    tid = unique("zombie")
+    piece = Piece(topic, 0, 1, 5, 5, bytes([0x14, 0, 0, 0, 1, 6, *b"old", 0]))
+
+    def send(ticket: txn.Ticket) -> None:
+        sender = txn.Sender(link, ticket, Codec.NONE, None)
+        sender.add(piece)
+        sender.flush()
+
+    first = txn.begin(link, tid, 60_000)
+    assert not first.implicit
+    send(first)
+    txn.end(link, first, commit=True)
+    second = txn.begin(link, tid, 60_000)
+    assert second.epoch == first.epoch + 1
+    with pytest.raises(BrokerError, match=r"EPOCH|FENCED"):
+        send(first)
+    send(second)
+    with pytest.raises(txn.TransactionOverError):
+        txn.end(link, first, commit=True)
+    txn.end(link, second, commit=True)
+    assert cluster.values(topic) == [b"old", b"old"]
+    link.close()
+
+
+@pytest.mark.parametrize(("before", "behind"), [(2, 0), (0, 2)])
+def test_the_level_changes_under_the_query(
+    spark: SparkSession,
+    broker: tuple[OwnBroker, LosingProxy],
+    cluster: Cluster,
+    tmp_path: Path,
+    before: int,
+    behind: int,
+) -> None:
+    set_level(cluster, before)
+    # Spark's workers keep what a broker has told them; another client has another connection.
+    options = {"kafka.client.id": f"from-{before}"}
+    job = new_job(cluster, broker[0].bootstrap, tmp_path, options=options)
+    job = faulty(job, tmp_path, "commit returned", "wait")
+    query = start(spark, replace(job, transactional_id=unique("level")))
+    happened(job)
+    set_level(cluster, behind)
+    go_on(job)
+    assert query.awaitTermination(300)
+    assert_exactly_once(cluster, job)

@@ -327,14 +327,22 @@ class Router:
             young = _now() - self._metadata_at_ms < METADATA_MAX_AGE_MS
             if young and (topic is None or topic in cached.topics):
                 return cached
-        node = await self._any(deadline)
         api = APIS[ApiKey.METADATA]
-        version = self._version(node, api, None)
-        # Version 0 has no null: there an empty list means all topics.
-        body = request_factory(api.key, version).message(
-            topics=None if version else (), allow_auto_topic_creation=False
-        )
-        fresh = cluster_metadata(await self._exchange(node, api, version, body, deadline))
+        while True:
+            was_open = any(not node.channel.closed for node in self._nodes.values())
+            node = await self._any(deadline)
+            version = self._version(node, api, None)
+            # Version 0 has no null: there an empty list means all topics.
+            body = request_factory(api.key, version).message(
+                topics=None if version else (), allow_auto_topic_creation=False
+            )
+            try:
+                fresh = cluster_metadata(await self._exchange(node, api, version, body, deadline))
+                break
+            except ConnectionLostError:
+                # One that was open may have died while nobody looked; each is tried once.
+                if not was_open:
+                    raise
         self._metadata, self._metadata_at_ms = fresh, _now()
         return fresh
 

@@ -71,7 +71,8 @@ def check_session(spark: SparkSession) -> None:
             "spark.speculation runs tasks twice at a time: a shared transaction can't be written"
             " to under it. Switch it off, or write with mode=staged and without prepare()"
         )
-    local = str(spark.sparkContext.master).startswith("local")
+    # Not local-cluster, which has executors in processes of their own.
+    local = str(spark.sparkContext.master).split("[")[0] == "local"
     attempts = conf.get("spark.stage.maxConsecutiveAttempts", "4")
     if not local and attempts != "1":
         raise OptionError(

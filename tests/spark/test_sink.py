@@ -180,10 +180,9 @@ def test_complete_mode_and_asynchronous_progress_are_refused(
         .option("topic", job.sink)
         .option("checkpointLocation", str(tmp_path / "asynchronous"))
         .option("asyncProgressTrackingEnabled", "true")
-        .start()
     )
     with pytest.raises(Exception, match=r"(?i)async.?progress.?tracking"):
-        asynchronous.awaitTermination(300)
+        asynchronous.start().awaitTermination(300)
     assert not seen(cluster, job.sink, READ_COMMITTED)
 
 

@@ -7,13 +7,16 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
 
+from coordinator import Broker
 from coordinator.handlers import CloseConnection, Context, Registry, handles
 from coordinator.handlers.api_versions import run as api_versions
+from coordinator.ports import hold_port
 from coordinator.server import Server
 from coordinator.wire import ApiKey, UnsupportedVersion, request_factory
 from coordinator.wire.client import ApiError, AsyncWireClient, BrokerUnreachable, WireClient
@@ -328,3 +331,14 @@ def test_verdict_of_a_response_without_items() -> None:
     assert verdict(make.message(error_code=0)).failed == ()
     assert verdict(make.message(error_code=14)).retriable
     assert not verdict(make.message(error_code=90)).retriable
+
+
+def test_metadata_is_asked_for_again_when_the_open_connection_has_died(tmp_path: Path) -> None:
+    with hold_port() as port:
+        address = f"127.0.0.1:{port.getsockname()[1]}"
+        with WireClient(address) as client:
+            for _ in range(2):
+                with Broker.in_thread(tmp_path, listen=address):
+                    assert set(client.metadata(refresh=True).brokers) == {1}
+            with pytest.raises(BrokerUnreachable, match=address):
+                client.metadata(refresh=True)

@@ -328,8 +328,10 @@ class Router:
             if young and (topic is None or topic in cached.topics):
                 return cached
         api = APIS[ApiKey.METADATA]
+        # An open one may have died while nobody looked: all are tried, and two new ones.
+        attempts = 2 + sum(not node.channel.closed for node in self._nodes.values())
         while True:
-            was_open = any(not node.channel.closed for node in self._nodes.values())
+            attempts -= 1
             node = await self._any(deadline)
             version = self._version(node, api, None)
             # Version 0 has no null: there an empty list means all topics.
@@ -340,8 +342,7 @@ class Router:
                 fresh = cluster_metadata(await self._exchange(node, api, version, body, deadline))
                 break
             except ConnectionLostError:
-                # One that was open may have died while nobody looked; each is tried once.
-                if not was_open:
+                if not attempts or _now() >= deadline:
                     raise
         self._metadata, self._metadata_at_ms = fresh, _now()
         return fresh

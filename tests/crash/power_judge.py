@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from logcore.batch import ControlType, decode_records, iter_headers, parse_control, parse_header
+from logcore.index import AbortedTxn
 from logcore.partition import Isolation, Partition
 from tests.crash.power_workloads import T0, Promise, Recorder, Written, open_log
 from tests.support.memory_disk import MemoryDisk
@@ -120,9 +121,30 @@ def _state(partition: Partition) -> tuple[object, ...]:
         partition.last_stable_offset,
         _batches(partition),
         sorted(partition.producers()),
-        [entry for one in partition._log.segments for entry in one.txn_index.entries],
+        _aborted(partition),
         partition._epochs.entries,
     )
+
+
+def _aborted(partition: Partition) -> list[AbortedTxn]:
+    """The transaction indexes' entries that hide a record.
+
+    One whose records compaction has removed stays until its index is built anew from the log.
+    """
+    hidden = [
+        (header.producer_id, header.last_offset)
+        for header, _ in partition.read_all()
+        if header.is_transactional and not header.is_control
+    ]
+    return [
+        entry
+        for segment in partition._log.segments
+        for entry in segment.txn_index.entries
+        if any(
+            producer == entry.producer_id and entry.first_offset <= last <= entry.last_offset
+            for producer, last in hidden
+        )
+    ]
 
 
 def _batches(partition: Partition) -> list[tuple[int, bytes]]:

@@ -205,10 +205,14 @@ def test_a_process_stopped_past_its_timeout_has_no_effect_when_it_goes_on(
         successor = StubbornClient(bootstrap, name, version=1)
         successor.claim()
         successor.send(topic, 0, b"successor's")
+        # kafka-python claims the id again when its write is refused, and fences the successor.
+        if takes_back := client == "kafka-python":
+            successor.end(commit=True)
         go.touch()
         os.kill(child.pid, signal.SIGCONT)
         child.wait_for_line("^refused commit|^committed", deadline_s=60)
-        successor.end(commit=True)
+        if not takes_back:
+            successor.end(commit=True)
         successor.close()
     finally:
         child.kill()

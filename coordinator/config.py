@@ -13,6 +13,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -225,15 +226,13 @@ class BrokerConfig:
         if name in overrides:
             found.append(Setting((name, overrides[name], ConfigSource.TOPIC)))
         key = TOPIC_KEYS[name]
-        for synonym in key.synonyms:
-            # As in Kafka a synonym that is not set anywhere, such as log.retention.ms, is left out,
-            # and so is the default of any but the first, such as log.retention.hours.
-            found += [
-                item
-                for item in self.settings(synonym.name)
-                if item.text is not None
-                and (synonym is key.synonyms[0] or item.source is not ConfigSource.DEFAULT)
-            ]
+        # Level by level, and as in Kafka (ConfigHelper) nothing that is stronger than the first
+        # setting of the key's own name: hours alone are not shown, only behind milliseconds.
+        named = [synonym.name for synonym in key.synonyms]
+        settings = [item for synonym in named for item in self.settings(synonym)]
+        settings.sort(key=lambda item: item.source)
+        shown = (item for item in settings if item.text is not None)
+        found += dropwhile(lambda item: item[0] != named[0], shown)
         if not key.synonyms:
             found.append(Setting((name, key.default, ConfigSource.DEFAULT)))
         return found

@@ -28,8 +28,8 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-SESSION_MS = {False: "600000", True: "2000"}
-"""Of consumer groups, by whether somebody is waited for to expire."""
+SESSION_MS = {False: "600000", True: "8000"}
+"""Of consumer groups, by whether somebody is waited for to expire while another lives on."""
 
 
 def settings(*, short: bool) -> dict[str, str]:

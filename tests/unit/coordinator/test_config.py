@@ -187,10 +187,10 @@ def test_a_topics_own_setting_wins():
     assert log_config(config, overrides).retention_ms == 6
     assert log_config(config, overrides).segment_bytes == 100
     sources = [setting.source for setting in config.topic_settings("retention.ms", overrides)]
-    assert sources == [
-        ConfigSource.TOPIC,
-        ConfigSource.STATIC_BROKER,
-    ]
+    # The last one is the default of log.retention.hours, shown behind log.retention.ms.
+    assert sources == [ConfigSource.TOPIC, ConfigSource.STATIC_BROKER, ConfigSource.DEFAULT]
+    hours = BrokerConfig({"log.retention.hours": "2"})
+    assert hours.topic_settings("retention.ms", {}) == []
 
 
 def test_topic_settings_are_checked():

@@ -904,7 +904,8 @@ def test_describing_a_broker_and_other_resources(client):
     assert _describe(client, BROKER, "4")[0] == "invalid_request"
     assert _describe(client, BROKER, "")[0] == "none"
     code, found = _describe(client, GROUP, "g")
-    assert (code, len(found)) == ("none", 3)
+    assert (code, len(found)) == ("none", 17)
+    assert {name.split(".")[0] for name in found} == {"consumer", "share", "streams"}
     assert {one["config_source"] for one in found.values()} == {5}
     assert _describe(client, GROUP, "")[0] == "invalid_request"
     assert _describe(client, METRICS, "m") == ("none", {})

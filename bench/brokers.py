@@ -29,18 +29,11 @@ class Broker(Protocol):
     def kill(self) -> None: ...
 
 
-class Judge(Kafka):
-    """An Apache Kafka that comes back where it was after a kill."""
-
-    def kill(self) -> None:
-        self.stop()
-
-
 Make = Callable[[Path, Mapping[str, str]], Broker]
 
 SIDES: Mapping[str, Make] = {
     FENCEPOST: lambda home, settings: Daemon(home / "data", settings),
-    KAFKA: lambda home, settings: Judge(home, settings, java_options=JAVA_OPTIONS),
+    KAFKA: lambda home, settings: Kafka(home, settings, java_options=JAVA_OPTIONS),
 }
 
 

@@ -17,6 +17,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 
+from coordinator.wire.build import fetch_one
 from coordinator.wire.client import ApiError, RequestFactory, WireClient
 from coordinator.wire.cluster import TopicMetadata
 
@@ -118,31 +119,13 @@ class Session:
             max(low, min(high, 12)),
             to_leader=(topic, index),
             check=False,
-            entity=lambda f: f.message(
-                replica_id=-1,
-                max_wait_ms=max_wait_ms,
-                min_bytes=1,
-                max_bytes=max_bytes,
+            entity=lambda f: fetch_one(
+                f,
+                (topic, index),
+                offset,
                 isolation_level=int(committed),
-                session_id=0,
-                session_epoch=-1,
-                topics=[
-                    f.FetchTopic(
-                        topic=topic,
-                        partitions=[
-                            f.FetchPartition(
-                                partition=index,
-                                current_leader_epoch=-1,
-                                fetch_offset=offset,
-                                last_fetched_epoch=-1,
-                                log_start_offset=-1,
-                                partition_max_bytes=max_bytes,
-                            )
-                        ],
-                    )
-                ],
-                forgotten_topics_data=(),
-                rack_id="",
+                max_wait_ms=max_wait_ms,
+                max_bytes=max_bytes,
             ),
         )
         check(answer.error_code, "Fetch", topic)

@@ -137,3 +137,40 @@ def response_factory(api_key: int, version: int) -> ResponseFactory:
 def request_factory(api_key: int, version: int) -> RequestFactory:
     """The one factory of that API and version; its classes are looked up once."""
     return RequestFactory(api_key, version)
+
+
+def fetch_one(
+    make: RequestFactory,
+    partition: tuple[str, int],
+    offset: int,
+    *,
+    isolation_level: int,
+    max_wait_ms: int,
+    max_bytes: int,
+) -> Entity:
+    """The body of a Fetch of one partition, a pair (topic, index), outside of any fetch session.
+
+    For the versions that name topics; the last of them is 12. It waits for a single byte, and
+    ``max_bytes`` bounds the partition and the answer alike (a first batch comes whole).
+    """
+    topic, index = partition
+    asked = make.FetchPartition(
+        partition=index,
+        current_leader_epoch=-1,
+        fetch_offset=offset,
+        last_fetched_epoch=-1,
+        log_start_offset=-1,
+        partition_max_bytes=max_bytes,
+    )
+    return make.message(
+        replica_id=-1,
+        max_wait_ms=max_wait_ms,
+        min_bytes=1,
+        max_bytes=max_bytes,
+        isolation_level=isolation_level,
+        session_id=0,
+        session_epoch=-1,
+        topics=[make.FetchTopic(topic=topic, partitions=[asked])],
+        forgotten_topics_data=(),
+        rack_id="",
+    )

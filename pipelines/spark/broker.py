@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from coordinator.wire.api import APIS
+from coordinator.wire.build import fetch_one
 from coordinator.wire.client import (
     ApiError,
     BrokerUnreachable,
@@ -195,34 +196,15 @@ class Connection:
         self, partition: Partition, offset: int, *, isolation: int, max_bytes: int, wait_ms: int
     ) -> Fetched:
         """One Fetch; errors of the partition are in the answer, unless they pass by themselves."""
-        topic, index = partition
 
         def build(f: RequestFactory) -> Any:
-            return f.message(
-                replica_id=-1,
-                max_wait_ms=wait_ms,
-                min_bytes=1,
-                max_bytes=max_bytes,
+            return fetch_one(
+                f,
+                partition,
+                offset,
                 isolation_level=isolation,
-                session_id=0,
-                session_epoch=-1,
-                topics=[
-                    f.FetchTopic(
-                        topic=topic,
-                        partitions=[
-                            f.FetchPartition(
-                                partition=index,
-                                current_leader_epoch=-1,
-                                fetch_offset=offset,
-                                last_fetched_epoch=-1,
-                                log_start_offset=-1,
-                                partition_max_bytes=max_bytes,
-                            )
-                        ],
-                    )
-                ],
-                forgotten_topics_data=(),
-                rack_id="",
+                max_wait_ms=wait_ms,
+                max_bytes=max_bytes,
             )
 
         try:

@@ -70,7 +70,10 @@ class LookedInto:
 
 
 class MappedIndex:
-    """What offset and time index share: entries of one size in a map, opened at first use."""
+    """What offset and time index share: entries of one size in a map, opened at first use.
+
+    An entry pairs an offset, relative to the base and never falling, with another number.
+    """
 
     ENTRY_SIZE: int
 
@@ -86,6 +89,8 @@ class MappedIndex:
         self._looked_into = LookedInto() if looked_into is None else looked_into
         self.path = path
         self.base_offset = base_offset
+        self.last_offset = base_offset
+        """Of the last entry; the base if there is none. Known once ``entries`` was asked for."""
         self.max_entries = max(max_bytes // self.ENTRY_SIZE, 2)
         self._map: FileMap | None = None
         self._entries: int | None = None
@@ -137,13 +142,24 @@ class MappedIndex:
         if self._allocated < end <= self.max_entries * self.ENTRY_SIZE:
             self._allocate(start, end)
 
+    def _following(self, offset: int, lowest: int) -> int:
+        """Return ``offset`` as a new entry holds it: relative to the base.
+
+        CorruptIndexError if it is below ``lowest`` when there are entries, or beyond the format.
+        """
+        relative = offset - self.base_offset
+        if not 0 <= relative <= MAX_RELATIVE_OFFSET or (self._entries and offset < lowest):
+            raise CorruptIndexError(f"offset {offset} does not follow in {self.path}")
+        return relative
+
     def _store(self, entry: bytes) -> None:
         self.reserve()
         if self._map is None:
             raise CorruptIndexError(f"{self.path} is not mapped")
-        start = self.entries * self.ENTRY_SIZE
+        entries = self.entries
+        start = entries * self.ENTRY_SIZE
         self._map[start : start + self.ENTRY_SIZE] = entry
-        self._entries = self.entries + 1
+        self._entries = entries + 1
 
     def _allocate(self, start: int, end: int) -> None:
         limit = self.max_entries * self.ENTRY_SIZE
@@ -172,6 +188,13 @@ class MappedIndex:
             else:
                 high = warm
         return bisect_right(range(high), target, low, high, key=key)
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove the entries for ``offset`` and above."""
+        self._keep(self._slots_not_above(offset - self.base_offset - 1, self._relative))
+
+    def _relative(self, slot: int) -> int:
+        raise NotImplementedError
 
     def _is_blank(self, slot: int) -> bool:
         raise NotImplementedError
@@ -235,17 +258,8 @@ class OffsetIndex(MappedIndex):
 
     ENTRY_SIZE = _OFFSET_ENTRY.size
 
-    def __init__(
-        self,
-        fs: FileSystem,
-        path: str,
-        base_offset: int,
-        max_bytes: int,
-        looked_into: LookedInto | None = None,
-    ) -> None:
-        super().__init__(fs, path, base_offset, max_bytes, looked_into)
-        self.last_offset = base_offset
-        self.last_position = 0
+    last_position = 0
+    """Of the last entry; 0 if there is none."""
 
     @property
     def is_full(self) -> bool:
@@ -256,11 +270,7 @@ class OffsetIndex(MappedIndex):
         """Add an entry; offsets must grow strictly. Does nothing when the index is full."""
         if self.entries >= self.max_entries:
             return
-        relative = offset - self.base_offset
-        if not 0 <= relative <= MAX_RELATIVE_OFFSET or (
-            self.entries and offset <= self.last_offset
-        ):
-            raise CorruptIndexError(f"offset {offset} does not follow in {self.path}")
+        relative = self._following(offset, self.last_offset + 1)
         self._store(_OFFSET_ENTRY.pack(relative, position))
         self.last_offset = offset
         self.last_position = position
@@ -272,10 +282,6 @@ class OffsetIndex(MappedIndex):
     def lookup_position(self, position: int) -> tuple[int, int]:
         """Return the entry with the largest position not above ``position``; (base, 0) if none."""
         return self._entry(self._slots_not_above(position, self._position))
-
-    def truncate_to(self, offset: int) -> None:
-        """Remove the entries at ``offset`` and above."""
-        self._keep(self._slots_not_above(offset - self.base_offset - 1, self._relative))
 
     def _entry(self, slots: int) -> tuple[int, int]:
         if slots == 0:
@@ -302,17 +308,8 @@ class TimeIndex(MappedIndex):
 
     ENTRY_SIZE = _TIME_ENTRY.size
 
-    def __init__(
-        self,
-        fs: FileSystem,
-        path: str,
-        base_offset: int,
-        max_bytes: int,
-        looked_into: LookedInto | None = None,
-    ) -> None:
-        super().__init__(fs, path, base_offset, max_bytes, looked_into)
-        self.last_timestamp = -1
-        self.last_offset = base_offset
+    last_timestamp = -1
+    """Of the last entry; -1 if there is none."""
 
     @property
     def is_full(self) -> bool:
@@ -324,9 +321,7 @@ class TimeIndex(MappedIndex):
         entries = self.entries
         if timestamp_ms <= self.last_timestamp or entries >= self.max_entries:
             return
-        relative = offset - self.base_offset
-        if not 0 <= relative <= MAX_RELATIVE_OFFSET or (entries and offset < self.last_offset):
-            raise CorruptIndexError(f"offset {offset} does not follow in {self.path}")
+        relative = self._following(offset, self.last_offset)
         self._store(_TIME_ENTRY.pack(timestamp_ms, relative))
         self.last_timestamp = timestamp_ms
         self.last_offset = offset
@@ -334,10 +329,6 @@ class TimeIndex(MappedIndex):
     def lookup(self, timestamp_ms: int) -> tuple[int, int]:
         """Return the largest entry (timestamp, offset) not above the target; (−1, base) if none."""
         return self._entry(self._slots_not_above(timestamp_ms, self._timestamp))
-
-    def truncate_to(self, offset: int) -> None:
-        """Remove the entries that point to ``offset`` and above."""
-        self._keep(self._slots_not_above(offset - self.base_offset - 1, self._relative))
 
     def _entry(self, slots: int) -> tuple[int, int]:
         if slots == 0:

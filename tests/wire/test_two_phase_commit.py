@@ -59,22 +59,31 @@ def end(client: WireClient, name: str, producer: tuple[int, int], *, commit: boo
     )
 
 
-def prepare(client: WireClient, bootstrap: str, name: str, topic: str) -> tuple[int, int]:
-    """Begin a transaction, write into it, and be gone."""
-    answer = init(client, name)
-    assert (answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch) == NOBODY
-    producer = answer.producer_id, answer.producer_epoch
+def write(
+    bootstrap: str, name: str, topic: str, value: bytes, claim: Any, *, partition: int = 0
+) -> tuple[int, int]:
+    """Begin a transaction with the first batch of a producer; ``claim`` is what it was answered."""
+    producer = claim.producer_id, claim.producer_epoch
     data = batch(
-        [b"prepared"],
+        [value],
         producer_id=producer[0],
         producer_epoch=producer[1],
         sequence=0,
         transactional=True,
     )
     with Cluster(bootstrap) as cluster:
-        appended = cluster.produce(topic, data, version=12, transactional_id=name)
+        appended = cluster.produce(
+            topic, data, partition=partition, version=12, transactional_id=name
+        )
     assert appended["error_code"] == "none"
     return producer
+
+
+def prepare(client: WireClient, bootstrap: str, name: str, topic: str) -> tuple[int, int]:
+    """Begin a transaction, write into it, and be gone."""
+    answer = init(client, name)
+    assert (answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch) == NOBODY
+    return write(bootstrap, name, topic, b"prepared", answer)
 
 
 def test_v6_is_served_because_the_switch_is_on(daemon: Daemon, fencepost: Daemon) -> None:
@@ -134,15 +143,7 @@ def test_what_is_prepared_outlives_its_timeout_before_and_after_a_restart(daemon
                 prepared = prepare(client, daemon.bootstrap, name, topic)
             other = unique("one-phase")
             answer = init(client, other, two_phase=False)
-            data = batch(
-                [b"late"],
-                producer_id=answer.producer_id,
-                producer_epoch=answer.producer_epoch,
-                sequence=0,
-                transactional=True,
-            )
-            with Cluster(daemon.bootstrap) as cluster:
-                cluster.produce(topic, data, partition=1, version=12, transactional_id=other)
+            write(daemon.bootstrap, other, topic, b"late", answer, partition=1)
             assert state_of(client, other) == "Ongoing"
             until(lambda one=other: state_of(client, one) == "CompleteAbort", "the timeout")
             assert state_of(client, name) == "Ongoing"

@@ -9,12 +9,10 @@ no transaction left open.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -84,26 +82,6 @@ class CrashingDaemon(Daemon):
     def is_dead(self) -> bool:
         assert self.child is not None
         return self.child.returncode is not None
-
-    @contextlib.contextmanager
-    def started_again_when_dead(self, env: Mapping[str, str]) -> Iterator[list[int]]:
-        """While it lasts, a daemon that dies is started again; yields a list of those starts."""
-        starts: list[int] = []
-        leave = threading.Event()
-
-        def watch() -> None:
-            while not leave.wait(0.005):
-                if self.is_dead:
-                    starts.append(len(starts))
-                    self.start(env=env)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        try:
-            yield starts
-        finally:
-            leave.set()
-            watcher.join()
 
 
 class Ledger:
@@ -219,7 +197,9 @@ def test_a_client_that_repeats(
     for step in range(1, MOST_STEPS):
         daemon.arm()
         client = StubbornClient(daemon.bootstrap, ledger.group, version=version)
-        with daemon.started_again_when_dead(crash_at(step + 1, torn=torn)) as starts:
+        with daemon.restarted_when(
+            lambda: daemon.is_dead, env=crash_at(step + 1, torn=torn)
+        ) as starts:
             work(client, step, ledger.group, commit=commit)
             client.close()
             (steps,) = until(lambda: counted(daemon), "a daemon that lives")

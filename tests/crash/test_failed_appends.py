@@ -7,8 +7,7 @@ bump that was decided and not written has never been (KAFKA-9666).
 
 from __future__ import annotations
 
-import contextlib
-import threading
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,29 +44,9 @@ def daemon(tmp_path: Path) -> Iterator[CrashingDaemon]:
     daemon.child.kill()
 
 
-@contextlib.contextmanager
-def restarted_when_off_line(daemon: CrashingDaemon) -> Iterator[list[int]]:
-    """Does what an operator does. Yields a list that gets an item for the restart."""
-    starts: list[int] = []
-    child, over = daemon.child, threading.Event()
-    assert child is not None
-
-    def watch() -> None:
-        while not over.is_set():
-            with contextlib.suppress(TimeoutError):
-                child.wait_for_line(OFF_LINE, deadline_s=0.05)
-                daemon.kill()
-                daemon.start()
-                starts.append(1)
-                return
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield starts
-    finally:
-        over.set()
-        watcher.join()
+def is_off_line(daemon: CrashingDaemon) -> bool:
+    assert daemon.child is not None
+    return any(re.search(OFF_LINE, line) for line in daemon.child.lines)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +63,10 @@ def test_each_append_of_the_coordinator_fails_once(
         daemon.start(env=failing_at(number))
         daemon.arm()
         client = StubbornClient(daemon.bootstrap, ledger.group, version=version)
-        with restarted_when_off_line(daemon) as starts:
+        with daemon.restarted_when(lambda: is_off_line(daemon)) as starts:
             work(client, number, ledger.group, commit=commit)
             client.close()
+        assert len(starts) <= 1, "one append fails, and none after a restart"
         if commit:
             ledger.commit(number)
         ledger.check(daemon.bootstrap, f"after append {number} failed")

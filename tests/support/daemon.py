@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from coordinator.ports import hold_port
@@ -13,6 +15,9 @@ from tests.support.processes import Child
 from tests.support.targets import SETTINGS
 
 START_S, STOP_S = 60.0, 60.0
+WATCH_S = 0.005
+"""Pause of a watcher between two looks."""
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -74,3 +79,29 @@ class Daemon:
         status = self.child.terminate(deadline_s=deadline_s)
         if status != 0:
             raise RuntimeError(f"exit status {status}:\n{self.child.tail()}")
+
+    @contextlib.contextmanager
+    def restarted_when(
+        self, due: Callable[[], bool], *, env: Mapping[str, str] | None = None
+    ) -> Iterator[list[int]]:
+        """While it lasts, do what an operator does: kill -9 and start again, whenever it is due.
+
+        ``env`` is for those starts. Yields a list that gets an item for each of them.
+        """
+        starts: list[int] = []
+        leave = threading.Event()
+
+        def watch() -> None:
+            while not leave.wait(WATCH_S):
+                if due():
+                    starts.append(len(starts))
+                    self.kill()
+                    self.start(env=env)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            yield starts
+        finally:
+            leave.set()
+            watcher.join()

@@ -238,23 +238,4 @@ def _note_end(
             open_ms=prepared.last_update_ms - owned.start_ms,
             partitions=len(owned.partitions),
         )
-    before, after = owned.client_identity, prepared.next_identity
-    if after.producer_id != before.producer_id:
-        draft.note(
-            "producer-id-rotated",
-            transactional_id,
-            cause=cause,
-            producer_id=after.producer_id,
-            producer_epoch=after.epoch,
-            former_producer_id=before.producer_id,
-            former_producer_epoch=before.epoch,
-        )
-    elif after.epoch != before.epoch:
-        draft.note(
-            "epoch-bumped",
-            transactional_id,
-            cause=cause,
-            producer_id=after.producer_id,
-            producer_epoch=after.epoch,
-            former_producer_epoch=before.epoch,
-        )
+    draft.note_identity(transactional_id, owned.client_identity, prepared.next_identity, cause)

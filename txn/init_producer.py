@@ -79,27 +79,11 @@ def grant(
         )
     if verdict is Claim.ROTATE:
         identity = Identity(shard.ids.take(), 0)
-        draft.note(
-            "producer-id-rotated",
-            transactional_id,
-            cause="InitProducerId",
-            producer_id=identity.producer_id,
-            producer_epoch=identity.epoch,
-            former_producer_id=stored.producer_id,
-            former_producer_epoch=stored.epoch,
-        )
     elif verdict is Claim.BUMP:
         identity = Identity(stored.producer_id, epochs.bump(stored.epoch))
-        draft.note(
-            "epoch-bumped",
-            transactional_id,
-            cause="InitProducerId",
-            producer_id=identity.producer_id,
-            producer_epoch=identity.epoch,
-            former_producer_epoch=stored.epoch,
-        )
     else:
         identity = stored
+    draft.note_identity(transactional_id, stored, identity, "InitProducerId")
     if verdict is not Claim.REPEAT:
         shard.successors.pop(transactional_id, None)
         if given is not None and stored.epoch != epochs.NO_EPOCH:

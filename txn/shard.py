@@ -138,6 +138,30 @@ class Draft:
         """Remember a cause."""
         self.events.append(Event(kind, transactional_id, detail))
 
+    def note_identity(
+        self, transactional_id: str, before: Identity, after: Identity, cause: str
+    ) -> None:
+        """Remember that ``after`` took the place of ``before``, unless it is the same."""
+        if after.producer_id != before.producer_id:
+            self.note(
+                "producer-id-rotated",
+                transactional_id,
+                cause=cause,
+                producer_id=after.producer_id,
+                producer_epoch=after.epoch,
+                former_producer_id=before.producer_id,
+                former_producer_epoch=before.epoch,
+            )
+        elif after.epoch != before.epoch:
+            self.note(
+                "epoch-bumped",
+                transactional_id,
+                cause=cause,
+                producer_id=after.producer_id,
+                producer_epoch=after.epoch,
+                former_producer_epoch=before.epoch,
+            )
+
     def decision(self) -> Decision:
         """Return the finished decision."""
         return Decision(

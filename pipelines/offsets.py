@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 
+from coordinator.wire.build import offset_fetch
 from coordinator.wire.client import ApiError, AsyncWireClient
 
 ADD_OFFSETS_VERSION, TXN_COMMIT_VERSION, FETCH_VERSION = 3, 3, 7
@@ -126,14 +127,7 @@ class GroupOffsets:
                 to_group=self._group,
                 deadline_ms=self._timeout_ms,
                 check=False,
-                entity=lambda f: f.message(
-                    group_id=self._group,
-                    topics=[
-                        f.OffsetFetchRequestTopic(name=name, partition_indexes=parts)
-                        for name, parts in wanted.items()
-                    ],
-                    require_stable=True,
-                ),
+                entity=lambda f: offset_fetch(f, self._group, wanted, require_stable=True),
             )
             codes = {part.error_code for topic in answer.topics for part in topic.partitions}
             codes = {int(code) for code in (*codes, answer.error_code) if code}

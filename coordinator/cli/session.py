@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 
-from coordinator.wire.build import fetch_one
+from coordinator.wire.build import fetch_one, offset_fetch
 from coordinator.wire.client import ApiError, RequestFactory, WireClient
 from coordinator.wire.cluster import TopicMetadata
 
@@ -174,32 +174,9 @@ class Session:
             to_group=group,
             # An unstable offset is an answer, not a reason to ask again.
             check=not require_stable,
-            entity=_ask_offsets(group, topics, require_stable),
+            entity=lambda f: offset_fetch(f, group, topics, require_stable=require_stable),
         )
         return answer.groups[0] if hasattr(answer, "groups") else answer
-
-
-def _ask_offsets(group: str, topics: dict[str, list[int]] | None, require_stable: bool) -> Build:
-    def build(factory: RequestFactory) -> Any:
-        def named(make: Callable[..., Any]) -> list[Any] | None:
-            if topics is None:
-                return None
-            return [make(name=name, partition_indexes=rows) for name, rows in topics.items()]
-
-        asked = factory.OffsetFetchRequestGroup(
-            group_id=group,
-            topics=named(factory.OffsetFetchRequestTopics),
-            member_id=None,
-            member_epoch=-1,
-        )
-        return factory.message(
-            group_id=group,
-            topics=named(factory.OffsetFetchRequestTopic),
-            groups=[asked],
-            require_stable=require_stable,
-        )
-
-    return build
 
 
 def assigned_partitions(assignment: bytes) -> list[Partition]:

@@ -7,6 +7,7 @@ A name that no version has is a mistake and raises, so that a typing error canno
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -173,4 +174,40 @@ def fetch_one(
         topics=[make.FetchTopic(topic=topic, partitions=[asked])],
         forgotten_topics_data=(),
         rack_id="",
+    )
+
+
+def offset_fetch(
+    make: RequestFactory,
+    group: str,
+    topics: Mapping[str, Iterable[int]] | None,
+    *,
+    require_stable: bool,
+) -> Entity:
+    """The body of an OffsetFetch of one group, by somebody who is no member of it.
+
+    For the versions that name topics; the last of them is 9. ``topics`` are the partitions by
+    topic, None for all that have an offset.
+    """
+
+    def named(structure: Builder) -> tuple[Entity, ...] | None:
+        if topics is None:
+            return None
+        return tuple(
+            structure(name=name, partition_indexes=tuple(indexes))
+            for name, indexes in topics.items()
+        )
+
+    # Up to version 7 the group stands in the body, from 8 on in a list of groups.
+    asked = make.OffsetFetchRequestGroup(
+        group_id=group,
+        topics=named(make.OffsetFetchRequestTopics),
+        member_id=None,
+        member_epoch=-1,
+    )
+    return make.message(
+        group_id=group,
+        topics=named(make.OffsetFetchRequestTopic),
+        groups=(asked,),
+        require_stable=require_stable,
     )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from coordinator.wire.api import APIS
-from coordinator.wire.build import fetch_one
+from coordinator.wire.build import fetch_one, offset_fetch
 from coordinator.wire.client import (
     ApiError,
     BrokerUnreachable,
@@ -231,21 +231,7 @@ class Connection:
             by_topic[topic].append(index)
 
         def build(f: RequestFactory) -> Any:
-            def named(make: Callable[..., Any]) -> list[Any]:
-                return [make(name=name, partition_indexes=rows) for name, rows in by_topic.items()]
-
-            asked = f.OffsetFetchRequestGroup(
-                group_id=group,
-                topics=named(f.OffsetFetchRequestTopics),
-                member_id=None,
-                member_epoch=-1,
-            )
-            return f.message(
-                group_id=group,
-                topics=named(f.OffsetFetchRequestTopic),
-                groups=[asked],
-                require_stable=True,
-            )
+            return offset_fetch(f, group, by_topic, require_stable=True)
 
         answer = self.call("OffsetFetch", build, to_group=group)
         found = answer.groups[0] if hasattr(answer, "groups") else answer

@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 
-from coordinator.wire.build import fetch_one, offset_fetch
+from coordinator.wire.build import fetch_one, list_offsets, offset_fetch
 from coordinator.wire.client import ApiError, RequestFactory, WireClient
 from coordinator.wire.cluster import TopicMetadata
 
@@ -78,19 +78,23 @@ class Session:
     ) -> dict[Partition, int]:
         """Look up an offset per partition; ``committed`` makes LATEST the last stable offset."""
         topics = self.client.metadata().topics
-        by_node: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        by_node: dict[int, dict[str, list[tuple[int, int]]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         for topic, index in partitions:
             if topic not in topics or index not in topics[topic].partitions:
                 raise ApiError(
                     ErrorCode.unknown_topic_or_partition, "ListOffsets", f"{topic}-{index}"
                 )
-            by_node[topics[topic].partitions[index].leader][topic].append(index)
+            by_node[topics[topic].partitions[index].leader][topic].append((index, timestamp))
         found: dict[Partition, int] = {}
         for node, wanted in by_node.items():
             answer = self.client.call(
                 "ListOffsets",
                 to_node=node,
-                entity=_list_offsets(wanted, timestamp, int(committed), self.timeout_ms),
+                entity=lambda f, wanted=wanted: list_offsets(
+                    f, wanted, isolation_level=int(committed), timeout_ms=self.timeout_ms
+                ),
             )
             for topic in answer.topics:
                 for row in topic.partitions:
@@ -192,31 +196,6 @@ def assigned_partitions(assignment: bytes) -> list[Partition]:
     return [
         (topic.topic, index) for topic in read.assigned_partitions for index in topic.partitions
     ]
-
-
-def _list_offsets(
-    wanted: dict[str, list[int]], timestamp: int, isolation_level: int, timeout_ms: int
-) -> Build:
-    def build(factory: RequestFactory) -> Any:
-        return factory.message(
-            replica_id=-1,
-            isolation_level=isolation_level,
-            timeout_ms=timeout_ms,
-            topics=[
-                factory.ListOffsetsTopic(
-                    name=topic,
-                    partitions=[
-                        factory.ListOffsetsPartition(
-                            partition_index=index, current_leader_epoch=-1, timestamp=timestamp
-                        )
-                        for index in indexes
-                    ],
-                )
-                for topic, indexes in wanted.items()
-            ],
-        )
-
-    return build
 
 
 def check(code: Any, api: str, subject: object = None, message: str | None = None) -> None:

@@ -211,3 +211,30 @@ def offset_fetch(
         groups=(asked,),
         require_stable=require_stable,
     )
+
+
+def list_offsets(
+    make: RequestFactory,
+    wanted: Mapping[str, Iterable[tuple[int, int]]],
+    *,
+    isolation_level: int,
+    timeout_ms: int,
+) -> Entity:
+    """The body of a ListOffsets: by topic, pairs (index, timestamp in ms, or LATEST and so on)."""
+    return make.message(
+        replica_id=-1,
+        isolation_level=isolation_level,
+        timeout_ms=timeout_ms,
+        topics=[
+            make.ListOffsetsTopic(
+                name=topic,
+                partitions=[
+                    make.ListOffsetsPartition(
+                        partition_index=index, current_leader_epoch=-1, timestamp=timestamp
+                    )
+                    for index, timestamp in rows
+                ],
+            )
+            for topic, rows in wanted.items()
+        ],
+    )

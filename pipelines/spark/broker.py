@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from coordinator.wire.api import APIS
-from coordinator.wire.build import fetch_one, offset_fetch
+from coordinator.wire.build import fetch_one, list_offsets, offset_fetch
 from coordinator.wire.client import (
     ApiError,
     BrokerUnreachable,
@@ -163,23 +163,7 @@ class Connection:
             by_topic[topic].append((index, timestamp))
 
         def build(f: RequestFactory) -> Any:
-            return f.message(
-                replica_id=-1,
-                isolation_level=isolation,
-                timeout_ms=self.timeout_ms,
-                topics=[
-                    f.ListOffsetsTopic(
-                        name=topic,
-                        partitions=[
-                            f.ListOffsetsPartition(
-                                partition_index=index, current_leader_epoch=-1, timestamp=timestamp
-                            )
-                            for index, timestamp in rows
-                        ],
-                    )
-                    for topic, rows in by_topic.items()
-                ],
-            )
+            return list_offsets(f, by_topic, isolation_level=isolation, timeout_ms=self.timeout_ms)
 
         answer = self.call("ListOffsets", build, to_node=node, check=False)
         found: Offsets = {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from coordinator.cli.dump_log import decoder_of
-from coordinator.cli.output import EXIT_REFUSED, emit, format_option
+from coordinator.cli.output import EXIT_REFUSED, emit, format_option, key_values
 
 if TYPE_CHECKING:
     from coordinator.broker import Broker
@@ -86,7 +86,7 @@ def import_(
     """
     from coordinator.transfer import import_directories
 
-    configs = _parsed(topic_pairs, "--topic-config")
+    configs = dict(key_values(topic_pairs, "--topic-config"))
     with _opened(data_dir, pairs) as broker:
         moved = import_directories(
             broker, directories, configs, partitions=partitions, accept_damage=accept_damage
@@ -318,16 +318,6 @@ def _show_moved(moved: Sequence[Moved], form: str) -> None:
         for one in moved
     ]
     emit(rows, _MOVED, form)
-
-
-def _parsed(pairs: Sequence[str], option: str) -> dict[str, str]:
-    found = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint=option)
-        found[key] = value
-    return found
 
 
 @contextlib.contextmanager

@@ -74,6 +74,17 @@ def format_option(function: Callable[P, R]) -> Callable[P, R]:
     )(function)
 
 
+def key_values(pairs: Sequence[str], option: str) -> list[tuple[str, str]]:
+    """The KEY=VALUE ``pairs`` that ``option`` was given, in order; click.BadParameter else."""
+    found = []
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint=option)
+        found.append((key, value))
+    return found
+
+
 def emit(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:
     """Print ``rows``: the ``columns`` as a table, or everything in them as JSON."""
     if form == "json":

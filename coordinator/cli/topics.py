@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coordinator.cli.output import emit, format_option, shared_options
+from coordinator.cli.output import emit, format_option, key_values, shared_options
 
 if TYPE_CHECKING:
     from coordinator.cli.session import Session
@@ -64,12 +64,7 @@ def create(
     """Create TOPIC."""
     from coordinator.cli.session import Session, check
 
-    configs = []
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--config")
-        configs.append((key, value))
+    configs = key_values(pairs, "--config")
     with Session(bootstrap, timeout) as session:
         answer = session.client.call(
             "CreateTopics",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Any, NoReturn
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.structs import RecordMetadata
 
 from pipelines.records import Output
 from pipelines.serde import Serde
@@ -83,25 +85,103 @@ async def send_all(
 ) -> None:
     """Send ``outputs`` in their order and wait until all are acknowledged.
 
-    Raises the first failure of any of them; ValueError for one with neither key nor value.
+    Records go into batches of their partition here, and whole batches to the producer: a future
+    and a walk through its accumulator for each record would take most of the client's time.
+    Records without a key fill a batch of one partition before another is chosen (KIP-480).
+
+    Raises the first failure of any of them; ValueError for one with neither key nor value, or for a
+    partition that its topic does not have; MessageSizeTooLargeError above ``max_request_size``.
     """
-    waiting = []
-    for output in outputs:
-        key, value = key_serde.dump(output.key), value_serde.dump(output.value)
+    sent: list[asyncio.Future[RecordMetadata]] = []
+    filling: dict[tuple[str, int], BatchBuilder] = {}
+    spreads: dict[str, _Spread] = {}
+    try:
+        for output in outputs:
+            topic = output.topic
+            key, value = key_serde.dump(output.key), value_serde.dump(output.value)
+            spread = spreads.get(topic)
+            if spread is None:
+                known = await producer.partitions_for(topic)
+                spread = spreads[topic] = _Spread(producer, topic, known)
+            partition = spread.target(key, value, output.partition)
+            at = topic, partition
+            builder = filling.get(at)
+            if builder is None:
+                builder = filling[at] = producer.create_batch()
+            record: dict[str, Any] = {
+                "timestamp": output.timestamp_ms,
+                "key": key,
+                "value": value,
+                "headers": list(output.headers),
+            }
+            added = builder.append(**record)
+            if added is None:
+                sent.append(await producer.send_batch(builder, topic, partition=partition))
+                spread.turn(partition)
+                builder = filling[at] = producer.create_batch()
+                added = builder.append(**record)
+            if added.size > producer._max_request_size:
+                spread.refuse(added.size)
+        for (topic, partition), builder in filling.items():
+            builder.close()
+            sent.append(await producer.send_batch(builder, topic, partition=partition))
+    except BaseException:
+        for one in sent:
+            one.add_done_callback(_look_at)
+        raise
+    if sent:
+        await asyncio.wait(sent)
+        await asyncio.gather(*sent)
+
+
+def _look_at(done: asyncio.Future[RecordMetadata]) -> None:
+    """Take note of a failure behind the one that is raised: asyncio would complain of it."""
+    if not done.cancelled():
+        done.exception()
+
+
+class _Spread:
+    """Which partitions of a topic the records of one transaction go to."""
+
+    def __init__(self, producer: AIOKafkaProducer, topic: str, known: Collection[int]) -> None:
+        self._topic = topic
+        self._all = sorted(known)
+        self._available = sorted(producer._metadata.available_partitions_for_topic(topic))
+        self._choose = producer._partitioner
+        self._most_bytes = producer._max_request_size
+        self._unkeyed: int | None = None
+
+    def target(self, key: bytes | None, value: bytes | None, asked: int | None) -> int:
+        """The partition of one record. Raises ValueError if it is not to be written."""
         if key is None and value is None:
-            raise ValueError(f"an output to {output.topic} has neither key nor value")
-        waiting.append(
-            await producer.send(
-                output.topic,
-                value,
-                key,
-                partition=output.partition,
-                timestamp_ms=output.timestamp_ms,
-                headers=list(output.headers),
-            )
+            raise ValueError(f"an output to {self._topic} has neither key nor value")
+        if asked is not None:
+            if asked not in self._all:
+                raise ValueError(
+                    f"an output asks for partition {asked} of {self._topic}, which has"
+                    f" {len(self._all)}"
+                )
+            return asked
+        if len(self._all) == 1:
+            return self._all[0]
+        if key is None and self._unkeyed is not None:
+            return self._unkeyed
+        chosen: int = self._choose(key, self._all, self._available)
+        if key is None:
+            self._unkeyed = chosen
+        return chosen
+
+    def refuse(self, size: int) -> NoReturn:
+        """Raise for a record of so many bytes."""
+        raise MessageSizeTooLargeError(
+            f"an output to {self._topic} takes {size} bytes, more than max_request_size,"
+            f" {self._most_bytes}"
         )
-    await producer.flush()
-    await asyncio.gather(*waiting)
+
+    def turn(self, partition: int) -> None:
+        """A batch of ``partition`` is full: records without a key go elsewhere now."""
+        if self._unkeyed == partition:
+            self._unkeyed = None
 
 
 async def read_committed(

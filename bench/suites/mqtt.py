@@ -17,7 +17,7 @@ from pipelines.mqtt.bridge import Bridge
 from pipelines.mqtt.routes import Mapped, Route
 from pipelines.mqtt.session import Address
 
-MESSAGES, WARMING = 5_000, 500
+MESSAGES, WARMING = 20_000, 2_000
 PADDING = b"x" * 90
 DEADLINE_S = 300.0
 

@@ -7,18 +7,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pipelines.spark import java
-from tests.support.daemon import Daemon
-from tests.support.kafka import CACHE, Kafka, unavailable
+from tests.support.kafka import CACHE, unavailable
 from tests.support.processes import Child
-from tests.support.targets import SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -126,32 +123,3 @@ def drivers(archive: Path, stock_jars: list[Path]) -> Iterator[Drivers]:
     yield started
     for child in started.children:
         child.kill()
-
-
-class OwnBroker(Protocol):
-    """A broker that belongs to one test or module, which may kill it."""
-
-    bootstrap: str
-
-    def start(self) -> object: ...
-    def kill(self) -> None: ...
-
-
-@contextmanager
-def own_broker(
-    request: pytest.FixtureRequest, home: Path, settings: Mapping[str, str] | None = None
-) -> Iterator[OwnBroker]:
-    """A broker of the kind that ``--target`` names, beside the session's."""
-    kind = request.config.getoption("--target")
-    home.mkdir(parents=True, exist_ok=True)
-    told = {**SETTINGS, **(settings or {})}
-    broker: OwnBroker
-    if kind == "fencepost":
-        broker = Daemon(home / "data", told)
-    elif kind == "kafka":
-        broker = Kafka(home, told)
-    else:
-        pytest.skip("a broker of the test's own is a process, not a container")
-    broker.start()
-    yield broker
-    broker.kill()

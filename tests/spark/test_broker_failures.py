@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipelines.spark.supervise import run_supervised
-from tests.spark.conftest import OwnBroker, own_broker
 from tests.spark.queries import again, assert_exactly_once, faulty, go_on, happened, new_job, run
 from tests.spark.queries import start as start_query
 from tests.support.cluster import Cluster
+from tests.support.own_broker import OwnBroker, own_broker
 from tests.support.proxy import LosingProxy
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pipelines.spark import transaction as txn
 from pipelines.spark.broker import Connection
 from pipelines.spark.columns import Piece
 from pipelines.spark.errors import BrokerError
-from tests.spark.conftest import START_S, Drivers, OwnBroker, own_broker
+from tests.spark.conftest import START_S, Drivers
 from tests.spark.queries import (
     KEEP,
     RECORDS,
@@ -35,6 +35,7 @@ from tests.spark.queries import (
     uncommitted,
 )
 from tests.support.cluster import Cluster, unique
+from tests.support.own_broker import OwnBroker, own_broker
 from tests.support.proxy import LosingProxy
 from tests.support.waits import until
 

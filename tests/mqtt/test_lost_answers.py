@@ -1,0 +1,68 @@
+"""Kafka has obeyed and its answer is lost: every message is still written once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from pipelines.mqtt.routes import Mapped, MessageId, Route
+from tests.mqtt.test_sessions import Gateway, broker
+from tests.support.cluster import Cluster
+from tests.support.mosquitto import Mosquitto
+from tests.support.own_broker import own_broker
+from tests.support.proxy import LosingProxy
+
+__all__ = ["broker"]
+
+PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, END_TXN = 0, 22, 24, 26
+
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def behind_proxy(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, LosingProxy]]:
+    """A broker that tells its clients the address of a proxy; its own address, and the proxy."""
+    proxy = LosingProxy()
+    settings = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
+    with own_broker(request, tmp_path_factory.mktemp("lost"), settings) as started:
+        host, port = started.bootstrap.split(":")
+        proxy.target = host, int(port)
+        yield started.bootstrap, proxy
+        proxy.close()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize(
+    "api",
+    [
+        pytest.param(PRODUCE, id="Produce"),
+        pytest.param(INIT_PRODUCER_ID, id="InitProducerId"),
+        pytest.param(ADD_PARTITIONS_TO_TXN, id="AddPartitionsToTxn"),
+        pytest.param(END_TXN, id="EndTxn"),
+    ],
+)
+async def test_an_answer_is_lost(
+    behind_proxy: tuple[str, LosingProxy], broker: Mosquitto, api: int, qos: int
+) -> None:
+    """QoS 1 with message ids, QoS 2 without."""
+    address, proxy = behind_proxy
+    with Cluster(address) as cluster:
+        gateway = Gateway(f"127.0.0.1:{proxy.port}", cluster, broker, 5)
+        route = Route("a/#", gateway.topic, qos=qos)
+        ids = {"message_id": MessageId.parse("json:id")} if qos == 1 else {}
+        wanted: list[bytes] = []
+        for number in range(ROUNDS):
+            # Only the start asks for an id, so that one is lost before the bridge runs.
+            proxy.lose(api)
+            async with gateway.running(gateway.mapped_bridge(Mapped((route,), **ids))):
+                fresh = [b'{"id": %d}' % (number * 100 + n) for n in range(20)]
+                await gateway.publish(*fresh, qos=qos)
+                wanted += fresh
+                await gateway.written(*wanted)
+            assert proxy.lost == {api}
+        found = [json.loads(value or b"")["id"] for value in await gateway.values()]
+        assert len(found) == len(set(found)) == ROUNDS * 20

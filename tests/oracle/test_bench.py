@@ -1,0 +1,49 @@
+"""The benchmark's two sides: they start, end and come back, and a run of it tells both."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.brokers import FENCEPOST, KAFKA, SIDES, cpu_seconds, open_files, resident_mib
+from bench.clients import create_topic
+from bench.suite import DEFAULTS
+from tests.support.cluster import Cluster
+from tests.support.daemon import ROOT
+
+
+@pytest.mark.parametrize("side", [FENCEPOST, KAFKA])
+def test_a_side_comes_back_where_it_was(tmp_path: Path, side: str) -> None:
+    broker = SIDES[side](tmp_path, DEFAULTS)
+    try:
+        broker.start()
+        address = broker.bootstrap
+        topic = create_topic(address, 2)
+        assert cpu_seconds(broker) > 0
+        assert resident_mib(broker) > 1
+        assert open_files(broker) > 3
+        broker.kill()
+        broker.start()
+        assert broker.bootstrap == address
+        with Cluster(address) as cluster:
+            assert cluster.leaders(topic) == 2
+    finally:
+        broker.kill()
+
+
+def test_a_run_tells_both_sides(tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    command = [sys.executable, "-m", "bench", "start", "--rounds", "1", "--json", str(told)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(told.read_text(encoding="utf-8"))["start"]["figures"]
+    assert figures
+    for sides in figures.values():
+        assert all(value > 0 for side in (FENCEPOST, KAFKA) for value in sides[side])
+    assert "| figure | Fencepost | Apache Kafka | ratio |" in done.stdout

@@ -1,0 +1,43 @@
+"""A broker that a test may kill, of the kind that the whole run is against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.support.daemon import Daemon
+from tests.support.kafka import Kafka
+from tests.support.targets import SETTINGS
+
+
+class OwnBroker(Protocol):
+    """A broker that belongs to one test or module, which may kill it."""
+
+    bootstrap: str
+
+    def start(self) -> object: ...
+    def kill(self) -> None: ...
+
+
+@contextmanager
+def own_broker(
+    request: pytest.FixtureRequest, home: Path, settings: Mapping[str, str] | None = None
+) -> Iterator[OwnBroker]:
+    """A broker of the kind that ``--target`` names, beside the session's."""
+    kind = request.config.getoption("--target")
+    home.mkdir(parents=True, exist_ok=True)
+    told = {**SETTINGS, **(settings or {})}
+    broker: OwnBroker
+    if kind == "fencepost":
+        broker = Daemon(home / "data", told)
+    elif kind == "kafka":
+        broker = Kafka(home, told)
+    else:
+        pytest.skip("a broker of the test's own is a process, not a container")
+    broker.start()
+    yield broker
+    broker.kill()

@@ -62,18 +62,30 @@ def _produce(ticket: Ticket) -> int:
 def begin(link: Connection, transactional_id: str, timeout_ms: int) -> Ticket:
     """Fence whoever used the id before, wait until its transaction is over, and get an epoch.
 
-    When this has returned, the outcome of every earlier transaction of the id is final.
+    When this has returned, the outcome of every earlier transaction of the id is final. Raises
+    BrokerError where a downgrade has locked the id, ``ApiError`` for other refusals.
     """
-    answer = link.insist(
-        "InitProducerId",
-        lambda f: f.message(
-            transactional_id=transactional_id,
-            transaction_timeout_ms=timeout_ms,
-            producer_id=-1,
-            producer_epoch=-1,
-        ),
-        to_transaction=transactional_id,
-    )
+    try:
+        answer = link.insist(
+            "InitProducerId",
+            lambda f: f.message(
+                transactional_id=transactional_id,
+                transaction_timeout_ms=timeout_ms,
+                producer_id=-1,
+                producer_epoch=-1,
+            ),
+            to_transaction=transactional_id,
+        )
+    except ApiError as error:
+        if error.code is not ErrorCode.unsupported_version:
+            raise
+        # TransactionLog.valueToBytes: no version 0 of a value has a ClientTransactionVersion.
+        raise BrokerError(
+            f"InitProducerId: UNSUPPORTED_VERSION. Transactional id {transactional_id!r} was used"
+            " under transaction.version 2; after a downgrade to 0 Apache Kafka can't write it down."
+            " Raise transaction.version again, restart the id's coordinator, then the query;"
+            " another id would not know which batches are committed"
+        ) from error
     implicit = link.transaction_version() >= 2 and link.produce_version() >= 12
     return Ticket(transactional_id, answer.producer_id, answer.producer_epoch, implicit)
 

@@ -18,9 +18,16 @@ from kio.schema.errors import ErrorCode
 from coordinator.wire.client import ApiError, RequestFactory
 from logcore.batch import batch_of_payload
 from logcore.compression import Codec, compress
-from pipelines.spark.broker import RETRY_PAUSE_S, Connection, Offsets, Partition
+from pipelines.spark.broker import (
+    LATEST,
+    READ_UNCOMMITTED,
+    RETRY_PAUSE_S,
+    Connection,
+    Offsets,
+    Partition,
+)
 from pipelines.spark.columns import Piece
-from pipelines.spark.errors import BrokerError
+from pipelines.spark.errors import BrokerError, SharedTransactionError
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """Encoded records of one Produce request."""
@@ -93,16 +100,29 @@ def begin(link: Connection, transactional_id: str, timeout_ms: int) -> Ticket:
 class Sender:
     """Writes batches under a ticket.
 
-    Sequences begin at 0: one sender per attempt of a task, and no two for the same partition.
+    Sequences begin at 0: one sender per attempt of a task, and no two for the same partition. With
+    ``guarded`` a partition that an earlier sender of the ticket has written to is refused: a batch
+    that the broker takes for a repetition is answered with the offset of the first, which is below
+    where the partition ended before we began. Senders side by side don't see each other so.
     """
 
-    def __init__(self, link: Connection, ticket: Ticket, codec: Codec, level: int | None) -> None:
+    def __init__(
+        self,
+        link: Connection,
+        ticket: Ticket,
+        codec: Codec,
+        level: int | None,
+        *,
+        guarded: bool = False,
+    ) -> None:
         self._link = link
         self._ticket = ticket
         self._codec = codec
         self._level = level
         self._sequences: dict[Partition, int] = defaultdict(int)
         self._joined: set[Partition] = set()
+        self._guarded = guarded
+        self._ends: Offsets = {}
         self._waiting: dict[Partition, bytes] = {}
         self._waiting_bytes = 0
         self.rows = 0
@@ -138,12 +158,17 @@ class Sender:
         self.rows += piece.records
 
     def flush(self) -> None:
-        """Send what waits, and return when all of it is acknowledged. Raises BrokerError."""
+        """Send what waits, and return when all of it is acknowledged.
+
+        Raises BrokerError, and :class:`SharedTransactionError` where another sender has written.
+        """
         waiting, self._waiting, self._waiting_bytes = self._waiting, {}, 0
         if not waiting:
             return
         if not self._ticket.implicit:
             self._join(set(waiting) - self._joined)
+        if self._guarded:
+            self._note_ends(set(waiting) - self._ends.keys())
         deadline = time.monotonic() + self._link.timeout_ms / 1000
         while waiting:
             waiting = self._attempt(waiting)
@@ -182,6 +207,7 @@ class Sender:
                     part = topic.name, row.index
                     code = ErrorCode(row.error_code)
                     if code in {ErrorCode.none, ErrorCode.duplicate_sequence_number}:
+                        self._check_new(part, row.base_offset)
                         continue
                     if not code.retriable:
                         raise BrokerError(
@@ -190,6 +216,19 @@ class Sender:
                         )
                     again[part] = group[part]
         return again
+
+    def _note_ends(self, parts: Iterable[Partition]) -> None:
+        """Remember where partitions end before anything is sent to them."""
+        self._ends |= self._link.list_offsets(dict.fromkeys(parts, LATEST), READ_UNCOMMITTED)
+
+    def _check_new(self, part: Partition, offset: int) -> None:
+        end = self._ends.get(part, -1)
+        if offset < end:
+            raise SharedTransactionError(
+                f"{part[0]}-{part[1]} took a batch for a repetition of that at offset {offset},"
+                f" which was there before this task began at {end}: another attempt has written"
+                " into the transaction; the whole batch has to run again"
+            )
 
     def _request(self, group: Mapping[Partition, bytes]) -> Callable[[RequestFactory], Any]:
         by_topic: dict[str, list[tuple[int, bytes]]] = defaultdict(list)

@@ -44,9 +44,10 @@ BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 """Local properties by which Spark tells its tasks what they work for."""
 
 _FIRST_SIZES = 997
-"""The first batch of a task's attempt has 1 + attempt mod this many records. Brokers know a
+"""The first batch of a task's attempt has at most 1 + attempt mod this many records. Brokers know a
 repeated batch by its sequence numbers alone; should a second attempt ever get past our refusal, its
-first batch then breaks the sequence instead of being taken for the first attempt's."""
+first batch then breaks the sequence instead of being taken for the first attempt's. Where batches
+hold fewer records than that, attempts may look the same: then the offsets tell, see ``Sender``."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def write_rows(plan: Plan, batches: Iterable[RecordBatch]) -> Written:
         raise SharedTransactionError(
             f"a task of batch {batch_id} got the transaction of batch {plan.batch_id}"
         )
-    sender = txn.Sender(plan.link, plan.ticket, codec, options.level)
+    sender = txn.Sender(plan.link, plan.ticket, codec, options.level, guarded=True)
     task = context.partitionId()
     for piece in pieces:
         if plan.prepared is None or piece.partition % plan.prepared.writers != task:

@@ -18,9 +18,16 @@ from kio.schema.errors import ErrorCode
 from coordinator.wire.client import ApiError, RequestFactory
 from logcore.batch import batch_of_payload
 from logcore.compression import Codec, compress
-from pipelines.spark.broker import RETRY_PAUSE_S, Connection, Offsets, Partition
+from pipelines.spark.broker import (
+    LATEST,
+    READ_UNCOMMITTED,
+    RETRY_PAUSE_S,
+    Connection,
+    Offsets,
+    Partition,
+)
 from pipelines.spark.columns import Piece
-from pipelines.spark.errors import BrokerError
+from pipelines.spark.errors import BrokerError, SharedTransactionError
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """Encoded records of one Produce request."""
@@ -62,18 +69,30 @@ def _produce(ticket: Ticket) -> int:
 def begin(link: Connection, transactional_id: str, timeout_ms: int) -> Ticket:
     """Fence whoever used the id before, wait until its transaction is over, and get an epoch.
 
-    When this has returned, the outcome of every earlier transaction of the id is final.
+    When this has returned, the outcome of every earlier transaction of the id is final. Raises
+    BrokerError where a downgrade has locked the id, ``ApiError`` for other refusals.
     """
-    answer = link.insist(
-        "InitProducerId",
-        lambda f: f.message(
-            transactional_id=transactional_id,
-            transaction_timeout_ms=timeout_ms,
-            producer_id=-1,
-            producer_epoch=-1,
-        ),
-        to_transaction=transactional_id,
-    )
+    try:
+        answer = link.insist(
+            "InitProducerId",
+            lambda f: f.message(
+                transactional_id=transactional_id,
+                transaction_timeout_ms=timeout_ms,
+                producer_id=-1,
+                producer_epoch=-1,
+            ),
+            to_transaction=transactional_id,
+        )
+    except ApiError as error:
+        if error.code is not ErrorCode.unsupported_version:
+            raise
+        # TransactionLog.valueToBytes: no version 0 of a value has a ClientTransactionVersion.
+        raise BrokerError(
+            f"InitProducerId: UNSUPPORTED_VERSION. Transactional id {transactional_id!r} was used"
+            " under transaction.version 2; after a downgrade to 0 Apache Kafka can't write it down."
+            " Raise transaction.version again, restart the id's coordinator, then the query;"
+            " another id would not know which batches are committed"
+        ) from error
     implicit = link.transaction_version() >= 2 and link.produce_version() >= 12
     return Ticket(transactional_id, answer.producer_id, answer.producer_epoch, implicit)
 
@@ -81,16 +100,29 @@ def begin(link: Connection, transactional_id: str, timeout_ms: int) -> Ticket:
 class Sender:
     """Writes batches under a ticket.
 
-    Sequences begin at 0: one sender per attempt of a task, and no two for the same partition.
+    Sequences begin at 0: one sender per attempt of a task, and no two for the same partition. With
+    ``guarded`` a partition that an earlier sender of the ticket has written to is refused: a batch
+    that the broker takes for a repetition is answered with the offset of the first, which is below
+    where the partition ended before we began. Senders side by side don't see each other so.
     """
 
-    def __init__(self, link: Connection, ticket: Ticket, codec: Codec, level: int | None) -> None:
+    def __init__(
+        self,
+        link: Connection,
+        ticket: Ticket,
+        codec: Codec,
+        level: int | None,
+        *,
+        guarded: bool = False,
+    ) -> None:
         self._link = link
         self._ticket = ticket
         self._codec = codec
         self._level = level
         self._sequences: dict[Partition, int] = defaultdict(int)
         self._joined: set[Partition] = set()
+        self._guarded = guarded
+        self._ends: Offsets = {}
         self._waiting: dict[Partition, bytes] = {}
         self._waiting_bytes = 0
         self.rows = 0
@@ -126,12 +158,17 @@ class Sender:
         self.rows += piece.records
 
     def flush(self) -> None:
-        """Send what waits, and return when all of it is acknowledged. Raises BrokerError."""
+        """Send what waits, and return when all of it is acknowledged.
+
+        Raises BrokerError, and :class:`SharedTransactionError` where another sender has written.
+        """
         waiting, self._waiting, self._waiting_bytes = self._waiting, {}, 0
         if not waiting:
             return
         if not self._ticket.implicit:
             self._join(set(waiting) - self._joined)
+        if self._guarded:
+            self._note_ends(set(waiting) - self._ends.keys())
         deadline = time.monotonic() + self._link.timeout_ms / 1000
         while waiting:
             waiting = self._attempt(waiting)
@@ -170,6 +207,7 @@ class Sender:
                     part = topic.name, row.index
                     code = ErrorCode(row.error_code)
                     if code in {ErrorCode.none, ErrorCode.duplicate_sequence_number}:
+                        self._check_new(part, row.base_offset)
                         continue
                     if not code.retriable:
                         raise BrokerError(
@@ -178,6 +216,19 @@ class Sender:
                         )
                     again[part] = group[part]
         return again
+
+    def _note_ends(self, parts: Iterable[Partition]) -> None:
+        """Remember where partitions end before anything is sent to them."""
+        self._ends |= self._link.list_offsets(dict.fromkeys(parts, LATEST), READ_UNCOMMITTED)
+
+    def _check_new(self, part: Partition, offset: int) -> None:
+        end = self._ends.get(part, -1)
+        if offset < end:
+            raise SharedTransactionError(
+                f"{part[0]}-{part[1]} took a batch for a repetition of that at offset {offset},"
+                f" which was there before this task began at {end}: another attempt has written"
+                " into the transaction; the whole batch has to run again"
+            )
 
     def _request(self, group: Mapping[Partition, bytes]) -> Callable[[RequestFactory], Any]:
         by_topic: dict[str, list[tuple[int, bytes]]] = defaultdict(list)

@@ -22,6 +22,10 @@ OLD_FLAG = "version 0 has a flag for it, which Apache Kafka's controller does no
 UNOPENED = "records are opened only where a rule needs their content; readers check them"
 
 NOBODY_LEFT = "a group without members has nothing to assign, so its target is up to date"
+LOWERED = (
+    "no record of transaction.version 0 can say that the client speaks version 2: Apache Kafka"
+    " fails amid the write and leaves the id pending; here the record is one of version 1"
+)
 MOVED = "a log that moves costs each consumer group an epoch: our hash of its topics is another"
 
 DELIBERATE = (
@@ -101,6 +105,16 @@ DELIBERATE = (
             ("members_of_both_kinds_come_back", 3),
             ("silent_members_are_removed", 3),
             ("silent_members_are_removed", 4),
+        )
+    ),
+    *(
+        Deviation("level_0_under_ids_of_level_2", ours, theirs, LOWERED)
+        for ours, theirs in (
+            ('"none"', '"unsupported_version"'),
+            ('"none"', '"concurrent_transactions"'),
+            *((f'"producer {number}"', "-1") for number in (1, 4, 5)),
+            *((str(number), "-1") for number in range(5)),
+            ("false", "true"),
         )
     ),
 )

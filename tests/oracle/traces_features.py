@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.oracle.tracer import Tracer
-from tests.oracle.traces_txn import add, claimed, end, ended, init, produce, settle
+from tests.oracle.traces_txn import Identity, add, claimed, end, ended, init, produce, settle
 from tests.support.waits import until
 
 FEATURE = "transaction.version"
@@ -124,4 +124,43 @@ def levels_that_move_under_open_transactions(t: Tracer) -> None:
     move(t, 2)
 
 
-TRACES = [updating_features, lowering_by_version_0, levels_that_move_under_open_transactions]
+def level_0_under_ids_of_level_2(t: Tracer) -> None:
+    topic = "lowered"
+    t.cluster.create_topic(topic, 2)
+    until(lambda: level(t) == 2, "the level to begin with")
+
+    def begun(name: str) -> Identity:
+        who = claimed(t, name)
+        produce(t, 12, topic, name, who, 0)
+        return who
+
+    finished = begun("lowered-finished")
+    end(t, 5, "lowered-finished", finished, True)
+    ended(t, "lowered-finished")
+    begun("lowered-taken")
+    old, new, growing = (begun(f"lowered-{name}") for name in ("old", "new", "growing"))
+    move(t, 0)
+    # These go on by the rules of level 0, whose records say nothing that a version 0 can't.
+    end(t, 4, "lowered-old", old, True)
+    ended(t, "lowered-old")
+    add(t, 3, "lowered-old", claimed(t, "lowered-old"), [(topic, [0])])
+    init(t, "lowered-taken")
+    claimed(t, "lowered-fresh")
+    # These would have to write down that their client is one of level 2.
+    for _ in range(2):
+        init(t, "lowered-finished")
+        end(t, 5, "lowered-new", new, True)
+    produce(t, 12, topic, "lowered-growing", growing, 0, partition=1)
+    end(t, 5, "lowered-growing", growing, False)
+    t.note("readers wait", t.cluster.lso(topic) < t.cluster.offset(topic))
+    move(t, 2)
+    # What Apache Kafka could not write is pending until the coordinator loads its log again.
+    init(t, "lowered-finished")
+
+
+TRACES = [
+    updating_features,
+    lowering_by_version_0,
+    levels_that_move_under_open_transactions,
+    level_0_under_ids_of_level_2,
+]

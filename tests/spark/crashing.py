@@ -47,7 +47,7 @@ class Fault:
         self.from_batch = int(options.get("crash.batch", "0"))
         """Of the steps in commit: the first batch that they count in."""
         self.unsafe = options.get("crash.unsafe", "").split(",")
-        """Guards against second attempts that are off: ``attempts``, ``sizes``."""
+        """Guards against second attempts that are off: ``attempts``, ``sizes``, ``offsets``."""
 
     def reach(self, step: str) -> None:
         """Fail or stand still, if this is the step and it has not happened yet."""
@@ -81,12 +81,22 @@ class Fault:
 
     @contextlib.contextmanager
     def unguarded(self) -> Iterator[None]:
-        """Without the guards that are off, a second attempt is taken for a first one."""
+        """Without the guards that are off, a second attempt is taken for a first one.
+
+        Attempts get their numbers, 0 and 1, for ids: first batches of 1 and 2 records differ in any
+        case, larger ones might both be cut to what fits a batch.
+        """
+        context = TaskContext.get()
+        assert context is not None
+        attempt = context.attemptNumber()
         with contextlib.ExitStack() as stack:
             if "attempts" in self.unsafe:
                 stack.enter_context(_set(TaskContext, "attemptNumber", lambda _: 0))
+                stack.enter_context(_set(TaskContext, "taskAttemptId", lambda _: attempt))
             if "sizes" in self.unsafe:
                 stack.enter_context(_set(sink, "_FIRST_SIZES", 1))
+            if "offsets" in self.unsafe:
+                stack.enter_context(_set(txn.Sender, "_note_ends", lambda *_: None))
             yield
 
     @contextlib.contextmanager
@@ -98,7 +108,7 @@ class Fault:
             )
             stack.enter_context(_around(txn, "end", after="transaction ended", of=self))
             stack.enter_context(_around(txn, "commit_offsets", after="offsets committed", of=self))
-            stack.enter_context(_around(txn.Sender, "_attempt", after="mid write", of=self))
+            stack.enter_context(_when_written(self))
             yield
 
 
@@ -114,6 +124,24 @@ def _around(
         return result
 
     return _set(owner, name, wrapped)
+
+
+def _when_written(of: Fault) -> contextlib.AbstractContextManager[None]:
+    """The step amid the writes: something is in the log.
+
+    To tasks that begin side by side Apache Kafka may say NOT_ENOUGH_REPLICAS, and nothing is: while
+    two partitions ask to join one transaction, the second pushes out the first, if that still waits
+    (``AddPartitionsToTxnManager``).
+    """
+    original = txn.Sender._attempt
+
+    def wrapped(sender: txn.Sender, waiting: Any) -> Any:
+        unwritten = original(sender, waiting)
+        if len(unwritten) < len(waiting):
+            of.reach("mid write")
+        return unwritten
+
+    return _set(txn.Sender, "_attempt", wrapped)
 
 
 @contextlib.contextmanager

@@ -105,8 +105,9 @@ class Ended:
 TRIED = {
     "direct": {},
     "staged": {},
-    "sizes": {"unsafe": "attempts"},
-    "control": {"unsafe": "attempts,sizes"},
+    "sizes": {"unsafe": "attempts,offsets"},
+    "offsets": {"unsafe": "attempts,sizes"},
+    "control": {"unsafe": "attempts,sizes,offsets"},
 }
 SMALL = {"kafka.batch.size": "500"}
 """Several batches a partition, or the order of rows would not matter."""
@@ -159,7 +160,16 @@ def test_a_second_attempt_that_gets_past_the_refusal_breaks_the_sequence(
     assert_exactly_once(cluster, ended.job)
 
 
-def test_without_either_guard_records_are_lost_and_doubled_in_silence(
+def test_a_second_attempt_whose_batches_look_the_same_is_known_by_their_offsets(
+    spark: SparkSession, tried_twice: dict[str, Ended], cluster: Cluster
+) -> None:
+    ended = tried_twice["offsets"]
+    assert "took a batch for a repetition" in ended.told
+    run(spark, again(ended.job))
+    assert_exactly_once(cluster, ended.job)
+
+
+def test_without_any_guard_records_are_lost_and_doubled_in_silence(
     tried_twice: dict[str, Ended], cluster: Cluster
 ) -> None:
     # The control: were this exact, the tests above would prove nothing.

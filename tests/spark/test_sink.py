@@ -45,7 +45,8 @@ def write(df: DataFrame, bootstrap: str, topic: str | None, **options: Any) -> N
     writer.options(**options).mode("append").save()
 
 
-def read(spark: SparkSession, bootstrap: str, topic: str) -> list[Any]:
+def read(spark: SparkSession, cluster: Cluster, bootstrap: str, topic: str) -> list[Any]:
+    cluster.settle(topic)
     loaded = (
         spark.read.format("fencepost")
         .option("kafka.bootstrap.servers", bootstrap)
@@ -69,7 +70,7 @@ def test_every_codec_with_keys_headers_and_timestamps(
         " TIMESTAMP_MILLIS(1700000000000 + id) AS timestamp FROM range(100)"
     )
     write(rows, bootstrap, topic, **{"kafka.compression.type": codec})
-    found = read(spark, bootstrap, topic)
+    found = read(spark, cluster, bootstrap, topic)
     assert len(found) == 100
     by_value = {bytes(row.value).decode(): row for row in found}
     row = by_value["v42"]
@@ -91,7 +92,7 @@ def test_keys_go_where_the_java_client_sends_them(
     if prepared:
         rows = prepare(rows, bootstrap=bootstrap, topic=topic)
     write(rows, bootstrap, topic)
-    found = read(spark, bootstrap, topic)
+    found = read(spark, cluster, bootstrap, topic)
     assert len(found) == 200
     assert all(row.partition == partition_for(bytes(row.key), 5) for row in found)
 
@@ -118,7 +119,7 @@ def test_rows_may_choose_their_topic(spark: SparkSession, cluster: Cluster, boot
         " FROM range(20)"
     )
     write(rows, bootstrap, None)
-    assert [len(read(spark, bootstrap, topic)) for topic in topics] == [10, 10]
+    assert [len(read(spark, cluster, bootstrap, topic)) for topic in topics] == [10, 10]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tests.support.batches import Batch, batch, batches
 from tests.support.raw import Answer, RawClient
-from tests.support.waits import until
+from tests.support.waits import DEADLINE_S, until
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 GROUP, TRANSACTION = 0, 1
@@ -246,6 +246,21 @@ class Cluster(RawClient):
     def lso(self, topic: str, partition: int = 0) -> int:
         """The last stable offset."""
         return self.offset(topic, partition, isolation=READ_COMMITTED)
+
+    def settle(self, topic: str, *, deadline_s: float = DEADLINE_S) -> None:
+        """Wait until no transaction is open in ``topic``. TimeoutError if one stays so.
+
+        EndTxn is answered when the decision is written down; Apache Kafka's markers follow later,
+        and readers of committed records see nothing beyond the first that is missing.
+        """
+        answer = self.call("metadata", 8, topics=[{"name": topic}])
+        for part in answer["topics"][0]["partitions"]:
+            index = part["partition_index"]
+            until(
+                lambda index=index: self.lso(topic, index) == self.offset(topic, index),
+                f"the markers in {topic}-{index}",
+                deadline_s=deadline_s,
+            )
 
     def committed(self, group: str, topic: str, partition: int = 0, *, stable: bool = False) -> int:
         """The committed offset of a group, -1 if none; with ``stable`` waits for open ones."""

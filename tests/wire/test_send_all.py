@@ -16,8 +16,7 @@ from aiokafka.partitioner import DefaultPartitioner
 from pipelines.producers import close_producer, open_producer, send_all
 from pipelines.records import Output
 from pipelines.serde import BYTES
-from tests.support.cluster import LATEST, READ_COMMITTED, Cluster, unique
-from tests.support.waits import until
+from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.wire.clients import aio_consumer
 
 PARTITIONS = 3
@@ -44,11 +43,8 @@ async def write(bootstrap: str, *outputs: Output) -> None:
 
 
 def written(cluster: Cluster, topic: str, partition: int) -> list[bytes | None]:
-    """What readers of committed records see, once the transaction's marker is there."""
-    until(
-        lambda: cluster.lso(topic, partition) == cluster.offset(topic, partition, LATEST),
-        "the marker of the transaction",
-    )
+    """What readers of committed records see, once the transaction's markers are there."""
+    cluster.settle(topic)
     return cluster.values(topic, partition=partition, isolation=READ_COMMITTED)
 
 

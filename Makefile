@@ -53,7 +53,7 @@ lint: $(VENV)/.spark  ## ruff, mypy --strict, import directions
 	$(RUN) pytest --quiet tests/test_tidy.py
 
 oracle: $(VENV)/.dev  ## the same client scenarios on a real Apache Kafka 4.3, traces compared (needs java and mvn)
-	$(RUN) pytest --target=kafka tests/wire $(ARGS)
+	$(RUN) pytest --numprocesses 2 --dist loadfile --target=kafka tests/wire $(ARGS)
 	$(RUN) pytest tests/oracle $(ARGS)
 
 containers: $(VENV)/.spark  ## clients, pipelines and Spark on Apache Kafka in a container (needs a Docker engine, java, mvn, busybox, Mosquitto)

@@ -145,6 +145,7 @@ class _Spread:
 
     def __init__(self, producer: AIOKafkaProducer, topic: str, known: Collection[int]) -> None:
         self._topic = topic
+        self._known = frozenset(known)
         self._all = sorted(known)
         self._available = sorted(producer._metadata.available_partitions_for_topic(topic))
         self._choose = producer._partitioner
@@ -156,7 +157,7 @@ class _Spread:
         if key is None and value is None:
             raise ValueError(f"an output to {self._topic} has neither key nor value")
         if asked is not None:
-            if asked not in self._all:
+            if asked not in self._known:
                 raise ValueError(
                     f"an output asks for partition {asked} of {self._topic}, which has"
                     f" {len(self._all)}"

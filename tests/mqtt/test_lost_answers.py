@@ -11,7 +11,7 @@ from pipelines.mqtt.routes import Mapped, MessageId, Route
 from tests.mqtt.test_sessions import Gateway, broker
 from tests.support.cluster import Cluster
 from tests.support.mosquitto import Mosquitto
-from tests.support.own_broker import own_broker
+from tests.support.own_broker import behind_proxy
 from tests.support.proxy import LosingProxy
 
 __all__ = ["broker"]
@@ -22,17 +22,12 @@ ROUNDS = 3
 
 
 @pytest.fixture(scope="module")
-def behind_proxy(
+def proxied(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, LosingProxy]]:
     """A broker that tells its clients the address of a proxy; its own address, and the proxy."""
-    proxy = LosingProxy()
-    settings = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
-    with own_broker(request, tmp_path_factory.mktemp("lost"), settings) as started:
-        host, port = started.bootstrap.split(":")
-        proxy.target = host, int(port)
+    with behind_proxy(request, tmp_path_factory.mktemp("lost")) as (started, proxy):
         yield started.bootstrap, proxy
-        proxy.close()
 
 
 @pytest.mark.parametrize("qos", [1, 2])
@@ -46,10 +41,10 @@ def behind_proxy(
     ],
 )
 async def test_an_answer_is_lost(
-    behind_proxy: tuple[str, LosingProxy], broker: Mosquitto, api: int, qos: int
+    proxied: tuple[str, LosingProxy], broker: Mosquitto, api: int, qos: int
 ) -> None:
     """QoS 1 with message ids, QoS 2 without."""
-    address, proxy = behind_proxy
+    address, proxy = proxied
     with Cluster(address) as cluster:
         gateway = Gateway(f"127.0.0.1:{proxy.port}", cluster, broker, 5)
         route = Route("a/#", gateway.topic, qos=qos)

@@ -13,7 +13,7 @@ from pipelines.spark.supervise import run_supervised
 from tests.spark.queries import again, assert_exactly_once, faulty, go_on, happened, new_job, run
 from tests.spark.queries import start as start_query
 from tests.support.cluster import Cluster
-from tests.support.own_broker import OwnBroker, own_broker
+from tests.support.own_broker import OwnBroker, behind_proxy, own_broker
 from tests.support.proxy import LosingProxy
 
 if TYPE_CHECKING:
@@ -60,13 +60,8 @@ def proxied(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LosingProxy, str]]:
     """A broker that tells its clients the address of a proxy, and its own address."""
-    proxy = LosingProxy()
-    settings = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
-    with own_broker(request, tmp_path_factory.mktemp("proxied"), settings) as broker:
-        host, port = broker.bootstrap.split(":")
-        proxy.target = host, int(port)
-        yield proxy, broker.bootstrap
-        proxy.close()
+    with behind_proxy(request, tmp_path_factory.mktemp("proxied")) as (started, proxy):
+        yield proxy, started.bootstrap
 
 
 OF_SOURCE = (METADATA, LIST_OFFSETS, FETCH)

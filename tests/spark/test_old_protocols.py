@@ -38,7 +38,7 @@ from tests.spark.queries import (
     uncommitted,
 )
 from tests.support.cluster import Cluster, unique
-from tests.support.own_broker import OwnBroker, own_broker
+from tests.support.own_broker import OwnBroker, behind_proxy, own_broker
 from tests.support.proxy import LosingProxy
 from tests.support.waits import until
 
@@ -89,13 +89,8 @@ def broker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[OwnBroker, LosingProxy]]:
     """A broker that tells its clients the address of a proxy."""
-    proxy = LosingProxy()
-    settings = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
-    with own_broker(request, tmp_path_factory.mktemp("old"), settings) as started:
-        host, port = started.bootstrap.split(":")
-        proxy.target = host, int(port)
-        yield started, proxy
-        proxy.close()
+    with behind_proxy(request, tmp_path_factory.mktemp("old")) as both:
+        yield both
 
 
 @pytest.fixture(params=LEVELS, ids=lambda level: f"tv{level}")

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka
+from tests.support.proxy import LosingProxy
 from tests.support.targets import SETTINGS
 
 
@@ -41,3 +42,17 @@ def own_broker(
     broker.start()
     yield broker
     broker.kill()
+
+
+@contextmanager
+def behind_proxy(
+    request: pytest.FixtureRequest, home: Path
+) -> Iterator[tuple[OwnBroker, LosingProxy]]:
+    """A broker of one's own that tells its clients the address of a proxy."""
+    proxy = LosingProxy()
+    settings = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
+    with own_broker(request, home, settings) as started:
+        host, port = started.bootstrap.split(":")
+        proxy.target = host, int(port)
+        yield started, proxy
+        proxy.close()

@@ -84,7 +84,9 @@ class Replicas:
         self.producer_limit = ProducerLimit(config.int("max.producer.ids"))
         """The producers that all partitions together remember."""
         self._metadata: MetadataLog
+        self._metadata_partition: Partition | None = None
         self._open: dict[TopicPartition, Partition] = {}
+        """The partitions of topics: what requests may name. The metadata log is none of them."""
         self._complete = False
         self._clean = True
         self._stale = False
@@ -100,8 +102,14 @@ class Replicas:
     # --- start -----------------------------------------------------------------------------------
 
     def open_metadata(self) -> Partition:
-        """Open the log that everything else is described in. Raises StorageError."""
-        return self._open_partition(METADATA_TOPIC, 0, METADATA_TOPIC_ID, METADATA_LOG_CONFIG, 0)
+        """Open the log that everything else is described in. Raises StorageError.
+
+        It belongs to :class:`MetadataLog` alone: no request finds it here, whatever the API.
+        """
+        self._metadata_partition = partition = self._open_partition(
+            METADATA_TOPIC, 0, METADATA_TOPIC_ID, METADATA_LOG_CONFIG, 0
+        )
+        return partition
 
     def load(self, metadata: MetadataLog) -> None:
         """Put directories without a topic aside, open those with one. Raises StorageError."""
@@ -151,7 +159,7 @@ class Replicas:
         that is too high would empty it. The files follow before the first new partition is made.
         """
         for offsets in self._checkpointed:
-            for key in offsets.keys() - self._open.keys():
+            for key in offsets.keys() - self._open.keys() - {(METADATA_TOPIC, 0)}:
                 del offsets[key]
                 self._stale = True
 
@@ -199,8 +207,9 @@ class Replicas:
         return self._open.get(key)
 
     def __iter__(self) -> Iterator[Partition]:
-        """All partitions that are open, in no order."""
-        return iter(list(self._open.values()))
+        """All partitions that are open, the metadata log among them, in no order."""
+        own = [] if self._metadata_partition is None else [self._metadata_partition]
+        return iter([*own, *self._open.values()])
 
     def is_offline(self, topic: str, index: int) -> bool:
         """Whether the file system has failed under an open partition."""
@@ -210,7 +219,12 @@ class Replicas:
     def _open_topic_partition(self, topic: Topic, index: int) -> Partition:
         config = log_config(self._config, topic.configs)
         epoch = self._metadata.leader_epoch(topic)
-        return self._open_partition(topic.name, index, topic.topic_id, config, epoch)
+        partition = self._open_partition(topic.name, index, topic.topic_id, config, epoch)
+        self._open[topic.name, index] = partition
+        if self._cut and self._complete:
+            self._cut = False
+            self.checkpoint_recovery_points()
+        return partition
 
     def _open_partition(
         self, topic: str, index: int, topic_id: uuid.UUID, config: LogConfig, leader_epoch: int
@@ -244,13 +258,9 @@ class Replicas:
         except OSError as error:
             raise StorageError(f"{path} can not be opened: {error}") from error
         partition.on_offline = partial(_report_offline, partition)
-        self._open[key] = partition
         if partition.recovery_point < self._recovery_points.get(key, 0):
             # Recovery has cut the log: what comes now is not on disk because the file says so.
             self._cut = True
-        if self._cut and self._complete:
-            self._cut = False
-            self.checkpoint_recovery_points()
         return partition
 
     def adopt(self, topic: Topic, extents: Mapping[int, tuple[int, int]]) -> None:
@@ -315,21 +325,21 @@ class Replicas:
         """Write up to where each log is known to be on disk."""
         self._write(
             RECOVERY_POINT_CHECKPOINT,
-            {key: one.recovery_point for key, one in self._open.items()},
+            {(one.topic, one.index): one.recovery_point for one in self},
         )
 
     def checkpoint_log_starts(self) -> None:
         """Write the log start offsets that lie above the log's first file."""
         self._write(
             LOG_START_CHECKPOINT,
-            {key: one.log_start_offset for key, one in self._open.items() if one.log_start_offset},
+            {(one.topic, one.index): one.log_start_offset for one in self if one.log_start_offset},
         )
 
     def checkpoint_high_watermarks(self) -> None:
         """Write the high watermarks."""
         self._write(
             HIGH_WATERMARK_CHECKPOINT,
-            {key: one.high_watermark for key, one in self._open.items()},
+            {(one.topic, one.index): one.high_watermark for one in self},
         )
 
     def _write(self, name: str, offsets: Offsets) -> None:

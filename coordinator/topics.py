@@ -50,7 +50,7 @@ def check_name(name: str) -> None:
         raise InvalidTopicError(
             f"the topic name {name!r} is not made of letters, digits, '.', '_' and '-' alone"
         )
-    if name in {METADATA_TOPIC, HISTORY_TOPIC}:
+    if name == HISTORY_TOPIC:
         raise InvalidTopicError(f"{name} is the broker's own")
 
 
@@ -88,6 +88,8 @@ class TopicAdmin:
         ConfigError, TopicLimitExceededError.
         """
         check_name(name)
+        if name == METADATA_TOPIC:
+            raise InvalidRequestError(f"Creation of internal topic {name} is prohibited.")
         existing = self._metadata.colliding(name)
         if existing == name:
             raise TopicAlreadyExistsError(f"Topic '{name}' already exists.")

@@ -18,7 +18,7 @@ from kio.schema.errors import ErrorCode
 from coordinator.data_errors import InvalidTopicError
 from coordinator.errors import error_code
 from coordinator.handlers import Context, authorized, handles
-from coordinator.metadata import CONSUMER_OFFSETS, TRANSACTION_STATE, Topic
+from coordinator.metadata import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE, Topic
 from coordinator.topics import check_name
 from coordinator.wire import ApiKey, Entity
 from logcore.machine import DomainError
@@ -102,7 +102,7 @@ def _create(ctx: Context, name: str) -> None:
         broker.groups.ensure_open()
     elif name == TRANSACTION_STATE:
         broker.txns.ensure_open()
-    else:
+    elif name != METADATA_TOPIC:
         broker.topics.create(name)
 
 

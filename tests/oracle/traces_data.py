@@ -286,7 +286,9 @@ def metadata(t: Tracer) -> None:
     t.cluster.create_topic("described", 2)
     topic_id = t.cluster.topic_id("described")
     for version in range(14):
-        topics = ["described", "no-such-topic", "bad name"] if version < 13 else ["described"]
+        topics = ["described"]
+        if version < 13:
+            topics += ["no-such-topic", "bad name", "__cluster_metadata"]
         t(
             "metadata",
             version,
@@ -350,6 +352,7 @@ TOPICS_TO_MAKE = (
     {"name": "twice", "num_partitions": 1, "replication_factor": 1},
     {"name": "bad name", "num_partitions": 1, "replication_factor": 1},
     {"name": "", "num_partitions": 1, "replication_factor": 1},
+    {"name": "__cluster_metadata", "num_partitions": 1, "replication_factor": 1},
     {"name": "none", "num_partitions": 0, "replication_factor": 1},
     {"name": "minus", "num_partitions": -2, "replication_factor": 1},
     {"name": "copies", "num_partitions": 1, "replication_factor": 2},

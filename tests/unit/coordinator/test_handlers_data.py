@@ -123,11 +123,18 @@ def test_a_topic_is_created_when_asked_for_and_known_the_next_time(client):
     assert (found["error_code"], len(found["partitions"])) == ("none", 2)
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a b", "ä", "x" * 250, "__cluster_metadata"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "ä", "x" * 250])
 def test_bad_names_are_no_topics(client, name):
     (found,) = client.call("metadata", 9, topics=[{"name": name}])["topics"]
     assert found["error_code"] == "invalid_topic_exception"
     assert client.create(name)[0] == "invalid_topic_exception"
+
+
+def test_nobody_makes_a_topic_of_the_metadata_logs_name(client):
+    for _ in range(2):
+        (found,) = client.call("metadata", 9, topics=[{"name": "__cluster_metadata"}])["topics"]
+        assert found["error_code"] == "unknown_topic_or_partition"
+    assert client.create("__cluster_metadata")[0] == "invalid_request"
 
 
 def test_internal_topics_are_marked(client):

@@ -58,7 +58,6 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     shard_errors.CoordinatorLoadInProgressError: ErrorCode.coordinator_load_in_progress,
     shard_errors.NotCoordinatorError: ErrorCode.not_coordinator,
     shard_errors.CoordinatorNotAvailableError: ErrorCode.coordinator_not_available,
-    shard_errors.ShardRecordTooLargeError: ErrorCode.unknown_server_error,
     shard_errors.TransactionCoordinatorBusyError: ErrorCode.not_enough_replicas,
     # groups
     groups.InvalidGroupIdError: ErrorCode.invalid_group_id,

@@ -11,9 +11,12 @@ Where ``flush.messages`` asks for it they wait for the disk as well, and so do e
 not get to disk before the decision to write it. Turns go on meanwhile; what they answer waits for
 what they have seen, in order.
 
-Whatever goes wrong in a turn, a refused or failed append, or a bug of ours, makes the shard FAILED:
-its waiting requests are answered NOT_COORDINATOR, the cause is logged, and the state is built anew
-from the log. There is no rollback, hence no second path to get wrong.
+A request is refused by the machine, or, where it bears a producer's identity, by the partition that
+knows a newer epoch of that producer: both before anything is written, and both are the request's
+own affair. Whatever else goes wrong in a turn, a failed append or a bug of ours, makes the shard
+FAILED: its waiting requests are answered NOT_COORDINATOR, the cause and the request that brought it
+about are logged, and the state is built anew from the log. There is no rollback, hence no second
+path to get wrong.
 
 Survives: kill -9 between any two appends (the machine resumes in ``loaded``), append failures, and
 an append by somebody else (the offset check).
@@ -40,12 +43,11 @@ from coordinator.shard_errors import (
     CoordinatorLoadInProgressError,
     NotCoordinatorError,
     ShardError,
-    ShardRecordTooLargeError,
 )
 from coordinator.timers import TimerQueue
 from logcore.batch import ControlType, decode_records, parse_control, verify_crc
 from logcore.clock import Clock
-from logcore.errors import LogError, NoRoomError, RecordListTooLargeError, RecordTooLargeError
+from logcore.errors import LogError, NoRoomError
 from logcore.machine import (
     Decision,
     DomainError,
@@ -181,7 +183,7 @@ class Shard:
         self._remember = services.remember
         self._commit = services.commit
         self._origin: Origin | None = None
-        self._trigger: str | None = None
+        self._about: tuple[str, object] | None = None
         self._timers = services.timers.timers(self._fire)
         self._state = ShardState.INITIAL
         self._machine = build()
@@ -228,7 +230,7 @@ class Shard:
         self._last_token = token = self._last_token + 1
         self._waiting[token] = future
         self._origin = origin
-        self._trigger = f"{'upkeep' if origin is None else 'request'} {type(command).__name__}"
+        self._about = "upkeep" if origin is None else "request", command
         try:
             self._turn(
                 partial(self._machine.decide, token, command),
@@ -237,7 +239,7 @@ class Shard:
                 at_once=at_once,
             )
         finally:
-            self._origin = self._trigger = None
+            self._origin = self._about = None
         return future
 
     def feed(self, command: object) -> None:
@@ -248,11 +250,11 @@ class Shard:
         if self._in_turn:
             self._inbox.append(command)
         elif self._state is ShardState.ACTIVE:
-            self._trigger = f"report {type(command).__name__}"
+            self._about = "report", command
             try:
                 self._turn(self._fed(command), self._clock.now_ms(), None)
             finally:
-                self._trigger = None
+                self._about = None
 
     def complete_transaction(
         self,
@@ -281,7 +283,9 @@ class Shard:
             self._check_offset(appended.base_offset)
             self._machine.replay_marker(stamp, appended.base_offset, commit=commit)
         except Exception as cause:  # noqa: BLE001 - any failure is a state that can't be trusted
+            self._about = "marker", stamp
             self._fail(cause, None)
+            self._about = None
             return
         self._next_offset = appended.last_offset + 1
 
@@ -309,6 +313,8 @@ class Shard:
         try:
             try:
                 decision = first(now_ms)
+                if decision.stamp is not None and decision.records:
+                    self.partition.check_producer(decision.stamp)
             except DomainError as refusal:
                 if token is None:
                     raise
@@ -360,7 +366,7 @@ class Shard:
             if _log.is_enabled_for(level):
                 where = {"subject": event.subject, "shard": self.name}
                 _log.log(level, event.kind, **{**event.detail, **where})
-            self._remember(self.partition.topic, self.name, event, self._origin, self._trigger)
+            self._remember(self.partition.topic, self.name, event, self._origin, self._trigger())
         turn.replies += decision.replies
         for effect in decision.effects:
             turn.effects += 1
@@ -412,11 +418,34 @@ class Shard:
 
     def _fire(self, key: Hashable, now_ms: int) -> None:
         if self._state is ShardState.ACTIVE:
-            self._trigger = f"timer {key[0]}" if isinstance(key, tuple) else f"timer {key}"
+            self._about = "timer", key
             try:
                 self._turn(partial(self._machine.fire, key), now_ms, None)
             finally:
-                self._trigger = None
+                self._about = None
+
+    def _trigger(self) -> str | None:
+        """What the turn is about, in two words: ``request JoinGroup``, ``timer session``."""
+        if self._about is None:
+            return None
+        kind, what = self._about
+        if kind == "timer":
+            return f"timer {what[0] if isinstance(what, tuple) else what}"
+        return f"{kind} {what if isinstance(what, str) else type(what).__name__}"
+
+    def _blame(self) -> dict[str, object]:
+        """What the turn is about, whom it is about (group, transactional id) and who asked."""
+        what = None if self._about is None else self._about[1]
+        if isinstance(what, tuple):  # a timer's key: its kind, and whom it is about
+            subject = what[1] if len(what) > 1 else None
+        elif isinstance(what, ProducerStamp):
+            subject = f"producer {what.producer_id} of epoch {what.producer_epoch}"
+        else:
+            subject = getattr(what, "group_id", None) or getattr(what, "transactional_id", None)
+        told: dict[str, object] = {"trigger": self._trigger(), "subject": subject}
+        if self._origin is not None:
+            told |= {"client_id": self._origin.client_id, "client_host": self._origin.client_host}
+        return {name: value for name, value in told.items() if value is not None}
 
     def _answer(self, reply: Reply) -> None:
         # Not there: a report's token. Done already: the request's connection is gone.
@@ -436,6 +465,7 @@ class Shard:
             "shard_failed",
             shard=self.name,
             cause=f"{type(cause).__name__}: {cause}",
+            **self._blame(),
             # A refusal of the log explains itself; anything else is a bug and needs its place.
             exc_info=None if isinstance(cause, LogError) else cause,
         )
@@ -448,10 +478,7 @@ class Shard:
         self._enter(ShardState.FAILED)
         asker = self._waiting.pop(token, None) if token is not None else None
         if asker is not None and not asker.done():
-            if isinstance(cause, (RecordTooLargeError, RecordListTooLargeError)):
-                asker.set_exception(ShardRecordTooLargeError(str(cause)))
-            else:
-                asker.set_exception(self.unavailable())
+            asker.set_exception(self.unavailable())
         self._drop_state()
         self._reload = self._loop.create_task(self._load_again(), name=f"reload {self.name}")
 
@@ -482,7 +509,9 @@ class Shard:
                 offset = await self._replay_log(machine, pace)
         except Exception as cause:  # noqa: BLE001 - whatever it is, this log can't be served
             if self._state is ShardState.LOADING:
+                self._about = "load", f"batch at offset {self._next_offset}"
                 self._fail(cause, None)
+                self._about = None
             return
         if self._state is ShardState.LOADING:
             self._activate(machine, offset)
@@ -500,6 +529,7 @@ class Shard:
         """Replay the whole log into ``machine``; return the offset behind the last batch."""
         end = self.partition.log_end_offset
         for header, batch in self.partition.read_all():
+            self._next_offset = header.base_offset
             verify_crc(batch, 0, header)
             stamp = (
                 ProducerStamp(header.producer_id, header.producer_epoch)

@@ -24,9 +24,5 @@ class CoordinatorNotAvailableError(ShardError):
     """The coordinator is not started, or its topic can not be made (COORDINATOR_NOT_AVAILABLE)."""
 
 
-class ShardRecordTooLargeError(ShardError):
-    """What the request would have recorded does not fit a batch (UNKNOWN_SERVER_ERROR)."""
-
-
 class TransactionCoordinatorBusyError(ShardError):
     """A transaction can't be verified now; send the batch again (NOT_ENOUGH_REPLICAS)."""

@@ -11,6 +11,9 @@ A *machine* (``groups.machine.GroupMachine``, ``txn.machine.TxnMachine``) decide
 4. The runtime arms ``Decision.timers``, runs ``Decision.effects`` and gives ``Decision.replies``.
 
 If step 2 fails, the shard is unloaded and loaded again from its log; there is no rollback code.
+Only the producer of a transactional batch may be refused, before anything is written: that is the
+answer to the request, as if ``decide`` had raised it. A decision with a ``stamp`` therefore has no
+other traces, neither soft state nor replies to others.
 
 A machine may keep *soft* state that a restart legitimately loses (parked requests, members of a
 join phase, session deadlines); it changes that in ``decide`` and ``fire``.

@@ -198,7 +198,6 @@ class Partition(DurablePartition):
                 )
             self._producers.check_batch(
                 header,
-                from_client=True,
                 verified=transaction_verified,
                 transaction_version=transaction_version,
             )
@@ -214,6 +213,8 @@ class Partition(DurablePartition):
         """
         if self._stopped is not None:
             raise self._stopped
+        if producer is not None:
+            self.check_producer(producer)
         append_time = self._config.message_timestamp_type == LOG_APPEND_TIME
         data = encode_batch(
             [LogRecord(at, now_ms, one.key, one.value) for at, one in enumerate(records)],
@@ -224,11 +225,11 @@ class Partition(DurablePartition):
             log_append_time=append_time,
         )
         header = parse_header(data)
-        if producer is not None:
-            self._producers.check_batch(
-                header, from_client=False, verified=True, transaction_version=0
-            )
         return self._append_data(header, data, now_ms)
+
+    def check_producer(self, producer: ProducerStamp) -> None:
+        """Raise InvalidProducerEpochError if a newer epoch of the producer has written here."""
+        self._producers.check_epoch(producer.producer_id, producer.producer_epoch)
 
     def append_marker(
         self,

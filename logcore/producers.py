@@ -210,10 +210,16 @@ class ProducerStateManager:
                 return cached
         return None
 
-    def check_batch(
-        self, header: BatchHeader, *, from_client: bool, verified: bool, transaction_version: int
-    ) -> None:
-        """Check a data batch of a producer that is no duplicate.
+    def check_epoch(self, producer_id: int, epoch: int) -> None:
+        """Raise InvalidProducerEpochError where a newer epoch of the producer has written."""
+        entry = self._producers.get(producer_id)
+        if entry is not None and epoch < entry.epoch:
+            raise InvalidProducerEpochError(
+                f"producer {producer_id} has epoch {entry.epoch}, the batch {epoch}"
+            )
+
+    def check_batch(self, header: BatchHeader, *, verified: bool, transaction_version: int) -> None:
+        """Check a data batch of a client's producer that is no duplicate.
 
         ``verified``: the transaction coordinator has this partition in the producer's transaction.
         Raises InvalidTxnStateError, InvalidProducerEpochError, OutOfOrderSequenceError,
@@ -231,24 +237,20 @@ class ProducerStateManager:
                 f"producer {header.producer_id} begins a transaction that was not verified"
             )
         if entry is None:
-            if from_client and transactional and transaction_version >= 2 and header.base_sequence:
+            if transactional and transaction_version >= 2 and header.base_sequence:
                 raise OutOfOrderSequenceError(
                     f"sequence {header.base_sequence} where the transaction of producer"
                     f" {header.producer_id} has to begin with 0"
                 )
-            if from_client and not self._limit.has_room:
+            if not self._limit.has_room:
                 raise TooManyProducersError(
                     f"all of the {self._limit.maximum} producers that are remembered have a"
                     f" transaction open; producer {header.producer_id} has to wait for one to end"
                     " (max.producer.ids)"
                 )
             return
-        if epoch < entry.epoch:
-            raise InvalidProducerEpochError(
-                f"producer {header.producer_id} has epoch {entry.epoch}, the batch {epoch}"
-            )
-        if from_client:
-            self._check_sequence(entry, epoch, header.base_sequence)
+        self.check_epoch(header.producer_id, epoch)
+        self._check_sequence(entry, epoch, header.base_sequence)
         if entry.current_txn_first_offset is not None and not transactional:
             raise InvalidTxnStateError(
                 f"producer {header.producer_id} has a transaction open, the batch is outside of it"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from coordinator.group_commit import GroupCommit
 from coordinator.history import Origin
@@ -16,12 +17,11 @@ from coordinator.runtime import Pace, Shard, ShardServices, ShardState
 from coordinator.shard_errors import (
     CoordinatorLoadInProgressError,
     NotCoordinatorError,
-    ShardRecordTooLargeError,
 )
 from coordinator.timers import TimerQueue
 from logcore.clock import ManualClock
 from logcore.config import LogConfig
-from logcore.errors import InvalidProducerEpochError, RecordTooLargeError
+from logcore.errors import InvalidProducerEpochError, StorageError
 from logcore.fs import OsFileSystem
 from logcore.machine import (
     Decision,
@@ -363,7 +363,7 @@ async def test_failed_append_reloads_and_parked_requests_hear_of_it(bench: Bench
     await shard.submit(Put("a", "1"))
     waiting = shard.submit(Wait("b"))
     shard.submit(Later("a", 10))
-    bench.partition.fail_next.append(InvalidProducerEpochError("somebody"))
+    bench.partition.fail_next.append(StorageError("a bad disk"))
     with pytest.raises(NotCoordinatorError):
         await shard.submit(Put("b", "2"))
     assert isinstance(waiting.exception(), NotCoordinatorError)
@@ -379,7 +379,7 @@ async def test_failed_append_reloads_and_parked_requests_hear_of_it(bench: Bench
 
 async def test_append_that_failed_after_it_was_written(bench: Bench) -> None:
     shard = await bench.load()
-    bench.partition.fail_after.append(InvalidProducerEpochError("in doubt"))
+    bench.partition.fail_after.append(StorageError("in doubt"))
     with pytest.raises(NotCoordinatorError):
         await shard.submit(Put("a", "1"))
     await bench.reloaded()
@@ -390,7 +390,7 @@ async def test_failure_between_the_steps_of_a_turn(bench: Bench) -> None:
     shard = await bench.load()
 
     def answer(shard: Shard, effect: object) -> None:
-        bench.partition.fail_next.append(InvalidProducerEpochError("second step"))
+        bench.partition.fail_next.append(StorageError("second step"))
         bench.answer = bench.report
         bench.report(shard, effect)
 
@@ -401,12 +401,58 @@ async def test_failure_between_the_steps_of_a_turn(bench: Bench) -> None:
     assert bench.table() == {"a": "complete"}
 
 
-async def test_a_record_too_large_is_not_asked_for_again(bench: Bench) -> None:
+async def test_a_producer_of_an_older_epoch_is_refused_and_nobody_else(bench: Bench) -> None:
     shard = await bench.load()
-    bench.partition.fail_next.append(RecordTooLargeError("too large"))
-    with pytest.raises(ShardRecordTooLargeError):
-        await shard.submit(Put("a", "1"))
-    await bench.reloaded()
+    await shard.submit(Put("a", "1", ProducerStamp(7, 5)))
+    waiting, end = shard.submit(Wait("b")), bench.partition.log_end_offset
+    digest = shard.machine.digest()
+    for _ in range(3):
+        with pytest.raises(InvalidProducerEpochError):
+            await shard.submit(Put("a", "2", ProducerStamp(7, 4)))
+    assert (shard.state, bench.partition.log_end_offset) == (ShardState.ACTIVE, end)
+    assert shard.machine.digest() == digest
+    assert not waiting.done()
+    assert bench.remembered[-1][2] == Event("put", "a", {"value": "1", "shard": "not mine"})
+    await shard.submit(Put("b", "3", ProducerStamp(7, 5)))
+    assert waiting.result() == "3"
+
+
+async def test_a_failure_says_what_brought_it_about(bench: Bench) -> None:
+    shard = await bench.load()
+    with capture_logs() as said:
+        for command, origin in (
+            (Put("bug", "1"), Origin("me", "host")),
+            (Put("broken", "2"), None),
+        ):
+            with pytest.raises(NotCoordinatorError):
+                await shard.submit(command, origin)
+            await bench.reloaded()
+        await shard.submit(Later("a", 10))
+        bench.partition.fail_next.append(StorageError("a bad disk"))
+        bench.clock.advance(10)
+        bench.timers.run_due()
+        await bench.reloaded()
+        bench.partition.inner.append_records((_record("a", "poison"),), now_ms=1)
+        await shard.close()
+        again = bench.new_shard()
+        await again.load(Pace())
+        await again.close()
+    keys = "trigger", "subject", "client_id", "client_host", "cause"
+    failures = [one for one in said if one["event"] == "shard_failed"]
+    assert [{key: one[key] for key in keys if key in one} for one in failures] == [
+        {
+            "trigger": "request Put",
+            "client_id": "me",
+            "client_host": "host",
+            "cause": "ZeroDivisionError: a bug of ours",
+        },
+        {"trigger": "upkeep Put", "cause": "InvariantViolation: must not be"},
+        {"trigger": "timer late", "subject": "a", "cause": "StorageError: a bad disk"},
+        {
+            "trigger": "load batch at offset 0",
+            "cause": "InvariantViolation: can not be replayed",
+        },
+    ]
 
 
 @pytest.mark.parametrize("key", ["bug", "broken"])

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from coordinator.metadata import CONSUMER_OFFSETS, TRANSACTION_STATE
 from coordinator.runtime import ShardState
@@ -196,6 +197,18 @@ async def test_no_ids_while_metadata_fails(
         await Producer(services).init()
     monkeypatch.undo()
     await Producer(services).init()
+
+
+async def test_a_failing_log_names_the_request_that_it_failed(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = await Producer(services).init()
+    shard = services.txns._shards.shards[services.txns.partition_for(ID)]
+    monkeypatch.setattr(shard.partition, "append_records", refuse)
+    with capture_logs() as said, pytest.raises(NotCoordinatorError):
+        await producer.add(("t", 0))
+    (failed,) = (one for one in said if one["event"] == "shard_failed")
+    assert (failed["trigger"], failed["subject"]) == ("upkeep AddPartitions", ID)
 
 
 async def test_timeouts_abort(services: Services) -> None:

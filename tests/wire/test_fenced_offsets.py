@@ -1,0 +1,134 @@
+"""Offsets that the group's partition refuses from a producer are that producer's affair alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.crash.stubborn_client import StubbornClient
+from tests.support.cluster import GROUP, Cluster, unique
+from tests.support.own_broker import own_broker
+from tests.support.raw import Answer, errors_in
+
+TRIES = 5
+NO_GENERATION = -1
+
+
+@pytest.fixture(scope="module")
+def bootstrap(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A broker on which every group has the same coordinator shard, and that verifies nothing."""
+    settings = {
+        "offsets.topic.num.partitions": "1",
+        "transaction.partition.verification.enable": "false",
+    }
+    with own_broker(request, tmp_path_factory.mktemp("fenced"), settings) as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture(params=[1, 2], ids=["tv1", "tv2"])
+def client(bootstrap: str, request: pytest.FixtureRequest) -> Iterator[StubbornClient]:
+    made = StubbornClient(bootstrap, unique("fenced"), version=request.param)
+    yield made
+    made.close()
+
+
+class Member:
+    """The only member of a classic group, which is soft state of the shard that all share."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._group = unique("other")
+        cluster.coordinator(self._group, GROUP)
+        joined = cluster.call(
+            "join_group",
+            3,
+            group_id=self._group,
+            session_timeout=30_000,
+            rebalance_timeout=30_000,
+            member_id="",
+            protocol_type="consumer",
+            protocols=[{"name": "range", "metadata": b""}],
+        )
+        self._place = {
+            "group_id": self._group,
+            "generation_id": joined["generation_id"],
+            "member_id": joined["member_id"],
+        }
+        synced = cluster.call("sync_group", 3, assignments=[], **self._place)
+        assert (joined["error_code"], synced["error_code"]) == ("none", "none")
+
+    def beats(self) -> bool:
+        return self._cluster.call("heartbeat", 3, **self._place)["error_code"] == "none"
+
+
+def commit_offset(cluster: Cluster, client: StubbornClient, group: str, topic: str) -> list[str]:
+    """A TxnOffsetCommit, once: what it was answered."""
+    answer: Answer = cluster.call(
+        "txn_offset_commit",
+        5 if client.version == 2 else 3,
+        transactional_id=client.name,
+        group_id=group,
+        producer_id=client.producer_id,
+        producer_epoch=client.epoch,
+        generation_id=NO_GENERATION,
+        member_id="",
+        topics=[
+            {
+                "name": topic,
+                "partitions": [
+                    {
+                        "partition_index": 0,
+                        "committed_offset": 99,
+                        "committed_leader_epoch": -1,
+                        "committed_metadata": "",
+                    }
+                ],
+            }
+        ],
+    )
+    return errors_in(answer)
+
+
+def test_a_zombie_that_nobody_verifies_harms_no_other_group(
+    bootstrap: str, cluster: Cluster, client: StubbornClient
+) -> None:
+    topic, group = cluster.create_topic(unique("fenced")), unique("group")
+    client.claim()
+    client.send_offset(group, topic, 7)
+    other = Member(cluster)
+    successor = StubbornClient(bootstrap, client.name, version=client.version)
+    successor.claim()
+    successor.send_offset(group, topic, 8)
+    for _ in range(TRIES):
+        assert commit_offset(cluster, client, group, topic) == ["invalid_producer_epoch"]
+        assert other.beats()
+    successor.end(commit=True)
+    successor.close()
+    assert cluster.committed(group, topic, stable=True) == 8
+    assert other.beats()
+
+
+def test_a_producer_fenced_by_an_operators_marker_harms_no_other_group(
+    cluster: Cluster, client: StubbornClient
+) -> None:
+    topic, group = cluster.create_topic(unique("fenced")), unique("group")
+    client.claim()
+    client.send_offset(group, topic, 7)
+    other = Member(cluster)
+    marker = {
+        "producer_id": client.producer_id,
+        "producer_epoch": client.epoch + 1,
+        "transaction_result": False,
+        "topics": [{"name": "__consumer_offsets", "partition_indexes": [0]}],
+        "coordinator_epoch": 0,
+        "transaction_version": 0,
+    }
+    marked = cluster.call("write_txn_markers", 2, markers=[marker])
+    assert set(errors_in(marked)) == {"none"}
+    for _ in range(TRIES):
+        assert commit_offset(cluster, client, group, topic) == ["invalid_producer_epoch"]
+        assert other.beats()
+    assert cluster.committed(group, topic, stable=True) == -1

@@ -30,7 +30,7 @@ from coordinator.handlers import Registry
 from coordinator.history import History
 from coordinator.logs import configure_quietly
 from coordinator.maintenance import Maintenance
-from coordinator.metadata import MetadataLog, Topic
+from coordinator.metadata import METADATA_TOPIC, MetadataLog, Topic
 from coordinator.polls import Polls
 from coordinator.replicas import Replicas
 from coordinator.server import Server
@@ -40,6 +40,7 @@ from coordinator.wire.api import ApiKey
 from coordinator.wire.limits import ConnectionLimits
 from logcore.checkpoints import (
     LOCK,
+    META_PROPERTIES,
     CheckpointError,
     MetaProperties,
     read_meta_properties,
@@ -47,12 +48,19 @@ from logcore.checkpoints import (
     write_meta_properties,
 )
 from logcore.clock import Clock, SystemClock
-from logcore.fs import FileSystem, OsFileSystem
+from logcore.fs import TEMPORARY_SUFFIX, FileSystem, OsFileSystem
 
 if TYPE_CHECKING:
     from coordinator.thread import BrokerThread
 
 _log = structlog.get_logger(__name__)
+
+_METADATA_DIRECTORY = f"{METADATA_TOPIC}-0"
+_BEFORE_ITS_METADATA = frozenset(
+    {LOCK, META_PROPERTIES, META_PROPERTIES + TEMPORARY_SUFFIX, "lost+found"}
+)
+"""What a data directory may hold that no broker has been started on: a first start that was cut
+short leaves three of these, making a file system the last."""
 
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 
@@ -188,6 +196,7 @@ class Broker:
         directory = str(self.data_dir)
         try:
             self.fs.make_directory(directory)
+            self._refuse_foreign(directory)
             self._lock = self.fs.lock(f"{directory}/{LOCK}")
         except BlockingIOError as error:
             raise BrokerError(
@@ -214,6 +223,25 @@ class Broker:
         self.history = History(self.metadata, self.replicas, self.config, self.clock)
         self.groups = GroupCoordinator(self)
         self.txns = TxnCoordinator(self)
+
+    def _refuse_foreign(self, directory: str) -> None:
+        """Leave a directory alone that was never this broker's, and has something in it.
+
+        What no topic explains is renamed at a start; here that would be all there is.
+        """
+        names = set(self.fs.list_directory(directory) or ())
+        foreign = sorted(names - _BEFORE_ITS_METADATA)
+        missing = META_PROPERTIES
+        if META_PROPERTIES in names:
+            # Apache Kafka's, maybe: its small files are harmless where it has no partition.
+            missing = _METADATA_DIRECTORY
+            foreign = [one for one in foreign if self.fs.is_directory(f"{directory}/{one}")]
+        if missing not in names and foreign:
+            raise BrokerError(
+                f"the data directory {directory} has no {missing} but holds {foreign[0]}: it is no data directory of"
+                " this broker. Give it a directory that is empty or not there yet; to take over"
+                " partitions of Apache Kafka see `fencepost log import`"
+            )
 
     def _identify(self, directory: str) -> MetaProperties:
         """Read who owns the directory, or write it down at the first start."""

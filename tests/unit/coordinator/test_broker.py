@@ -103,6 +103,35 @@ async def test_a_directory_that_can_not_be_used(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("present", "named"),
+    [
+        (["python-3/", "photos-0/"], "photos-0"),
+        (["notes.txt"], "notes.txt"),
+        # Its identity is lost, or the log of all its topics.
+        (["__cluster_metadata-0/", "orders-0/"], "__cluster_metadata-0"),
+        (["meta.properties", "orders-0/"], "orders-0"),
+    ],
+)
+async def test_a_directory_of_somebody_else_is_refused_and_left_as_it_is(tmp_path, present, named):
+    for name in present:
+        if name.endswith("/"):
+            (tmp_path / name).mkdir()
+        else:
+            (tmp_path / name).write_text("")
+    with pytest.raises(BrokerError, match=f"holds {named}: it is no data directory"):
+        await Broker(tmp_path).start()
+    assert {one.name for one in tmp_path.iterdir()} == {name.rstrip("/") for name in present}
+
+
+async def test_a_first_start_that_was_cut_short_is_made_good(tmp_path):
+    (tmp_path / "lost+found").mkdir()
+    for name in (".lock", "meta.properties.tmp"):
+        (tmp_path / name).write_text("")
+    async with Broker(tmp_path) as broker:
+        assert broker.metadata.starts == 1
+
+
+@pytest.mark.parametrize(
     ("text", "address"),
     [("h:1", ("h", 1)), ("[::1]:65535", ("::1", 65535)), ("127.0.0.1:0", ("127.0.0.1", 0))],
 )

@@ -17,7 +17,8 @@ from __future__ import annotations
 import errno
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from logcore.fs import FileMap, FileSystem, replace_file
@@ -95,6 +96,8 @@ class MappedIndex:
         self._map: FileMap | None = None
         self._entries: int | None = None
         self._stretched = False
+        self._is_long = False
+        """Whether the file may be longer than its entries."""
         self._allocated = 0
 
     @property
@@ -125,6 +128,7 @@ class MappedIndex:
         handle = self._fs.open(self.path, create=True)
         try:
             size = self.max_entries * self.ENTRY_SIZE
+            self._is_long = True
             self._fs.truncate(handle, size)
             self._map = self._fs.map(handle, size)
         finally:
@@ -210,16 +214,23 @@ class MappedIndex:
         self._read_last()
 
     def trim(self) -> None:
-        """Cut the file to its entries: on roll, on close, and when entries were removed."""
+        """Cut the file to its entries: on roll, on close, and when entries were removed.
+
+        Where no file may be opened nothing has changed; the next call does it.
+        """
         entries = self.entries
-        self._unmap()
         handle = self._fs.open(self.path, create=True)
         try:
+            self._unmap()
+            # Should the map fail, the next use begins with the file as it is.
+            self._entries = None
             self._fs.truncate(handle, entries * self.ENTRY_SIZE)
+            self._is_long = False
             if entries:
                 self._map = self._fs.map(handle, entries * self.ENTRY_SIZE)
         finally:
             self._fs.close(handle)
+        self._entries = entries
 
     def reset(self) -> None:
         """Drop every entry and see that the file is there; what recovery begins with."""
@@ -229,7 +240,7 @@ class MappedIndex:
 
     def close(self) -> None:
         """Trim the file if it was stretched, and end the mapping."""
-        if self._stretched:
+        if self._is_long:
             self.trim()
         self._unmap()
         self._entries = None
@@ -242,6 +253,7 @@ class MappedIndex:
     def retire(self) -> None:
         """Be empty from now on, whatever comes to stand under the file's name."""
         self._unmap()
+        self._is_long = False
         self._entries = 0
         self._read_last()
 
@@ -388,27 +400,38 @@ class TransactionIndex:
         if any(entry.last_offset < base_offset for entry in self.entries):
             raise CorruptIndexError(f"{self.path} holds an entry below its segment")
 
-    def append(self, aborted: AbortedTxn) -> None:
-        """Add a transaction; markers must come in the order of their offsets."""
+    @contextmanager
+    def adding(self, aborted: AbortedTxn) -> Iterator[None]:
+        """Add a transaction for as long as what is done under this context succeeds.
+
+        Markers must come in the order of their offsets. The file is open until then, so that an
+        entry whose marker was refused can be taken back also where no further file may be opened.
+        """
         entries = self.entries
         if entries and aborted.last_offset <= entries[-1].last_offset:
             raise CorruptIndexError(f"marker {aborted.last_offset} does not follow in {self.path}")
         entry = _ABORTED_TXN.pack(_ABORTED_TXN_VERSION, *aborted)
+        size = len(entries) * len(entry)
         handle = self._fs.open(self.path, create=True)
+        done = False
         try:
-            size = len(entries) * len(entry)
-            written = -1
-            try:
-                written = self._fs.write(handle, (entry,), size)
-            finally:
-                if written != len(entry):
-                    self._fs.truncate(handle, size)
+            if self._fs.write(handle, (entry,), size) != len(entry):
+                raise OSError(errno.ENOSPC, "short write", self.path)
+            yield
+            done = True
         finally:
-            self._fs.close(handle)
-        if written != len(entry):
-            raise OSError(errno.ENOSPC, "short write", self.path)
+            try:
+                if not done:
+                    self._fs.truncate(handle, size)
+            finally:
+                self._fs.close(handle)
         entries.append(aborted)
         self.is_synced = False
+
+    def append(self, aborted: AbortedTxn) -> None:
+        """Add a transaction whatever comes after it."""
+        with self.adding(aborted):
+            pass
 
     def collect(self, fetch_offset: int, upper_bound: int, into: list[tuple[int, int]]) -> bool:
         """Add (producer id, first offset) of what matters to a reader of [fetch, upper bound).

@@ -293,12 +293,8 @@ class Partition(DurablePartition):
                 return
             if not segment.txn_index.is_on_disk:
                 log.directory_changed = True
-            segment.txn_index.append(aborted)
-            try:
+            with segment.txn_index.adding(aborted):
                 log.append(buffers, header.size, last_offset, header.max_timestamp, segment)
-            except OSError:
-                segment.txn_index.truncate_to(offset)
-                raise
         except STORAGE_FAILURES as error:
             raise self._refuse(error) from error
 
@@ -318,9 +314,9 @@ class Partition(DurablePartition):
         return self._log.active
 
     def _roll(self, now_ms: int) -> Segment:
-        segment = self._log.roll(now_ms)
+        # The snapshot comes first: a roll that is refused half-way is begun anew, and then has it.
         self._producers.take_snapshot()
-        return segment
+        return self._log.roll(now_ms)
 
     def _appended(self, offset: int, last_offset: int, now_ms: int) -> Appended:
         """Move the marks behind what was written, flush if that is due, wake the readers.

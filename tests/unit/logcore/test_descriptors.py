@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from partition_driver import T0, append, client_batch, config, open_partition
+from partition_driver import T0, append, client_batch, config, marker, open_partition, state_of
 
 from logcore.errors import NoRoomError, StorageError
+from logcore.fs import FileMap, OsFileSystem, ReadableBuffer
 from logcore.index import ALLOCATION_BYTES
-from logcore.partition import Isolation
+from logcore.partition import Isolation, Partition
 
 ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
 
@@ -91,3 +93,90 @@ def test_an_append_without_descriptors_is_refused_and_the_next_one_taken(tmp_pat
     assert len(read) == end * len(client_batch(1, timestamp_ms=T0))
     partition.close()
     assert open_partition(tmp_path, clean=False).log_end_offset == end
+
+
+# --- no further file at one moment, which is each in turn ---
+
+
+class CrampedDisk(OsFileSystem):
+    """From the n-th open, map or write on no further file may be opened, until :meth:`relieve`.
+
+    The n-th, if it is a write, finds the disk full.
+    """
+
+    def __init__(self, moment: int) -> None:
+        self._left = moment
+        self._is_cramped = False
+        self.has_refused = False
+
+    def relieve(self) -> None:
+        """There is room from now on."""
+        self._is_cramped, self._left = False, 0
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.has_refused = self._is_cramped = True
+
+    def _one_more(self) -> None:
+        self._count()
+        if self._is_cramped:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        self._one_more()
+        return super().open(path, create=create)
+
+    def map(self, handle: int, size: int) -> FileMap:
+        self._one_more()
+        return super().map(handle, size)
+
+    def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
+        self._count()
+        if self._left == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(handle, buffers, position)
+
+
+def crowded_life(root: Path, disk: CrampedDisk) -> Partition:
+    """Rolls, aborted transactions, indexes that grow; what is refused is asked for again."""
+    small = config(segment_bytes=900, index_interval_bytes=1)
+    partition = open_partition(root, config=small, fs=disk)
+
+    def insist(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except NoRoomError:
+            disk.relieve()
+            call()
+
+    for turn in range(9):
+        insist(lambda at=turn: append(partition, producer_id=1, sequence=at))
+        insist(lambda at=turn: append(partition, producer_id=2, sequence=at, transactional=True))
+        insist(lambda at=turn: marker(partition, 2, commit=at % 3 == 0))
+        insist(lambda: partition.fetch(*ALL, at_least_one=True))
+    return partition
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in (root / "orders-0").iterdir()}
+
+
+def test_no_further_file_at_any_moment_costs_nothing_but_a_second_try(tmp_path: Path) -> None:
+    undisturbed = crowded_life(tmp_path / "whole", CrampedDisk(0))
+    state = state_of(undisturbed)
+    undisturbed.close()
+    files = files_of(tmp_path / "whole")
+    assert sum(name.endswith(".txnindex") for name in files) > 2
+    moment, has_refused = 2, True  # the first is that of the open itself
+    while has_refused:
+        root, disk = tmp_path / str(moment), CrampedDisk(moment)
+        partition = crowded_life(root, disk)
+        has_refused = disk.has_refused
+        disk.relieve()
+        assert partition.offline is None, moment
+        assert state_of(partition) == state, moment
+        partition.close()
+        assert files_of(root) == files, moment
+        moment += 1
+    assert moment > 60

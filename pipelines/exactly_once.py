@@ -140,6 +140,8 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self._work: asyncio.Task[None] | None = None
         self._ending = False
         """The commit is under way: cancelling it now would gain nothing."""
+        self._is_in_doubt = False
+        """Offsets were sent in the producer's epoch, and nobody waits for the answer any more."""
         self._progress_at = 0.0
         self._refreshed_at = 0.0
 
@@ -185,6 +187,8 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         await self._give_up_producer()
         await close_consumer(self._consumer)
         await self._offsets.close()
+        # Whoever runs another pipeline on the handler's state begins with a state at rest.
+        await self._call.settled()
 
     # --- the group's calls ---
 
@@ -266,13 +270,16 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         if not self._settled:
             await self._guarded(self._settle())
             return False
+        member = self._member
         records = await self._gather()
         if not self.is_settled:
             return False  # a rebalance came between: these may be someone else's
         if not records:
             await self._refresh()
+            if self._has_nothing_to_do():
+                self._patience.succeeded()
             return True
-        await self._guarded(self._transact(records))
+        await self._guarded(self._transact(records, member))
         self._patience.succeeded()
         return False
 
@@ -292,6 +299,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def _settle(self) -> None:
         """Start from what is committed: producer, positions, and the handler's state."""
+        await self._call.settled()
         self._batcher.clear()
         member = self._member
         if self._producer is None:
@@ -359,8 +367,12 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
                 return []
         return []
 
-    async def _transact(self, records: list[ConsumerRecord]) -> None:
-        """One transaction: handler, outputs, offsets, commit."""
+    async def _transact(self, records: list[ConsumerRecord], member: Membership) -> None:
+        """One transaction: handler, outputs, offsets, commit.
+
+        ``member`` is as whom the records were read. Whoever takes part in the group again before
+        this ends must not commit them: they may be someone else's by then.
+        """
         producer = self._producer
         if producer is None:
             raise RebalancedError("no producer")
@@ -373,7 +385,11 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         behind: dict[TopicPartition, int] = {}
         for record in records:
             behind[TopicPartition(record.topic, record.partition)] = record.offset + 1
-        await self._offsets.add(producer, behind, self._member)
+        try:
+            await self._offsets.add(producer, behind, member)
+        except asyncio.CancelledError:
+            self._is_in_doubt = True
+            raise
         self._ending = True
         await producer.commit_transaction()
         self.metrics.transactions += 1
@@ -390,7 +406,9 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         action = classify(error)
         self._settled = False
         self._batcher.clear()
-        if action is Action.REOPEN or not await self._abort():
+        # Offsets whose answer was not waited for may arrive after the abort, and would then be
+        # part of the next transaction of the same epoch. A new producer has a new epoch.
+        if action is Action.REOPEN or self._is_in_doubt or not await self._abort():
             await self._give_up_producer()
             self.metrics.reopened += 1
         if action is Action.STOP:
@@ -419,10 +437,21 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def _give_up_producer(self) -> None:
         producer, self._producer = self._producer, None
+        self._is_in_doubt = False
         if producer is not None:
             await close_producer(producer)
 
     # --- telling ---
+
+    def _has_nothing_to_do(self) -> bool:
+        """Whether the last answers of the broker say that all there is has been read."""
+        return (
+            all(
+                self._consumer.last_stable_offset(source) is not None
+                for source in self._consumer.assignment()
+            )
+            and not self.lag()
+        )
 
     async def _is_at_end(self) -> bool:
         """Whether everything that is committed in the assigned partitions has been read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from aiokafka import ConsumerRecord
@@ -13,13 +13,16 @@ from pipelines.failures import HandlerError, PipelineError, RecordRefusedError, 
 from pipelines.records import Batch, Output, Record, Refusal
 from pipelines.serde import Serde
 
-Outputs: TypeAlias = Iterable[Output] | None
+Outputs: TypeAlias = Iterable[Output] | AsyncIterable[Output] | None
 Handler: TypeAlias = Callable[[Batch], Outputs | Awaitable[Outputs]]
 DeadLetter: TypeAlias = str | Callable[[Refusal], Output]
 
 
 class HandlerCall:
-    """The handler with its serdes. A plain function runs in a thread: heartbeats go on."""
+    """The handler with its serdes. A plain function runs in a thread: heartbeats go on.
+
+    What a plain function yields, instead of returning it, is taken in that thread as well.
+    """
 
     def __init__(
         self, handler: Handler, key_serde: Serde, value_serde: Serde, dead_letter: DeadLetter | None
@@ -33,6 +36,14 @@ class HandlerCall:
         )
         self._thread: asyncio.Future[Outputs | Awaitable[Outputs]] | None = None
 
+    async def settled(self) -> None:
+        """Wait until no thread of an earlier call, which was cancelled, is still at work.
+
+        A thread can't be cancelled, and the handler may change its own state until it returns.
+        """
+        if self._thread is not None and not self._thread.done():
+            await asyncio.wait([self._thread])
+
     async def __call__(
         self, consumed: Sequence[ConsumerRecord]
     ) -> tuple[Batch, list[Output], list[Output]]:
@@ -45,23 +56,31 @@ class HandlerCall:
             record for one in consumed if (record := self._decode(one, batch)) is not None
         ]
         try:
-            outputs = list(await self._call(batch) or ()) if batch.records else []
+            outputs = await self._call(batch) if batch.records else []
         except (RetryBatch, PipelineError):
             raise
         except Exception as error:
             raise HandlerError(f"the handler raised {type(error).__name__}: {error}") from error
         return batch, outputs, [self._letter(refusal) for refusal in batch.refusals]
 
-    async def _call(self, batch: Batch) -> Outputs:
-        # After a cancelled call its thread may still be at work; two at once never are.
-        if self._thread is not None and not self._thread.done():
-            await asyncio.wait([self._thread])
+    async def _call(self, batch: Batch) -> list[Output]:
+        await self.settled()  # two calls at once never are
+        result: Outputs | Awaitable[Outputs]
         if self._is_async:
             result = self._handler(batch)
         else:
-            self._thread = asyncio.ensure_future(asyncio.to_thread(self._handler, batch))
+            self._thread = asyncio.ensure_future(asyncio.to_thread(self._call_plain, batch))
             result = await asyncio.shield(self._thread)
-        return await result if inspect.isawaitable(result) else result
+        if inspect.isawaitable(result):
+            result = await result
+        if isinstance(result, AsyncIterable):
+            return [output async for output in result]
+        return list(result or ())
+
+    def _call_plain(self, batch: Batch) -> Outputs | Awaitable[Outputs]:
+        """Run in a thread. A generator does its work when it is read, so it is read here."""
+        result = self._handler(batch)
+        return list(result) if isinstance(result, Iterable) else result
 
     def _decode(self, one: ConsumerRecord, batch: Batch) -> Record | None:
         where = (one.topic, one.partition, one.offset, one.timestamp)

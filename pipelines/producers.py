@@ -89,8 +89,8 @@ async def send_all(
     and a walk through its accumulator for each record would take most of the client's time.
     Records without a key fill a batch of one partition before another is chosen (KIP-480).
 
-    Raises the first failure of any of them; ValueError for one with neither key nor value, or for a
-    partition that its topic does not have; MessageSizeTooLargeError above ``max_request_size``.
+    Raises the first failure of any of them; ValueError for a partition that its topic does not
+    have; MessageSizeTooLargeError above ``max_request_size``.
     """
     sent: list[asyncio.Future[RecordMetadata]] = []
     filling: dict[tuple[str, int], BatchBuilder] = {}
@@ -103,7 +103,7 @@ async def send_all(
             if spread is None:
                 known = await producer.partitions_for(topic)
                 spread = spreads[topic] = _Spread(producer, topic, known)
-            partition = spread.target(key, value, output.partition)
+            partition = spread.target(key, output.partition)
             at = topic, partition
             builder = filling.get(at)
             if builder is None:
@@ -152,10 +152,8 @@ class _Spread:
         self._most_bytes = producer._max_request_size
         self._unkeyed: int | None = None
 
-    def target(self, key: bytes | None, value: bytes | None, asked: int | None) -> int:
-        """The partition of one record. Raises ValueError if it is not to be written."""
-        if key is None and value is None:
-            raise ValueError(f"an output to {self._topic} has neither key nor value")
+    def target(self, key: bytes | None, asked: int | None) -> int:
+        """The partition of one record. Raises ValueError for one that the topic does not have."""
         if asked is not None:
             if asked not in self._known:
                 raise ValueError(

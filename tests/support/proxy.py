@@ -1,4 +1,4 @@
-"""A TCP proxy that loses an answer: the broker has obeyed, and the client does not know."""
+"""A TCP proxy that loses an answer, or keeps a request back: the client does not know which."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ class LosingProxy:
 
     The broker has to advertise the proxy's address. ``lose(api_key, …)`` arms it: of each of these
     requests the next answer is dropped and the connection closed; ``lost`` has those that were.
+    ``hold(api_key)`` keeps the next such request back until ``release()``; then it arrives, also if
+    its client has gone.
     """
 
     def __init__(self) -> None:
@@ -21,6 +23,10 @@ class LosingProxy:
         self.target: tuple[str, int] | None = None
         self.lost: set[int] = set()
         self._to_lose: set[int] = set()
+        self._to_hold: set[int] = set()
+        self.holding = threading.Event()
+        """Set while a request is kept back."""
+        self._released = threading.Event()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -28,7 +34,16 @@ class LosingProxy:
         with self._lock:
             self.lost, self._to_lose = set(), set(api_keys)
 
+    def hold(self, api_key: int) -> None:
+        with self._lock:
+            self._released.clear()
+            self._to_hold = {api_key}
+
+    def release(self) -> None:
+        self._released.set()
+
     def close(self) -> None:
+        self.release()
         self._server.close()
 
     def _accept(self) -> None:
@@ -46,18 +61,24 @@ class LosingProxy:
         ):
             while True:
                 request = _frame(client)
+                api_key = struct.unpack_from(">h", request, 4)[0]
+                if self._is_among(self._to_hold, api_key):
+                    self.holding.set()
+                    self._released.wait()
+                    self.holding.clear()
                 broker.sendall(request)
                 answer = _frame(broker)
-                if self._is_to_be_lost(struct.unpack_from(">h", request, 4)[0]):
+                if self._is_among(self._to_lose, api_key):
+                    self.lost.add(api_key)
                     return
                 client.sendall(answer)
 
-    def _is_to_be_lost(self, api_key: int) -> bool:
+    def _is_among(self, armed: set[int], api_key: int) -> bool:
+        """Whether it is this request's turn; it is then no other's."""
         with self._lock:
-            if api_key not in self._to_lose:
+            if api_key not in armed:
                 return False
-            self._to_lose.remove(api_key)
-            self.lost.add(api_key)
+            armed.remove(api_key)
             return True
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +28,7 @@ from pipelines.producers import open_producer
 from pipelines.records import OFFSET, Batch, Output
 from pipelines.serde import JSON
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
+from tests.support.own_broker import behind_proxy
 from tests.support.waits import until_async
 from tests.wire.clients import aio_consumer, aio_producer
 
@@ -218,6 +222,97 @@ async def test_a_worker_that_lost_its_partitions_can_commit_nothing(bench: Bench
             await until_async(lambda: _true(zombie.metrics.aborts > 0), "its abort", deadline_s=60)
     bench.check(60)
     assert zombie.metrics.transactions == 0
+
+
+def producer_epoch(pipeline: ExactlyOnce) -> int:
+    """The epoch of its producer; −1 between two."""
+    producer = pipeline._producer
+    return -1 if producer is None else producer._txn_manager.producer_epoch
+
+
+async def test_the_state_is_read_back_when_the_handler_has_ended(bench: Bench) -> None:
+    """The group takes the partitions away while a plain handler works in its thread."""
+    await bench.fill(60)
+    inside, release = threading.Event(), threading.Event()
+    restored = asyncio.Event()
+    at_work: list[bool] = []
+    state = Counter[int]()
+
+    def count(batch: Batch) -> list[Output]:
+        first = not inside.is_set()
+        inside.set()
+        if first:
+            release.wait(60)
+        state.update(int(record.value) for record in batch)
+        return bench.copy(batch)
+
+    def restore(_: object) -> None:
+        state.clear()
+        at_work.append(inside.is_set() and not release.is_set())
+        if len(at_work) > 1:
+            restored.set()
+
+    slow = bench.pipeline(count, name="slow", restore=restore, revoke_ms=1)
+    async with bench.running(slow):
+        await asyncio.to_thread(inside.wait, 30)
+        async with bench.running(bench.pipeline(name="other")):
+            await until_async(lambda: _true(slow.metrics.rebalances > 0), "a rebalance")
+            # It has a second to do what it must not.
+            await asyncio.wait([asyncio.ensure_future(restored.wait())], timeout=1)
+            release.set()
+            await bench.all_copied(60)
+            await asyncio.wait_for(restored.wait(), 30)
+    bench.check(60)
+    assert not any(at_work)
+    assert max(state.values(), default=1) == 1
+
+
+async def test_offsets_on_their_way_do_not_reach_the_next_transaction(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The group takes the partitions away while the offsets of a transaction are being sent."""
+    txn_offset_commit = 28
+    with behind_proxy(request, tmp_path) as (started, proxy), Cluster(started.bootstrap) as cluster:
+        bench = Bench(f"127.0.0.1:{proxy.port}", cluster)
+        await bench.fill(60)
+        proxy.hold(txn_offset_commit)
+        slow = bench.pipeline(name="slow", revoke_ms=1)
+        async with bench.running(slow):
+            await asyncio.to_thread(proxy.holding.wait, 30)
+            before = producer_epoch(slow)
+            async with bench.running(bench.pipeline(name="other")):
+                await until_async(
+                    lambda: _true(-1 != producer_epoch(slow) != before), "another epoch"
+                )
+                proxy.release()
+                await bench.fill(60, first=60)
+                await bench.all_copied(120)
+        bench.check(120)
+
+
+async def test_failures_far_apart_do_not_add_up_while_there_is_nothing_to_do(
+    bench: Bench,
+) -> None:
+    await bench.fill(30)
+    failing = False
+
+    def sometimes(batch: Batch) -> list[Output]:
+        nonlocal failing
+        failing = not failing
+        if failing:
+            raise RetryBatch
+        return bench.copy(batch)
+
+    # Whoever counts one failure to the next gives up at the second of a row.
+    policy = RetryPolicy(backoff_ms=1, give_up_ms=1)
+    pipeline = bench.pipeline(sometimes, retry=policy)
+    async with bench.running(pipeline):
+        await bench.all_copied(30)
+        for number in range(3):
+            pipeline._patience.failed(RetryBatch(), time.monotonic() * 1000)
+            await until_async(
+                lambda: _true(not pipeline._patience._failures), f"success {number} without work"
+            )
 
 
 async def test_a_fenced_worker_comes_back(bench: Bench) -> None:

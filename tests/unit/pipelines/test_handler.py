@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from aiokafka import ConsumerRecord
@@ -41,6 +43,48 @@ async def test_a_plain_function_leaves_the_loop_free_and_a_coroutine_stays_on_it
         await HandlerCall(handler, BYTES, BYTES, None)([consumed(b"")])
     assert threads[0] is not threading.current_thread()
     assert threads[1] is threading.current_thread()
+
+
+async def test_what_a_plain_function_yields_is_made_in_its_thread() -> None:
+    threads: list[threading.Thread] = []
+
+    def one_by_one(batch: Batch) -> Iterator[Output]:
+        for record in batch:
+            threads.append(threading.current_thread())
+            yield Output("out", record.value)
+
+    async def on_the_loop(batch: Batch) -> AsyncIterator[Output]:
+        for output in one_by_one(batch):
+            yield output
+
+    for handler in (one_by_one, on_the_loop):
+        _, outputs, _ = await HandlerCall(handler, BYTES, BYTES, None)([consumed(b"v")])
+        assert outputs == [Output("out", b"v")]
+    assert threads[0] is not threading.current_thread()
+    assert threads[1] is threading.current_thread()
+
+
+async def test_a_cancelled_call_is_settled_when_its_thread_has_ended() -> None:
+    inside, release = threading.Event(), threading.Event()
+    state = []
+
+    def slow(_: Batch) -> None:
+        inside.set()
+        release.wait(30)
+        state.append("changed")
+
+    call = HandlerCall(slow, BYTES, BYTES, None)
+    calling = asyncio.create_task(call([consumed(b"")]))
+    await asyncio.to_thread(inside.wait, 30)
+    calling.cancel()
+    await asyncio.wait([calling])
+    settling = asyncio.create_task(call.settled())
+    await asyncio.sleep(0)
+    assert not settling.done()
+    assert not state
+    release.set()
+    await asyncio.wait_for(settling, 30)
+    assert state == ["changed"]
 
 
 async def test_what_cannot_be_decoded_becomes_a_dead_letter_with_its_own_bytes() -> None:

@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaError
 
 from coordinator.wire.client import ApiError
 from pipelines.failures import PipelineError
-from pipelines.mqtt.bridge import Bridge, BridgeOptions
+from pipelines.mqtt.bridge import MAX_RECORD_BYTES, MIN_RECORD_BYTES, Bridge, BridgeOptions
 from pipelines.mqtt.ledger import LedgerError
 from pipelines.mqtt.routes import Mapped, MessageId, Route, RouteError, load
 from pipelines.mqtt.session import Address
@@ -67,7 +67,14 @@ def _mapped(config: Path | None, routes: tuple[str, ...], qos: int, message_id: 
     show_default=True,
     help="where a message's own id is: property:NAME, json:FIELD or level:N",
 )
-@click.option("--dead-letter", help="Kafka topic of messages without a route")
+@click.option("--dead-letter", help="Kafka topic of messages without a route, or too large")
+@click.option(
+    "--max-record-bytes",
+    type=click.IntRange(min=MIN_RECORD_BYTES),
+    default=MAX_RECORD_BYTES,
+    show_default=True,
+    help="a message whose record would be larger is too large",
+)
 @click.option(
     "--report-s",
     type=click.FloatRange(min=0),
@@ -87,6 +94,7 @@ def main(
     qos: int,
     message_id: str,
     dead_letter: str | None,
+    max_record_bytes: int,
     report_s: float,
 ) -> None:
     """Write MQTT messages to Kafka topics, exactly once where MQTT allows it.
@@ -108,7 +116,8 @@ def main(
     )
     mapped = _mapped(config, routes, qos, message_id)
 
-    bridge = Bridge(bootstrap, address, mapped, BridgeOptions(dead_letter=dead_letter))
+    options = BridgeOptions(dead_letter=dead_letter, max_record_bytes=max_record_bytes)
+    bridge = Bridge(bootstrap, address, mapped, options)
     try:
         asyncio.run(_run(bridge, report_s))
     except ENDS as error:

@@ -63,7 +63,7 @@ from pipelines.mqtt.session import (
     SubscriptionRefusedError,
 )
 from pipelines.producers import close_producer, open_producer, read_committed, send_all
-from pipelines.records import REASON, Output
+from pipelines.records import MAX_REASON_CHARS, REASON, Headers, Output
 from pipelines.serde import BYTES
 
 _log = structlog.get_logger()
@@ -72,6 +72,29 @@ CREATE_TOPICS_VERSION = 5
 """The first in which the broker chooses the replication factor (KIP-464), and all still serve."""
 
 CREATE_TIMEOUT_MS = 30_000
+
+LEDGER_CONFIGS = {
+    "cleanup.policy": "compact",
+    # The active segment is never compacted, and every connection reads it.
+    "segment.bytes": str(4 * 1024 * 1024),
+    # Each transaction leaves its marker, which compaction keeps for this long.
+    "delete.retention.ms": str(10 * 60 * 1000),
+}
+
+MAX_REQUEST_BYTES = 1024 * 1024
+"""aiokafka's own ``max_request_size``; slots of the ledger are within it, however many are open."""
+
+MAX_RECORD_BYTES = 1_000_000
+"""Of a record if nothing else is said: a broker's ``message.max.bytes`` is 1,048,588 by default."""
+
+MIN_RECORD_BYTES = 300_000
+"""Of ``max_record_bytes``: an MQTT topic, which is key and header, may take 131,070 of a letter."""
+
+RECORD_OVERHEAD_BYTES = 200
+"""What a record, and a batch that holds it alone, take beside keys, values and headers."""
+
+PART = "dead-letter.part"
+"""Header of a dead letter that holds a part of a payload: ``1/3``, ``2/3``, ``3/3``."""
 
 CLIENT_ID_CHARS = 200
 """Of a longer client id the ledger's topic has a beginning and a hash: a topic has at most 249."""
@@ -92,6 +115,7 @@ class Counters:
     duplicates: int = 0
     repeated: int = 0
     unrouted: int = 0
+    too_large: int = 0
     sessions_lost: int = 0
     forgotten: int = 0
     transactions: int = 0
@@ -102,15 +126,24 @@ class Counters:
 class BridgeOptions:
     """How large a transaction gets and how long one may take.
 
-    Messages whose topic gives no Kafka topic go to ``dead_letter``; without one they end the
-    bridge, unacknowledged.
+    Messages whose topic gives no Kafka topic, and those whose record would be larger than
+    ``max_record_bytes``, go to ``dead_letter``; without one they end the bridge, unacknowledged.
+    The topics' ``max.message.bytes`` must leave room for such a record (a broker's default does).
     """
 
     max_records: int = 5_000
+    max_bytes: int = 16 * 1024 * 1024
+    max_record_bytes: int = MAX_RECORD_BYTES
     linger_ms: float = 5.0
     transaction_timeout_ms: int = 30_000
     dead_letter: str | None = None
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+    def __post_init__(self) -> None:
+        if self.max_record_bytes < MIN_RECORD_BYTES:
+            raise ValueError(
+                f"max_record_bytes = {self.max_record_bytes}: at least {MIN_RECORD_BYTES} is wanted"
+            )
 
 
 def ledger_topic(client_id: str) -> str:
@@ -186,7 +219,8 @@ class Bridge:
                             replication_factor=-1,
                             assignments=[],
                             configs=[
-                                f.CreatableTopicConfig(name="cleanup.policy", value="compact")
+                                f.CreatableTopicConfig(name=name, value=value)
+                                for name, value in LEDGER_CONFIGS.items()
                             ],
                         )
                     ],
@@ -199,8 +233,12 @@ class Bridge:
 
     async def _life(self) -> None:
         """From fencing the predecessor to the first failure."""
+        options = self._options
         producer = await open_producer(
-            self._bootstrap, self._transactional_id, self._options.transaction_timeout_ms, {}
+            self._bootstrap,
+            self._transactional_id,
+            options.transaction_timeout_ms,
+            {"max_request_size": max(MAX_REQUEST_BYTES, options.max_record_bytes)},
         )
         try:
             place = TopicPartition(self.ledger_topic, 0)
@@ -263,7 +301,9 @@ class Bridge:
         try:
             while not self.is_stopping.is_set():
                 gathering = asyncio.ensure_future(
-                    session.gather(self._options.max_records, self._options.linger_ms)
+                    session.gather(
+                        self._options.max_records, self._options.max_bytes, self._options.linger_ms
+                    )
                 )
                 tasks.add(gathering)
                 while not (gathering.done() or self.is_stopping.is_set()):
@@ -301,12 +341,10 @@ class Bridge:
                 changed = True
                 continue
             self.counters.received += 1
-            output = self._judge(event)
-            if output is None:
-                self.counters.duplicates += 1
-            else:
-                outputs.append(output)
-            changed = changed or output is not None or event.qos == 2
+            judged = self._judge(event)
+            self.counters.duplicates += not judged
+            outputs += judged
+            changed = changed or bool(judged) or event.qos == 2
         if changed:
             await self._write(producer, outputs)
             self.counters.written += len(outputs)
@@ -343,20 +381,20 @@ class Bridge:
         ledger.receive(event.packet_id, mark, dup=event.dup)
         return known
 
-    def _judge(self, event: Publish) -> Output | None:
-        """Return what is to be written, None for what has been; note it in the ledger.
+    def _judge(self, event: Publish) -> list[Output]:
+        """Return what is to be written, nothing for what has been; note it in the ledger.
 
         Whatever fails after this throws the ledger away with the connection, and both are read
         back from what is committed.
         """
         ledger = self.ledger
         if event.qos == 2 and self._is_redelivery(event):
-            return None
+            return []
         message_id = self._mapped.message_id.of(event.topic, event.payload, dict(event.properties))
-        if message_id is not None and ledger.knows(message_id):
-            return None
+        if message_id is not None and ledger.knows(event.topic, message_id, dup=event.dup):
+            return []
         if message_id is not None:
-            ledger.add_id(message_id)
+            ledger.add_id(event.topic, message_id)
         headers = (
             ("mqtt.topic", event.topic.encode()),
             ("mqtt.qos", b"%d" % event.qos),
@@ -365,11 +403,54 @@ class Bridge:
         )
         try:
             topic, key = self._mapped.route(event.topic).target(event.topic)
+            output = Output(topic, event.payload, key, headers=headers)
+            if record_bytes(output) > self._options.max_record_bytes:
+                raise TooLargeError(
+                    f"{event.topic!r}: a record of {record_bytes(output)} bytes, more than "
+                    f"max_record_bytes, {self._options.max_record_bytes}"
+                )
         except RouteError as error:
-            self.counters.unrouted += 1
-            if self._options.dead_letter is None:
+            self.counters.unrouted += not isinstance(error, TooLargeError)
+            self.counters.too_large += isinstance(error, TooLargeError)
+            dead_letter, most = self._options.dead_letter, self._options.max_record_bytes
+            if dead_letter is None:
                 raise
-            reason = (REASON, str(error).encode())
-            letter = self._options.dead_letter
-            return Output(letter, event.payload, event.topic.encode(), headers=(*headers, reason))
-        return Output(topic, event.payload, key, headers=headers)
+            return letters(event, headers, str(error), dead_letter, most)
+        return [output]
+
+
+class TooLargeError(RouteError):
+    """A message that no record of the size allowed holds."""
+
+
+def record_bytes(output: Output) -> int:
+    """About what the record takes on its own: a little more, never less."""
+    told = sum(len(name.encode()) + len(value) + 10 for name, value in output.headers)
+    return RECORD_OVERHEAD_BYTES + len(output.key or b"") + len(output.value or b"") + told
+
+
+def letters(
+    event: Publish, headers: Headers, reason: str, topic: str, most_bytes: int
+) -> list[Output]:
+    """The dead letters of a message: its payload, in parts if no record of its size is allowed.
+
+    User properties that take more than half of a record are left out, and the reason says so.
+    """
+    key = event.topic.encode()
+
+    def frame(headers: Headers, reason: str) -> Headers:
+        return (*headers, (REASON, reason[:MAX_REASON_CHARS].encode()), (PART, b"00000/00000"))
+
+    framed = frame(headers, reason)
+    if record_bytes(Output(topic, b"", key, headers=framed)) > most_bytes // 2:
+        reason = f"{len(event.properties)} user properties left out; {reason}"
+        framed = frame(headers[: len(headers) - len(event.properties)], reason)
+    room = most_bytes - record_bytes(Output(topic, b"", key, headers=framed))
+    parts = [event.payload[at : at + room] for at in range(0, len(event.payload), room)] or [b""]
+    told = framed[:-1]
+    if len(parts) == 1:
+        return [Output(topic, parts[0], key, headers=told)]
+    return [
+        Output(topic, part, key, headers=(*told, (PART, b"%d/%d" % (number, len(parts)))))
+        for number, part in enumerate(parts, 1)
+    ]

@@ -33,18 +33,20 @@ from typing import Any, Generic, TypeVar
 
 import msgpack
 
-from pipelines.mqtt.routes import MAX_ID_BYTES
+SLOTS = 2_000
+IDS_PER_SLOT = 50
+"""At least (SLOTS − 1) × IDS_PER_SLOT = 99,950 ids are remembered, some 10 MB of memory. A slot is
+written again with each transaction until it is full, so that a small one keeps the topic small."""
 
-SLOTS = 200
-IDS_PER_SLOT = 500
-"""At least (SLOTS − 1) × IDS_PER_SLOT = 99,500 ids are remembered, some 4 MB of memory."""
-
-PACKET_SLOTS = 41
-PACKETS_PER_SLOT = 500
+PACKET_SLOTS = 401
+PACKETS_PER_SLOT = 50
 """At least 20,000 released packet ids are remembered: more than a broker has under way, and less
 than a third of the 65,535 that it counts through before it uses one again."""
 
 DIGEST_BYTES = 8
+
+IDENTITY_BYTES = 16
+"""Of a message id, within its MQTT topic: no two of 100,000 meet by chance."""
 
 _PACKETS = "packets"
 """First field of a slot of packet ids; that of a slot of message ids is its sequence."""
@@ -60,10 +62,13 @@ def digest(topic: str, payload: bytes, properties: Iterable[tuple[str, str]] = (
     return summed.digest()
 
 
-def bounded(message_id: str) -> str:
-    """Return the id itself, or its hash if it is long: remembering must not cost what it likes."""
-    data = message_id.encode("utf-8", "surrogatepass")
-    return message_id if len(data) <= MAX_ID_BYTES else hashlib.sha256(data).hexdigest()
+def identity(topic: str, message_id: str) -> bytes:
+    """What is remembered of a message id. Devices that each count from 1 have topics of their own.
+
+    Of fixed length: remembering must not cost what a publisher likes.
+    """
+    told = f"{topic}\0{message_id}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(told, digest_size=IDENTITY_BYTES).digest()
 
 
 class LedgerError(ValueError):
@@ -114,8 +119,9 @@ class Ledger:
     """Packet ids and message ids of one connection. ``snapshot`` gives the records to write."""
 
     def __init__(self, slots: int = SLOTS, ids_per_slot: int = IDS_PER_SLOT) -> None:
-        self._id_ring: Ring[str] = Ring(slots, ids_per_slot)
-        self._ids: set[str] = set()
+        self._id_ring: Ring[str | bytes] = Ring(slots, ids_per_slot)
+        self._ids: set[str | bytes] = set()
+        """Identities; a bridge that told ids of different topics not apart left the ids."""
         self._packet_ring: Ring[tuple[int, bytes]] = Ring(PACKET_SLOTS, PACKETS_PER_SLOT)
         self._released: dict[int, tuple[bytes, int]] = {}
         """Released packet ids: digest, and the sequence of their slot."""
@@ -135,16 +141,16 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def knows(self, message_id: str) -> bool:
-        """Whether a message of this id has been written."""
-        return bounded(message_id) in self._ids
+    def knows(self, topic: str, message_id: str, *, dup: bool = False) -> bool:
+        """Whether a message of this id has been written. ``dup``: the broker says it may have."""
+        return identity(topic, message_id) in self._ids or (dup and message_id in self._ids)
 
-    def add_id(self, message_id: str) -> None:
+    def add_id(self, topic: str, message_id: str) -> None:
         """Remember it; the oldest slot is forgotten when the ring is full."""
-        message_id = bounded(message_id)
-        if forgotten := self._id_ring.add(message_id):
+        known = identity(topic, message_id)
+        if forgotten := self._id_ring.add(known):
             self._ids.difference_update(forgotten[1])
-        self._ids.add(message_id)
+        self._ids.add(known)
 
     @property
     def has_packets(self) -> bool:
@@ -230,7 +236,7 @@ class Ledger:
         Records of four fields are of bridges that did not remember released packet ids.
         """
         ledger = cls(slots, ids_per_slot)
-        ids: dict[int, list[str]] = {}
+        ids: dict[int, list[str | bytes]] = {}
         packets: dict[int, list[tuple[int, bytes]]] = {}
         last = -1
         try:

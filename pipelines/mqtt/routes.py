@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MAX_ID_BYTES = 256
-"""A message id longer than this is taken by its SHA-256 instead."""
-
 KAFKA_TOPIC_CHARS = 249
 _ILLEGAL = re.compile(r"[^a-zA-Z0-9._-]")
 _FIELDS = {"filter": str, "topic": str, "key": str, "qos": int}
@@ -131,7 +128,10 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class MessageId:
-    """Where a message's own id stands: ``property:NAME``, ``json:FIELD`` or ``level:N``."""
+    """Where a message's own id stands: ``property:NAME``, ``json:FIELD`` or ``level:N``.
+
+    An id tells messages of one MQTT topic apart.
+    """
 
     kind: str
     name: str

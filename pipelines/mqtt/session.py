@@ -29,6 +29,9 @@ from pipelines.mqtt.routes import Mapped
 BARRIER = "fencepost/barrier"
 """A filter that nobody subscribes to: the answer to its UNSUBSCRIBE marks a place in the stream."""
 
+EVENT_BYTES = 100
+"""What an event counts beside its topic, payload and properties: about its objects."""
+
 SESSION_EXPIRY_S = 0xFFFFFFFF
 """MQTT 5: the broker never forgets the session by itself."""
 
@@ -46,17 +49,26 @@ class Publish:
     properties: tuple[tuple[str, str], ...] = ()
     """MQTT 5's user properties; a name may come more than once."""
 
+    @property
+    def size(self) -> int:
+        """Bytes that it keeps while it waits."""
+        told = sum(len(name) + len(text) for name, text in self.properties)
+        return EVENT_BYTES + len(self.topic) + len(self.payload) + told
+
 
 @dataclass(frozen=True, slots=True)
 class Release:
     """The broker's PUBREL: it has forgotten the message and asks us to forget the packet id."""
 
     packet_id: int
+    size: int = EVENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
     """SUBSCRIBE was answered: the broker has repeated what it had under way (MQTT 5, 4.4)."""
+
+    size: int = EVENT_BYTES
 
 
 Event = Publish | Release | Settled
@@ -77,6 +89,8 @@ class Address:
     """MQTT 5's Receive Maximum: how many unacknowledged messages the broker may send."""
     max_queued: int = 10_000
     """At so many waiting events the socket is not read until half of them are gone."""
+    max_queued_bytes: int = 64 * 1024 * 1024
+    """The same for what they hold: 2,000 messages under way may be of any size."""
 
 
 class Session:
@@ -85,6 +99,7 @@ class Session:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._events: deque[Event] = deque()
+        self._queued_bytes = 0
         self._arrived = asyncio.Event()
         self._paused_socket: Any = None
         self.pauses = 0
@@ -187,12 +202,18 @@ class Session:
 
     def _push(self, event: Event) -> None:
         self._events.append(event)
+        self._queued_bytes += event.size
         self._arrived.set()
-        if len(self._events) >= self._address.max_queued and self._paused_socket is None:
+        if self._waits_more_than(1) and self._paused_socket is None:
             self._paused_socket = self._paho.socket()
             if self._paused_socket is not None:
                 self.pauses += 1
                 asyncio.get_running_loop().remove_reader(self._paused_socket.fileno())
+
+    def _waits_more_than(self, share: float) -> bool:
+        """Whether so much of what may wait does, by number or by bytes."""
+        most, most_bytes = self._address.max_queued, self._address.max_queued_bytes
+        return len(self._events) >= max(1, most * share) or self._queued_bytes >= most_bytes * share
 
     def _resume(self) -> None:
         sock, self._paused_socket = self._paused_socket, None
@@ -240,9 +261,10 @@ class Session:
             if number != qos:
                 raise SubscriptionRefusedError(f"{pattern!r}: asked for QoS {qos}, got {number}")
 
-    async def gather(self, most: int, linger_ms: float) -> list[Event]:
+    async def gather(self, most: int, most_bytes: int, linger_ms: float) -> list[Event]:
         """Wait for an event, then a little for more; return at most ``most``, in their order.
 
+        Together they are of at most ``most_bytes``, unless the first one alone is larger.
         Raises aiomqtt.MqttError when the connection is gone.
         """
         lost: asyncio.Future[Any] = self._client._disconnected
@@ -255,10 +277,17 @@ class Session:
                 waiting.cancel()
         if lost.done():
             raise aiomqtt.MqttError("the connection is gone") from lost.exception()
-        if linger_ms and len(self._events) < most:
+        if linger_ms and len(self._events) < most and self._queued_bytes < most_bytes:
             await asyncio.sleep(linger_ms / 1000)
-        taken = [self._events.popleft() for _ in range(min(most, len(self._events)))]
-        if self._paused_socket is not None and len(self._events) <= self._address.max_queued // 2:
+        taken: list[Event] = []
+        total = 0
+        while self._events and len(taken) < most:
+            total += self._events[0].size
+            if taken and total > most_bytes:
+                break
+            taken.append(self._events.popleft())
+            self._queued_bytes -= taken[-1].size
+        if self._paused_socket is not None and not self._waits_more_than(0.5):
             self._resume()
         return taken
 

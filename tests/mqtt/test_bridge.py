@@ -6,9 +6,19 @@ import asyncio
 
 import pytest
 
-from pipelines.mqtt.bridge import ledger_topic
-from pipelines.mqtt.routes import Mapped, Route
+from pipelines.mqtt.bridge import (
+    LEDGER_CONFIGS,
+    MIN_RECORD_BYTES,
+    PART,
+    BridgeOptions,
+    ledger_topic,
+    record_bytes,
+)
+from pipelines.mqtt.routes import Mapped, MessageId, Route, RouteError
+from pipelines.records import REASON, Output
 from tests.mqtt.test_sessions import Gateway, broker, gateway
+from tests.support.cluster import unique
+from tests.wire.clients import aio_consumer
 
 __all__ = ["broker", "gateway"]
 
@@ -51,6 +61,80 @@ async def test_a_full_queue_pauses_the_socket_and_loses_nothing(
         assert bridge.session is not None
         assert bridge.session.pauses
         assert bridge.counters.restarts == 0
+
+
+async def test_large_messages_pause_the_socket_before_they_are_many(gateway: Gateway) -> None:
+    wanted = [b"%d" % number + b"x" * 100_000 for number in range(30)]
+    async with gateway.running(gateway.bridge()):
+        pass
+    await gateway.publish(*wanted)
+    options = BridgeOptions(max_bytes=150_000)
+    bridge = gateway.bridge(options=options, max_queued_bytes=200_000)
+    async with gateway.running(bridge):
+        await gateway.written(*wanted)
+        assert bridge.session is not None
+        assert bridge.session.pauses
+        assert bridge.counters.transactions >= len(wanted)  # two do not fit into one
+    assert bridge.counters.restarts == 0
+
+
+async def test_a_message_too_large_for_a_record_comes_in_parts(gateway: Gateway) -> None:
+    """Just fits, and one byte more; and one that without a dead-letter topic ends the bridge."""
+    empty = Output(
+        gateway.topic,
+        b"",
+        b"a/b",
+        headers=(("mqtt.topic", b"a/b"), ("mqtt.qos", b"2"), ("mqtt.retain", b"0")),
+    )
+    room = MIN_RECORD_BYTES - record_bytes(empty)
+    fits, over = b"f" * room, b"o" * (room + 1)
+    last = b"l" * 2_500_000
+    gateway.cluster.create_topic(dead := unique("dead"))
+    options = BridgeOptions(dead_letter=dead, max_record_bytes=MIN_RECORD_BYTES)
+    bridge = gateway.bridge(options=options)
+    async with gateway.running(bridge):
+        await gateway.publish(fits, over, last, b"more")
+        await gateway.written(fits, b"more")
+    assert bridge.counters.too_large == 2
+    assert bridge.counters.restarts == 0
+    async with aio_consumer(gateway.bootstrap, dead, auto_offset_reset="earliest") as consumer:
+        whole: dict[bytes, bytes] = {}
+        while len(whole.get(b"l", b"")) < len(last):
+            letter = await asyncio.wait_for(consumer.getone(), 30)
+            headers = dict(letter.headers)
+            assert b"more than max_record_bytes" in headers[REASON]
+            number, count = map(int, headers[PART].split(b"/"))
+            name = letter.value[:1]
+            assert number <= count
+            whole[name] = whole.get(name, b"") + letter.value
+    assert whole == {b"o": over, b"l": last}
+
+    alone = gateway.bridge(options=BridgeOptions(max_record_bytes=MIN_RECORD_BYTES))
+    ending = asyncio.create_task(alone.run(handle_signals=False))
+    await gateway.publish(over)
+    with pytest.raises(RouteError, match="more than max_record_bytes"):
+        await asyncio.wait_for(ending, 60)
+
+
+async def test_devices_that_count_from_one_keep_their_messages(gateway: Gateway) -> None:
+    mapped = Mapped((Route("a/#", gateway.topic, qos=1),), MessageId.parse("json:id"))
+    bridge = gateway.mapped_bridge(mapped)
+    async with gateway.running(bridge):
+        for device in ("a/1", "a/2"):
+            await gateway.publish(b'{"id": 1}', b'{"id": 2}', b'{"id": 1}', topic=device, qos=1)
+        await gateway.written(*[b'{"id": 1}', b'{"id": 2}'] * 2)
+    assert bridge.counters.duplicates == 2
+
+
+async def test_the_ledger_is_compacted_before_it_is_long(gateway: Gateway) -> None:
+    bridge = gateway.bridge()
+    async with gateway.running(bridge):
+        pass
+    wanted = {"resource_type": 2, "resource_name": bridge.ledger_topic}
+    keys = {"configuration_keys": list(LEDGER_CONFIGS)}
+    answer = gateway.cluster.call("describe_configs", 1, resources=[{**wanted, **keys}])
+    told = {config["name"]: config["value"] for config in answer["results"][0]["configs"]}
+    assert told == LEDGER_CONFIGS
 
 
 async def test_messages_wait_in_the_broker_until_they_are_committed(gateway: Gateway) -> None:

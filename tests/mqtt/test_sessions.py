@@ -49,8 +49,9 @@ class Gateway:
         self.port = broker.port
         """Where bridges connect to: the broker, or a proxy before it."""
 
-    def bridge(self, qos: int = 2, **address: Any) -> Bridge:
-        return self.mapped_bridge(Mapped((Route("a/#", self.topic, qos=qos),)), **address)
+    def bridge(self, qos: int = 2, **more: Any) -> Bridge:
+        """``more``: options, and fields of the address."""
+        return self.mapped_bridge(Mapped((Route("a/#", self.topic, qos=qos),)), **more)
 
     def mapped_bridge(
         self, mapped: Mapped, *, options: BridgeOptions | None = None, **address: Any

@@ -12,10 +12,8 @@ from pipelines.mqtt.ledger import (
     PACKETS_PER_SLOT,
     Ledger,
     LedgerError,
-    bounded,
     digest,
 )
-from pipelines.mqtt.routes import MAX_ID_BYTES
 
 
 def compacted(written: list[tuple[bytes, bytes]]) -> list[bytes]:
@@ -121,7 +119,8 @@ def test_a_forgotten_slot_leaves_an_id_that_was_used_again() -> None:
 def test_a_ledger_without_released_packets_is_read() -> None:
     """As bridges before them wrote it."""
     ledger = Ledger.restore([msgpack.packb([3, ["x"], {7: b"m"}, True])])
-    assert ledger.knows("x")
+    assert ledger.knows("a", "x", dup=True)
+    assert not ledger.knows("a", "x")  # it may be another device's
     assert ledger.open == {7: b"m"}
     assert ledger.is_connecting
     assert not ledger.was_released(7, b"m")
@@ -138,14 +137,14 @@ def test_a_new_session_forgets_packets_and_keeps_ids() -> None:
     ledger.receive(7, b"m")
     ledger.receive(8, b"m")
     ledger.release(8)
-    ledger.add_id("x")
+    ledger.add_id("a", "x")
     before = ledger.snapshot()
     ledger.new_session()
     for one in (ledger, Ledger.restore([v for _, v in (*before, *ledger.snapshot())])):
         assert not one.open
         assert not one.has_packets
         assert not one.was_released(8, b"m")
-        assert one.knows("x")
+        assert one.knows("a", "x")
     ledger.receive(8, b"m")
     ledger.release(8)
     after = Ledger.restore([v for _, v in (*before, *ledger.snapshot())])
@@ -168,22 +167,40 @@ def test_a_restart_knows_that_a_connect_was_not_acted_on() -> None:
 def test_the_ring_remembers_its_size_and_forgets_the_oldest_slot() -> None:
     ledger = Ledger(slots=3, ids_per_slot=2)
     for number in range(6):
-        ledger.add_id(str(number))
-    assert all(ledger.knows(str(number)) for number in range(6))
-    ledger.add_id("6")
-    assert not ledger.knows("0")
-    assert not ledger.knows("1")
-    assert all(ledger.knows(str(number)) for number in range(2, 7))
+        ledger.add_id("a", str(number))
+    assert all(ledger.knows("a", str(number)) for number in range(6))
+    ledger.add_id("a", "6")
+    assert not ledger.knows("a", "0")
+    assert not ledger.knows("a", "1")
+    assert all(ledger.knows("a", str(number)) for number in range(2, 7))
     assert len(ledger) == 5
 
 
-def test_a_long_id_is_remembered_by_its_hash() -> None:
-    assert bounded("x" * MAX_ID_BYTES) == "x" * MAX_ID_BYTES
-    long = "x" * (MAX_ID_BYTES + 1)
-    assert len(bounded(long)) == 64
+def test_an_id_is_its_topics_own_and_costs_the_same_however_long() -> None:
     ledger = Ledger()
-    ledger.add_id(long)
-    assert ledger.knows(long)
+    long = "x" * 1_000_000
+    ledger.add_id("a", long)
+    ledger.add_id("b", "1")
+    for one in (ledger, restarted(ledger)):
+        assert one.knows("a", long)
+        assert not one.knows("b", long)
+        assert not one.knows("a", "1")
+        assert one.knows("b", "1")
+    assert sum(len(value) for _, value in ledger.snapshot(whole=True)) < 100
+
+
+def test_a_message_costs_the_ledger_little() -> None:
+    """Also at one message a transaction, where each writes its slots again: two of QoS 2."""
+    ledger = Ledger()
+    count = total = 0
+    for number in range(2_000):
+        ledger.receive(number, digest("a", b"%d" % number))
+        ledger.add_id("a", str(number))
+        total += sum(len(key) + len(value) for key, value in ledger.snapshot())
+        ledger.release(number)
+        total += sum(len(key) + len(value) for key, value in ledger.snapshot())
+        count += 1
+    assert total / count < 1_500
 
 
 @given(st.lists(st.lists(st.integers(0, 40), max_size=7), max_size=30), st.booleans())
@@ -192,8 +209,8 @@ def test_a_restart_knows_what_was_known(batches: list[list[int]], compact: bool)
     written: list[tuple[bytes, bytes]] = []
     for batch in batches:
         for number in batch:
-            if not ledger.knows(str(number)):
-                ledger.add_id(str(number))
+            if not ledger.knows("a", str(number)):
+                ledger.add_id("a", str(number))
             ledger.receive(number, b"m")
             if number % 3 == 0:
                 ledger.release(number)
@@ -203,7 +220,9 @@ def test_a_restart_knows_what_was_known(batches: list[list[int]], compact: bool)
     assert again.open == ledger.open
     assert again._id_ring.sequence == ledger._id_ring.sequence
     assert again._released == ledger._released
-    assert [again.knows(str(n)) for n in range(41)] == [ledger.knows(str(n)) for n in range(41)]
+    assert [again.knows("a", str(n)) for n in range(41)] == [
+        ledger.knows("a", str(n)) for n in range(41)
+    ]
 
 
 @pytest.mark.parametrize(

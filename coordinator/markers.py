@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from coordinator.metadata import CONSUMER_OFFSETS
+from coordinator.metadata import CONSUMER_OFFSETS, OUTSIDE_TRANSACTIONS
 from coordinator.shard_errors import ShardError
 from coordinator.timers import TimerQueue
 from logcore.clock import Clock
@@ -166,13 +166,14 @@ class LocalMarkerWriter:
         coordinator_epoch: int,
         transaction_version: int,
     ) -> bool:
-        """Append one marker; False if the partition does not exist (any more).
+        """Append one marker; False where no marker can be due: the partition does not exist (any
+        more), or nobody writes to it in transactions.
 
         Raises :class:`ShardError` for an offsets partition whose shard does not serve now, and
         :class:`LogError`: InvalidProducerEpoch, TransactionCoordinatorFenced, Storage.
         """
         topic, index = partition
-        found = self._broker.replicas.find(topic, index)
+        found = None if topic in OUTSIDE_TRANSACTIONS else self._broker.replicas.find(topic, index)
         if found is None:
             return False
         if topic == CONSUMER_OFFSETS:

@@ -42,6 +42,10 @@ SHARE_GROUP_STATE = "__share_group_state"
 INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE, HISTORY_TOPIC})
 """Topics that Metadata marks as internal and that clients may not write to."""
 
+OUTSIDE_TRANSACTIONS = INTERNAL_TOPICS - {CONSUMER_OFFSETS}
+"""Internal topics whose owners never write in a transaction: none takes them in, no marker goes
+there. A shard takes a record that it did not write for corruption."""
+
 _SETTINGS_OF = {
     CONSUMER_OFFSETS: "offsets.topic",
     TRANSACTION_STATE: "transaction.state.log",

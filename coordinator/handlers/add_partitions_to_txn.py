@@ -3,17 +3,21 @@
 Versions 0 to 3 are for clients: one transaction; a single partition that is unknown or internal
 fails, and all others answer OPERATION_NOT_ATTEMPTED. Version 2 knows PRODUCER_FENCED. Versions 4
 and 5 are for brokers: many transactions, which may only be looked up (VerifyOnly).
+
+Difference from Kafka: without an authorizer anybody may send those, so they take no internal topic
+in but the offsets topic, which group coordinators add.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from coordinator.handlers import Context, handles
 from coordinator.handlers.answers import answer, before_producer_fenced, code_of, outcome
+from coordinator.metadata import INTERNAL_TOPICS, OUTSIDE_TRANSACTIONS
 from coordinator.wire import ApiKey, Entity
 from logcore.machine import DomainError
 from txn.commands import AddPartitions, AddPartitionsResult, TopicPartition
@@ -34,7 +38,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
 def _run_one(ctx: Context) -> Entity | Awaitable[Entity]:
     body = ctx.body
     topics = body.v3_and_below_topics
-    refused = _refused(ctx, topics, internal_is_refused=True)
+    refused = _refused(ctx, topics, INTERNAL_TOPICS)
     if refused:
         return _client_response(
             ctx, lambda key: refused.get(key, ErrorCode.operation_not_attempted)
@@ -81,7 +85,7 @@ async def _run_many(ctx: Context) -> Entity:
 
 async def _transaction(ctx: Context, transaction: Any) -> Callable[[TopicPartition], ErrorCode]:
     """One transaction's answer, as a function from partition to code."""
-    refused = _refused(ctx, transaction.topics, internal_is_refused=False)
+    refused = _refused(ctx, transaction.topics, OUTSIDE_TRANSACTIONS)
     if refused:
         return lambda key: refused.get(key, ErrorCode.operation_not_attempted)
     command = AddPartitions(
@@ -107,15 +111,14 @@ def _partitions(topics: Any) -> tuple[TopicPartition, ...]:
 
 
 def _refused(
-    ctx: Context, topics: Any, *, internal_is_refused: bool
+    ctx: Context, topics: Any, closed: Container[str]
 ) -> Mapping[TopicPartition, ErrorCode]:
-    """Those that nobody may add, with the reason."""
+    """Those that nobody may add, the topics of ``closed`` among them, with the reason."""
     refused: dict[TopicPartition, ErrorCode] = {}
     for topic in topics:
         found = ctx.broker.metadata.topic(topic.name)
-        internal = found is not None and found.is_internal
         for index in topic.partitions:
-            if internal_is_refused and internal:
+            if found is not None and found.name in closed:
                 refused[topic.name, index] = ErrorCode.topic_authorization_failed
             elif found is None or not 0 <= index < found.partitions:
                 refused[topic.name, index] = ErrorCode.unknown_topic_or_partition

@@ -15,7 +15,6 @@ from kio.schema.errors import ErrorCode
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
 from coordinator.handlers.answers import Wait
-from coordinator.metadata import TRANSACTION_STATE
 from coordinator.shard_errors import ShardError
 from coordinator.wire import ApiKey, Entity
 from logcore.errors import LogError
@@ -80,9 +79,6 @@ def _write_all(ctx: Context) -> Any:
 
 
 def _write(ctx: Context, marker: Any, topic: str, index: int) -> ErrorCode:
-    if topic == TRANSACTION_STATE:
-        # Nothing transactional is ever in it, and its shards take foreign records for corruption.
-        return ErrorCode.unknown_topic_or_partition
     try:
         written = ctx.broker.txns.markers.write_one(
             (topic, index),

@@ -15,7 +15,8 @@ from coordinator.broker import Broker
 from tests.support.batches import HEADER, NOW_MS, batch, batches, seal
 from tests.support.cluster import EARLIEST, READ_COMMITTED, TRANSACTION, Cluster, unique
 from tests.support.cluster import GROUP as GROUP_KIND
-from tests.support.raw import ConnectionLostError, RawClient
+from tests.support.raw import ConnectionLostError, RawClient, errors_in
+from tests.support.waits import until
 
 ALL_TOPIC_OPERATIONS, ALL_CLUSTER_OPERATIONS, NOT_ASKED = 3576, 8096, -(2**31)
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
@@ -440,6 +441,38 @@ def _add(client: Cluster, tid: str, pid: int, epoch: int, topic: str) -> str:
     )  # fmt: skip
     topics = answer["results_by_topic_v3_and_below"]
     return str(topics[0]["results_by_partition"][0]["partition_error_code"])
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+@pytest.mark.parametrize("name", ["__transaction_state", "__fencepost_history"])
+def test_no_transaction_spans_the_log_of_the_coordinator_itself(client, topic, version, name):
+    tid = unique("tx")
+    pid, epoch = client.init_producer(tid)
+    topics = [{"name": topic, "partitions": [0]}, {"name": name, "partitions": [0, 99]}]
+    if version < 4:
+        body = {"v3_and_below_transactional_id": tid, "v3_and_below_producer_id": pid}
+        body |= {"v3_and_below_producer_epoch": epoch, "v3_and_below_topics": topics}
+    else:
+        one = {"transactional_id": tid, "producer_id": pid, "producer_epoch": epoch}
+        body = {"transactions": [{**one, "verify_only": False, "topics": topics}]}
+    if name == "__fencepost_history":
+        until(lambda: client.leaders(name), "the history of the claim")
+    refused = client.call("add_partitions_to_txn", version, **body)
+    assert errors_in(refused)[-3:] == [
+        "operation_not_attempted",
+        *(["topic_authorization_failed"] * 2),
+    ]
+    # The coordinator serves on, and what is refused is in no transaction.
+    assert _add(client, tid, pid, epoch, topic) == "none"
+    ended = client.call("end_txn", 1, transactional_id=tid, producer_id=pid, producer_epoch=epoch)
+    assert ended["error_code"] == "none"
+    markers = {"producer_id": pid, "producer_epoch": epoch, "coordinator_epoch": 99}
+    answer = client.call(
+        "write_txn_markers",
+        1,
+        markers=[{**markers, "topics": [{"name": name, "partition_indexes": [0]}]}],
+    )
+    assert errors_in(answer) == ["unknown_topic_or_partition"]
 
 
 def _batch(pid: int, epoch: int, sequence: int = 0) -> bytes:

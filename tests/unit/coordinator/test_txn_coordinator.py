@@ -287,6 +287,23 @@ async def test_a_partition_off_line_gets_its_marker_later(
     await producer.add(("t", 0))
 
 
+async def test_no_marker_goes_to_the_log_of_a_shard_that_writes_no_transactions(
+    services: Services,
+) -> None:
+    """An imported log may say that its transaction spans one."""
+    producer = await Producer(services).init()
+    others = [(TRANSACTION_STATE, index) for index in range(4)]
+    await producer.add(("t", 0), *others)
+    producer.write("a")
+    await producer.end(commit=True)
+    assert await state(services) == "CompleteCommit"
+    assert stable(services) == end(services) == 2
+    for topic, index in others:
+        read = services.replicas.partition(topic, index).read_all()
+        assert not any(header.is_control for header, _ in read)
+    assert {one.state for one in services.txns._shards.shards} == {ShardState.ACTIVE}
+
+
 async def test_an_offsets_shard_that_loads_gets_its_marker_later(services: Services) -> None:
     producer = await Producer(services).init()
     index = services.groups.partition_for("g")

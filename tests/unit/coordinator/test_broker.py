@@ -118,7 +118,7 @@ async def test_a_directory_of_somebody_else_is_refused_and_left_as_it_is(tmp_pat
             (tmp_path / name).mkdir()
         else:
             (tmp_path / name).write_text("")
-    with pytest.raises(BrokerError, match=f"holds {named}: it is no data directory"):
+    with pytest.raises(BrokerError, match=f"holds {named}: it is none of this"):
         await Broker(tmp_path).start()
     assert {one.name for one in tmp_path.iterdir()} == {name.rstrip("/") for name in present}
 

@@ -238,8 +238,8 @@ class Broker:
             foreign = [one for one in foreign if self.fs.is_directory(f"{directory}/{one}")]
         if missing not in names and foreign:
             raise BrokerError(
-                f"the data directory {directory} has no {missing} but holds {foreign[0]}: it is none"
-                " of this broker. Give it a directory that is empty or not there yet; to take over"
+                f"the data directory {directory} has no {missing} but holds {foreign[0]}: it is"
+                " none of this broker. Give it a directory that is empty or not there yet; to take over"
                 " partitions of Apache Kafka see `fencepost log import`"
             )
 

@@ -166,9 +166,9 @@ class LocalMarkerWriter:
         coordinator_epoch: int,
         transaction_version: int,
     ) -> bool:
-        """Append one marker; False where no marker can be due: the partition does not exist (any
-        more), or nobody writes to it in transactions.
+        """Append one marker; False where none can be due.
 
+        The partition does not exist (any more) then, or nobody writes to it in transactions.
         Raises :class:`ShardError` for an offsets partition whose shard does not serve now, and
         :class:`LogError`: InvalidProducerEpoch, TransactionCoordinatorFenced, Storage.
         """

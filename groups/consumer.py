@@ -163,7 +163,7 @@ def _group(
         if group.state is ClassicState.DEAD:
             raise GroupDeadError(f"group {command.group_id!r} is being removed")
         if group.is_empty:
-            for record in () if group.saved is None else group.tombstones():
+            for record in group.tombstones():
                 outcome.append(record)
         else:
             return upgraded(outcome, group, command.topics, settings)

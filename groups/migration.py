@@ -24,6 +24,7 @@ from groups.classic_members import (
     sync_timer,
 )
 from groups.classic_rebalance import arm_session, prepare_rebalance
+from groups.classic_state import ClassicState
 from groups.consumer_commands import ConsumerSettings, TopicImage
 from groups.consumer_group import ConsumerGroup, assignor_timer, by_topic, write_current
 from groups.consumer_records import ConsumerRecordType as Kind
@@ -53,7 +54,7 @@ def upgraded(
     _require_upgradable(classic, settings)
     members, assigned = _consumers(classic, topics)
     generation, group_id = classic.generation_id, classic.group_id
-    for record in () if classic.saved is None else classic.tombstones():
+    for record in classic.tombstones():
         outcome.append(record)
     # A picture of what the replay will make of the records; it counts for no limit.
     group = ConsumerGroup(group_id, ShardTotals())
@@ -104,14 +105,17 @@ def _consumers(
     classic: ClassicGroup, topics: TopicImage
 ) -> tuple[dict[str, cr.ConsumerMemberValue], dict[str, list[TopicIdPartition]]]:
     """Return each member as the consumer protocol sees it, and what it is assigned."""
-    # The last one may have left during the join phase, which then still waits for its timer.
     everybody = list(classic.members.values())
-    protocol_name = classic.protocol_name or (select_protocol(everybody) if everybody else "")
+    protocol_name = classic.protocol_name or ""
+    # The join phase may have brought members that do not know the last generation's protocol. The
+    # last one may also have left during it; then it still waits for its timer.
+    if everybody and classic.state is ClassicState.PREPARING_REBALANCE:
+        protocol_name = select_protocol(everybody)
     members: dict[str, cr.ConsumerMemberValue] = {}
     assigned: dict[str, list[TopicIdPartition]] = {}
     owners: dict[TopicIdPartition, str] = {}
     why = f"classic group {classic.group_id!r} stays classic"
-    for member in classic.members.values():
+    for member in everybody:
         try:
             subscription = read_subscription(member.metadata(protocol_name))
             assignment = read_assignment(member.assignment)

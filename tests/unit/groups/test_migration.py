@@ -43,11 +43,11 @@ def classic_pair(**more: Any) -> tuple[ConsumerDriver, ClassicClient, ClassicCli
     return driver, one, two
 
 
-def join_dynamic(driver: ConsumerDriver) -> tuple[int, str]:
+def join_dynamic(driver: ConsumerDriver, **other: Any) -> tuple[int, str]:
     """The dance of KIP-394 over a driver of consumers: (token, member id)."""
-    first = driver.answers[Driver.join(driver)]
+    first = driver.answers[Driver.join(driver, **other)]
     assert isinstance(first, MemberIdRequiredError)
-    return Driver.join(driver, first.member_id), first.member_id
+    return Driver.join(driver, first.member_id, **other), first.member_id
 
 
 # --- up ------------------------------------------------------------------------------------------
@@ -145,6 +145,38 @@ def test_who_waits_for_its_assignment_must_join_anew():
     driver.join("m")
     assert isinstance(driver.answers[waiting], RebalanceInProgressError)
     assert PARKED not in driver.answers.values()
+
+
+@pytest.mark.parametrize("phase", ["joining", "assigning"])
+def test_a_group_that_has_offsets_and_no_record_yet(phase):
+    driver = ConsumerDriver()
+    driver.commit(("t", 0, 5))
+    token, member_id = join_dynamic(driver)
+    if phase == "assigning":
+        driver.finish_initial_delay()
+    consumer = driver.client("m")
+    assert set(driver.consumer_group().members) == {member_id, "m"}
+    assert driver.parked(token) is False
+    assert driver.fetch().offset == 5
+    settle(consumer)
+    driver.reload()
+    assert set(driver.consumer_group().members) == {member_id, "m"}
+
+
+def test_a_join_phase_in_which_the_last_protocol_is_not_everybodys_any_more():
+    driver = ConsumerDriver()
+    both = tuple((name, subscription("t")) for name in ("cooperative-sticky", "range"))
+    token, member_id = join_dynamic(driver, protocols=both)
+    driver.finish_initial_delay()
+    driver.answer(token)
+    mine = assigned(("t", (0, 1, 2, 3)))
+    driver.answer(driver.sync(member_id, assignments=[(member_id, mine)]))
+    assert driver.group().protocol_name == "cooperative-sticky"
+    _, other = join_dynamic(driver)
+    driver.client("m")
+    group = driver.consumer_group()
+    assert set(group.members) == {member_id, other, "m"}
+    assert group.current(member_id).assigned.keys() == {(T, index) for index in range(4)}
 
 
 def test_a_join_phase_that_everybody_left():

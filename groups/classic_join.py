@@ -85,9 +85,11 @@ def _validate(shard: Shard, command: JoinGroup) -> None:
         raise GroupLimitExceededError(
             f"metadata exceeds max_metadata_bytes={limits.max_metadata_bytes}"
         )
+    shard.require_short("member id", command.member_id, "max_member_id_bytes")
     for what, text in (
         ("instance id", command.group_instance_id or ""),
         ("client id", command.client_id),
+        ("client host", command.client_host),
         ("protocol type", command.protocol_type),
         *(("protocol name", name) for name, _ in command.protocols),
     ):

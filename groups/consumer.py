@@ -45,7 +45,6 @@ from groups.errors import (
     FencedMemberEpochError,
     GroupDeadError,
     GroupIdNotFoundError,
-    GroupLimitExceededError,
     GroupMaxSizeReachedError,
     InvalidGroupRequestError,
     UnknownMemberIdError,
@@ -123,18 +122,12 @@ def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettin
     if assignor is not None and assignor not in settings.assignors:
         known = ", ".join(settings.assignors.names)
         raise UnsupportedAssignorError(f"no assignor {assignor!r}; there are: {known}")
-    names = command.subscribed_topic_names or ()
-    if len(names) > shard.limits.max_subscribed_topics:
-        limit = shard.limits.max_subscribed_topics
-        raise GroupLimitExceededError(f"more than max_subscribed_topics={limit}")
-    if sum(len(name.encode()) for name in names) > shard.limits.max_metadata_bytes:
-        limit = shard.limits.max_metadata_bytes
-        raise GroupLimitExceededError(f"the subscription exceeds max_metadata_bytes={limit}")
+    shard.require_small_subscription(command.subscribed_topic_names or (), command.rack_id)
+    shard.require_short("member id", command.member_id, "max_member_id_bytes")
     for what, text in (
-        ("member id", command.member_id),
         ("instance id", command.instance_id or ""),
-        ("rack id", command.rack_id or ""),
         ("client id", command.client_id),
+        ("client host", command.client_host),
         ("regular expression", command.subscribed_topic_regex or ""),
     ):
         shard.require_short(what, text)
@@ -166,7 +159,7 @@ def _group(
             for record in group.tombstones():
                 outcome.append(record)
         else:
-            return upgraded(outcome, group, command.topics, settings)
+            return upgraded(shard, outcome, group, command.topics, settings)
     else:
         raise GroupIdNotFoundError(f"group {command.group_id!r} is of another type")
     outcome.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)

@@ -64,7 +64,7 @@ def remove_members(
     hashed = 0 if group.saved_epoch is None else group.saved_epoch.metadata_hash
     if shard.image is not None:
         hashed = metadata_hash(shard.image, subscribed_topics(left, group.regexes))
-    why = f"{', '.join(member_ids)}: {reason}"
+    why = f"{', '.join(member_ids)}: {reason}"[: shard.limits.max_reason_chars]
     gone = group.members[member_ids[0]]
     write_epoch(
         outcome,

@@ -31,8 +31,17 @@ class GroupLimits:
     owned partitions fits; it is kept in memory and in every group record."""
 
     max_identifier_bytes: int = 1_024
-    """UTF-8 bytes of a group, instance, client, protocol or member id. They are keys of tables and
-    part of every record; Kafka allows 32,767."""
+    """UTF-8 bytes of a group, instance, client or rack id, a client's host, a protocol's type or
+    name, or a regular expression. They are keys of tables and part of every record; Kafka allows
+    32,767."""
+
+    max_member_id_bytes: int = 1_061
+    """UTF-8 bytes of a member id. The coordinator makes them of a client or instance id and 37
+    more; Kafka allows 32,767."""
+
+    max_topic_name_bytes: int = 249
+    """UTF-8 bytes of a topic name in a subscription: a topic of a longer name can't exist. Kafka
+    allows 32,767 here."""
 
     max_protocols: int = 32
     """Protocols one member may offer; clients offer at most a handful."""

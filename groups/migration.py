@@ -29,7 +29,11 @@ from groups.consumer_commands import ConsumerSettings, TopicImage
 from groups.consumer_group import ConsumerGroup, assignor_timer, by_topic, write_current
 from groups.consumer_records import ConsumerRecordType as Kind
 from groups.consumer_target import metadata_hash
-from groups.errors import GroupIdNotFoundError, RebalanceInProgressError
+from groups.errors import (
+    GroupIdNotFoundError,
+    GroupLimitExceededError,
+    RebalanceInProgressError,
+)
 from groups.group import ShardTotals
 from groups.outcome import EventKind, Outcome
 from groups.reconcile import CurrentAssignment, TopicIdPartition
@@ -41,6 +45,7 @@ from logcore.errors import CorruptRecordError
 
 
 def upgraded(
+    shard: Shard,
     outcome: Outcome,
     classic: ClassicGroup,
     topics: TopicImage,
@@ -52,7 +57,7 @@ def upgraded(
     :class:`GroupIdNotFoundError` where the group can't be converted.
     """
     _require_upgradable(classic, settings)
-    members, assigned = _consumers(classic, topics)
+    members, assigned = _consumers(shard, classic, topics)
     generation, group_id = classic.generation_id, classic.group_id
     for record in classic.tombstones():
         outcome.append(record)
@@ -102,7 +107,7 @@ def _require_upgradable(classic: ClassicGroup, settings: ConsumerSettings) -> No
 
 
 def _consumers(
-    classic: ClassicGroup, topics: TopicImage
+    shard: Shard, classic: ClassicGroup, topics: TopicImage
 ) -> tuple[dict[str, cr.ConsumerMemberValue], dict[str, list[TopicIdPartition]]]:
     """Return each member as the consumer protocol sees it, and what it is assigned."""
     everybody = list(classic.members.values())
@@ -119,7 +124,8 @@ def _consumers(
         try:
             subscription = read_subscription(member.metadata(protocol_name))
             assignment = read_assignment(member.assignment)
-        except CorruptRecordError as error:
+            shard.require_small_subscription(subscription.topics, subscription.rack_id)
+        except (CorruptRecordError, GroupLimitExceededError) as error:
             raise GroupIdNotFoundError(f"{why}: {member.member_id!r}: {error}") from error
         if assignment.has_user_data:
             raise GroupIdNotFoundError(f"{why}: its assignor's user data would be lost")

@@ -45,7 +45,6 @@ from groups.consumer_steps import (
 from groups.consumer_target import Working
 from groups.errors import (
     GroupError,
-    GroupLimitExceededError,
     GroupMaxSizeReachedError,
     IllegalGenerationError,
     InconsistentGroupProtocolError,
@@ -120,9 +119,7 @@ def _beat(
     owned: dict[bytes, tuple[int, ...]] = {}
     for topic_id, index in ids_of(subscription.owned, topics):
         owned[topic_id] = (*owned.get(topic_id, ()), index)
-    if len(subscription.topics) > shard.limits.max_subscribed_topics:
-        limit = shard.limits.max_subscribed_topics
-        raise GroupLimitExceededError(f"more than max_subscribed_topics={limit}")
+    shard.require_small_subscription(subscription.topics, subscription.rack_id)
     member_id, rebalance_ms = command.member_id, command.rebalance_timeout_ms
     said = ConsumerHeartbeat(
         group_id=group.group_id,

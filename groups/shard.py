@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from groups.consumer_commands import ConsumerSettings, TopicImage
@@ -57,9 +57,24 @@ class Shard:
                 f"the shard has max_shard_metadata_bytes={limits.max_shard_metadata_bytes}"
             )
 
-    def require_short(self, what: str, text: str) -> None:
-        """Raise :class:`GroupLimitExceededError` if an identifier is too long."""
-        limit = self.limits.max_identifier_bytes
+    def require_short(self, what: str, text: str, limit: str = "max_identifier_bytes") -> None:
+        """Raise :class:`GroupLimitExceededError` if an identifier is longer than a limit allows."""
+        most: int = getattr(self.limits, limit)
         # A character takes at most four bytes, so most texts need not be encoded to know.
-        if len(text) * 4 > limit and len(text.encode()) > limit:
-            raise GroupLimitExceededError(f"{what} exceeds max_identifier_bytes={limit}")
+        if len(text) * 4 > most and len(text.encode()) > most:
+            raise GroupLimitExceededError(f"{what} exceeds {limit}={most}")
+
+    def require_small_subscription(self, names: Collection[str], rack_id: str | None) -> None:
+        """Raise :class:`GroupLimitExceededError` if a consumer's subscription is too large."""
+        limits = self.limits
+        if len(names) > limits.max_subscribed_topics:
+            raise GroupLimitExceededError(
+                f"more than max_subscribed_topics={limits.max_subscribed_topics}"
+            )
+        if sum(len(name.encode()) for name in names) > limits.max_metadata_bytes:
+            raise GroupLimitExceededError(
+                f"the subscription exceeds max_metadata_bytes={limits.max_metadata_bytes}"
+            )
+        for name in names:
+            self.require_short("a topic name", name, "max_topic_name_bytes")
+        self.require_short("rack id", rack_id or "")

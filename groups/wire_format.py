@@ -11,9 +11,11 @@ import struct
 from typing import Final
 
 from logcore.errors import CorruptRecordError
+from logcore.machine import InvariantViolation
 
 MAX_STRING_BYTES: Final = 32_767
-"""The longest UTF-8 text a plain string can carry: its length is a signed int16."""
+"""The longest UTF-8 text of a string: the length of a plain one is a signed int16, and Kafka's
+readers refuse more in a flexible one too."""
 
 _INT8, _INT16 = struct.Struct(">b"), struct.Struct(">h")
 _INT32, _INT64 = struct.Struct(">i"), struct.Struct(">q")
@@ -169,8 +171,13 @@ class FieldWriter:
         self._out.append(value)
 
     def string(self, value: str | None) -> None:
-        """Write a string or None. Limits were checked before: a too long one is our own bug."""
+        """Write a string or None. Limits were checked before: a too long one is our own bug.
+
+        The flexible form could say more than the plain one, and no reader of Kafka's would take it.
+        """
         encoded = None if value is None else value.encode()
+        if encoded is not None and len(encoded) > MAX_STRING_BYTES:
+            raise InvariantViolation(f"a string of {len(encoded)} bytes in a record")
         if self._flexible:
             self.uvarint(0 if encoded is None else len(encoded) + 1)
         else:

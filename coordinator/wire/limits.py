@@ -16,6 +16,10 @@ MAX_REQUEST_OBJECTS = 100_000
 few it took on the wire, so without this a frame of 100 MB could ask for gigabytes. The largest
 honest requests (OffsetCommit or Fetch over every partition of a big cluster) stay far below."""
 
+MAX_STRING_BYTES = 32_767
+"""Bytes of one string, in every message: the older form can say no more, and Kafka's readers take
+no more in the newer one either. What is longer would land in records that nobody else can read."""
+
 MAX_RESPONSE_OBJECTS = 2_000_000
 """The same for a response that our client reads: Metadata of a whole cluster may be large, and a
 broker is chosen by its user, so this only guards against nonsense."""

@@ -6,7 +6,7 @@ So no frame reaches it before :func:`check` has seen that
 
 * every count is backed by bytes: count x the smallest size of an element fits what is left;
 * all elements of all arrays, and all unknown tags, together stay within a budget;
-* every length and every tag section ends inside the frame.
+* every length and every tag section ends inside the frame, and no string is longer than Kafka's.
 
 Unknown tagged fields, which Kafka skips and kio refuses, are found on the way; :func:`strip` copies
 a message without them.
@@ -23,6 +23,7 @@ from functools import cache
 from typing import Any
 
 from coordinator.wire.errors import MalformedRequest
+from coordinator.wire.limits import MAX_STRING_BYTES
 from coordinator.wire.schema import FIXED_SIZES, FieldInfo, StructInfo, fields_of
 from coordinator.wire.writer import uvarint
 
@@ -58,6 +59,14 @@ def read_uvarint(frame: Frame, pos: int) -> tuple[int, int]:
     raise MalformedRequest("a varint is longer than 32 bits")
 
 
+def _string_size(frame: Frame, pos: int) -> tuple[int, int]:
+    """The size of a string of the newer form plus one, at ``pos``, and the position after it."""
+    value, pos = read_uvarint(frame, pos)
+    if value > MAX_STRING_BYTES + 1:
+        raise MalformedRequest(f"a string of {value - 1} bytes, at most {MAX_STRING_BYTES}")
+    return value, pos
+
+
 @cache
 def _smallest(cls: type) -> int:
     """The smallest number of bytes that an instance of ``cls`` can take on the wire."""
@@ -91,6 +100,7 @@ class _Source:
             "int16": _INT16,
             "int32": _INT32,
             "read_uvarint": read_uvarint,
+            "string_size": _string_size,
             "skip_tags": _skip_tags,
             "enter": _enter,
             "MalformedRequest": MalformedRequest,
@@ -124,7 +134,8 @@ def _length(src: _Source, indent: str, code: str, *, flexible: bool) -> None:
     src.flush(indent)
     if flexible:
         src.line(indent, "n = b[p] - 1; p += 1")
-        src.line(indent, "if n > 126: n, p = read_uvarint(b, p - 1); n -= 1")
+        read = "string_size" if code == "int16" else "read_uvarint"
+        src.line(indent, f"if n > 126: n, p = {read}(b, p - 1); n -= 1")
     else:
         src.line(indent, f"n = {code}(b, p)[0]; p += {2 if code == 'int16' else 4}")
 

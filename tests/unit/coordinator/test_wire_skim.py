@@ -18,6 +18,7 @@ from coordinator.wire import (
     encode_request,
     request_factory,
 )
+from coordinator.wire.limits import MAX_STRING_BYTES
 from coordinator.wire.schema import fields_of, is_flexible, message_class
 from coordinator.wire.skim import check, read_uvarint, strip
 from coordinator.wire.writer import compile_writer, uvarint
@@ -172,6 +173,20 @@ def test_unknown_tags_inside_and_beside_known_ones() -> None:
 def test_malformed(data: bytes, why: str) -> None:
     with pytest.raises(MalformedRequest, match=why):
         decode_request(data)
+
+
+def test_the_longest_string() -> None:
+    def heartbeat(size: int) -> bytes:
+        return (
+            header(ApiKey.HEARTBEAT, 4)
+            + (uvarint(size + 1) + b"g" * size)
+            + struct.pack(">i", 1)
+            + (b"\x02m" + b"\0\0")
+        )
+
+    assert len(decode_request(heartbeat(MAX_STRING_BYTES)).body.group_id) == MAX_STRING_BYTES
+    with pytest.raises(MalformedRequest, match="at most 32767"):
+        decode_request(heartbeat(MAX_STRING_BYTES + 1))
 
 
 def test_header_tags_are_skipped() -> None:

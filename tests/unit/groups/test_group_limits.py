@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import uuid
 
 import pytest
+from consumer_driver import ConsumerDriver
 from group_driver import NOW, Driver, G, stable
 
 from groups import limits as limits_module
@@ -47,6 +49,8 @@ def refused(driver: Driver, token: int) -> bool:
             {"protocols": (("x" * 16, b""),)},
             {"protocols": (("x" * 17, b""),)},
         ),
+        ({"max_identifier_bytes": 16}, {"client_host": "x" * 16}, {"client_host": "x" * 17}),
+        ({"max_member_id_bytes": 9}, {"member_id": "x" * 9}, {"member_id": "x" * 10}),
     ],
 )
 def test_what_a_member_may_bring(limits, fits, exceeds):
@@ -54,6 +58,49 @@ def test_what_a_member_may_bring(limits, fits, exceeds):
     assert refused(driver, driver.join(**exceeds))
     assert not driver.groups
     assert not refused(driver, driver.join(**fits))
+
+
+@pytest.mark.parametrize(
+    ("limits", "fits", "exceeds"),
+    [
+        ({"max_member_id_bytes": 9}, {"member_id": "m" * 9}, {"member_id": "m" * 10}),
+        ({"max_topic_name_bytes": 4}, {"names": ("ab", "üü")}, {"names": ("ab", "üüx")}),
+        ({"max_subscribed_topics": 2}, {"names": ("a", "b")}, {"names": ("a", "b", "c")}),
+        (
+            {"max_metadata_bytes": 30},
+            {"names": ("a" * 15, "b" * 15)},
+            {"names": ("a" * 15, "b" * 16)},
+        ),
+        ({"max_identifier_bytes": 10}, {"rack_id": "r" * 10}, {"rack_id": "r" * 11}),
+        ({"max_identifier_bytes": 9}, {"instance_id": "i" * 9}, {"instance_id": "i" * 10}),
+        ({"max_identifier_bytes": 9}, {"client_id": "c" * 9}, {"client_id": "c" * 10}),
+        ({"max_identifier_bytes": 9}, {"client_host": "h" * 9}, {"client_host": "h" * 10}),
+        (
+            {"max_identifier_bytes": 9},
+            {"subscribed_topic_regex": "r" * 9},
+            {"subscribed_topic_regex": "r" * 10},
+        ),
+    ],
+)
+def test_what_a_consumer_may_bring(limits, fits, exceeds):
+    def joins(*, member_id: str = "m", names: tuple[str, ...] = ("t",), **more: str) -> None:
+        driver.join(member_id, *names, **{"client_host": "/h", **more})
+
+    driver = ConsumerDriver(GroupLimits(**limits))
+    with pytest.raises(GroupLimitExceededError, match=next(iter(limits))):
+        joins(**exceeds)
+    assert not driver.groups
+    joins(**fits)
+
+
+def test_the_longest_member_id_that_is_handed_out_comes_back():
+    driver = Driver()
+    long = "c" * GroupLimits().max_identifier_bytes
+    made = f"{long}-{uuid.uuid4()}"
+    token = driver.join(client_id=long, new_member_id=made)
+    assert isinstance(driver.answers[token], MemberIdRequiredError)
+    assert driver.parked(driver.join(made, client_id=long))
+    assert len(made) == GroupLimits().max_member_id_bytes
 
 
 def test_groups_of_a_shard():

@@ -242,6 +242,40 @@ def test_a_join_that_does_not_fit(fields):
         driver.answer(Driver.join(driver, version=3, **fields))
 
 
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize(
+    ("limits", "names", "rack"),
+    [
+        ({"max_topic_name_bytes": 4}, ("tttt",), b"r"),
+        ({"max_subscribed_topics": 2}, ("t", "u"), b"r"),
+        ({"max_identifier_bytes": 20}, ("t",), b"r" * 20),
+        ({"max_member_id_bytes": 4}, ("t",), b"r"),
+    ],
+)
+def test_what_a_classic_member_may_say_in_either_kind_of_group(limits, names, rack, fits):
+    if not fits:
+        limits = {name: limit - 1 for name, limit in limits.items()}
+    said = struct.pack(">h", 3) + subscription(*names)[2:]
+    said += struct.pack(">iih", 0, 1, len(rack)) + rack  # owns nothing in generation 1
+    protocols = (("range", said),)
+    mixed_group = ConsumerDriver(GroupLimits(**limits))
+    mixed_group.client("m")
+    token = Driver.join(mixed_group, "four", protocols=protocols)
+    classic = ConsumerDriver(GroupLimits(**limits))
+    Driver.join(classic, version=3, protocols=protocols, new_member_id="four")
+    if fits:
+        assert "four" in mixed_group.consumer_group().members
+        mixed_group.answer(token)
+        classic.client("m")
+        assert "four" in classic.consumer_group().members
+        return
+    with pytest.raises(GroupLimitExceededError):
+        mixed_group.answer(token)
+    if "max_member_id_bytes" not in limits:  # that one never comes so far
+        with pytest.raises(GroupIdNotFoundError, match="stays classic"):
+            classic.client("m")
+
+
 def test_a_full_group():
     driver = ConsumerDriver(consumer=settings(max_size=1))
     driver.client("m")

@@ -26,7 +26,8 @@ from groups.consumer_commands import (
 )
 from groups.consumer_group import ConsumerGroup, by_topic
 from groups.consumer_target import preferred_assignor
-from groups.errors import GroupIdNotFoundError, InvalidGroupIdError, NonEmptyGroupError
+from groups.errors import InvalidGroupIdError, NonEmptyGroupError
+from groups.group import not_found
 from groups.offsets import delete_all_offsets, tombstone_group
 from groups.outcome import Outcome
 from groups.reconcile import TopicIdPartition
@@ -42,7 +43,7 @@ def describe_group(shard: Shard, command: DescribeGroup) -> DescribeGroupResult:
     """
     group = shard.groups.get(command.group_id)
     if not isinstance(group, ClassicGroup):
-        raise GroupIdNotFoundError(f"no group {command.group_id!r} of the classic protocol")
+        raise not_found(group, command.group_id, "classic")
     stable = group.state is ClassicState.STABLE
     return DescribeGroupResult(
         group_id=group.group_id,
@@ -71,7 +72,7 @@ def describe_consumer_group(
         raise InvalidGroupIdError("the group id is empty")
     group = shard.groups.get(command.group_id)
     if not isinstance(group, ConsumerGroup):
-        raise GroupIdNotFoundError(f"no group {command.group_id!r} of the consumer protocol")
+        raise not_found(group, command.group_id, "consumer")
     names = command.topics.names()
 
     def named(partitions: Iterable[TopicIdPartition]) -> tuple[NamedPartitions, ...]:
@@ -130,7 +131,7 @@ def delete_group(shard: Shard, outcome: Outcome, token: Token, command: DeleteGr
     """Delete an empty group with all its offsets, also those of open transactions."""
     group = shard.groups.get(command.group_id)
     if group is None:
-        raise GroupIdNotFoundError(f"no group {command.group_id!r}")
+        raise not_found(group, command.group_id)
     if not group.is_empty:
         raise NonEmptyGroupError(f"group {command.group_id!r} has members")
     delete_all_offsets(shard, outcome, command.group_id)

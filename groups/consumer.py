@@ -9,6 +9,7 @@ what will be true once the records that are being collected are replayed.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from groups import consumer_records as cr
 from groups.classic_group import ClassicGroup
@@ -44,17 +45,19 @@ from groups.consumer_target import Working
 from groups.errors import (
     FencedMemberEpochError,
     GroupDeadError,
-    GroupIdNotFoundError,
     GroupMaxSizeReachedError,
     InvalidGroupRequestError,
     UnknownMemberIdError,
     UnsupportedAssignorError,
 )
+from groups.group import not_found
 from groups.migration import finish_upgrade, upgraded
 from groups.outcome import EventKind, Outcome
 from groups.reconcile import CurrentAssignment, MemberState
 from groups.shard import Shard
 from logcore.machine import Token
+
+_JAVA_BLANKS: Final = "".join(map(chr, range(33)))
 
 
 def heartbeat(shard: Shard, outcome: Outcome, token: Token, command: ConsumerHeartbeat) -> None:
@@ -100,28 +103,35 @@ def _answer(beat: Beat, before: CurrentAssignment) -> ConsumerHeartbeatResult:
 
 
 def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettings) -> None:
-    _require(bool(command.group_id), "the group id is empty")
-    if command.client_makes_member_id:
-        _require(bool(command.member_id), "the member id is empty")
-    _require(command.instance_id != "", "the instance id is empty")
-    _require(command.rack_id != "", "the rack id is empty")
-    if command.member_epoch > 0 or command.member_epoch == LEAVE_EPOCH:
-        _require(bool(command.member_id), "the member id is empty")
-    elif command.member_epoch == JOIN_EPOCH:
-        _require(command.rebalance_timeout_ms != NO_TIMEOUT, "a join needs a rebalance timeout")
-        _require(command.owned == (), "a joining member owns nothing and says so")
+    for what, text in (
+        ("GroupId", command.group_id),
+        ("InstanceId", command.instance_id),
+        ("RackId", command.rack_id),
+    ):
+        _require_text(what, text)
+    epoch = command.member_epoch
+    if command.client_makes_member_id or epoch != JOIN_EPOCH:
+        _require_text("MemberId", command.member_id)
+    if epoch == JOIN_EPOCH:
+        has_timeout = command.rebalance_timeout_ms != NO_TIMEOUT
+        _require(has_timeout, "RebalanceTimeoutMs must be provided in first request.")
+        _require(command.owned == (), "TopicPartitions must be empty when (re-)joining.")
         names, regex = command.subscribed_topic_names, command.subscribed_topic_regex
-        _require(names is not None or regex is not None, "a join needs a subscription")
-    elif command.member_epoch == STATIC_LEAVE_EPOCH:
-        _require(bool(command.member_id), "the member id is empty")
-        _require(command.instance_id is not None, "only static members leave for a while")
-    else:
-        _require(False, "no such member epoch")
-    _require(command.rebalance_timeout_ms >= NO_TIMEOUT, "the rebalance timeout is negative")
+        _require(
+            names is not None or regex is not None,
+            "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when"
+            " (re-)joining.",
+        )
+    elif epoch == STATIC_LEAVE_EPOCH:
+        _require(command.instance_id is not None, "InstanceId can't be null.")
+    _require(epoch >= STATIC_LEAVE_EPOCH, "MemberEpoch is invalid.")
+    _require(command.rebalance_timeout_ms >= NO_TIMEOUT, "RebalanceTimeoutMs is negative.")
     assignor = command.server_assignor
     if assignor is not None and assignor not in settings.assignors:
         known = ", ".join(settings.assignors.names)
-        raise UnsupportedAssignorError(f"no assignor {assignor!r}; there are: {known}")
+        raise UnsupportedAssignorError(
+            f"ServerAssignor {assignor} is not supported. Supported assignors: {known}."
+        )
     shard.require_small_subscription(command.subscribed_topic_names or (), command.rack_id)
     shard.require_short("member id", command.member_id, "max_member_id_bytes")
     for what, text in (
@@ -131,6 +141,11 @@ def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettin
         ("regular expression", command.subscribed_topic_regex or ""),
     ):
         shard.require_short(what, text)
+
+
+def _require_text(what: str, text: str | None) -> None:
+    """Refuse what is empty to Java: a text of nothing but blanks and control characters."""
+    _require(text is None or bool(text.strip(_JAVA_BLANKS)), f"{what} can't be empty.")
 
 
 def _require(condition: bool, what: str) -> None:
@@ -149,7 +164,7 @@ def _group(
     if isinstance(group, ConsumerGroup):
         return group
     if command.member_epoch != JOIN_EPOCH:
-        raise GroupIdNotFoundError(f"no consumer group {command.group_id!r}")
+        raise not_found(group, command.group_id, "consumer")
     if group is None:
         shard.require_room_for_group(command.group_id)
     elif isinstance(group, ClassicGroup):
@@ -161,7 +176,7 @@ def _group(
         else:
             return upgraded(shard, outcome, group, command.topics, settings)
     else:
-        raise GroupIdNotFoundError(f"group {command.group_id!r} is of another type")
+        raise not_found(group, command.group_id, "consumer")
     outcome.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)
     return ConsumerGroup(command.group_id, shard.totals)
 
@@ -191,9 +206,13 @@ def _member(
         if is_static:
             require_owner(command.instance_id, command.member_id, owner)
         elif known is None:
-            raise UnknownMemberIdError(f"group {group.group_id!r} has no member {member_id!r}")
+            raise _unknown(group, member_id)
         _require_epoch(beat)
     return beat
+
+
+def _unknown(group: ConsumerGroup, member_id: str) -> UnknownMemberIdError:
+    return UnknownMemberIdError(f"Member {member_id} is not a member of group {group.group_id}.")
 
 
 def _require_epoch(beat: Beat) -> None:
@@ -215,12 +234,12 @@ def _require_epoch(beat: Beat) -> None:
 def _leave(shard: Shard, outcome: Outcome, token: Token, command: ConsumerHeartbeat) -> None:
     group = shard.groups.get(command.group_id)
     if not isinstance(group, ConsumerGroup):
-        raise GroupIdNotFoundError(f"no consumer group {command.group_id!r}")
+        raise not_found(group, command.group_id, "consumer")
     member_id = command.member_id
     if command.instance_id is not None:
         require_owner(command.instance_id, member_id, group.static_members.get(command.instance_id))
     elif member_id not in group.members:
-        raise UnknownMemberIdError(f"group {command.group_id!r} has no member {member_id!r}")
+        raise _unknown(group, member_id)
     if command.member_epoch == STATIC_LEAVE_EPOCH:
         # What it was to revoke is free: its client is gone. What it was assigned waits for it.
         away = replace(

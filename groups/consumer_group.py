@@ -301,15 +301,21 @@ class ConsumerGroup(Group):
     def validate_commit(
         self,
         member_id: str,
-        group_instance_id: str | None,  # noqa: ARG002 - Kafka looks at the member id alone
+        group_instance_id: str | None,
         generation_id: int,
         offsets: tuple[OffsetToCommit, ...],
         *,
         in_txn: bool,
         is_modern: bool,
     ) -> None:
-        """See :class:`Group`. Below the member's epoch, each partition decides (KIP-1251)."""
+        """See :class:`Group`. Below the member's epoch, each partition decides (KIP-1251).
+
+        As in Kafka the member id alone says who commits, not the instance id.
+        """
         if generation_id < 0 and not self.members:
+            return
+        # Old producers send no member data with a transaction's offsets.
+        if in_txn and (generation_id, member_id, group_instance_id) == (-1, "", None):
             return
         member = self.members.get(member_id)
         if member is None:

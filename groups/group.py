@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from groups.commands import ListedGroup, OffsetToCommit
+from groups.errors import GroupIdNotFoundError
 from groups.outcome import Outcome
 from logcore.machine import Record
 
@@ -23,6 +24,12 @@ class ShardTotals:
     metadata_bytes: int = 0
     pending: dict[tuple[str, str], None] = field(default_factory=dict)
     """(group id, member id) of members that have not come back with their id, oldest first."""
+
+
+def not_found(group: Group | None, group_id: str, kind: str = "") -> GroupIdNotFoundError:
+    """Say in Kafka's words that there is no such group, or that it is not of this kind."""
+    what = "not found" if group is None else f"is not a {kind} group"
+    return GroupIdNotFoundError(f"Group {group_id} {what}.")
 
 
 class Group(ABC):

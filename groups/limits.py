@@ -39,9 +39,9 @@ class GroupLimits:
     """UTF-8 bytes of a member id. The coordinator makes them of a client or instance id and 37
     more; Kafka allows 32,767."""
 
-    max_topic_name_bytes: int = 249
-    """UTF-8 bytes of a topic name in a subscription: a topic of a longer name can't exist. Kafka
-    allows 32,767 here."""
+    max_topic_name_bytes: int = 32_767
+    """UTF-8 bytes of a topic name in a subscription: Kafka's, which is what a string of a record
+    can hold. No topic has such a name, but to wait for it is no error."""
 
     max_protocols: int = 32
     """Protocols one member may offer; clients offer at most a handful."""

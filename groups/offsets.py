@@ -25,7 +25,6 @@ from groups.commands import (
     TxnCommitOffsets,
 )
 from groups.errors import (
-    GroupIdNotFoundError,
     GroupLimitExceededError,
     GroupSubscribedToTopicError,
     IllegalGenerationError,
@@ -33,7 +32,7 @@ from groups.errors import (
     OffsetMetadataTooLargeError,
     UnstableOffsetCommitError,
 )
-from groups.group import Group
+from groups.group import Group, not_found
 from groups.offset_store import GroupOffsets, StoredOffset, TopicPartition
 from groups.outcome import EventKind, Outcome
 from groups.records import NO_TIMESTAMP, OffsetCommitValue
@@ -106,7 +105,7 @@ def _group_of_commit(
         shard.require_room_for_group(group_id)
         return None
     if tells_not_found:
-        raise GroupIdNotFoundError(f"no group {group_id!r}")
+        raise not_found(group, group_id)
     raise IllegalGenerationError(f"no group {group_id!r}, so no generation {generation_id}")
 
 
@@ -219,7 +218,7 @@ def delete_offsets(shard: Shard, outcome: Outcome, token: Token, command: Delete
         raise InvalidGroupIdError("offsets are deleted from a group with a name")
     group = shard.groups.get(command.group_id)
     if group is None:
-        raise GroupIdNotFoundError(f"no group {command.group_id!r}")
+        raise not_found(group, command.group_id)
     group.validate_offset_delete()
     offsets = shard.offsets.of_group(command.group_id) or _NO_OFFSETS
     answers: list[tuple[str, int, DomainError | None]] = []

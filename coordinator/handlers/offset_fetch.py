@@ -144,13 +144,14 @@ def _group(
             if ctx.version < 10 or _id_of(ctx, name) is not None
         ]
     else:
-        found = iter(result.topics)
+        pairs = list(zip(group.topics, names, strict=True))
+        known = [topic for topic, name in pairs if name is not None]
         topics = [
-            _unknown_id(ctx, topic)
-            if name is None
-            else _topic(ctx, name, getattr(topic, "topic_id", None), next(found)[1])
-            for topic, name in zip(group.topics, names, strict=True)
+            _topic(ctx, name, getattr(topic, "topic_id", None), partitions)
+            for topic, (name, partitions) in zip(known, result.topics, strict=True)
         ]
+        # As in Kafka they follow those that exist, whatever the order they were asked in.
+        topics += [_unknown_id(ctx, topic) for topic, name in pairs if name is None]
     return respond.OffsetFetchResponseGroup(
         group_id=group.group_id, topics=tuple(topics), error_code=ErrorCode.none
     )

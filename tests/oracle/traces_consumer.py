@@ -158,6 +158,41 @@ def heartbeat_errors(t: Tracer) -> None:
     describe(t, "")
 
 
+def what_refusals_say(t: Tracer) -> None:
+    """Wording is nowhere else compared: these are texts that users of Apache Kafka's tools know."""
+    ready(t, "cw", "cw-classic")
+    topic(t, "cw-a", 2)
+    enter(t, "cw", "m", "cw-a")
+    join = {"rebalance_timeout": TIMEOUT, "subscribed_topic_names": ["x"], "topic_partitions": []}
+    for group, member, epoch, more in (
+        ("", "m", 1, {}),
+        (" \t", "m", 1, {}),
+        ("cw", "", 0, join),
+        ("cw", " ", 1, {}),
+        ("cw", "m", 1, {"instance_id": " "}),
+        ("cw", "m", 1, {"rack_id": ""}),
+        ("cw", "m", 0, {}),
+        ("cw", "m", 0, {**join, "topic_partitions": None}),
+        ("cw", "m", 0, {**join, "subscribed_topic_names": None}),
+        ("cw", "m", -2, {}),
+        ("cw", "m", -3, {}),
+        ("cw", "m", 0, {**join, "server_assignor": "nobody-has-it"}),
+        ("cw", "stranger", 5, {}),
+        ("cw", "stranger", -1, {}),
+        ("cw-none", "m", -1, {}),
+    ):
+        said = t.quietly("consumer_group_heartbeat", 1, **heartbeat(group, member, epoch, **more))
+        t.note(f"{group!r} {member!r} {epoch} {more}", said["error_message"])
+    for group in ("grp", "cw"):
+        asked = {"groups": [group], "include_authorized_operations": False}
+        (found,) = t.quietly("describe_groups", 6, **asked)["groups"]
+        t.note(f"describe_groups {group}", found["error_message"])
+    asked = {"group_ids": ["grp"], "include_authorized_operations": False}
+    for found in t.quietly("consumer_group_describe", 1, **asked)["groups"]:
+        t.note("consumer_group_describe grp", found["error_message"])
+    beat(t, "cw", "m", -1)
+
+
 def static_consumers(t: Tracer) -> None:
     ready(t, "cs")
     topic(t, "cs-a", 2)
@@ -380,6 +415,7 @@ def settings_of_groups(t: Tracer) -> None:
 TRACES = [
     joining_and_leaving,
     heartbeat_errors,
+    what_refusals_say,
     static_consumers,
     topics_that_change,
     offsets_of_consumers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+from coordinator.wire.writer import uvarint
 from tests.oracle.tracer import Tracer
 from tests.support.raw import encode
 
@@ -63,6 +64,9 @@ def lengths_that_lie(t: Tracer) -> None:
     t.bytes("no client id", framed(header(18, 0, client=None)))
     t.bytes("an array of two thousand million", framed(header(3, 1) + struct.pack(">i", 2**31 - 1)))
     t.bytes("an array of minus two", framed(header(3, 1) + struct.pack(">i", -2)))
+    for size in (32_767, 32_768, 40_000):
+        text = uvarint(size + 1) + b"g" * size
+        t.bytes(f"a compact string of {size} bytes", framed(header(42, 2) + b"\0\2" + text + b"\0"))
     t.bytes("a null array where none may be", framed(header(8, 2) + struct.pack(">h", -1)))
 
 

@@ -264,6 +264,25 @@ def up_in_the_middle_of_a_rebalance(t: Tracer) -> None:
     logged(t, "mm")
 
 
+def up_with_offsets_and_no_record(t: Tracer) -> None:
+    """The group lives because of its offsets; its first generation has no assignment yet."""
+    ready(t, "mo")
+    topic(t, "mo-a", 2)
+    part = {"partition_index": 0, "committed_offset": 5, "committed_leader_epoch": -1}
+    part |= {"committed_metadata": ""}
+    topics = [{"name": "mo-a", "partitions": [part]}]
+    who = {"group_id": "mo", "member_id": "", "generation_id_or_member_epoch": -1}
+    t("offset_commit", 8, **who, topics=topics)
+    classic = join(t, "mo", "", "mo-a")
+    enter(t, "mo", "m", "mo-a")
+    sync(t, "mo", classic)
+    alive(t, "mo", classic)
+    describe(t, "mo")
+    logged(t, "mo")
+    beat(t, "mo", "m", -1)
+    leave(t, "mo", classic["member_id"])
+
+
 def no_way_up(t: Tracer) -> None:
     ready(t, "mn-type", "mn-data", "mn-garbage", "mn-foreign")
     topic(t, "mn-a", 2)
@@ -389,6 +408,7 @@ TRACES = [
     empty_groups_change_their_kind,
     up_with_a_live_member,
     up_in_the_middle_of_a_rebalance,
+    up_with_offsets_and_no_record,
     no_way_up,
     classic_members_of_a_consumer_group,
     down_when_the_last_one_leaves,

@@ -125,6 +125,64 @@ def many_groups_in_one_request(t: Tracer) -> None:
         t("offset_fetch", version, groups=[], require_stable=False)
 
 
+def topics_that_do_not_exist_beside_one_that_does(t: Tracer) -> None:
+    t.cluster.create_topic("of-known", 1)
+    ready(t, "of-order")
+    commit(t, "of-order", 9, ("of-known", 0, 5, ""))
+    known, unknown = _id(t, "of-known", True), [uuid.UUID(int=number) for number in (7, 8)]
+    for ids in ([unknown[0], known, unknown[1]], [*unknown, known], [known, *unknown]):
+        topics = [{"topic_id": one, "partition_indexes": [0]} for one in ids]
+        groups = [{"group_id": "of-order", "member_id": None, "member_epoch": -1, "topics": topics}]
+        answer = t("offset_fetch", 10, groups=groups, require_stable=False)
+        found = [topic["topic_id"] for topic in answer["groups"][0]["topics"]]
+        t.note("order", [str(one) == str(known) for one in found])
+
+
+def transactional_offsets_of_consumers(t: Tracer) -> None:
+    """With and without member data, in a group with members of both protocols."""
+    topic(t, "of-txn", 2)
+    ready(t, "of-txn")
+    name = "of-txn"
+    epoch = enter(t, name, "m", name)["member_epoch"]
+    classic = join(t, name, "", name)
+    t.cluster.init_producer(name)
+    producer = t.quietly(
+        "init_producer_id",
+        3,
+        transactional_id=name,
+        transaction_timeout=60_000,
+        producer_id=-1,
+        producer_epoch=-1,
+    )
+    who = {"transactional_id": name, "group_id": name}
+    who |= {"producer_id": producer["producer_id"], "producer_epoch": producer["producer_epoch"]}
+    t.quietly("add_offsets_to_txn", 3, **who)
+    part: dict[str, Any] = {"partition_index": 0, "committed_offset": 9}
+    part |= {"committed_leader_epoch": -1, "committed_metadata": ""}
+    topics = [{"name": name, "partitions": [part]}]
+    known, other = classic["member_id"], classic["generation_id"]
+    for version in range(5):
+        for generation, member, instance in (
+            (-1, "", None),
+            (-1, "", "i"),
+            (-1, "m", None),
+            (-1, known, None),
+            (epoch, "m", None),
+            (epoch, "m", "i"),
+            (epoch, "", None),
+            (epoch - 1, "m", None),
+            (epoch + 9, "m", None),
+            (other, known, None),
+            (other + 9, known, None),
+            (epoch, "stranger", None),
+        ):
+            said = {"generation_id": generation, "member_id": member, "group_instance_id": instance}
+            t("txn_offset_commit", version, **who, **said, topics=topics)
+    t("end_txn", 3, **{k: v for k, v in who.items() if k != "group_id"}, committed=True)
+    beat(t, name, "m", -1)
+    leave(t, name, known)
+
+
 def classic_groups_in_every_state(t: Tracer) -> None:
     """Simple, completing, stable, empty and deleted: commit, fetch, delete."""
     for name in ("of-a", "of-b"):
@@ -244,6 +302,8 @@ def topics_that_match_an_expression(t: Tracer) -> None:
 TRACES = [
     metadata_at_its_limit,
     many_groups_in_one_request,
+    topics_that_do_not_exist_beside_one_that_does,
+    transactional_offsets_of_consumers,
     classic_groups_in_every_state,
     consumer_groups_in_every_state,
     topics_that_match_an_expression,

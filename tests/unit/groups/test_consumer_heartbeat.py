@@ -61,6 +61,8 @@ ALL_T = ((T, (0, 1, 2, 3)),)
         {"member_epoch": 1, "member_id": "", "client_makes_member_id": False},
         {"member_epoch": -1, "member_id": "", "client_makes_member_id": False},
         {"member_epoch": -2, "member_id": "", "client_makes_member_id": False},
+        {"group_id": " \t"},
+        {"member_id": "\n"},
     ],
 )
 def test_invalid_requests(fields):
@@ -100,7 +102,7 @@ def test_limits():
     for names in (("t", "u", "v"), ("t", "uuuuuu")):
         with pytest.raises(GroupLimitExceededError):
             driver.join("n", *names)
-    with pytest.raises(GroupLimitExceededError, match="identifier"):
+    with pytest.raises(GroupLimitExceededError, match="max_member_id_bytes"):
         driver.join("n" * 2_000)
     driver.beat("m", 2, subscribed_topic_regex="t")
     with pytest.raises(GroupLimitExceededError, match="regexes"):

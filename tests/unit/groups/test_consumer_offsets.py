@@ -101,6 +101,21 @@ def test_transactional_commits():
         driver.commit(("t", 3, 6), generation=2, member_id="m", producer=1, is_v6_or_later=True)
 
 
+def test_a_transaction_without_member_data_commits_beside_members():
+    driver = two_members()
+    driver.commit(("t", 0, 5), producer=1)
+    driver.marker(1, commit=True)
+    assert driver.fetch("t", 0).offset == 5
+    for fields, error in (
+        ({"instance": "i"}, UnknownMemberIdError),
+        ({"generation": 3}, UnknownMemberIdError),
+        ({"generation": -2}, UnknownMemberIdError),
+        ({"member_id": "m"}, IllegalGenerationError),
+    ):
+        with pytest.raises(error):
+            driver.commit(("t", 0, 6), producer=1, **fields)
+
+
 def test_an_empty_group_takes_offsets_of_anybody():
     driver = ConsumerDriver()
     driver.join("m")

@@ -25,6 +25,7 @@ from groups.commands import (
 )
 from groups.errors import InvalidGroupIdError
 from logcore.machine import DomainError, ProducerStamp
+from txn.errors import InvalidProducerIdMappingError
 
 FIRST_VERSION_WITH_LOAD_IN_PROGRESS = 2
 """Older producers take COORDINATOR_LOAD_IN_PROGRESS for fatal (KAFKA-7296)."""
@@ -104,6 +105,8 @@ def _verify(ctx: Context, wait: Wait) -> bool:
     body, groups = ctx.body, ctx.broker.groups
     if not body.group_id:
         raise InvalidGroupIdError("a transaction commits offsets of a named group")
+    if body.producer_id < 0 or body.producer_epoch < 0:
+        raise InvalidProducerIdMappingError("only a producer with an identity has transactions")
     partition = groups.partition_of(body.group_id)
     if partition.has_open_transaction(body.producer_id, body.producer_epoch):
         return True

@@ -79,6 +79,8 @@ def _write_all(ctx: Context) -> Any:
 
 
 def _write(ctx: Context, marker: Any, topic: str, index: int) -> ErrorCode:
+    if marker.producer_id < 0 or marker.producer_epoch < 0:
+        return ErrorCode.invalid_request
     try:
         written = ctx.broker.txns.markers.write_one(
             (topic, index),

@@ -89,6 +89,12 @@ DELIBERATE = (
         '"an answer"',
         "a client id that is not UTF-8 and an array of length -2 are malformed, not nearly right",
     ),
+    Deviation(
+        "markers_by_hand",
+        '"invalid_request"',
+        '"unknown_server_error"',
+        "so does a marker without a producer",
+    ),
     Deviation("lowering_by_version_0", '"none"', '"invalid_update_version"', OLD_FLAG),
     Deviation(
         "lowering_by_version_0",

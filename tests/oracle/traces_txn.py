@@ -455,6 +455,8 @@ def markers_by_hand(t: Tracer) -> None:
     mark(1, who, 0, "marked", 0)
     mark(1, who, 0, "marked", 0)
     mark(2, who, 0, "marked", 0)
+    mark(1, (-1, 0), 0, "marked", 0)
+    mark(1, (who[0], -1), 0, "marked", 0)
     mark(1, (who[0] + 4444, 3), 5, "marked", 0)
     mark(1, (who[0] + 4444, 3), 4, "marked", 0)
     settle(t, "marked")

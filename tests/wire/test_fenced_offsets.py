@@ -10,6 +10,7 @@ from tests.crash.stubborn_client import StubbornClient
 from tests.support.cluster import GROUP, Cluster, unique
 from tests.support.own_broker import own_broker
 from tests.support.raw import Answer, errors_in
+from tests.support.targets import Target
 
 TRIES = 5
 NO_GENERATION = -1
@@ -109,6 +110,21 @@ def test_a_zombie_that_nobody_verifies_harms_no_other_group(
     successor.close()
     assert cluster.committed(group, topic, stable=True) == 8
     assert other.beats()
+
+
+@pytest.mark.parametrize("identity", [(-1, 0), (0, -1), (-1, -1)])
+def test_offsets_of_no_producer_are_no_transactions(
+    cluster: Cluster, target: Target, client: StubbornClient, identity: tuple[int, int]
+) -> None:
+    """Apache Kafka commits those without an id as they are, and fails amid those without epoch."""
+    if target.name != "fencepost":
+        pytest.skip("where nothing is verified, another answer of ours")
+    topic, group = cluster.create_topic(unique("nobody")), unique("group")
+    client.claim()
+    client.producer_id, client.epoch = identity
+    answer = commit_offset(cluster, client, group, topic)
+    assert answer == ["invalid_producer_id_mapping"]
+    assert cluster.committed(group, topic, stable=True) == -1
 
 
 def test_a_producer_fenced_by_an_operators_marker_harms_no_other_group(

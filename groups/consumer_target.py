@@ -110,7 +110,7 @@ def refresh_regexes(shard: Shard, outcome: Outcome, working: Working, reasons: l
         checked_ms = max(resolved_ms, default=outcome.now_ms)
     is_due = (
         working.regexes_image is not working.topics
-        and outcome.now_ms - checked_ms >= shard.limits.min_regex_refresh_interval_ms
+        and not 0 <= outcome.now_ms - checked_ms < shard.limits.min_regex_refresh_interval_ms
     )
     due = used if is_due else used - working.regexes.keys()
     for regex in sorted(due):
@@ -200,7 +200,8 @@ def update_target(outcome: Outcome, working: Working, settings: ConsumerSettings
         if assignment.epoch >= working.epoch.epoch:
             _ask_again(outcome, working, settings)
             return
-        if outcome.now_ms - assignment.timestamp_ms < settings.assignment_interval_ms:
+        # A wall clock may go back; then the last computation looks as if it were still to come.
+        if 0 <= outcome.now_ms - assignment.timestamp_ms < settings.assignment_interval_ms:
             return
     assignor = preferred_assignor(working.members, settings)
     spec = _spec(working)

@@ -119,11 +119,16 @@ def _consumers(
     members: dict[str, cr.ConsumerMemberValue] = {}
     assigned: dict[str, list[TopicIdPartition]] = {}
     owners: dict[TopicIdPartition, str] = {}
+    # A rebalance that failed has taken the assignments, and whoever reads while it rebalances
+    # (the cooperative protocol) goes on with the last one that was handed out.
+    saved = () if classic.saved is None else classic.saved.members
+    handed_out = {member.member_id: member.assignment for member in saved}
     why = f"classic group {classic.group_id!r} stays classic"
     for member in everybody:
         try:
             subscription = read_subscription(member.metadata(protocol_name))
-            assignment = read_assignment(member.assignment)
+            had = member.assignment or handed_out.get(member.member_id, b"")
+            assignment = read_assignment(had)
             shard.require_small_subscription(subscription.topics, subscription.rack_id)
         except (CorruptRecordError, GroupLimitExceededError) as error:
             raise GroupIdNotFoundError(f"{why}: {member.member_id!r}: {error}") from error

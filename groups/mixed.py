@@ -157,15 +157,25 @@ def _replace_last(shard: Shard, outcome: Outcome, beat: Beat, owner: str) -> boo
         shard, group, [owner], joining=1
     ):
         return False
-    why = None
-    if beat.needs_target:
-        why = f"the group became classic; {beat.member_id}: took the place of {owner}"
-    else:
+    if not beat.needs_target:
         reconcile_member(outcome, beat)
+    why = None
+    # Nobody but a rebalance gives what is free, or is to be given up, to those who wait for it.
+    if not _is_everybody_settled(beat, owner):
+        why = f"the group became classic; {beat.member_id}: took the place of {owner}"
     require_small(shard, outcome)
     value = beat.working.members[beat.member_id]
     joining = (beat.member_id, value, owner)
     return downgrade(shard, outcome, group, (), joining, rebalance_reason=why)
+
+
+def _is_everybody_settled(beat: Beat, replaced: str) -> bool:
+    """Whether all members, with the new one for ``replaced``, have what the newest epoch gives."""
+    group, epoch = beat.group, beat.working.epoch.epoch
+    currents = [group.current(name) for name in group.members if name != replaced]
+    return not beat.needs_target and all(
+        current.is_reconciled_to(epoch) for current in (*currents, beat.current)
+    )
 
 
 # --- SyncGroup and Heartbeat ---------------------------------------------------------------------

@@ -179,6 +179,25 @@ def test_a_join_phase_in_which_the_last_protocol_is_not_everybodys_any_more():
     assert group.current(member_id).assigned.keys() == {(T, index) for index in range(4)}
 
 
+def test_who_reads_on_through_rebalances_that_fail_is_still_the_owner():
+    driver = ConsumerDriver()
+    token, member_id = join_dynamic(driver)
+    driver.finish_initial_delay()
+    driver.answer(token)
+    mine = assigned(("t", (0, 1, 2, 3)))
+    driver.answer(driver.sync(member_id, assignments=[(member_id, mine)]))
+    _, other = join_dynamic(driver)
+    rejoined = driver.answer(Driver.join(driver, member_id))
+    assert rejoined.generation_id == 2
+    join_dynamic(driver)  # before anybody was assigned anything in this generation
+    consumer = driver.client("m")
+    group = driver.consumer_group()
+    assert not consumer.owned
+    assert group.current(member_id).assigned.keys() == {(T, index) for index in range(4)}
+    driver.commit(("t", 3, 5, -1, "", T), generation=2, member_id=member_id)
+    assert not group.current(other).assigned
+
+
 def test_a_join_phase_that_everybody_left():
     driver = ConsumerDriver()
     one = ClassicClient(driver, "one")
@@ -465,6 +484,24 @@ def test_a_static_member_takes_its_place_over_in_the_other_protocol():
     back = driver.client("n", instance_id="i")
     assert back.owned == {(T, index) for index in range(4)}
     assert set(driver.consumer_group().members) == {"n"}
+
+
+def test_who_waits_for_a_partition_gets_it_when_the_group_becomes_classic():
+    driver = ConsumerDriver()
+    consumer = driver.client("m", instance_id="i")
+    waiting = ClassicClient(driver, "one")
+    waiting.join()
+    consumer.beat()
+    assert len(consumer.told) == 2, "it is to give up two, and does not say that it did"
+    back = ClassicClient(driver, "two", instance_id="i")
+    back.join()
+    assert isinstance(driver.groups[G], ClassicGroup)
+    for _ in range(4):
+        waiting.step()
+        back.step()
+    assert driver.state() == "Stable"
+    assert sorted(map(len, (waiting.owned, back.owned))) == [2, 2]
+    assert len(waiting.owned | back.owned) == 4
 
 
 # --- the log -------------------------------------------------------------------------------------

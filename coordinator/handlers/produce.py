@@ -161,7 +161,8 @@ def _after_flush(
     return make.ProduceResponse(
         responses=tuple(
             make.TopicProduceResponse(
-                name=answer.name,
+                # Up to version 12 a topic is named, from then on it is its id that tells it.
+                name=getattr(answer, "name", ""),
                 topic_id=getattr(answer, "topic_id", None),
                 partition_responses=tuple(
                     settled(place, part) for part in answer.partition_responses

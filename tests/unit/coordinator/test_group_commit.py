@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from coordinator.broker import Broker
 from coordinator.thread import BrokerThread
+from coordinator.wire import APIS, ApiKey
 from tests.support.batches import batch
 from tests.support.cluster import READ_COMMITTED, TRANSACTION, Answer, Cluster
 from tests.support.disk import FaultyDisk
@@ -25,6 +26,8 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
 }
 GROUP = 0
+PRODUCE = APIS[ApiKey.PRODUCE]
+VERSIONS = range(PRODUCE.min_version, PRODUCE.max_version + 1)
 
 
 class Running:
@@ -146,6 +149,24 @@ def test_a_retry_of_what_is_not_on_disk_waits_as_well(tmp_path):
         one.disk.gate.set()
         assert first.result(60)["base_offset"] == retry.result(60)["base_offset"] == 0
         assert one.client.values(topic) == [b"once"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_is_answered_when_it_is_on_disk(tmp_path, version):
+    with running(tmp_path) as one:
+        topic = one.client.create_topic("t")
+        named = {"topic_id": one.client.topic_id(topic)} if version >= 13 else {"name": topic}
+        answer = one.client.call(
+            "produce",
+            version,
+            acks=-1,
+            timeout=10_000,
+            topic_data=[{**named, "partition_data": [{"index": 0, "records": batch([b"x"])}]}],
+        )
+        (response,) = answer["responses"]
+        assert {name: str(value) for name, value in named.items()}.items() <= response.items()
+        assert response["partition_responses"][0]["error_code"] == "none"
+        assert one.client.values(topic) == [b"x"]
 
 
 def test_without_flush_messages_nothing_is_forced_and_nobody_waits(tmp_path):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+from coordinator.wire.limits import MAX_ERROR_TEXT_CHARACTERS
 from coordinator.wire.schema import (
     Builder,
     Entity,
@@ -21,6 +22,12 @@ from coordinator.wire.schema import (
     struct_class,
 )
 
+ERROR_TEXTS = frozenset({"error_message", "batch_index_error_message"})
+"""Fields that say in words what went wrong. They quote what was asked for, however long."""
+
+_Plan = tuple[list[tuple[str, str]], dict[str, object], list[str]]
+"""What a call gives and where it goes, the rest of the fields, and which of them are texts."""
+
 
 class MessageFactory:
     """Makes the structures of one message: ``factory.TopicProduceResponse(name=…, …)``.
@@ -29,7 +36,8 @@ class MessageFactory:
 
     * a time or duration field may be given as ``<field>_ms`` with an integer of milliseconds
       (``throttle_time_ms=0``, ``log_append_time_ms=-1``); -1 is allowed for every time;
-    * error codes are given as ``ErrorCode`` or as an integer.
+    * error codes are given as ``ErrorCode`` or as an integer; a text that explains one is cut at
+      ``MAX_ERROR_TEXT_CHARACTERS``.
 
     Arrays may be any sequence. A class that only other versions have builds None, which fits
     because the field that would hold it is then dropped too.
@@ -67,22 +75,24 @@ class MessageFactory:
         names = {info.name: info.name for info in all_fields(cls)}
         names.update({f"{info.name}_ms": info.name for info in all_fields(cls) if info.is_time})
         defaults = {info.name: info.default for info in all_fields(cls)}
-        plans: dict[tuple[str, ...], tuple[list[tuple[str, str]], dict[str, object]]] = {}
+        plans: dict[tuple[str, ...], _Plan] = {}
 
-        def plan_for(given: tuple[str, ...]) -> tuple[list[tuple[str, str]], dict[str, object]]:
+        def plan_for(given: tuple[str, ...]) -> _Plan:
             kept = [(name, names[name]) for name in given if name in names]
             for name in given:
                 if name not in names:
                     self._check_known(cls, name)
             filled = {target for _, target in kept}
             rest = {name: value for name, value in defaults.items() if name not in filled}
-            plans[given] = kept, rest
+            plans[given] = kept, rest, [name for name, _ in kept if name in ERROR_TEXTS]
             return plans[given]
 
         def build(**values: Any) -> Entity:
             # A call site always gives the same names, so what to keep and fill is planned once.
             given = tuple(values)
-            kept, rest = plans.get(given) or plan_for(given)
+            kept, rest, texts = plans.get(given) or plan_for(given)
+            for name in texts:
+                values[name] = _shortened(values[name])
             return cls(**{target: values[name] for name, target in kept}, **rest)
 
         return build
@@ -93,6 +103,12 @@ class MessageFactory:
             for one in dict.fromkeys((name, name.removesuffix("_ms")))
         ):
             raise TypeError(f"no version of {cls.__name__} has a field {name}")
+
+
+def _shortened(text: str | None) -> str | None:
+    if text is None or len(text) <= MAX_ERROR_TEXT_CHARACTERS:
+        return text
+    return text[: MAX_ERROR_TEXT_CHARACTERS - 1] + "…"
 
 
 def _build_nothing(**_values: Any) -> Entity:
@@ -117,7 +133,7 @@ class ResponseFactory(MessageFactory):
             return None
         values: dict[str, object] = {"error_code": code}
         if "error_message" in names:
-            values["error_message"] = message
+            values["error_message"] = _shortened(message)
         return cls(**{info.name: info.default for info in all_fields(cls)} | values)
 
 

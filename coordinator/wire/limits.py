@@ -20,6 +20,10 @@ MAX_STRING_BYTES = 32_767
 """Bytes of one string, in every message: the older form can say no more, and Kafka's readers take
 no more in the newer one either. What is longer would land in records that nobody else can read."""
 
+MAX_ERROR_TEXT_CHARACTERS = 1_000
+"""Characters of the text that explains an error. It quotes names as the client sent them: with the
+longest, the text would be no string that can be sent."""
+
 MAX_RESPONSE_OBJECTS = 2_000_000
 """The same for a response that our client reads: Metadata of a whole cluster may be large, and a
 broker is chosen by its user, so this only guards against nonsense."""

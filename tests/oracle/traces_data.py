@@ -698,7 +698,26 @@ def old_message_formats(t: Tracer) -> None:
         produce(t, version, "old-format", message)
 
 
+def names_as_long_as_a_string_may_be(t: Tracer) -> None:
+    """Their refusals quote them, and must still be answers that can be sent."""
+    name = "w" * 32_767
+    for version in (1, 2, 4):
+        resource = {"resource_type": TOPIC, "resource_name": name, "configuration_keys": []}
+        t("describe_configs", version, resources=[resource])
+    for version in (0, 1, 2):
+        t("alter_configs", version, resources=[{"resource_type": TOPIC, "resource_name": name}])
+    for version in (0, 3):
+        t("create_partitions", version, timeout=5000, topics=[{"name": name, "count": 2}])
+    for version in (2, 5, 7):
+        topic = {"name": name, "num_partitions": 1, "replication_factor": 1}
+        t("create_topics", version, timeout=5000, topics=[topic])
+    for version in (3, 8, 9):
+        produce(t, version, name, batch([b"v"]))
+    change(t, 0, TOPIC, name, ("retention.ms", 0, "1000"))
+
+
 TRACES = [
+    names_as_long_as_a_string_may_be,
     refused_batches,
     records_that_lie,
     keyless_in_a_compacted_topic,

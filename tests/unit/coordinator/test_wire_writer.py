@@ -20,7 +20,7 @@ from coordinator.wire import (
     request_factory,
     response_factory,
 )
-from coordinator.wire.limits import BIG_CHUNK_BYTES
+from coordinator.wire.limits import BIG_CHUNK_BYTES, MAX_ERROR_TEXT_CHARACTERS
 from coordinator.wire.schema import message_class
 from coordinator.wire.skim import check
 from coordinator.wire.writer import compile_writer, uvarint
@@ -124,6 +124,29 @@ def test_a_value_that_does_not_fit_is_an_encode_error() -> None:
     old = request_factory(ApiKey.HEARTBEAT, 0)
     with pytest.raises(EncodeError):
         encode_request(ApiKey.HEARTBEAT, 0, 1, None, old.message(group_id="g" * 2**15))
+
+
+@pytest.mark.parametrize(
+    ("api", "structure"),
+    [
+        (ApiKey.DESCRIBE_CONFIGS, "DescribeConfigsResult"),
+        (ApiKey.PRODUCE, "BatchIndexAndErrorMessage"),
+        (ApiKey.CREATE_TOPICS, "CreatableTopicResult"),
+    ],
+)
+def test_a_text_about_an_error_can_always_be_sent(api: ApiKey, structure: str) -> None:
+    """It quotes names, which may be as long as any string; the longest text fits, more is cut."""
+    for version in range(APIS[api].min_version, APIS[api].max_version + 1):
+        make = response_factory(api, version)
+        field = "batch_index_error_message" if api is ApiKey.PRODUCE else "error_message"
+        for length in (MAX_ERROR_TEXT_CHARACTERS, MAX_ERROR_TEXT_CHARACTERS + 1, 2**15):
+            built = getattr(make, structure)(**{field: "ß" * length})
+            if built is not None:
+                text = getattr(built, field)
+                whole = length == MAX_ERROR_TEXT_CHARACTERS
+                assert text == ("ß" * length if whole else "ß" * 999 + "…")
+    refused = response_factory(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1).error(42, "g" * 2**15)
+    assert len(refused.error_message) == MAX_ERROR_TEXT_CHARACTERS
 
 
 class TestFactory:

@@ -139,9 +139,9 @@ class ShardSet:
             raise NotCoordinatorError(f"{self.topic} does not exist")
         return partition_for(key, len(self.shards))
 
-    def log_for(self, key: str) -> Partition | None:
-        """The log that ``key`` belongs to, None without a topic."""
-        return self.shards[partition_for(key, len(self.shards))].partition if self.shards else None
+    def shard_for(self, key: str) -> Shard | None:
+        """The shard that ``key`` belongs to, None without a topic."""
+        return self.shards[partition_for(key, len(self.shards))] if self.shards else None
 
     def submit(
         self, key: str, command: object, origin: Origin | None = None, *, at_once: bool = False

@@ -132,8 +132,9 @@ class TxnCoordinator(ShardedCoordinator):
         turn of the event loop can't be overtaken by the transaction's end. Errors are in the
         words the API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
 
-        None: that the partitions are added is not on disk yet. ``again`` is called once it is; only
-        data written after that can't outlive, in a power loss, what makes it part of a transaction.
+        None: the record that has the partitions in the transaction, be it of this call or of an
+        earlier one, is not on disk yet. ``again`` is called once it is; only data written after
+        that can't outlive, in a power loss, what makes it part of a transaction.
         """
         adds = version >= ADDS_PARTITIONS[api]
         if not adds and not self._broker.config.bool("transaction.partition.verification.enable"):
@@ -146,17 +147,10 @@ class TxnCoordinator(ShardedCoordinator):
             verify_only=not adds,
             client_transaction_version=2 if adds else 0,
         )
-        log = self._shards.log_for(transactional_id)
-        end_offset = -1 if log is None else log.log_end_offset
         future = self._shards.submit(transactional_id, command, origin, at_once=True)
         if not future.done():
             raise InvariantViolation("AddPartitions was not answered in its own turn")
-        if (
-            again is not None
-            and log is not None
-            and log.log_end_offset != end_offset
-            and self._broker.commit.after((log,), again)
-        ):
+        if again is not None and self._waits_for_disk(transactional_id, again):
             return None
         error = future.exception()
         if error is None:
@@ -172,6 +166,19 @@ class TxnCoordinator(ShardedCoordinator):
             partition: verification_error(missing.get(partition), api, version)
             for partition in partitions
         }
+
+    def _waits_for_disk(self, transactional_id: str, again: Callable[[], None]) -> bool:
+        """Have ``again`` called when the id's last record is on disk; False if it is, or need not.
+
+        Records of other ids are not waited for: behind a busy log that would take for ever.
+        """
+        shard = self._shards.shard_for(transactional_id)
+        if shard is None or not isinstance(shard.machine, TxnMachine):
+            return False
+        offset = shard.machine.last_offset(transactional_id)
+        if offset is None or offset < shard.partition.high_watermark:
+            return False
+        return self._broker.commit.after((shard.partition,), again)
 
     # --- inside ----------------------------------------------------------------------------------
 

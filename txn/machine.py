@@ -68,6 +68,10 @@ class TxnMachine:
         """Return the durable state of an id, None where there is none."""
         return self._shard.transactions.get(transactional_id)
 
+    def last_offset(self, transactional_id: str) -> int | None:
+        """Return where the id's last record stands in the log, None where there is none."""
+        return self._shard.offsets.get(transactional_id)
+
     def is_pending(self, transactional_id: str) -> bool:
         """Whether the id's last transaction is being completed."""
         return self._shard.is_pending(transactional_id)

@@ -100,25 +100,42 @@ async def init(services: Services, name: str) -> tuple[int, int]:
     return result.producer_id, result.producer_epoch
 
 
+async def produce(
+    services: Services, name: str, producer: tuple[int, int], key: tuple[str, int], number: int
+) -> None:
+    """Write as the handler does: the partition joins the transaction, and waits for the disk."""
+    while True:
+        go_on = asyncio.Event()
+        errors = services.txns.verify("Produce", 12, name, *producer, [key], again=go_on.set)
+        if errors is not None:
+            break
+        await go_on.wait()
+    assert errors == {key: None}
+    partition = services.replicas.partition(*key)
+    now_ms = services.clock.now_ms()
+    batch = encode_batch(
+        [LogRecord(0, now_ms, None, b"%d" % number)],
+        producer_id=producer[0],
+        producer_epoch=producer[1],
+        base_sequence=0,
+        transactional=True,
+    )
+    partition.append(batch, now_ms=now_ms, transaction_verified=True, transaction_version=2)
+    await durable(services, partition)
+
+
 async def transaction(
     services: Services, run: Run, name: str, producer: tuple[int, int], number: int
 ) -> tuple[int, int]:
-    """One whole transaction; every third is aborted, and every fifth left open."""
+    """One whole transaction; every third is aborted, and every fifth left open.
+
+    Each batch comes twice, on two connections: which of them is written is nobody's affair.
+    """
+    for key in DATA:
+        twice = [produce(services, name, producer, key, number) for _ in range(2)]
+        await asyncio.gather(*twice)
     offsets_partition = CONSUMER_OFFSETS, services.groups.partition_for(GROUP)
-    asked = (*DATA, offsets_partition)
-    await services.txns.submit(name, AddPartitions(name, *producer, asked))
-    for topic, index in DATA:
-        partition = services.replicas.partition(topic, index)
-        now_ms = services.clock.now_ms()
-        batch = encode_batch(
-            [LogRecord(0, now_ms, None, b"%d" % number)],
-            producer_id=producer[0],
-            producer_epoch=producer[1],
-            base_sequence=0,
-            transactional=True,
-        )
-        partition.append(batch, now_ms=now_ms, transaction_verified=True)
-        await durable(services, partition)
+    await services.txns.submit(name, AddPartitions(name, *producer, (offsets_partition,)))
     command = TxnCommitOffsets(
         GROUP, -1, "", None, (OffsetToCommit("t", 0, number),), ProducerStamp(*producer)
     )

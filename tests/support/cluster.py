@@ -125,8 +125,30 @@ class Cluster(RawClient):
         acks: int = -1,
     ) -> Answer:
         """Produce a batch (or plain values) and return the partition's part of the answer."""
+        self.begin_produce(
+            topic,
+            records,
+            partition=partition,
+            version=version,
+            transactional_id=transactional_id,
+            acks=acks,
+        )
+        part: Answer = self.receive()["responses"][0]["partition_responses"][0]
+        return part
+
+    def begin_produce(
+        self,
+        topic: str,
+        records: bytes | Sequence[bytes | None],
+        *,
+        partition: int = 0,
+        version: int = 9,
+        transactional_id: str | None = None,
+        acks: int = -1,
+    ) -> None:
+        """Send what :meth:`produce` sends; the answer is to be received."""
         data = records if isinstance(records, bytes) else batch(records)
-        answer = self.call(
+        self.send(
             "produce",
             version,
             transactional_id=transactional_id,
@@ -134,8 +156,6 @@ class Cluster(RawClient):
             timeout=10_000,
             topic_data=[{"name": topic, "partition_data": [{"index": partition, "records": data}]}],
         )
-        part: Answer = answer["responses"][0]["partition_responses"][0]
-        return part
 
     def fetch(
         self,

@@ -17,6 +17,7 @@ from coordinator.wire import APIS, ApiKey
 from tests.support.batches import batch
 from tests.support.cluster import READ_COMMITTED, TRANSACTION, Answer, Cluster
 from tests.support.disk import FaultyDisk
+from tests.support.raw import errors_in
 from tests.support.waits import until
 
 SETTINGS = {
@@ -271,6 +272,48 @@ def test_the_steps_of_a_transaction_reach_the_disk_in_their_order(tmp_path, vers
             ("sync", state),
         ]
         assert one.client.values(topic, isolation=READ_COMMITTED) == [b"before", b"x"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_second_connection_writes_nothing_before_the_transaction_is_on_disk(tmp_path, version):
+    """A repetition finds the partition in the transaction, and that is not on disk yet."""
+    with running(tmp_path) as one:
+        topic, state = one.client.create_topic("t"), "__transaction_state"
+        one.client.produce(topic, [b"before"])
+        producer, epoch = one.client.init_producer("x")
+        add = {
+            "v3_and_below_transactional_id": "x",
+            "v3_and_below_producer_id": producer,
+            "v3_and_below_producer_epoch": epoch,
+            "v3_and_below_topics": [{"name": topic, "partitions": [0]}],
+        }
+        data = batch(
+            [b"x"], producer_id=producer, producer_epoch=epoch, sequence=0, transactional=True
+        )
+        api_version = 12 if version == 2 else 9
+        since = len(one.disk.steps)
+        one.disk.gate.clear()
+        first, others = one.connect(), [one.connect() for _ in range(3)]
+        if version == 1:
+            first.send("add_partitions_to_txn", 3, **add)
+            assert one.disk.held.wait(60)
+        for client in others:
+            client.begin_produce(topic, data, transactional_id="x", version=api_version)
+        assert one.disk.held.wait(60)
+        for _ in others:
+            assert one.client.offset(topic) == 1
+        assert one.disk.of_logs(topic, state, since=since) == [("write", state)]
+        one.disk.gate.set()
+        answers = [client.receive() for client in others]
+        assert {error for answer in answers for error in errors_in(answer)} == {"none"}
+        if version == 1:
+            assert set(errors_in(first.receive())) == {"none"}
+        assert one.disk.of_logs(topic, state, since=since)[:3] == [
+            ("write", state),
+            ("sync", state),
+            ("write", topic),
+        ]
+        assert one.client.values(topic) == [b"before", b"x"]
 
 
 # --- a disk that fails ---------------------------------------------------------------------------

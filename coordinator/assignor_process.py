@@ -22,6 +22,7 @@ from coordinator.assignor_frames import (
     result_of,
     unpack,
 )
+from coordinator.background import spawn, survived
 from coordinator.config_types import ConfigError
 from groups.assignors.remote import ComputeTarget, TargetComputed
 
@@ -89,9 +90,7 @@ class _AssignorProcess:
             self._waiting.popleft()
         self._waiting.append((effect, report))
         if self._work is None or self._work.done():
-            self._work = asyncio.get_running_loop().create_task(
-                self._serve(), name=f"assignor {self._name}"
-            )
+            self._work = spawn(self._serve(), f"assignor {self._name}")
 
     async def close(self) -> None:
         """End the process; nothing more is reported."""
@@ -109,13 +108,16 @@ class _AssignorProcess:
                 result, problem = await self._asked(effect)
             except TimeoutError:
                 problem = f"it did not answer within {ANSWER_TIMEOUT_MS} ms"
-            except (OSError, EOFError, ValueError, TypeError) as error:
+            except Exception as error:  # noqa: BLE001 - it is somebody else's code that answers
                 problem = f"its process ended or answered nonsense: {error!r}"
             if result is None:
                 _log.warning(
                     "assignor_failed", assignor=self._name, group=effect.group_id, cause=problem
                 )
-            report(TargetComputed(effect.group_id, effect.assignor, effect.group, result, problem))
+            with survived("assignor", assignor=self._name, group=effect.group_id):
+                report(
+                    TargetComputed(effect.group_id, effect.assignor, effect.group, result, problem)
+                )
 
     async def _asked(self, effect: ComputeTarget) -> Result:
         timeout_ms = ANSWER_TIMEOUT_MS if self._child is not None else START_TIMEOUT_MS

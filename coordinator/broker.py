@@ -14,12 +14,14 @@ from __future__ import annotations
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import structlog
 
+from coordinator.background import Step, each_in_turn
 from coordinator.cleaner import Cleaner
 from coordinator.config import BrokerConfig, ConfigError
 from coordinator.errors import error_code
@@ -281,7 +283,7 @@ class Broker:
             raise BrokerError(f"can not listen on {host}:{port}: {error}") from error
         self._maintenance = Maintenance(self.replicas, config, self.clock)
         self._maintenance.start()
-        self.cleaner = Cleaner(self.replicas, config, self.clock, self.fs, str(self.data_dir))
+        self.cleaner = Cleaner(self.replicas, config, self.clock)
         self.cleaner.start()
         _log.info(
             "broker started",
@@ -296,34 +298,43 @@ class Broker:
     async def stop(self) -> None:
         """Stop accepting, answer what waits, close everything, leave the clean-shutdown mark.
 
-        Does nothing when the broker is not started.
+        What fails on the way is logged, and keeps no log from being closed. Does nothing when the
+        broker is not started.
         """
+        try:
+            await each_in_turn(self._steps_of_a_stop())
+        finally:
+            self._server = self._maintenance = self.cleaner = self._lock = None
+            self._coordinators = []
+            self._opened = self._remembering = False
+
+    def _steps_of_a_stop(self) -> list[Step]:
+        """What there is to stop, in its order."""
+        steps: list[Step] = []
         if self._server is not None:
-            self._server.stop_accepting()
-            self.polls.close()
+            steps += [
+                ("stop accepting", self._server.stop_accepting),
+                ("answer long polls", self.polls.close),
+            ]
         if self._maintenance is not None:
-            await self._maintenance.stop()
-            self._maintenance = None
+            steps.append(("stop maintenance", self._maintenance.stop))
         if self.cleaner is not None:
-            await self.cleaner.stop()
-            self.cleaner = None
+            steps.append(("stop the cleaner", self.cleaner.stop))
         if self._opened:
-            await self.commit.drain()
-        while self._coordinators:
-            await self._coordinators.pop().stop()
+            steps.append(("wait for the disk", self.commit.drain))
+        steps += [("stop a coordinator", one.stop) for one in reversed(self._coordinators)]
         if self._server is not None:
-            await self._server.stop()
-            self._server = None
+            steps.append(("close connections", self._server.stop))
+        if self._remembering:
+            steps.append(("write the history", self.history.stop))
         if self._opened:
-            if self._remembering:
-                self.history.stop()
-                self._remembering = False
-            await self.commit.close()
-            self.replicas.close()
-            self._opened = False
+            steps += [
+                ("end flushes", self.commit.close),
+                ("close the logs", self.replicas.close),
+            ]
         if self._lock is not None:
-            self.fs.close(self._lock)
-            self._lock = None
+            steps.append(("give up the lock", partial(self.fs.close, self._lock)))
+        return steps
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -1,34 +1,30 @@
 """Compaction in the background: one partition at a time, its long steps in a thread of their own.
 
 The event loop only chooses, plans and installs, which costs little whatever the size of the log. A
-round that fails leaves the log as it was; that partition is then left alone until the next start.
+round that fails leaves the log as it was; that partition is then left alone until the next start,
+unless only room on disk or descriptors were missing, and the next round takes another.
 
 Source: ``LogCleaner`` (its cleaner threads), ``LogCleanerManager``.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import structlog
 
+from coordinator.background import Pace, Repeated, Threads, survived
 from coordinator.config import BrokerConfig
 from coordinator.replicas import Replicas
+from logcore.checkpoints import CLEANER_CHECKPOINT
 from logcore.cleaner_choice import CleanerChoice
 from logcore.clock import Clock
 from logcore.compaction import CompactionCancelled, CompactionRound, Throttle
 from logcore.errors import LogError, StorageError
-from logcore.fs import FileSystem
-from logcore.index import CorruptIndexError
+from logcore.fs import NO_HANDLES, NO_ROOM
 from logcore.partition import Partition
-
-T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
@@ -36,88 +32,83 @@ _log = structlog.get_logger(__name__)
 class Cleaner:
     """The cleaner of one broker. Its thread starts with the first round and ends with ``stop``."""
 
-    def __init__(
-        self, replicas: Replicas, config: BrokerConfig, clock: Clock, fs: FileSystem, directory: str
-    ) -> None:
+    def __init__(self, replicas: Replicas, config: BrokerConfig, clock: Clock) -> None:
         self._replicas = replicas
         self._config = config
         self._clock = clock
-        self._choice = CleanerChoice(fs, directory)
+        self._choice = CleanerChoice(replicas.cleaned, _report_failure)
         self._stopping = threading.Event()
         """For the thread, which must not touch the loop's."""
-        self._stopped = asyncio.Event()
-        self._thread: ThreadPoolExecutor | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._thread = Threads("cleaner")
+        self._task = Repeated(
+            "cleaner", self.run_once, lambda: config.int("log.cleaner.backoff.ms")
+        )
 
     def start(self) -> None:
         """Begin, unless ``log.cleaner.enable`` is off."""
-        self._replicas.on_delete(self._forget)
+        self._replicas.on_delete(self._choice.forget)
         if self._config.bool("log.cleaner.enable"):
-            self._task = asyncio.create_task(self._run(), name="cleaner")
+            self._task.start()
 
     async def stop(self) -> None:
         """End the round under way without effect; returns when its thread has let go."""
         self._stopping.set()
-        self._stopped.set()
-        if self._task is not None:
-            await self._task
-            self._task = None
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        await self._task.stop()
+        self._thread.close()
 
     @property
     def uncleanable(self) -> Mapping[tuple[str, int], str]:
         """Partitions that are left alone because their cleaning failed, with the reason."""
         return self._choice.uncleanable
 
-    async def _run(self) -> None:
-        while not self._stopping.is_set():
-            if not await self.run_once():
-                await self._pause(self._config.int("log.cleaner.backoff.ms"))
-
-    async def _pause(self, pause_ms: int) -> None:
-        """Wait, but no longer than until ``stop``."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopped.wait(), pause_ms / 1000)
-
     async def run_once(self) -> bool:
-        """Clean the partition that needs it most; False if none does."""
-        try:
-            found = self._choice.next_round(
-                tuple(self._replicas),
-                self._clock.now_ms(),
-                budget_bytes=self._config.int("log.cleaner.dedupe.buffer.size"),
-            )
-        except LogError as error:
-            _log.error("no round of compaction could be planned", cause=str(error))
-            return False
+        """Clean the partition that needs it most; False if none does, or nothing could be done."""
+        pace, now_ms = Pace(), self._clock.now_ms()
+        for partition in self._replicas:
+            self._choice.look_at(partition, now_ms)
+            await pace()
+            if self._stopping.is_set():
+                return False
+        found = self._choice.next_round(
+            now_ms, budget_bytes=self._config.int("log.cleaner.dedupe.buffer.size")
+        )
         if found is None:
             return False
         partition, compaction = found
         begin = time.monotonic()
         try:
-            if await self._clean(partition, compaction):
-                self._choice.finished(partition, compaction)
-                self._report(partition, compaction, time.monotonic() - begin)
+            is_whole = await self._clean(partition, compaction)
         except (CompactionCancelled, StorageError):
             # Stopped, deleted, or off line, which has been reported: nothing more to say here.
+            self._discard(partition, compaction)
+        except Exception as error:  # noqa: BLE001 - the other partitions have to be cleaned as well
+            self._discard(partition, compaction)
+            return self._failed(partition, error)
+        else:
+            if is_whole and compaction.is_current:
+                self._report(partition, compaction, time.monotonic() - begin)
+                self._choice.finished(partition, compaction)
+                await self._replicas.save(CLEANER_CHECKPOINT)
+        return True
+
+    def _discard(self, partition: Partition, compaction: CompactionRound) -> None:
+        """Remove what a round leaves; what can not be removed goes with the next start."""
+        with survived("discard of a round", partition=partition.name):
             compaction.discard()
-        except (OSError, LogError, CorruptIndexError) as error:
-            compaction.discard()
-            self._choice.failed(partition, error)
-            _log.error(
-                "partition can not be compacted",
-                partition=f"{partition.topic}-{partition.index}",
-                cause=f"{type(error).__name__}: {error}",
-            )
+
+    def _failed(self, partition: Partition, error: Exception) -> bool:
+        """Say why a round failed, and mark the partition; whether another may be tried now."""
+        if isinstance(error, OSError) and error.errno in NO_ROOM | NO_HANDLES:
+            _log.warning("compaction has to wait", partition=partition.name, cause=str(error))
+            return False
+        self._choice.failed(partition, error)
         return True
 
     async def _clean(self, partition: Partition, compaction: CompactionRound) -> bool:
         """Run a round; False if the log changed under it and nothing more can be installed."""
         throttle = self._throttle()
-        await self._in_thread(lambda: compaction.map_keys(throttle))
-        while await self._in_thread(lambda: compaction.clean_next(throttle)):
+        await self._thread.run(lambda: compaction.map_keys(throttle))
+        while await self._thread.run(lambda: compaction.clean_next(throttle)):
             if not partition.install_cleaned(compaction):
                 return False
         return True
@@ -134,16 +125,11 @@ class Cleaner:
 
         return account
 
-    async def _in_thread(self, step: Callable[[], T]) -> T:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cleaner")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, step)
-
     def _report(self, partition: Partition, compaction: CompactionRound, seconds: float) -> None:
         figures = compaction.figures
         _log.info(
             "compacted",
-            partition=f"{partition.topic}-{partition.index}",
+            partition=partition.name,
             clean_up_to=compaction.next_dirty_offset,
             bytes_read=figures.bytes_read,
             bytes_kept=figures.bytes_kept,
@@ -152,8 +138,12 @@ class Cleaner:
             seconds=round(seconds, 3),
         )
 
-    def _forget(self, topic: str, index: int) -> None:
-        try:
-            self._choice.forget(topic, index)
-        except OSError as error:
-            _log.warning("cleaner checkpoint not written", cause=str(error))
+
+def _report_failure(partition: Partition, error: Exception) -> None:
+    _log.error(
+        "partition can not be compacted",
+        partition=partition.name,
+        cause=f"{type(error).__name__}: {error}",
+        # What the log and the file system say explains itself; anything else is a bug.
+        exc_info=None if isinstance(error, (OSError, LogError)) else error,
+    )

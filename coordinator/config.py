@@ -32,6 +32,7 @@ __all__ = [
     "ConfigSource",
     "ConfigType",
     "Setting",
+    "check_topic_configs",
     "load",
     "log_config",
     "parse_topic_configs",
@@ -335,9 +336,22 @@ def parse_topic_configs(overrides: Mapping[str, str]) -> dict[str, Value]:
     return parsed
 
 
-def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
-    """What a topic's settings mean to its logs. Raises ConfigError."""
+def check_topic_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> None:
+    """Check settings that a topic shall have. Raises ConfigError."""
     parse_topic_configs(overrides)
+    found = log_config(config, overrides)
+    shortest, longest = found.min_compaction_lag_ms, found.max_compaction_lag_ms
+    if shortest > longest:
+        raise ConfigError(
+            "min.compaction.lag.ms", shortest, f"it is above max.compaction.lag.ms ({longest})"
+        )
+
+
+def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
+    """What settings that a topic has mean to its logs.
+
+    They may contradict what has become of the broker's since they were checked; the log bears it.
+    """
     values: dict[str, Any] = {
         name.replace(".", "_"): config.topic_value(name, overrides)
         for name in TOPIC_KEYS
@@ -347,11 +361,6 @@ def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
     if hidden_segment_bytes is not None:
         values["segment_bytes"] = hidden_segment_bytes
     values["cleanup_policy"] = frozenset(values["cleanup_policy"])
-    shortest, longest = values["min_compaction_lag_ms"], values["max_compaction_lag_ms"]
-    if shortest > longest:
-        raise ConfigError(
-            "min.compaction.lag.ms", shortest, f"it is above max.compaction.lag.ms ({longest})"
-        )
     return LogConfig(**values)
 
 

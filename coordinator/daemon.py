@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator import lean, logs
+from coordinator.background import report
 from coordinator.broker import Broker, BrokerError
 from coordinator.config import ConfigError, load
 from coordinator.metadata import MetadataError
@@ -48,6 +49,7 @@ def serve(
 
 async def _run(broker: Broker) -> None:
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(report)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-import structlog
-
+from coordinator.background import Threads, spawn, survived, tell
 from logcore.clock import Clock
 from logcore.durable import DurablePartition
 from logcore.errors import StorageError
@@ -30,8 +28,6 @@ FLUSH_THREADS: Final = 4
 overlap with one commit of its journal; more threads only add switches."""
 
 Callback = Callable[[], None]
-
-_log = structlog.get_logger(__name__)
 
 
 class GroupCommit:
@@ -44,7 +40,7 @@ class GroupCommit:
         self._running: dict[DurablePartition, None] = {}
         self._after_running: list[Callback] = []
         self._task: asyncio.Task[None] | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = Threads("fsync", FLUSH_THREADS)
         self.groups = 0
         """Groups that were flushed so far."""
 
@@ -57,7 +53,7 @@ class GroupCommit:
         """Flush the partition with the next group."""
         self._joined[partition] = None
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._flush(), name="group commit")
+            self._task = spawn(self._flush(), "group commit")
 
     def after(self, partitions: Iterable[DurablePartition], callback: Callback) -> bool:
         """Call ``callback`` once all that these partitions hold now is on disk, or has failed.
@@ -81,9 +77,7 @@ class GroupCommit:
     async def close(self) -> None:
         """Flush what has joined and end the threads."""
         await self.drain()
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
+        self._threads.close()
 
     async def _flush(self) -> None:
         try:
@@ -105,34 +99,42 @@ class GroupCommit:
                 flush = partition.plan_flush(now_ms)
             except StorageError:
                 continue  # off line by now, or deleted: whoever waits will see
+            except Exception as error:  # noqa: BLE001 - or somebody would be told that it is on disk
+                tell("flush", error, partition=partition.name)
+                partition.give_up(error)
+                continue
             if flush is not None:
                 planned.append((partition, flush))
         failures = await self._run([flush for _, flush in planned])
         for (partition, flush), failure in zip(planned, failures, strict=True):
-            partition.finish_flush(flush, failure)
+            with survived("flush", partition=partition.name):
+                partition.finish_flush(flush, failure)
         self._running = {}
         callbacks, self._after_running = self._after_running, []
         for callback in callbacks:
-            try:
+            # Others wait for the same flush.
+            with survived("what waited for a flush"):
                 callback()
-            except Exception:  # noqa: BLE001 - others wait for the same flush
-                _log.exception("what waited for a flush failed")
 
-    async def _run(self, flushes: Sequence[Flush]) -> list[OSError | None]:
-        if not flushes:
-            return []
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="fsync")
-        loop, count = asyncio.get_running_loop(), min(FLUSH_THREADS, len(flushes))
+    async def _run(self, flushes: Sequence[Flush]) -> list[Exception | None]:
+        count = min(FLUSH_THREADS, len(flushes))
         shares = [flushes[at::count] for at in range(count)]
-        done = await asyncio.gather(
-            *(loop.run_in_executor(self._threads, _run_all, share) for share in shares)
-        )
-        failures: list[OSError | None] = [None] * len(flushes)
+        done = await asyncio.gather(*(self._run_share(share) for share in shares))
+        failures: list[Exception | None] = [None] * len(flushes)
         for at, share in enumerate(done):
             failures[at::count] = share
         return failures
 
+    async def _run_share(self, flushes: Sequence[Flush]) -> list[Exception | None]:
+        """Run flushes one after the other in a thread; what became of each."""
+        try:
+            return await self._threads.run(lambda: [_result_of(one) for one in flushes])
+        except Exception as error:  # noqa: BLE001 - no thread could be started
+            return [error] * len(flushes)
 
-def _run_all(flushes: Sequence[Flush]) -> list[OSError | None]:
-    return [flush.run() for flush in flushes]
+
+def _result_of(flush: Flush) -> Exception | None:
+    try:
+        return flush.run()
+    except Exception as error:  # noqa: BLE001 - it is not on disk, whatever the reason
+        return error

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from coordinator.assignor_process import AssignorProcesses
+from coordinator.background import each_in_turn, survived
 from coordinator.group_settings import applied
 from coordinator.metadata import CONSUMER_OFFSETS, GROUP_VERSION
 from coordinator.runtime import Shard
@@ -68,8 +69,10 @@ class GroupCoordinator(ShardedCoordinator):
 
     async def stop(self) -> None:
         """Close every shard; parked requests are answered NOT_COORDINATOR."""
-        await self._computed_elsewhere.close()
-        await self._shards.close()
+        assignors, shards = self._computed_elsewhere, self._shards
+        await each_in_turn(
+            (("end the assignors", assignors.close), ("close the shards", shards.close))
+        )
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -120,9 +123,10 @@ class GroupCoordinator(ShardedCoordinator):
         )
 
     def _expire_offsets(self, _key: Hashable, _now_ms: int) -> None:
-        for shard in self._shards.shards:
-            self._shards.send(shard, ExpireOffsets())
         self._set_upkeep()
+        for shard in self._shards.shards:
+            with survived("expiry of offsets", shard=shard.name):
+                self._shards.send(shard, ExpireOffsets())
 
     def _set_upkeep(self) -> None:
         interval_ms = self._broker.config.int("offsets.retention.check.interval.ms")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from coordinator.background import call_later
 from coordinator.history_format import (
     GROUP,
     HISTORY_TOPIC,
@@ -131,14 +132,14 @@ class History:
             )
         )
         if self._timer is None:
-            self._timer = self._loop.call_later(FLUSH_MS / 1000, self._flush)
+            self._timer = call_later(self._loop, FLUSH_MS, "history", self._flush)
 
     def _flush(self) -> None:
         """Write one batch; what is left comes after others had their turn."""
         self._timer = None
         self._write_some()
         if self._queue and self._loop is not None:
-            self._timer = self._loop.call_later(0, self._flush)
+            self._timer = call_later(self._loop, 0, "history", self._flush)
 
     def _write_some(self) -> None:
         records: list[Record] = []

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from coordinator.background import tell
 from coordinator.metadata import CONSUMER_OFFSETS, OUTSIDE_TRANSACTIONS
 from coordinator.shard_errors import ShardError
 from coordinator.timers import TimerQueue
@@ -152,6 +153,9 @@ class LocalMarkerWriter:
             return settled
         except (LogError, ShardError) as error:
             self._complain(request, partition, error)
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever it is, the transaction has to end
+            tell("marker", error, to=partition, transactional_id=request.transactional_id)
             return False
         if not exists:
             _log.info("marker_dropped", transactional_id=request.transactional_id, to=partition)

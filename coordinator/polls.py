@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from coordinator.background import call_later
 from logcore.machine import DomainError
 from logcore.partition import Isolation, Partition
 
@@ -55,7 +56,7 @@ class Poll:
         self._undo = [
             one.partition.listen(self._listener(place, one)) for place, one in enumerate(watched)
         ]
-        self._timer = loop.call_later(max_wait_ms / 1000, self._complete)
+        self._timer = call_later(loop, max_wait_ms, "long poll", self._complete)
         self.answer.add_done_callback(self._done)
         polls.add(self)
 

@@ -19,6 +19,7 @@ from typing import Final
 
 import structlog
 
+from coordinator.checkpoint_files import CheckpointFiles, Offsets
 from coordinator.config import BrokerConfig, log_config
 from coordinator.data_errors import UnknownTopicOrPartitionError
 from coordinator.metadata import (
@@ -29,15 +30,14 @@ from coordinator.metadata import (
     Topic,
 )
 from logcore.checkpoints import (
+    CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
     CheckpointError,
-    read_offsets,
     read_partition_metadata,
     take_clean_shutdown,
     write_clean_shutdown,
-    write_offsets,
 )
 from logcore.clock import Clock
 from logcore.config import LogConfig
@@ -57,10 +57,18 @@ CLOSE_THREADS: Final = 32
 """Logs that are forced to disk at the same time when the broker stops: a journaling file system
 settles the fsyncs that overlap with one commit of its journal."""
 
+CHECKPOINTS: Final = (
+    RECOVERY_POINT_CHECKPOINT,
+    LOG_START_CHECKPOINT,
+    HIGH_WATERMARK_CHECKPOINT,
+    CLEANER_CHECKPOINT,
+)
+CUT: Final = (RECOVERY_POINT_CHECKPOINT, CLEANER_CHECKPOINT)
+"""Those that must not point beyond the end of a log that has become shorter."""
+
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<index>[0-9]+)")
 
 TopicPartition = tuple[str, int]
-Offsets = dict[TopicPartition, int]
 
 _log = structlog.get_logger(__name__)
 
@@ -92,12 +100,14 @@ class Replicas:
         self._stale = False
         self._cut = False
         self._on_delete: list[Callable[[str, int], None]] = []
-        self._written: dict[str, Offsets] = {}
         self.was_clean = take_clean_shutdown(fs, directory)
         """Whether the last shutdown closed every log."""
-        self._recovery_points = self._read(RECOVERY_POINT_CHECKPOINT)
-        self._log_starts = self._read(LOG_START_CHECKPOINT)
-        self._checkpointed = (self._recovery_points, self._log_starts)
+        self._files = CheckpointFiles(fs, directory)
+        self._recovery_points = self._files.read(RECOVERY_POINT_CHECKPOINT)
+        self._log_starts = self._files.read(LOG_START_CHECKPOINT)
+        self.cleaned = self._files.read(CLEANER_CHECKPOINT)
+        """Where the last round of compaction on a partition ended."""
+        self._checkpointed = (self._recovery_points, self._log_starts, self.cleaned)
 
     # --- start -----------------------------------------------------------------------------------
 
@@ -130,7 +140,7 @@ class Replicas:
         self._forget_gone()
         if self._cut:
             self._cut = False
-            self.checkpoint_recovery_points()
+            self.checkpoint(*CUT)
 
     def _load_directory(self, name: str, topic_name: str, index: int) -> None:
         path = f"{self._directory}/{name}"
@@ -156,7 +166,8 @@ class Replicas:
         """Drop checkpointed offsets of partitions that are not there.
 
         They must not be taken for those of a new partition of the same name: a log start offset
-        that is too high would empty it. The files follow before the first new partition is made.
+        that is too high would empty it, and a record that the cleaner takes for cleaned outlives
+        the tombstone behind it. The files follow before the first new partition is made.
         """
         for offsets in self._checkpointed:
             for key in offsets.keys() - self._open.keys() - {(METADATA_TOPIC, 0)}:
@@ -169,16 +180,6 @@ class Replicas:
         stray = name[: MAX_DIRECTORY_CHARACTERS - len(suffix)] + suffix
         _log.warning("directory belongs to no topic", directory=name, renamed_to=stray)
         self._fs.rename(f"{self._directory}/{name}", f"{self._directory}/{stray}")
-
-    def _read(self, name: str) -> Offsets:
-        def told(damage: CheckpointError) -> None:
-            _log.warning("checkpoint is damaged", file=name, cause=str(damage))
-
-        try:
-            return read_offsets(self._fs, self._directory, name, on_damage=told)
-        except CheckpointError as error:
-            _log.warning("checkpoint is damaged, ignored", file=name, cause=str(error))
-            return {}
 
     # --- partitions ------------------------------------------------------------------------------
 
@@ -223,7 +224,7 @@ class Replicas:
         self._open[topic.name, index] = partition
         if self._cut and self._complete:
             self._cut = False
-            self.checkpoint_recovery_points()
+            self.checkpoint(*CUT)
         return partition
 
     def _open_partition(
@@ -233,7 +234,8 @@ class Replicas:
         path = f"{self._directory}/{topic}-{index}"
         if self._stale and self._complete:
             # The files still tell of partitions that are gone; this may be one of the same name.
-            self.checkpoint()
+            if not self.checkpoint():
+                raise StorageError(f"{path} can not be made: the checkpoints can not be written")
             self._stale = False
         try:
             partition = Partition.open(
@@ -260,6 +262,10 @@ class Replicas:
         partition.on_offline = partial(_report_offline, partition)
         if partition.recovery_point < self._recovery_points.get(key, 0):
             # Recovery has cut the log: what comes now is not on disk because the file says so.
+            self._cut = True
+        if partition.log_end_offset < self.cleaned.get(key, 0):
+            # Nor is it compacted because the file says so.
+            self.cleaned[key] = partition.log_end_offset
             self._cut = True
         return partition
 
@@ -315,43 +321,26 @@ class Replicas:
 
     # --- checkpoints and stop --------------------------------------------------------------------
 
-    def checkpoint(self) -> None:
-        """Write all of them."""
-        self.checkpoint_recovery_points()
-        self.checkpoint_log_starts()
-        self.checkpoint_high_watermarks()
+    def checkpoint(self, *names: str) -> bool:
+        """Write these checkpoints, or all, before anything else happens; whether it is done."""
+        chosen = names or CHECKPOINTS
+        written = [self._files.write(name, self._content(name)) for name in chosen]
+        return all(written)
 
-    def checkpoint_recovery_points(self) -> None:
-        """Write up to where each log is known to be on disk."""
-        self._write(
-            RECOVERY_POINT_CHECKPOINT,
-            {(one.topic, one.index): one.recovery_point for one in self},
-        )
+    async def save(self, name: str) -> bool:
+        """Write a checkpoint while others have their turn; whether it is on disk."""
+        return await self._files.save(name, self._content(name))
 
-    def checkpoint_log_starts(self) -> None:
-        """Write the log start offsets that lie above the log's first file."""
-        self._write(
-            LOG_START_CHECKPOINT,
-            {(one.topic, one.index): one.log_start_offset for one in self if one.log_start_offset},
-        )
-
-    def checkpoint_high_watermarks(self) -> None:
-        """Write the high watermarks."""
-        self._write(
-            HIGH_WATERMARK_CHECKPOINT,
-            {(one.topic, one.index): one.high_watermark for one in self},
-        )
-
-    def _write(self, name: str, offsets: Offsets) -> None:
-        """Write a checkpoint if it says anything new. A failure costs work at the next start."""
-        if self._written.get(name) == offsets:
-            return
-        try:
-            write_offsets(self._fs, self._directory, name, offsets, copied=True)
-        except OSError as error:
-            _log.warning("checkpoint not written", file=name, cause=str(error))
-            return
-        self._written[name] = offsets
+    def _content(self, name: str) -> Offsets:
+        if name == CLEANER_CHECKPOINT:
+            return dict(self.cleaned)
+        marks = ((one, (one.topic, one.index)) for one in self)
+        if name == RECOVERY_POINT_CHECKPOINT:
+            return {key: one.recovery_point for one, key in marks}
+        if name == LOG_START_CHECKPOINT:
+            # The first file says the rest.
+            return {key: one.log_start_offset for one, key in marks if one.log_start_offset}
+        return {key: one.high_watermark for one, key in marks}
 
     def close(self) -> None:
         """Flush and close every log, write the checkpoints, leave the clean-shutdown mark.
@@ -359,6 +348,7 @@ class Replicas:
         Without the mark, because a log is off line or could not be closed, the next start checks
         what may be damaged.
         """
+        self._files.close()
         planned: list[tuple[Partition, Flush]] = []
         for partition in self:
             flush = self._closed(partition, partition.plan_close)
@@ -383,12 +373,13 @@ class Replicas:
         """Take a step of a close; what goes wrong costs the clean-shutdown mark."""
         try:
             return step()
-        except (LogError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - the other logs have to be closed as well
             self._clean = False
             _log.error(
                 "log not closed cleanly",
-                partition=f"{partition.topic}-{partition.index}",
+                partition=partition.name,
                 cause=str(error),
+                exc_info=None if isinstance(error, (LogError, OSError)) else error,
             )
             return None
 

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from functools import partial
 
 import structlog
 
+from coordinator.background import Pace, spawn
 from coordinator.group_commit import GroupCommit
 from coordinator.history import Origin
 from coordinator.shard_errors import (
@@ -60,10 +60,6 @@ from logcore.machine import (
     Token,
 )
 from logcore.partition import Partition
-
-LOAD_SLICE_MS = 8
-"""How long loading may keep the event loop before others get their turn, in milliseconds: well
-below what a client notices, and long against the cost of switching."""
 
 PACE_RECORDS = 128
 """So many records of a batch are replayed before loading looks at the time again: about 1 ms."""
@@ -111,25 +107,6 @@ SHARD_TRANSITIONS: dict[ShardState, frozenset[ShardState]] = {
 
 LOADING_STATES = frozenset({ShardState.INITIAL, ShardState.LOADING})
 """In these a client should stay and ask again; in the others it looks for another coordinator."""
-
-
-class Pace:
-    """Lets the loop breathe while much is read: ``await pace()`` between small pieces of work.
-
-    Shared by everything that loads at the same time, so that a hundred small shards together do
-    not block longer than one large one. Real time, not the daemon's clock: it bounds our own use
-    of the processor and decides nothing.
-    """
-
-    def __init__(self, slice_ms: int = LOAD_SLICE_MS) -> None:
-        self._slice_seconds = slice_ms / 1000
-        self._since = time.perf_counter()
-
-    async def __call__(self) -> None:
-        """Give way if the slice is used up."""
-        if time.perf_counter() - self._since >= self._slice_seconds:
-            await asyncio.sleep(0)
-            self._since = time.perf_counter()
 
 
 Perform = Callable[["Shard", object, int, Callable[[], None]], None]
@@ -480,7 +457,7 @@ class Shard:
         if asker is not None and not asker.done():
             asker.set_exception(self.unavailable())
         self._drop_state()
-        self._reload = self._loop.create_task(self._load_again(), name=f"reload {self.name}")
+        self._reload = spawn(self._load_again(), f"reload {self.name}")
 
     async def _load_again(self) -> None:
         if self._failures > 1:

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from kio.schema.errors import ErrorCode
 
+from coordinator.background import call_later, survived
 from coordinator.connection import Connection
 from coordinator.handlers import Registry
 from coordinator.wire.budget import RequestBudget
@@ -161,10 +162,13 @@ class Server:
 
     def _arm_sweep(self) -> None:
         limit_ms = min(self.limits.max_idle_ms, self.limits.frame_timeout_ms)
-        self._sweep = self.loop.call_later(limit_ms / 1000 / _SWEEPS_PER_LIMIT, self._run_sweep)
+        self._sweep = call_later(
+            self.loop, limit_ms / _SWEEPS_PER_LIMIT, "idle sweep", self._run_sweep
+        )
 
     def _run_sweep(self) -> None:
         now = self.loop.time()
         for connection in list(self.connections):
-            connection.check_idle(now)
+            with survived("idle sweep", peer=connection.peer):
+                connection.check_idle(now)
         self._arm_sweep()

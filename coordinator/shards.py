@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from coordinator.background import Pace, call_later, spawn, survived
 from coordinator.group_commit import GroupCommit
 from coordinator.history import Origin
 from coordinator.placement import partition_for
 from coordinator.runtime import (
-    Pace,
     Perform,
     Remember,
     Shard,
@@ -100,7 +100,7 @@ class ShardSet:
         waiting = [shard for shard in self.shards if not shard.load_empty()]
         if waiting:
             waiting.sort(key=lambda shard: shard.partition.size_bytes)
-            self._loading = self._loop.create_task(self._load(waiting), name=f"load {self.topic}")
+            self._loading = spawn(self._load(waiting), f"load {self.topic}")
 
     def _shard(self, partition: Partition, services: ShardServices) -> Shard:
         return Shard(partition, lambda: self._build(partition), services)
@@ -119,7 +119,8 @@ class ShardSet:
         pace = Pace()
         for shard in shards:
             if shard.state is ShardState.INITIAL:
-                await shard.load(pace)
+                with survived("load", shard=shard.name):
+                    await shard.load(pace)
 
     async def loaded(self, timeout_ms: int = START_WAIT_MS) -> bool:
         """Wait until every log was read once, at most ``timeout_ms``; says whether it is so."""
@@ -168,7 +169,7 @@ class ShardSet:
             if error is None and getattr(future.result(), "more", False):
                 self.send(shard, command, insist=insist)
             elif insist and isinstance(error, ShardError):
-                self._loop.call_later(RETRY_MS / 1000, resend)
+                call_later(self._loop, RETRY_MS, f"upkeep of {shard.name}", resend)
 
         def resend() -> None:
             if not self._closed:
@@ -183,5 +184,6 @@ class ShardSet:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
         for shard in self.shards:
-            await shard.close()
+            with survived("close", shard=shard.name):
+                await shard.close()
         self.timers.close()

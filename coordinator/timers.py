@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable
 
 from sortedcontainers import SortedList
 
+from coordinator.background import call_later, survived
 from logcore.clock import Clock
 
 MAX_FIRED_PER_PASS = 256
@@ -59,7 +60,8 @@ class TimerQueue:
                 fired += 1
                 # The machine must not see a time before its own deadline, whatever the wall
                 # clock did meanwhile.
-                owner.expire(key, max(deadline_ms, self._clock.now_ms()))
+                with survived("timer", key=key):
+                    owner.expire(key, max(deadline_ms, self._clock.now_ms()))
         finally:
             self._arm()
         return fired
@@ -100,7 +102,7 @@ class TimerQueue:
         if delay_ms <= 0:
             self._handle = self._loop.call_soon(self.run_due)
         else:
-            self._handle = self._loop.call_later(delay_ms / 1000, self.run_due)
+            self._handle = call_later(self._loop, delay_ms, "timers", self.run_due)
 
     def _disarm(self) -> None:
         if self._handle is not None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from coordinator.config import TOPIC_KEYS, BrokerConfig, log_config
+from coordinator.config import TOPIC_KEYS, BrokerConfig, check_topic_configs
 from coordinator.data_errors import (
     InvalidPartitionsError,
     InvalidReplicaAssignmentError,
@@ -105,7 +105,7 @@ class TopicAdmin:
         else:
             partitions = self._partition_count(partitions)
             self._check_replication_factor(replication_factor)
-        log_config(self._config, configs or {})
+        check_topic_configs(self._config, configs or {})
         self._check_request_size(partitions)
         if validate_only:
             self._metadata.check_room(1, partitions)
@@ -198,7 +198,7 @@ class TopicAdmin:
         Raises UnknownTopicOrPartitionError, ConfigError.
         """
         self.known(name)
-        log_config(self._config, configs)
+        check_topic_configs(self._config, configs)
         if not validate_only:
             _warn_without_effect(name, configs)
             self._metadata.set_topic_configs(name, configs)

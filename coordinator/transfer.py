@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.broker import Broker
-from coordinator.config import log_config
+from coordinator.config import check_topic_configs, log_config
 from coordinator.metadata import (
     INTERNAL_TOPICS,
     METADATA_TOPIC,
@@ -126,7 +126,7 @@ def import_directories(
     for name in broker.fs.list_directory(str(broker.data_dir)) or ():
         if name.endswith(IMPORT_SUFFIX):
             broker.fs.remove_tree(f"{broker.data_dir}/{name}")
-    log_config(broker.config, configs)
+    check_topic_configs(broker.config, configs)
     found = _sources(broker, directories, partitions)
     moved: list[Moved] = []
     for topic, sources in found.items():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from coordinator.background import survived
 from coordinator.history import Origin
 from coordinator.markers import LocalMarkerWriter, MarkerWriter
 from coordinator.metadata import TRANSACTION_STATE, TRANSACTION_VERSION
@@ -190,13 +191,14 @@ class TxnCoordinator(ShardedCoordinator):
         self.markers.write(effect, shard.feed, tried)
 
     def _sweep(self, key: Hashable, _now_ms: int) -> None:
+        self._set_upkeep(str(key))
         command = AbortTimedOut() if key == _ABORT_TIMED_OUT else ExpireTransactionalIds()
         for shard in self._shards.shards:
-            self._shards.send(shard, command)
+            with survived(str(key), shard=shard.name):
+                self._shards.send(shard, command)
         # An idle moment is as good as any to reserve producer ids; taking one will try again.
         with suppress(ProducerIdsUnavailableError):
             self._ids.prefetch()
-        self._set_upkeep(str(key))
 
     def _set_upkeep(self, key: str) -> None:
         interval_ms = self._broker.config.int(_INTERVALS[key])

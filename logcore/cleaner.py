@@ -34,6 +34,7 @@ from logcore.batch import (
     encode_batch,
     parse_control,
 )
+from logcore.config import MAX_INT64
 
 BYTES_PER_KEY: Final = 184
 """Heap of one entry, digest and offset included: 111 to 141 bytes at rest and 171 while the dict
@@ -228,7 +229,8 @@ class Filter:
             return buf if header.is_control else _empty(header)
         tombstones = not header.is_control and any(record.value is None for record in kept)
         if horizon is None and (tombstones or done_marker):
-            return _rebuilt(header, kept, self.now_ms + self.delete_retention_ms)
+            horizon_ms = min(self.now_ms + self.delete_retention_ms, MAX_INT64)
+            return _rebuilt(header, kept, horizon_ms)
         if len(kept) == len(records):
             return buf
         return _rebuilt(header, kept, horizon)

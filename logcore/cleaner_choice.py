@@ -12,99 +12,82 @@ Source: ``LogCleanerManager``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, MutableMapping
 
-from logcore.checkpoints import CLEANER_CHECKPOINT, CheckpointError, read_offsets, write_offsets
 from logcore.compaction import DEDUPE_BUFFER_BYTES, CompactionRound, DirtyRange
 from logcore.errors import StorageError
-from logcore.fs import FileSystem
 from logcore.partition import Partition
 
 Key = tuple[str, int]
 
+Failed = Callable[[Partition, Exception], None]
+
 
 class CleanerChoice:
-    """The cleaner's checkpoint of one data directory and the choice by it.
+    """The best of the partitions that it is shown, by where the last round on each has ended.
 
-    A checkpoint that does not parse is no loss: the logs are cleaned from their start once more.
+    ``offsets`` is that, by topic and index; whoever owns it sees to it that nothing stands there of
+    a partition that is gone, nor beyond a log's end. ``on_failed`` hears of each partition that is
+    left alone from now on.
     """
 
-    def __init__(self, fs: FileSystem, directory: str) -> None:
-        self._fs = fs
-        self._directory = directory
-        try:
-            self._offsets = read_offsets(fs, directory, CLEANER_CHECKPOINT)
-        except CheckpointError:
-            self._offsets = {}
+    def __init__(self, offsets: MutableMapping[Key, int], on_failed: Failed | None = None) -> None:
+        self._offsets = offsets
+        self._on_failed = on_failed
+        self._best: tuple[Partition, DirtyRange] | None = None
         self.uncleanable: dict[Key, str] = {}
         """Partitions whose cleaning failed, with the reason."""
 
-    def checkpoint(self, topic: str, index: int) -> int | None:
-        """Where the last round on a partition ended, None before the first."""
-        return self._offsets.get((topic, index))
+    def look_at(self, partition: Partition, now_ms: int) -> None:
+        """Remember the partition if it needs cleaning more than those before it.
 
-    def choose(
-        self, partitions: Iterable[Partition], now_ms: int
-    ) -> tuple[Partition, DirtyRange] | None:
-        """Return the partition to clean next and its range, None if none needs it.
-
-        A partition whose files fail while it is looked at goes off line and is passed over.
+        One whose files fail while it is looked at goes off line and is passed over.
         """
-        best: tuple[Partition, DirtyRange] | None = None
-        for partition in partitions:
-            key = (partition.topic, partition.index)
-            if not partition.config.is_compacted or key in self.uncleanable:
-                continue
-            try:
-                dirty = partition.dirty_range(self._offsets.get(key), now_ms)
-            except StorageError:
-                continue
-            ratio = dirty.dirty_ratio
-            due = ratio > partition.config.min_cleanable_dirty_ratio or dirty.overdue_ms > 0
-            if dirty.dirty_bytes and due and (best is None or ratio > best[1].dirty_ratio):
-                best = partition, dirty
-        return best
+        key = (partition.topic, partition.index)
+        if not partition.config.is_compacted or key in self.uncleanable:
+            return
+        try:
+            dirty = partition.dirty_range(self._offsets.get(key), now_ms)
+        except StorageError:
+            return
+        except Exception as error:  # noqa: BLE001 - the others have to be looked at as well
+            self.failed(partition, error)
+            return
+        ratio = dirty.dirty_ratio
+        due = ratio > partition.config.min_cleanable_dirty_ratio or dirty.overdue_ms > 0
+        if dirty.dirty_bytes and due and (self._best is None or ratio > self._best[1].dirty_ratio):
+            self._best = partition, dirty
 
     def next_round(
-        self,
-        partitions: Iterable[Partition],
-        now_ms: int,
-        *,
-        budget_bytes: int = DEDUPE_BUFFER_BYTES,
+        self, now_ms: int, *, budget_bytes: int = DEDUPE_BUFFER_BYTES
     ) -> tuple[Partition, CompactionRound] | None:
-        """Plan a round on the partition that :meth:`choose` names.
+        """Plan a round on the best of those that :meth:`look_at` has seen; None if none needs it.
 
-        Raises StorageError if its files fail.
+        The next call begins with none. A partition that fails is passed over.
         """
-        chosen = self.choose(partitions, now_ms)
-        if chosen is None:
+        best, self._best = self._best, None
+        if best is None:
             return None
-        partition, dirty = chosen
-        compaction = partition.plan_compaction(dirty, now_ms=now_ms, budget_bytes=budget_bytes)
-        return None if compaction is None else (partition, compaction)
+        partition, dirty = best
+        try:
+            planned = partition.plan_compaction(dirty, now_ms=now_ms, budget_bytes=budget_bytes)
+        except StorageError:
+            return None
+        except Exception as error:  # noqa: BLE001 - as above
+            self.failed(partition, error)
+            return None
+        return None if planned is None else (partition, planned)
 
     def finished(self, partition: Partition, compaction: CompactionRound) -> None:
-        """Checkpoint a round whose every group is installed. Raises OSError."""
+        """Note a round whose every group is installed; it has to be written down."""
         self._offsets[partition.topic, partition.index] = compaction.next_dirty_offset
-        self._write()
 
     def failed(self, partition: Partition, error: Exception) -> None:
         """Leave a partition alone from now on."""
         self.uncleanable[partition.topic, partition.index] = f"{type(error).__name__}: {error}"
-
-    def truncated(self, partition: Partition) -> None:
-        """Lower the checkpoint of a partition that now ends before it. Raises OSError."""
-        key = (partition.topic, partition.index)
-        offset = self._offsets.get(key)
-        if offset is not None and offset > partition.log_end_offset:
-            self._offsets[key] = partition.log_end_offset
-            self._write()
+        if self._on_failed is not None:
+            self._on_failed(partition, error)
 
     def forget(self, topic: str, index: int) -> None:
-        """Drop a partition that was deleted; another of its name begins anew. Raises OSError."""
+        """Another partition of this name begins anew."""
         self.uncleanable.pop((topic, index), None)
-        if self._offsets.pop((topic, index), None) is not None:
-            self._write()
-
-    def _write(self) -> None:
-        write_offsets(self._fs, self._directory, CLEANER_CHECKPOINT, self._offsets, copied=True)

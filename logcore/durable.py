@@ -65,7 +65,11 @@ class DurablePartition(ReadablePartition):
             parent = str(Path(self._directory).parent)
         return log.plan_flush(point, further, epochs=self._epochs.plan_flush(), parent=parent)
 
-    def finish_flush(self, flush: Flush, failure: OSError | None) -> None:
+    def give_up(self, error: Exception) -> None:
+        """Go off line: what became of a flush is not known."""
+        self._fail(error)
+
+    def finish_flush(self, flush: Flush, failure: Exception | None) -> None:
         """Take over how a planned flush went. After a failure the partition is off line."""
         flush.done()
         if self._stopped is not None:

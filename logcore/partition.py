@@ -424,7 +424,7 @@ class Partition(DurablePartition):
                 now_ms=now_ms,
             )
         except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
+            raise self._refuse(error) from error
 
     def plan_compaction(
         self, dirty: DirtyRange, *, now_ms: int, budget_bytes: int = DEDUPE_BUFFER_BYTES
@@ -448,7 +448,7 @@ class Partition(DurablePartition):
                 is_current=lambda: self._stopped is None and log.cuts == cuts,
             )
         except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
+            raise self._refuse(error) from error
 
     def install_cleaned(self, compaction: CompactionRound) -> bool:
         """Replace the segments that the round has just written anew.
@@ -536,7 +536,7 @@ class Partition(DurablePartition):
             self._stop("is closed")
             raise failure from error
 
-    def finish_close(self, flush: Flush | None, failure: OSError | None) -> None:
+    def finish_close(self, flush: Flush | None, failure: Exception | None) -> None:
         """Take over how the flush went, and give all files back. StorageError if it failed."""
         try:
             if flush is not None:

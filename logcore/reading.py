@@ -115,6 +115,11 @@ class ReadablePartition:
     # --- marks ---
 
     @property
+    def name(self) -> str:
+        """Topic and index as logs and messages have them."""
+        return f"{self.topic}-{self.index}"
+
+    @property
     def directory(self) -> str:
         """Where the files are."""
         return self._directory

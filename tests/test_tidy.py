@@ -69,6 +69,19 @@ BEHIND_DOORS = frozenset.union(*DOORS.values()) | {
     "threading",
 }
 
+ON_ITS_OWN = frozenset({"create_task", "ensure_future", "call_later", "call_at"})
+"""What begins something that nobody waits for."""
+
+MAY_BEGIN = (
+    "coordinator/background.py",
+    # A request, which is answered whatever becomes of it.
+    "coordinator/connection.py",
+    # Of the client side.
+    "coordinator/cli/",
+    "coordinator/wire/",
+)
+"""Where it may stand in the daemon."""
+
 API_NAMES = frozenset(api_key_map.values())
 """What a handler module may be called; others in that folder are what handlers share."""
 
@@ -121,6 +134,18 @@ def the_log_has_two_doors(path: str, source: str) -> Iterator[str]:
         name = module.split(".")[0]
         if name in BEHIND_DOORS - DOORS.get(path, frozenset()):
             yield f"{path}:{line} imports {module}: that is for {', '.join(DOORS)}"
+
+
+def work_in_the_background_is_begun_in_one_place(path: str, source: str) -> Iterator[str]:
+    if not path.startswith("coordinator/") or path.startswith(MAY_BEGIN):
+        return
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ON_ITS_OWN
+        ):
+            yield f"{path}:{node.lineno} {node.func.attr}: coordinator/background.py has a way"
 
 
 def functions_are_short(path: str, source: str) -> Iterator[str]:
@@ -215,6 +240,10 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
         ("logcore/clock.py", "import os"),
         ("logcore/x.py", "from time import time"),
     ),
+    work_in_the_background_is_begun_in_one_place: (
+        ("coordinator/x.py", "def f(loop):\n    loop.call_later(1, f)"),
+        ("coordinator/handlers/x.py", "import asyncio\nasyncio.create_task(f())"),
+    ),
     functions_are_short: (
         ("txn/x.py", "def f():\n" + "    x = 1\n" * FUNCTION_LINES),
         ("txn/x.py", "class A:\n  async def f(self):\n" + "    x = 1\n" * FUNCTION_LINES),
@@ -251,6 +280,8 @@ GOOD: dict[str, str] = {
     ),
     "coordinator/good.py": "from txn import machine\nfrom groups import machine as g\nimport os",
     "coordinator/wire/good.py": "from .api import ApiKey\nfrom coordinator.wire import codec",
+    "coordinator/background.py": "loop.create_task(f())",
+    "coordinator/cleaner.py": "from coordinator.background import call_later\ncall_later(f)",
     "coordinator/handlers/fetch.py": (
         "@handles(ApiKey.FETCH, versions=(4, 18), permission='READ Topic')\nasync def run(ctx): ..."
     ),

@@ -14,6 +14,7 @@ from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
 from coordinator.metadata import INTERNAL_TOPICS
 from coordinator.wire import ApiKey, Entity
+from logcore.checkpoints import LOG_START_CHECKPOINT
 from logcore.errors import OffsetOutOfRangeError
 from logcore.machine import DomainError
 
@@ -22,7 +23,7 @@ INVALID_LOW_WATERMARK = -1
 
 
 @handles(ApiKey.DELETE_RECORDS, versions=(0, 2), permission="DELETE Topic")
-def run(ctx: Context) -> Entity:
+async def run(ctx: Context) -> Entity:
     """Delete, then write the new log starts down: a kill must not bring records back."""
     make = ctx.respond
     topics = tuple(
@@ -32,7 +33,7 @@ def run(ctx: Context) -> Entity:
         )
         for topic in ctx.body.topics
     )
-    ctx.broker.replicas.checkpoint_log_starts()
+    await ctx.broker.replicas.save(LOG_START_CHECKPOINT)
     return make.DeleteRecordsResponse(throttle_time_ms=0, topics=topics)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from coordinator.assignor_frames import frame
 from groups.assignors.range import RangeAssignor
 
 
@@ -73,7 +75,17 @@ class Printing(Reversed):
         return super().assign(group)
 
 
-CLASSES = (Reversed, Slow, Raising, Hanging, Exiting, Greedy, Doubling, Printing)
+class Forging(Reversed):
+    """Answers in the daemon's own words, wherever it can write, and makes no sense."""
+
+    def assign(self, group):
+        for number in range(3, 20):
+            with suppress(OSError):
+                os.write(number, frame([[1], None]))
+        return super().assign(group)
+
+
+CLASSES = (Reversed, Slow, Raising, Hanging, Exiting, Greedy, Doubling, Printing, Forging)
 
 
 def install(directory: Path) -> Path:

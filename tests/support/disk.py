@@ -24,6 +24,10 @@ def _never(_path: str) -> bool:
     return False
 
 
+def _fine(_kind: str, _path: str) -> None:
+    pass
+
+
 class FaultyDisk(OsFileSystem):
     """Does as it should until told otherwise; may be told from any thread."""
 
@@ -41,6 +45,9 @@ class FaultyDisk(OsFileSystem):
         """Paths whose write fails with EIO."""
         self.is_full = False
         """No file grows: half of a write gets through, then the disk says ENOSPC."""
+        self.before: Callable[[str, str], None] = _fine
+        """Called with the kind and the path of every write, read, sync, rename and removal before
+        it is done; what it raises comes in its place."""
         self._paths: dict[int, str] = {}
 
     def open(self, path: str, *, create: bool = False) -> int:
@@ -48,8 +55,14 @@ class FaultyDisk(OsFileSystem):
         self._paths[handle] = path
         return handle
 
+    def open_for_reading(self, path: str) -> int:
+        handle = super().open_for_reading(path)
+        self._paths[handle] = path
+        return handle
+
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
         path = self._paths[handle]
+        self.before("write", path)
         if self.write_fails(path):
             raise OSError(errno.EIO, "Input/output error")
         if self.is_full:
@@ -65,8 +78,29 @@ class FaultyDisk(OsFileSystem):
             raise OSError(errno.ENOSPC, "No space left on device")
         super().allocate(handle, position, count)
 
+    def read(self, handle: int, count: int, position: int) -> bytes:
+        self.before("read", self._paths[handle])
+        return super().read(handle, count, position)
+
+    def rename(self, source: str, target: str) -> None:
+        self.before("rename", source)
+        super().rename(source, target)
+
+    def remove(self, path: str) -> None:
+        self.before("remove", path)
+        super().remove(path)
+
+    def remove_tree(self, path: str) -> None:
+        self.before("remove_tree", path)
+        super().remove_tree(path)
+
+    def sync_directory(self, path: str) -> None:
+        self.before("sync_directory", path)
+        super().sync_directory(path)
+
     def sync(self, handle: int) -> None:
         path = self._paths[handle]
+        self.before("sync", path)
         if not self.gate.is_set() and threading.current_thread().name.startswith("fsync"):
             self.held.set()
             self.gate.wait(GATE_S)

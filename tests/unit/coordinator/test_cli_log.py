@@ -14,6 +14,7 @@ from coordinator import Broker
 from coordinator.cli import main
 from logcore.checkpoints import (
     CLEAN_SHUTDOWN,
+    CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
@@ -21,6 +22,7 @@ from logcore.checkpoints import (
     read_offsets,
     read_partition_metadata,
     write_clean_shutdown,
+    write_offsets,
 )
 from logcore.fs import OsFileSystem
 from tests.support.batches import batch
@@ -122,9 +124,13 @@ def test_an_import_that_makes_no_sense_is_refused(
 
 def test_partitions_that_nobody_wrote_to_have_no_directory(data: Path, tmp_path: Path) -> None:
     target, last = tmp_path / "data", data / "orders-1"
+    # A topic of that name was here before, and was compacted up to somewhere.
+    target.mkdir()
+    write_offsets(FS, str(target), CLEANER_CHECKPOINT, {("orders", 1): 5}, copied=True)
     assert run("log", "import", last, "--data-dir", target, "--partitions", 1).exit_code == 1
     (moved,) = rows("log", "import", last, "--data-dir", target, "--partitions", 3)
     assert moved["partition"] == 1
+    assert read_offsets(FS, str(target), CLEANER_CHECKPOINT) == {}
     with Broker.in_thread(target) as broker, Cluster(broker.bootstrap) as cluster:
         assert [cluster.offset("orders", index) for index in range(3)] == [0, 5, 0]
 

@@ -11,6 +11,7 @@ from coordinator.config import (
     ConfigError,
     ConfigSource,
     ConfigType,
+    check_topic_configs,
     load,
     log_config,
 )
@@ -202,7 +203,7 @@ def test_topic_settings_are_checked():
         {"log.retention.ms": "1"},
     ):
         with pytest.raises(ConfigError):
-            log_config(config, overrides)
+            check_topic_configs(config, overrides)
     assert log_config(config, {"cleanup.policy": ""}).cleanup_policy == frozenset()
 
 

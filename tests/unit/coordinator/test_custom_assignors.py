@@ -48,6 +48,7 @@ async def test_every_way_to_fail_is_reported_and_the_next_question_is_answered(m
             "exiting": "process ended",
             "greedy": "MemoryError",
             "doubling": "twice",
+            "forging": "answered nonsense",
             "unimportable": "can not be loaded",
         }
         for name, problem in says.items():

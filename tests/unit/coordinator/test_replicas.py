@@ -12,7 +12,7 @@ from coordinator.metadata import MetadataLog
 from coordinator.polls import Poll, Polls, Watched
 from coordinator.replicas import Replicas
 from coordinator.topics import TopicAdmin
-from logcore.checkpoints import read_offsets
+from logcore.checkpoints import HIGH_WATERMARK_CHECKPOINT, read_offsets
 from logcore.clock import ManualClock
 from logcore.errors import StorageError
 from logcore.fs import OsFileSystem
@@ -203,13 +203,13 @@ def test_a_checkpoint_is_written_only_when_it_says_something_new(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a")
     node.write("a")
-    node.replicas.checkpoint_high_watermarks()
+    node.replicas.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     path = tmp_path / "replication-offset-checkpoint"
     before = path.stat().st_ino
-    node.replicas.checkpoint_high_watermarks()
+    node.replicas.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     assert path.stat().st_ino == before
     node.write("a")
-    node.replicas.checkpoint_high_watermarks()
+    node.replicas.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     assert offsets(tmp_path, path.name)["a", 0] == 2
 
 

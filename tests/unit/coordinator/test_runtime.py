@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from coordinator.background import Pace
 from coordinator.group_commit import GroupCommit
 from coordinator.history import Origin
-from coordinator.runtime import Pace, Shard, ShardServices, ShardState
+from coordinator.runtime import Shard, ShardServices, ShardState
 from coordinator.shard_errors import (
     CoordinatorLoadInProgressError,
     NotCoordinatorError,

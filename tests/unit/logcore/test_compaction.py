@@ -22,13 +22,11 @@ from compaction_driver import (
 )
 from partition_driver import T0, marker, open_partition
 
-from logcore.checkpoints import CLEANER_CHECKPOINT, read_offsets
 from logcore.cleaner import BYTES_PER_KEY
 from logcore.cleaner_choice import CleanerChoice
 from logcore.clock import ManualClock
 from logcore.compaction import CompactionCancelled, Throttle
 from logcore.errors import CorruptRecordError
-from logcore.fs import OsFileSystem
 from logcore.partition import Isolation, Partition
 
 DAY = 86_400_000
@@ -260,11 +258,40 @@ def test_damage_is_reported_and_not_rewritten(tmp_path: Path) -> None:
         compaction.map_keys()
     compaction.discard()
     assert path.read_bytes() == raw
-    choice = CleanerChoice(OsFileSystem(), str(tmp_path))
-    assert choice.choose([partition], T0) is not None
+    told: list[Partition] = []
+    choice = CleanerChoice({}, lambda failed, _error: told.append(failed))
+    assert chosen(choice, partition) is partition
     choice.failed(partition, CorruptRecordError("wrong"))
-    assert choice.choose([partition], T0) is None
+    assert chosen(choice, partition) is None
     assert choice.uncleanable == {("orders", 0): "CorruptRecordError: wrong"}
+    assert told == [partition]
+    choice.forget("orders", 0)
+    assert chosen(choice, partition) is partition
+
+
+def chosen(choice: CleanerChoice, *partitions: Partition, now_ms: int = T0) -> Partition | None:
+    for partition in partitions:
+        choice.look_at(partition, now_ms)
+    found = choice.next_round(now_ms)
+    return None if found is None else found[0]
+
+
+def test_one_damaged_log_does_not_stop_the_choice(tmp_path: Path) -> None:
+    damaged, whole = (
+        open_partition(tmp_path, name=name, config=small(), fs=MortalFileSystem())
+        for name in ("damaged", "whole")
+    )
+    for partition in (damaged, whole):
+        updates(partition, 10)
+        fill_active(partition)
+    damaged.close()
+    path = Path(damaged.directory, f"{0:020}.log")
+    path.write_bytes(b"\xff" * 61 + path.read_bytes()[61:])
+    damaged = open_partition(tmp_path, name="damaged", config=small(), fs=MortalFileSystem())
+    choice = CleanerChoice({})
+    assert chosen(choice, damaged, whole) is whole
+    assert list(choice.uncleanable) == [("damaged", 0)]
+    assert damaged.offline is None
 
 
 def test_the_dirtiest_partition_above_its_ratio_is_chosen(tmp_path: Path) -> None:
@@ -280,36 +307,25 @@ def test_the_dirtiest_partition_above_its_ratio_is_chosen(tmp_path: Path) -> Non
         updates(partition, 10)
         fill_active(partition)
     clean, dirty, _ = partitions
-    choice = CleanerChoice(OsFileSystem(), str(tmp_path))
-    found = choice.next_round([clean], T0)
+    offsets: dict[tuple[str, int], int] = {}
+    choice = CleanerChoice(offsets)
+    choice.look_at(clean, T0)
+    found = choice.next_round(T0)
     assert found is not None
     compaction = found[1]
     compaction.map_keys()
     while compaction.clean_next():
         assert clean.install_cleaned(compaction)
     choice.finished(clean, compaction)
-    stored = read_offsets(OsFileSystem(), str(tmp_path), CLEANER_CHECKPOINT)
-    assert stored == {("clean", 0): bases(clean)[-1]}
+    assert offsets == {("clean", 0): bases(clean)[-1]}
     fill_active(clean)
-    again = CleanerChoice(OsFileSystem(), str(tmp_path))
-    assert again.checkpoint("clean", 0) == compaction.next_dirty_offset
-    assert (again.choose(partitions, T0) or [None])[0] is dirty
+    assert chosen(choice, *partitions) is dirty
     # Below the ratio nothing is due, until the oldest dirty record has waited too long.
     clean.config = small(min_cleanable_dirty_ratio=0.99)
-    assert again.choose([clean], T0) is None
+    assert chosen(choice, clean) is None
     clean.config = small(min_cleanable_dirty_ratio=0.99, max_compaction_lag_ms=1_000)
-    assert again.choose([clean], T0 + 1_000) is None
-    assert again.choose([clean], T0 + 1_001) is not None
-    clean.truncate_to(3)
-    again.truncated(clean)
-    assert again.checkpoint("clean", 0) == 3
-    again.forget("clean", 0)
-    assert read_offsets(OsFileSystem(), str(tmp_path), CLEANER_CHECKPOINT) == {}
-
-
-def test_a_damaged_checkpoint_only_costs_a_round(tmp_path: Path) -> None:
-    (tmp_path / CLEANER_CHECKPOINT).write_text("0\n3\nnothing")
-    assert CleanerChoice(OsFileSystem(), str(tmp_path)).checkpoint("orders", 0) is None
+    assert chosen(choice, clean, now_ms=T0 + 1_000) is None
+    assert chosen(choice, clean, now_ms=T0 + 1_001) is clean
 
 
 def test_a_compacted_log_rolls_within_the_lag() -> None:

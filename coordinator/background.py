@@ -1,0 +1,219 @@
+"""Work that no request waits for: begun, repeated and ended here, and never ended by a failure.
+
+Cleaning, retention, checkpoints, flushes, sweeps, loads: whatever the daemon does by itself goes
+through this module, and so one rule holds for all of it. A failure that nobody expected is logged
+with its place in the code, what it was about is marked where that helps, and the next piece of work
+is done as if nothing had happened. ``tests/test_tidy.py`` sees to it that no task and no timer is
+made in another way.
+
+Source: ``KafkaScheduler`` and ``CoreUtils.swallow``, which log and go on as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import structlog
+
+T = TypeVar("T")
+
+SLICE_MS = 8
+"""How long a piece of work may keep the event loop before others get their turn, in milliseconds:
+well below what a client notices, and long against the cost of switching."""
+
+AFTER_FAILURE_MS = 1_000
+"""The pause of work that can not say how long its pause is."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Pace:
+    """Lets the loop breathe while much is done: ``await pace()`` between small pieces of work.
+
+    Shared by everything that is done at the same time, so that a hundred small shards that load do
+    not block longer together than one large one. Real time, not the daemon's clock: it bounds our
+    own use of the processor and decides nothing.
+    """
+
+    def __init__(self, slice_ms: int = SLICE_MS) -> None:
+        self._slice_seconds = slice_ms / 1000
+        self._since = time.perf_counter()
+
+    async def __call__(self) -> None:
+        """Give way if the slice is used up."""
+        if time.perf_counter() - self._since >= self._slice_seconds:
+            await asyncio.sleep(0)
+            self._since = time.perf_counter()
+
+
+def tell(what: str, error: BaseException, **where: object) -> None:
+    """Log a failure that nobody expected, with its place in the code."""
+    cause = f"{type(error).__name__}: {error}"
+    _log.error("background work failed", what=what, **where, cause=cause, exc_info=error)
+
+
+@contextmanager
+def survived(what: str, **where: object) -> Iterator[None]:
+    """Log what fails inside, and go on behind it. ``where`` says what it was about."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - that is what it is for
+        tell(what, error, **where)
+
+
+def spawn(work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+    """Run ``work`` on the running loop; a failure of it is logged, whoever awaits it or not."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            tell(what, error)
+
+    task = asyncio.get_running_loop().create_task(work, name=what)
+    task.add_done_callback(ended)
+    return task
+
+
+def call_later(
+    loop: asyncio.AbstractEventLoop, delay_ms: float, what: str, callback: Callable[[], object]
+) -> asyncio.TimerHandle:
+    """Call ``callback`` in ``delay_ms`` milliseconds."""
+
+    def call() -> None:
+        with survived(what):
+            callback()
+
+    return loop.call_later(delay_ms / 1000, call)
+
+
+def report(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what the event loop itself caught: an exception handler of the loop."""
+    error = context.get("exception")
+    if isinstance(error, BaseException):
+        tell(str(context.get("message")), error)
+    else:
+        _log.error("background work failed", what=str(context.get("message")))
+
+
+Work = Callable[[], Awaitable[bool] | Awaitable[None] | None]
+"""One round of something that is done again and again; True where there is more to do at once."""
+
+
+class Repeated:
+    """Does ``work`` again and again, with pauses, from :meth:`start` to :meth:`stop`.
+
+    ``work`` may be a coroutine function. ``pause_ms`` is asked before each pause, which is left out
+    where there is more to do.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        work: Work,
+        pause_ms: Callable[[], int],
+    ) -> None:
+        self.what = what
+        self._work = work
+        self._pause_ms = pause_ms
+        self._stopped = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether nothing new should be begun."""
+        return self._stopped.is_set()
+
+    def start(self, first_ms: int = 0) -> None:
+        """Begin, on the running loop, after ``first_ms``."""
+        self._stopped.clear()
+        self._task = spawn(self._run(first_ms), self.what)
+
+    async def stop(self) -> None:
+        """Return when the work under way is done and none will follow."""
+        self._stopped.set()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+            self._task = None
+
+    async def _run(self, first_ms: int) -> None:
+        await self._pause(first_ms)
+        while not self._stopped.is_set():
+            more: bool | None = False
+            with survived(self.what):
+                done = self._work()
+                if done is not None:
+                    more = await done
+            pause_ms = 0 if more else AFTER_FAILURE_MS
+            if not more:
+                with survived(self.what):
+                    pause_ms = self._pause_ms()
+            await self._pause(pause_ms)
+
+    async def _pause(self, pause_ms: int) -> None:
+        """Wait, but no longer than until the stop."""
+        if pause_ms > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), pause_ms / 1000)
+        else:
+            await asyncio.sleep(0)
+
+
+class Threads:
+    """Threads for steps that wait for the disk or take long; they start with the first step."""
+
+    def __init__(self, name: str, count: int = 1) -> None:
+        self._name = name
+        self._count = count
+        self._pool: ThreadPoolExecutor | None = None
+
+    async def run(self, step: Callable[[], T]) -> T:
+        """Run ``step`` in a thread and return what it returns; with one thread, in their order."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._count, thread_name_prefix=self._name)
+        is_given_up = False
+
+        def begin() -> T:
+            if is_given_up:
+                raise RuntimeError(f"{self._name}: nobody waits for this any more")
+            return step()
+
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._pool, begin)
+        except RuntimeError:
+            # No thread can be started, but one that is there may still find it in the queue.
+            is_given_up = True
+            raise
+        return await future
+
+    def close(self) -> None:
+        """Wait for what was begun, and end the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+
+Step = tuple[str, Callable[[], Awaitable[None] | None]]
+"""What a stop does next, and how."""
+
+
+async def each_in_turn(steps: Sequence[Step]) -> None:
+    """Take every step, whatever became of those before it.
+
+    A cancellation on the way is raised again when the last step is done.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    for what, step in steps:
+        try:
+            with survived(what):
+                done = step()
+                if isinstance(done, Awaitable):
+                    await done
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

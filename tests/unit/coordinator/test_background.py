@@ -1,0 +1,245 @@
+"""Work in the background: every failure is told, and nothing else comes to an end by it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from coordinator.background import (
+    AFTER_FAILURE_MS,
+    Pace,
+    Repeated,
+    Threads,
+    call_later,
+    each_in_turn,
+    report,
+    spawn,
+)
+from tests.support.waits import until_async
+
+FOREVER_MS = 2**63 - 1
+
+
+class Failing:
+    """Fails whenever it is asked to, and counts."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = ValueError("nobody thought of this") if error is None else error
+        self.calls = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        raise self.error
+
+
+async def until_true(probe: Callable[[], bool], what: str) -> None:
+    async def asked() -> bool:
+        return probe()
+
+    await until_async(asked, what)
+
+
+async def test_a_round_that_fails_is_told_and_followed_by_the_next() -> None:
+    failing = Failing()
+    task = Repeated("counting", failing, lambda: 1)
+    with capture_logs() as told:
+        task.start()
+        await until_true(lambda: failing.calls >= 3, "the third round")
+        await task.stop()
+    assert {(one["what"], one["cause"]) for one in told} == {
+        ("counting", "ValueError: nobody thought of this")
+    }
+    assert all(one["exc_info"] is failing.error for one in told)
+    calls = failing.calls
+    await asyncio.sleep(0)
+    assert failing.calls == calls
+
+
+async def test_a_pause_that_can_not_be_told_is_a_second() -> None:
+    rounds: list[float] = []
+
+    async def work() -> None:
+        rounds.append(time.monotonic())
+
+    def pause_ms() -> int:
+        raise TypeError("is no integer")
+
+    task = Repeated("asking", work, pause_ms)
+    with capture_logs() as told:
+        task.start()
+        await until_true(lambda: len(rounds) == 2, "the second round")
+        await task.stop()
+    assert rounds[1] - rounds[0] >= AFTER_FAILURE_MS / 1000
+    assert {one["cause"] for one in told} == {"TypeError: is no integer"}
+
+
+async def test_more_work_is_done_without_a_pause_and_a_stop_waits_for_no_pause() -> None:
+    left = 5
+
+    async def work() -> bool:
+        nonlocal left
+        left -= 1
+        return left > 0
+
+    task = Repeated("emptying", work, lambda: FOREVER_MS)
+    task.start()
+    await until_true(lambda: left == 0, "all is done")
+    await asyncio.wait_for(task.stop(), 30)
+    assert left == 0
+    # It may begin late, and be stopped before.
+    task.start(first_ms=FOREVER_MS)
+    await asyncio.wait_for(task.stop(), 30)
+    assert left == 0
+
+
+async def test_a_stop_waits_for_the_round_under_way() -> None:
+    began, may_end, ended = asyncio.Event(), asyncio.Event(), False
+
+    async def work() -> None:
+        nonlocal ended
+        began.set()
+        await may_end.wait()
+        ended = True
+
+    task = Repeated("slow", work, lambda: 0)
+    task.start()
+    await began.wait()
+    stopping = asyncio.ensure_future(task.stop())
+    await asyncio.sleep(0)
+    assert task.is_stopping
+    assert not stopping.done()
+    may_end.set()
+    await asyncio.wait_for(stopping, 30)
+    assert ended
+
+
+async def test_a_task_and_a_timer_that_fail_are_told() -> None:
+    async def fail() -> None:
+        raise KeyError("gone")
+
+    failing = Failing()
+    with capture_logs() as told:
+        task = spawn(fail(), "a load")
+        timer = call_later(asyncio.get_running_loop(), 0, "a sweep", failing)
+        cancelled = spawn(asyncio.sleep(60), "a wait")
+        cancelled.cancel()
+        await asyncio.wait({task, cancelled})
+        await until_true(lambda: failing.calls == 1, "the timer")
+    timer.cancel()
+    assert {(one["what"], one["cause"]) for one in told} == {
+        ("a load", "KeyError: 'gone'"),
+        ("a sweep", "ValueError: nobody thought of this"),
+    }
+
+
+async def test_what_the_loop_catches_is_told() -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(report)
+    failing = Failing()
+    with capture_logs() as told:
+        loop.call_soon(failing)
+        await until_true(lambda: failing.calls == 1, "the callback")
+        loop.call_exception_handler({"message": "without a cause"})
+    assert [one.get("cause") for one in told] == ["ValueError: nobody thought of this", None]
+    assert told[1]["what"] == "without a cause"
+
+
+@pytest.mark.parametrize("failing_step", range(4))
+async def test_every_step_is_taken_whatever_the_others_do(failing_step: int) -> None:
+    taken: list[int] = []
+
+    def step(number: int) -> Callable[[], object]:
+        def take() -> None:
+            taken.append(number)
+            if number == failing_step:
+                raise OSError(5, "Input/output error")
+
+        async def take_later() -> None:
+            await asyncio.sleep(0)
+            take()
+
+        return take_later if number % 2 else take
+
+    with capture_logs() as told:
+        await each_in_turn([(f"step {number}", step(number)) for number in range(4)])  # type: ignore[misc]
+    assert taken == [0, 1, 2, 3]
+    assert [one["what"] for one in told] == [f"step {failing_step}"]
+
+
+async def test_a_cancellation_takes_the_steps_that_are_left() -> None:
+    taken: list[str] = []
+
+    async def wait() -> None:
+        taken.append("waits")
+        await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(
+        each_in_turn([("wait", wait), ("close", lambda: taken.append("closed"))])
+    )
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert taken == ["waits", "closed"]
+
+
+async def test_steps_in_one_thread_keep_their_order_and_tell_their_failures() -> None:
+    threads, seen = Threads("one"), []
+    failing = Failing()
+    steps = [threads.run(lambda number=number: seen.append(number)) for number in range(20)]
+    results = await asyncio.gather(*steps, threads.run(failing), return_exceptions=True)
+    assert seen == list(range(20))
+    assert results[-1] is failing.error
+    assert await threads.run(lambda: threading.current_thread().name) == "one_0"
+    threads.close()
+    assert not [one for one in threading.enumerate() if one.name.startswith("one_")]
+
+
+async def test_a_step_whose_thread_could_not_be_started_is_never_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As at the limit of processes: the pool keeps the step in its queue all the same."""
+    threads, seen = Threads("few", 2), []
+    may_end = threading.Event()
+    busy = asyncio.ensure_future(threads.run(may_end.wait))
+    await asyncio.sleep(0)
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await threads.run(lambda: seen.append("late"))
+    may_end.set()
+    await busy
+    await threads.run(lambda: seen.append("next"))
+    assert seen == ["next"]
+    threads.close()
+
+
+async def test_a_pace_lets_others_in() -> None:
+    others = 0
+
+    async def other() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(other())
+    pace = Pace(slice_ms=0)
+    for _ in range(10):
+        await pace()
+    assert others >= 10
+    patient = Pace(slice_ms=60_000)
+    before = others
+    for _ in range(10):
+        await patient()
+    assert others == before
+    task.cancel()

@@ -1,0 +1,147 @@
+"""Every number that a client may set, at its ends: the broker's own work and a restart bear it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from coordinator.broker import Broker
+from coordinator.config import BROKER_KEYS, TOPIC_KEYS, ConfigError, ConfigKey, ConfigType
+from coordinator.config_admin import Change, Operation, ResourceType, change
+from coordinator.config_types import INT_MAX, LONG_MAX
+from logcore.batch import LogRecord, encode_batch
+from logcore.machine import Record
+from tests.support.batches import NOW_MS
+from tests.support.cluster import Cluster
+from tests.support.daemon import Daemon
+from tests.support.waits import until
+
+CALM = {
+    "log.initial.task.delay.ms": "3600000",
+    "log.cleaner.enable": "false",
+    "log.cleaner.backoff.ms": "3600000",
+}
+TOPIC = {
+    "cleanup.policy": "compact,delete",
+    "segment.bytes": "1048576",
+    "min.cleanable.dirty.ratio": "0",
+}
+LARGEST: Mapping[ConfigType, float] = {
+    ConfigType.SHORT: 2**15 - 1,
+    ConfigType.INT: INT_MAX,
+    ConfigType.LONG: LONG_MAX,
+    ConfigType.DOUBLE: 1.7e308,
+}
+DYNAMIC = {name: key for name, key in BROKER_KEYS.items() if key.updatable}
+
+
+def ends(key: ConfigKey) -> list[str]:
+    """The texts at both ends of what is accepted, and what is often special."""
+    most = LARGEST[key.type]
+    asked = {-most - 1, most, -1, 0, 1, key.low, key.high} - {None}
+    accepted = []
+    for value in asked:
+        text = str(float(value) if key.type is ConfigType.DOUBLE else int(value))
+        try:
+            key.parse(text)
+        except ConfigError:
+            continue
+        accepted.append(text)
+    return sorted(accepted)
+
+
+def numbers(keys: Mapping[str, ConfigKey]) -> Iterator[tuple[str, str]]:
+    for name, key in keys.items():
+        if key.type in LARGEST:
+            yield from ((name, text) for text in ends(key))
+
+
+def extreme(largest: bool) -> dict[str, str]:
+    """All numbers of a topic at the same end; what contradicts itself is left out."""
+    chosen: dict[str, str] = {}
+    for name, text in numbers(TOPIC_KEYS):
+        better = (float(text) > float(chosen[name])) is largest if name in chosen else True
+        if better and name != "min.compaction.lag.ms":
+            chosen[name] = text
+    return chosen
+
+
+async def bear(directory: Path, configs: Mapping[str, str], broker_key: Change | None) -> None:
+    """Write, roll, clean, retain, flush, forget, checkpoint, stop, and do it again on the same."""
+    for start in range(2):
+        async with Broker(directory, config=CALM) as broker:
+            if not start:
+                broker.topics.create("t", partitions=1, configs={**TOPIC, **configs})
+            if broker_key is not None and not start:
+                change(broker, ResourceType.BROKER, "", [broker_key], validate_only=False)
+            assert broker.cleaner is not None
+            assert broker._maintenance is not None
+            partition = broker.replicas.partition("t", 0)
+            for number in range(4):
+                records = [Record(b"k", b"%d" % number * 300), Record(b"%d" % number, None)]
+                partition.append_records(records, now_ms=broker.clock.now_ms())
+                partition._roll(broker.clock.now_ms())
+            for _ in range(3):
+                await broker.cleaner.run_once()
+                for one in broker.replicas:
+                    broker._maintenance.run_flush(one)
+                    broker._maintenance.run_retention(one)
+                    broker._maintenance.run_producer_expiry(one)
+            assert not broker.cleaner.uncleanable
+            assert [one.offline for one in broker.replicas if one.offline] == []
+            assert partition.log_end_offset == 8 * (start + 1)
+    assert (directory / ".kafka_cleanshutdown").exists()
+
+
+@pytest.mark.parametrize(("name", "text"), [*numbers(TOPIC_KEYS)])
+async def test_a_topics_number_at_its_ends(tmp_path: Path, name: str, text: str) -> None:
+    await bear(tmp_path, {name: text}, None)
+
+
+@pytest.mark.parametrize(("name", "text"), [*numbers(DYNAMIC)])
+async def test_a_brokers_number_at_its_ends(tmp_path: Path, name: str, text: str) -> None:
+    await bear(tmp_path, {}, Change(name, Operation.SET, text))
+
+
+@pytest.mark.parametrize("largest", [False, True])
+async def test_all_numbers_of_a_topic_at_the_same_end(tmp_path: Path, largest: bool) -> None:
+    configs = extreme(largest)
+    assert len(configs) > 20
+    await bear(tmp_path, configs, None)
+
+
+async def test_a_setting_of_the_broker_that_contradicts_a_topics_own(tmp_path: Path) -> None:
+    """Each is right by itself: the topic keeps its own, and is cleaned as soon as both allow it."""
+    await bear(
+        tmp_path,
+        {"min.compaction.lag.ms": "1000"},
+        Change("log.cleaner.max.compaction.lag.ms", Operation.SET, "500"),
+    )
+
+
+def test_a_tombstone_that_stays_for_ever_is_cleaned_by_a_daemon_that_stops(tmp_path: Path) -> None:
+    """The horizon is a time beyond all times, which a batch has no room for."""
+    settings = {"log.cleaner.backoff.ms": "50", "log.roll.ms": "1"}
+    daemon = Daemon(tmp_path / "data", settings).start()
+    try:
+        with Cluster(daemon.bootstrap) as client:
+            for name in ("for-ever", "other"):
+                configs = {**TOPIC, "cleanup.policy": "compact", "segment.ms": "1"}
+                client.create_topic(name, configs={**configs, "delete.retention.ms": str(LONG_MAX)})
+                for number in range(4):
+                    value = None if number == 2 else b"%d" % number * 300
+                    told = client.produce(name, keyed(b"k%d" % (number // 2), value, number))
+                    assert told["error_code"] == "none"
+            checkpoint = tmp_path / "data" / "cleaner-offset-checkpoint"
+            cleaned = lambda: checkpoint.exists() and checkpoint.read_text().split("\n")[1] == "2"  # noqa: E731
+            until(cleaned, "both logs are compacted")
+        daemon.stop()
+    finally:
+        daemon.kill()
+
+
+def keyed(key: bytes, value: bytes | None, number: int) -> bytes:
+    """A batch of one record, later than the one before by more than ``segment.ms``."""
+    return encode_batch([LogRecord(0, NOW_MS + 10 * number, key, value)])

@@ -1,7 +1,9 @@
 """What a sink reads of its query's checkpoint: Spark has written it before any ``write()`` runs.
 
 ``metadata`` holds the query's id, ``offsets/<N>`` the offsets that batch N ends at: a line
-``v1``, a line of Spark's own metadata, then a line per source.
+``v1``, a line of Spark's own metadata, then a line per source. A path without a scheme is on
+Hadoop's default file system, which nobody tells Python. What is found under it on this machine
+counts only where query and batch are those that run.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ _HEAD_LINES = 2
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """One entry of the offset log."""
+    """The last entry of the offset log, which is the batch that is about to run."""
 
+    query_id: str
     batch_id: int
     sources: tuple[str, ...]
     """A line per source, as the source wrote it."""
@@ -48,46 +51,35 @@ class PlannedBatch:
         return found
 
 
-class Checkpoint:
-    """A checkpoint folder on a file system of this machine."""
+def read_checkpoint(location: str | None) -> PlannedBatch | None:
+    """What Spark has planned under ``checkpointLocation``; None where that can't be seen.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def query_id(self) -> str:
-        """The id that the query keeps over restarts. Raises :class:`ProgressError`."""
-        path = self._folder / "metadata"
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))["id"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ProgressError(f"{path} does not tell the query's id: {error}") from error
-        return str(found)
-
-    def planned(self, batch_id: int | None = None) -> PlannedBatch:
-        """That entry of the offset log, or the last one, which is the batch that is about to run.
-
-        Raises :class:`ProgressError` when it is not there or is in a form nobody knows here.
-        """
-        log = self._folder / "offsets"
-        try:
-            if batch_id is None:
-                batch_id = max(int(file.name) for file in log.iterdir() if file.name.isdecimal())
-            lines = (log / str(batch_id)).read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise ProgressError(f"{log} does not tell which batch is to run: {error}") from error
-        if not lines or lines[0] != "v1":
-            raise ProgressError(
-                f"{log / str(batch_id)} begins with {lines[:1]}; only the format v1 of Spark's"
-                " offset log is known here"
-            )
-        return PlannedBatch(batch_id, tuple(lines[_HEAD_LINES:]))
+    Raises :class:`ProgressError` for a checkpoint in a form nobody knows here.
+    """
+    folder = local_folder(location)
+    if folder is None:
+        return None
+    try:
+        query_id = str(json.loads((folder / "metadata").read_text(encoding="utf-8"))["id"])
+        log = folder / "offsets"
+        batch_id = max(int(file.name) for file in log.iterdir() if file.name.isdecimal())
+        lines = (log / str(batch_id)).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError, KeyError, TypeError):
+        # Spark writes both before it asks for a writer: it has done so elsewhere.
+        return None
+    if not lines or lines[0] != "v1":
+        raise ProgressError(
+            f"{log / str(batch_id)} begins with {lines[:1]}; only the format v1 of Spark's"
+            " offset log is known here"
+        )
+    return PlannedBatch(query_id, batch_id, tuple(lines[_HEAD_LINES:]))
 
 
-def local_checkpoint(location: str | None) -> Checkpoint | None:
-    """The checkpoint at Spark's ``checkpointLocation``; None unless it is a local path."""
+def local_folder(location: str | None) -> Path | None:
+    """The folder that ``checkpointLocation`` can mean on this machine."""
     if not location:
         return None
     parts = urlparse(location)
     if parts.scheme not in {"", "file"}:
         return None
-    return Checkpoint(Path(unquote(parts.path) if parts.scheme else location))
+    return Path(unquote(parts.path) if parts.scheme else location).absolute()

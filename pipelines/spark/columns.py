@@ -238,7 +238,7 @@ def encode_rows(
 
     The first batch holds at most ``first_count`` records.
     """
-    tails = _encode_headers(rows.headers)
+    tails = encode_headers(rows.headers)
     sizes = np.full(len(rows.values), OVERHEAD_BYTES, np.int64)
     for column in (rows.keys, rows.values, tails):
         if column is not None:
@@ -351,7 +351,7 @@ def _varint_column(count: int, *fields: _Varints) -> Any:
     )
 
 
-def _encode_headers(column: Any) -> Any:
+def encode_headers(column: Any) -> Any:
     """The bytes of each record's headers with their count; None if no record has any."""
     if column is None or column.null_count == len(column):
         return None

@@ -1,21 +1,27 @@
 """The sink for ``foreachBatch``: the same protocol, run by the user's own driver process.
 
-The number of the batch is known before its plan runs, so a batch that is committed already costs
-nothing, and several things may be done with a micro-batch of which this is one.
+The number of the batch is known before its plan runs, and several things may be done with a
+micro-batch of which this is one. A batch whose number is committed already is compared with what
+was committed, row for row, unless the option ``checkpointLocation`` lets the sink see its offsets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkAttributeError
 
 from logcore.compression import Codec
 from pipelines.spark import transaction as txn
+from pipelines.spark.checkpoint import PlannedBatch, read_checkpoint
 from pipelines.spark.errors import OptionError
 from pipelines.spark.options import sink_options
-from pipelines.spark.progress import Progress
+from pipelines.spark.progress import Progress, Standing, standing
 from pipelines.spark.rows import RowWriter, check_schema
-from pipelines.spark.sink import Exactly, Plan, aborting
+from pipelines.spark.sink import QUERY_ID, Exactly, Plan, aborting
+from pipelines.spark.tally import Tally, checksum_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,25 +40,61 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
     if checked.mode == "direct":
         raise OptionError("exactly_once_batch writes from the driver: mode=direct can't be had")
     name = checked.transactional_id
-    plan = Plan(checked, "staged")
 
     def write(df: DataFrame, batch_id: int) -> None:
         check_schema(df.schema, checked.topic)
-        exactly = Exactly(plan, None)
-        begun = exactly.begin(batch_id, name, None)
+        planned = read_checkpoint(checked.checkpoint)
+        query_id = _query_id(df, planned)
+        plan = Plan(checked, "staged", is_streaming=True, planned=planned)
+        exactly = Exactly(plan, name)
+        begun = exactly.begin()
         ticket = begun.ticket
-        if begun.skip or ticket is None:
+        wanted = plan.progress_of(batch_id, query_id)
+        stands = standing(wanted, begun.done, name)
+        if stands is Standing.DONE or ticket is None:
+            return
+        link = plan.link
+        rows = RowWriter(
+            checked.topic,
+            lambda topic: len(link.partitions(topic)),
+            checked.batch_bytes,
+            Tally(is_exact=not wanted.digest),
+        )
+        batches = df.toArrow().to_batches()
+        if stands is Standing.LOOKS_DONE:
+            for batch in batches:
+                rows.count(batch)
+            exactly.is_done(_found(wanted, rows.tally), begun.done)
             return
         with aborting(begun, ticket):
-            link = plan.link
             sender = txn.Sender(link, ticket, Codec[checked.codec.upper()], checked.level)
-            rows = RowWriter(
-                checked.topic, lambda topic: len(link.partitions(topic)), checked.batch_bytes
-            )
-            for batch in df.toArrow().to_batches():
+            for batch in batches:
                 for piece in rows.pieces(batch):
                     sender.add(piece)
             sender.flush()
-            exactly.commit(ticket, Progress(batch_id, name, "", sender.rows), None)
+            exactly.commit(ticket, _found(wanted, rows.tally))
 
     return write
+
+
+def _found(wanted: Progress, tally: Tally) -> Progress:
+    checksum = "" if wanted.digest else checksum_text(tally.checksum)
+    return replace(wanted, rows=tally.rows, checksum=checksum)
+
+
+def _query_id(df: DataFrame, planned: PlannedBatch | None) -> str:
+    """The query that the micro-batch belongs to. Raises :class:`OptionError` if nobody tells."""
+    try:
+        told = df.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
+    except PySparkAttributeError:  # Spark Connect
+        told = None
+    if told:
+        return str(told)
+    if planned is not None:
+        return planned.query_id
+    raise OptionError(
+        "exactly_once_batch does not find out which query it works for: Spark tells the thread in"
+        " which foreachBatch calls its function, unless PYSPARK_PIN_THREAD is false, and does not"
+        " tell in Spark Connect. The option checkpointLocation, the same as the query's and on a"
+        " file system of the driver's machine, says it too"
+    )

@@ -6,6 +6,7 @@ together with the batch's records.
 
 from __future__ import annotations
 
+import enum
 import json
 from dataclasses import dataclass
 from typing import Self
@@ -15,27 +16,40 @@ from pipelines.spark.errors import ProgressError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The last committed batch of a query."""
+    """A batch of a query: what it was made from, and what it holds."""
 
     batch_id: int
     query_id: str
     digest: str
     """Of the batch's source offsets; empty where the checkpoint could not be read."""
     rows: int = 0
+    checksum: str = ""
+    """Of the batch's rows in any order (:class:`Tally`); empty where the digest says enough."""
 
     def to_text(self) -> str:
         """The metadata of the offset commit; far below Kafka's limit of 4096 bytes."""
-        return json.dumps(
-            {"b": self.batch_id, "q": self.query_id, "d": self.digest, "rows": self.rows},
-            separators=(",", ":"),
-        )
+        told: dict[str, object] = {
+            "b": self.batch_id,
+            "q": self.query_id,
+            "d": self.digest,
+            "rows": self.rows,
+        }
+        if self.checksum:
+            told["c"] = self.checksum
+        return json.dumps(told, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str, group: str) -> Self:
         """The opposite. Raises :class:`ProgressError` if somebody else wrote it."""
         try:
             found = json.loads(text)
-            return cls(int(found["b"]), str(found["q"]), str(found["d"]), int(found.get("rows", 0)))
+            return cls(
+                int(found["b"]),
+                str(found["q"]),
+                str(found["d"]),
+                int(found.get("rows", 0)),
+                str(found.get("c", "")),
+            )
         except (ValueError, KeyError, TypeError):
             raise ProgressError(
                 f"group {group!r} holds an offset that this sink did not write ({text[:80]!r});"
@@ -43,7 +57,18 @@ class Progress:
             ) from None
 
 
-def is_done(planned: Progress, done: Progress | None, transactional_id: str) -> bool:
+class Standing(enum.Enum):
+    """What the progress says about a batch."""
+
+    NEXT = "next"
+    """It is to be written."""
+    DONE = "done"
+    """It was committed by an earlier attempt."""
+    LOOKS_DONE = "looks done"
+    """One of its number was. Whether it is the same only its rows tell: :func:`check_same`."""
+
+
+def standing(planned: Progress, done: Progress | None, transactional_id: str) -> Standing:
     """Whether the batch was committed by an earlier attempt.
 
     Raises :class:`ProgressError` when progress and checkpoint do not belong together: then any
@@ -52,26 +77,29 @@ def is_done(planned: Progress, done: Progress | None, transactional_id: str) -> 
     batch = planned.batch_id
     if done is None:
         if batch == 0:
-            return False
+            return Standing.NEXT
         raise ProgressError(
             f"the query is at batch {batch}, but {transactional_id!r} has committed nothing that is"
             " still known: its offsets have expired (offsets.retention.minutes), the broker is"
             " another one, or the checkpoint was begun with another sink. Whether batch"
             f" {batch - 1} arrived can't be told; begin with a new checkpoint"
         )
-    if done.query_id != planned.query_id:
+    # Before queries were known by their id, the function for foreachBatch wrote its own.
+    if done.query_id not in {planned.query_id, transactional_id}:
         raise ProgressError(
             f"{transactional_id!r} belongs to query {done.query_id}, and this is query"
             f" {planned.query_id}: a lost checkpoint, or two queries of one name. Give this one"
             " another kafka.transactional.id"
         )
     if done.batch_id == batch:
-        if done.digest and planned.digest and done.digest != planned.digest:
+        if not done.digest or not planned.digest:
+            return Standing.LOOKS_DONE
+        if done.digest != planned.digest:
             raise ProgressError(
                 f"batch {batch} was committed from other source offsets than it has now: the"
                 " checkpoint was rolled back and the batch planned anew"
             )
-        return True
+        return Standing.DONE
     if done.batch_id > batch:
         raise ProgressError(
             f"batch {done.batch_id} is committed, and the query is at batch {batch}: the checkpoint"
@@ -82,4 +110,24 @@ def is_done(planned: Progress, done: Progress | None, transactional_id: str) -> 
             f"the query is at batch {batch}, but only batch {done.batch_id} is committed: batches"
             " between them went elsewhere"
         )
-    return False
+    return Standing.NEXT
+
+
+def check_same(found: Progress, done: Progress) -> None:
+    """Refuse to skip a batch whose rows are not those that were committed under its number.
+
+    Raises :class:`ProgressError`. Progress of earlier versions has no checksum, only a count.
+    """
+    if found.rows == done.rows and done.checksum in {"", found.checksum}:
+        return
+    what = (
+        f"{done.rows} rows, and now it has {found.rows}"
+        if found.rows != done.rows
+        else f"{done.rows} rows with other content than now"
+    )
+    raise ProgressError(
+        f"batch {done.batch_id} was committed with {what}: the checkpoint was rolled back and the"
+        " batch planned anew, or the query makes other rows each time it runs (rand, uuid, a table"
+        " that changes). Where the sink can read the checkpoint (checkpointLocation on a file"
+        " system of the driver's machine) it knows the batch by its offsets instead"
+    )

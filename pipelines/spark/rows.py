@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 from pipelines.spark.columns import HEADERS, Piece, Rows, encode_rows
 from pipelines.spark.errors import OptionError, SparkPipelineError
 from pipelines.spark.partitioner import partitions_of
+from pipelines.spark.tally import Tally
 
 PREPARED = "fencepost"
 """Key of the column metadata by which ``prepare`` tells the sink what it has done."""
@@ -79,7 +80,7 @@ class RowWriter:
     """Turns Arrow batches into pieces of record batches, grouped by topic-partition.
 
     ``partitions`` tells how many partitions a topic has. ``first_count`` cuts the first batch of
-    each topic-partition to so many records.
+    each topic-partition to so many records. ``tally`` counts all rows.
     """
 
     def __init__(
@@ -87,19 +88,27 @@ class RowWriter:
         topic: str | None,
         partitions: Callable[[str], int],
         batch_bytes: int,
+        tally: Tally,
         first_count: int | None = None,
     ) -> None:
         self._topic = topic
         self._partitions = partitions
         self._batch_bytes = batch_bytes
+        self.tally = tally
         self._first_count = first_count
         self._begun: set[tuple[str, int]] = set()
+
+    def count(self, batch: pa.RecordBatch) -> dict[str, Any]:
+        """Count the rows of one Arrow batch, and no more; returns the columns."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        self.tally.add(columns, batch.num_rows)
+        return columns
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[Piece]:
         """Encode one Arrow batch. Order within a topic-partition is kept."""
         if not batch.num_rows:
             return
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns = self.count(batch)
         for topic, rows in self._by_topic(columns, batch.num_rows):
             yield from self._of_topic(topic, rows)
 

@@ -24,19 +24,22 @@ from pyspark.sql.types import StructType
 
 from coordinator.wire.errors import WireError
 from logcore.compression import Codec, compress
+from pipelines.spark import spool
 from pipelines.spark import transaction as txn
 from pipelines.spark.broker import Connection, connection
-from pipelines.spark.checkpoint import Checkpoint, PlannedBatch, local_checkpoint
+from pipelines.spark.checkpoint import PlannedBatch, local_folder, read_checkpoint
 from pipelines.spark.columns import Piece
 from pipelines.spark.errors import (
     OptionError,
+    ProgressError,
     SharedTransactionError,
     SparkPipelineError,
 )
 from pipelines.spark.options import SinkOptions, sink_options
-from pipelines.spark.progress import Progress, is_done
+from pipelines.spark.progress import Progress, Standing, check_same, standing
 from pipelines.spark.rows import Prepared, RowWriter, check_schema
 from pipelines.spark.spool import Spool
+from pipelines.spark.tally import Tally, checksum_text
 from pipelines.spark.transaction import Ticket
 from pipelines.spark.worker import settled
 
@@ -57,8 +60,10 @@ class Written(WriterCommitMessage):
     batch_id: int
     query_id: str
     rows: int
+    checksum: int = 0
+    """Of the rows, where the batch is not known by its offsets."""
     ticket: Ticket | None = None
-    """Direct: the transaction that it wrote under."""
+    """Direct: the transaction that it wrote under; None where the batch was committed before."""
     pieces: tuple[Piece, ...] = ()
     """Staged: what the driver has to write."""
     spooled: str | None = None
@@ -71,12 +76,13 @@ class Plan:
 
     options: SinkOptions
     mode: str
+    is_streaming: bool
     prepared: Prepared | None = None
+    planned: PlannedBatch | None = None
+    """What the checkpoint says is to run, if that is what this machine holds under its name."""
     ticket: Ticket | None = None
-    batch_id: int = -1
-    """Direct: the batch that the ticket is for; −1 for a batch query."""
-    skip: bool = False
-    """The batch was committed by an earlier attempt."""
+    done: Progress | None = None
+    """Direct: what was committed before the ticket's transaction."""
     spool: Spool | None = None
 
     @property
@@ -85,6 +91,18 @@ class Plan:
         options = self.options
         return connection(options.bootstrap, options.client_id, options.timeout_ms)
 
+    def planned_for(self, batch_id: int, query_id: str) -> PlannedBatch | None:
+        """What is planned for the batch that runs; None where the checkpoint is another's."""
+        planned = self.planned
+        if planned is None or (planned.batch_id, planned.query_id) != (batch_id, query_id):
+            return None
+        return planned
+
+    def progress_of(self, batch_id: int, query_id: str) -> Progress:
+        """What the batch will be known by, but for its rows."""
+        planned = self.planned_for(batch_id, query_id)
+        return Progress(batch_id, query_id, planned.digest if planned else "")
+
 
 @settled
 def write_rows(plan: Plan, batches: Iterable[RecordBatch]) -> Written:
@@ -92,30 +110,38 @@ def write_rows(plan: Plan, batches: Iterable[RecordBatch]) -> Written:
     context = TaskContext.get()
     if context is None:
         raise SparkPipelineError("write is for Spark's tasks alone")
+    # Both are there in a batch write amid foreachBatch, too.
     batch_id = int(context.getLocalProperty(BATCH_ID) or -1)
     query_id = context.getLocalProperty(QUERY_ID) or ""
-    if plan.skip:
-        return Written(batch_id, query_id, 0)
+    wanted = plan.progress_of(batch_id, query_id)
     options = plan.options
     rows = RowWriter(
         options.topic,
         lambda topic: len(plan.link.partitions(topic)),
         options.batch_bytes,
+        Tally(is_exact=plan.is_streaming and not wanted.digest),
         1 + context.taskAttemptId() % _FIRST_SIZES if plan.ticket else None,
     )
     pieces = (piece for batch in batches for piece in rows.pieces(batch))
     codec = Codec[options.codec.upper()]
     if plan.ticket is None:
-        return _stage(plan, pieces, codec, batch_id, query_id)
+        found, spooled = _stage(plan, pieces, codec)
+        tally = rows.tally
+        return Written(
+            batch_id, query_id, tally.rows, tally.checksum, pieces=found, spooled=spooled
+        )
+    if plan.is_streaming:
+        stands = _standing_in_task(plan, wanted)
+        if stands is Standing.LOOKS_DONE:
+            for batch in batches:
+                rows.count(batch)
+        if stands is not Standing.NEXT:
+            return Written(batch_id, query_id, rows.tally.rows, rows.tally.checksum)
     if context.attemptNumber() > 0:
         raise SharedTransactionError(
             f"attempt {context.attemptNumber()} of a task would write a second time into the"
             " transaction of the first; the whole batch has to run again. Set"
             " spark.task.maxFailures to 1, and restart the query (pipelines.spark.supervise)"
-        )
-    if batch_id != plan.batch_id:
-        raise SharedTransactionError(
-            f"a task of batch {batch_id} got the transaction of batch {plan.batch_id}"
         )
     sender = txn.Sender(plan.link, plan.ticket, codec, options.level, guarded=True)
     task = context.partitionId()
@@ -127,12 +153,26 @@ def write_rows(plan: Plan, batches: Iterable[RecordBatch]) -> Written:
             )
         sender.add(piece)
     sender.flush()
-    return Written(batch_id, query_id, sender.rows, plan.ticket)
+    return Written(batch_id, query_id, rows.tally.rows, rows.tally.checksum, plan.ticket)
+
+
+def _standing_in_task(plan: Plan, wanted: Progress) -> Standing:
+    """What became of the batch before; only tasks know for certain which query it belongs to."""
+    ticket = plan.ticket
+    if ticket is None or ticket.transactional_id != transactional_id_of(
+        plan.options, wanted.query_id
+    ):
+        raise ProgressError(
+            f"the checkpoint {plan.options.checkpoint!r} on this machine is that of another query"
+            f" than {wanted.query_id}: Spark keeps its own on another file system. Give the"
+            " option checkpointLocation a scheme, or the sink a kafka.transactional.id"
+        )
+    return standing(wanted, plan.done, ticket.transactional_id)
 
 
 def _stage(
-    plan: Plan, pieces: Iterator[Piece], codec: Codec, batch_id: int, query_id: str
-) -> Written:
+    plan: Plan, pieces: Iterator[Piece], codec: Codec
+) -> tuple[tuple[Piece, ...], str | None]:
     """Compress what the driver will send, and leave it in a file if the driver can read that."""
     level = plan.options.level
     done = (
@@ -142,10 +182,8 @@ def _stage(
         for piece in pieces
     )
     if plan.spool is not None and plan.spool.is_shared():
-        name, rows = plan.spool.write(done)
-        return Written(batch_id, query_id, rows, spooled=name)
-    kept = tuple(piece._replace(payload=bytes(piece.payload)) for piece in done)
-    return Written(batch_id, query_id, sum(piece.records for piece in kept), pieces=kept)
+        return (), plan.spool.write(done)
+    return tuple(piece._replace(payload=bytes(piece.payload)) for piece in done), None
 
 
 def send_staged(plan: Plan, ticket: Ticket, messages: Iterable[Written]) -> None:
@@ -153,12 +191,8 @@ def send_staged(plan: Plan, ticket: Ticket, messages: Iterable[Written]) -> None
     options = plan.options
     sender = txn.Sender(plan.link, ticket, Codec[options.codec.upper()], options.level)
     for message in messages:
-        found: Iterable[Piece] = message.pieces
-        if message.spooled is not None:
-            if plan.spool is None:
-                raise SparkPipelineError(f"nobody knows where {message.spooled} is")
-            found = plan.spool.read(message.spooled)
-        for piece in found:
+        spooled = message.spooled
+        for piece in message.pieces if spooled is None else spool.read(spooled):
             sender.add_sealed(piece)
     sender.flush()
 
@@ -196,39 +230,43 @@ def transactional_id_of(options: SinkOptions, query_id: str) -> str:
 class Exactly:
     """The protocol of one query's batches, for whoever runs them."""
 
-    def __init__(self, plan: Plan, checkpoint: Checkpoint | None) -> None:
+    def __init__(self, plan: Plan, transactional_id: str) -> None:
         self._plan = plan
-        self._checkpoint = checkpoint
+        self._id = transactional_id
 
-    def begin(self, batch_id: int, query_id: str, planned: PlannedBatch | None) -> Plan:
-        """Fence earlier attempts, then look whether one of them has committed this batch.
+    def begin(self) -> Plan:
+        """Fence earlier attempts, then look what they have committed.
 
         The order matters: only when they are fenced is the outcome final.
         """
         plan = self._plan
-        transactional_id = transactional_id_of(plan.options, query_id)
-        ticket = txn.begin(plan.link, transactional_id, plan.options.transaction_timeout_ms)
-        wanted = Progress(batch_id, query_id, planned.digest if planned else "")
-        skip = is_done(wanted, self.progress(transactional_id), transactional_id)
-        return replace(plan, ticket=ticket, batch_id=batch_id, skip=skip)
+        ticket = txn.begin(plan.link, self._id, plan.options.transaction_timeout_ms)
+        return replace(plan, ticket=ticket, done=self.progress())
 
-    def progress(self, transactional_id: str) -> Progress | None:
+    def progress(self) -> Progress | None:
         """What is committed. Raises :class:`ProgressError` if it is not ours."""
         topic = self._plan.options.progress_topic or ""
-        group = group_of(transactional_id)
+        group = group_of(self._id)
         row = self._plan.link.committed(group, [(topic, 0)])[topic, 0]
         if row.committed_offset < 0:
             return None
         return Progress.from_text(row.metadata or "", group)
 
-    def planned(self, batch_id: int) -> PlannedBatch | None:
-        """What Spark has planned for the batch; None where the checkpoint can't be read."""
-        return None if self._checkpoint is None else self._checkpoint.planned(batch_id)
+    def is_done(self, found: Progress, done: Progress | None) -> bool:
+        """Whether ``done`` says that an earlier attempt has committed the batch.
 
-    def commit(self, ticket: Ticket, progress: Progress, planned: PlannedBatch | None) -> None:
+        Raises :class:`ProgressError` where something else was committed under its number.
+        """
+        stands = standing(found, done, self._id)
+        if stands is Standing.LOOKS_DONE and done is not None:
+            check_same(found, done)
+        return stands is not Standing.NEXT
+
+    def commit(self, ticket: Ticket, progress: Progress) -> None:
         """Let offsets and progress join the transaction, and end it."""
         link = self._plan.link
         topic = self._plan.options.progress_topic or ""
+        planned = self._plan.planned_for(progress.batch_id, progress.query_id)
         try:
             known = link.topics()
             sources = {
@@ -237,31 +275,21 @@ class Exactly:
                 if part[0] in known and part[1] in known[part[0]].partitions
             }
             if sources:
-                txn.commit_offsets(link, ticket, ticket.transactional_id, sources, "")
-            txn.commit_offsets(
-                link,
-                ticket,
-                group_of(ticket.transactional_id),
-                {(topic, 0): progress.batch_id + 1},
-                progress.to_text(),
-            )
+                txn.commit_offsets(link, ticket, self._id, sources, "")
+            at = {(topic, 0): progress.batch_id + 1}
+            txn.commit_offsets(link, ticket, group_of(self._id), at, progress.to_text())
             txn.end(link, ticket, commit=True)
         except (SparkPipelineError, WireError):
             # Nobody has answered, or the answer says that it is over: the progress tells how.
-            done = self.progress(ticket.transactional_id)
-            if done is None or (done.batch_id, done.query_id) != (
-                progress.batch_id,
-                progress.query_id,
-            ):
+            if self.progress() != progress:
                 raise
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
     """The streaming sink."""
 
-    def __init__(self, plan: Plan, checkpoint: Checkpoint | None) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._checkpoint = checkpoint
 
     def write(self, iterator: Iterator[RecordBatch]) -> Written:
         """Write or encode the rows of one task."""
@@ -284,24 +312,23 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query_id = queries.pop()
         if not query_id:
             raise SharedTransactionError("Spark does not tell the query's id")
-        exactly = Exactly(self._plan, self._checkpoint)
-        planned = exactly.planned(batchId)
-        rows = sum(message.rows for message in written)
-        progress = Progress(batchId, query_id, planned.digest if planned else "", rows)
+        exactly = Exactly(self._plan, transactional_id_of(self._plan.options, query_id))
+        found = _in_all(self._plan.progress_of(batchId, query_id), written)
         if self._plan.mode == "direct":
             ticket = tickets.pop()
-            # Without a ticket every task has skipped: the batch is committed.
             if ticket is not None:
-                exactly.commit(ticket, progress, planned)
+                exactly.commit(ticket, found)
+            elif not exactly.is_done(found, exactly.progress()):
+                raise SharedTransactionError(f"batch {batchId} was taken for one that is committed")
             return
         try:
-            begun = exactly.begin(batchId, query_id, planned)
-            if not begun.skip and begun.ticket is not None:
+            begun = exactly.begin()
+            if begun.ticket is not None and not exactly.is_done(found, begun.done):
                 with aborting(begun, begun.ticket):
                     send_staged(begun, begun.ticket, written)
-                    exactly.commit(begun.ticket, progress, planned)
+                    exactly.commit(begun.ticket, found)
         finally:
-            _clear(self._plan, written)
+            spool.sweep(_subject(self._plan.options))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Abort the batch's transaction, if it still is one.
@@ -309,7 +336,34 @@ class StreamWriter(DataSourceStreamArrowWriter):
         Raises nothing: Spark would tell that instead of what went wrong. What can't be aborted now
         is aborted by the next attempt's beginning.
         """
-        _abort(self._plan, [message for message in messages if isinstance(message, Written)])
+        if not _abort(self._plan, messages) and self._plan.mode == "direct":
+            self._fence()
+        spool.sweep(_subject(self._plan.options))
+
+    def _fence(self) -> None:
+        """Abort by the transactional id, where no task has left the ticket that planning got.
+
+        Else readers would wait for what no longer goes on until the transaction times out.
+        """
+        options, planned = self._plan.options, self._plan.planned
+        if options.transactional_id is None and planned is None:
+            return
+        name = transactional_id_of(options, planned.query_id if planned else "")
+        with contextlib.suppress(SparkPipelineError, WireError):
+            txn.begin(self._plan.link, name, options.transaction_timeout_ms)
+
+
+def _subject(options: SinkOptions) -> str | None:
+    """What a query's spooled files are named by, in every process and whatever its folder is."""
+    folder = local_folder(options.checkpoint)
+    return options.checkpoint if folder is None else str(folder)
+
+
+def _in_all(wanted: Progress, written: Iterable[Written]) -> Progress:
+    """The batch with what its tasks have counted."""
+    rows = sum(message.rows for message in written)
+    checksum = "" if wanted.digest else checksum_text(sum(one.checksum for one in written))
+    return replace(wanted, rows=rows, checksum=checksum)
 
 
 @contextlib.contextmanager
@@ -326,25 +380,22 @@ def aborting(plan: Plan, ticket: Ticket) -> Iterator[None]:
         raise
 
 
-def _abort(plan: Plan, written: list[Written]) -> None:
-    tickets = {message.ticket for message in written} - {None}
+def _abort(plan: Plan, messages: Iterable[WriterCommitMessage | None]) -> bool:
+    """Abort what the tasks have written under; whether that is known."""
+    found = {message.ticket for message in messages if isinstance(message, Written)}
+    tickets = {ticket for ticket in {plan.ticket, *found} if ticket is not None}
     for ticket in tickets:
-        if ticket is not None:
-            with contextlib.suppress(SparkPipelineError, WireError):
-                txn.end(plan.link, ticket, commit=False)
-    _clear(plan, written)
-
-
-def _clear(plan: Plan, written: Iterable[Written]) -> None:
-    if plan.spool is not None:
-        plan.spool.remove(message.spooled for message in written if message.spooled)
+        with contextlib.suppress(SparkPipelineError, WireError):
+            txn.end(plan.link, ticket, commit=False)
+    return bool(tickets)
 
 
 class BatchWriter(DataSourceArrowWriter):
     """The batch sink: the whole DataFrame as one transaction."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, subject: str) -> None:
         self._plan = plan
+        self._subject = subject
 
     def write(self, iterator: Iterator[RecordBatch]) -> Written:
         """Write or encode the rows of one task."""
@@ -366,19 +417,12 @@ class BatchWriter(DataSourceArrowWriter):
                 if any(message.rows for message in written):
                     txn.end(plan.link, ticket, commit=True)
         finally:
-            self._discard()
+            spool.sweep(self._subject)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Abort the transaction; nothing of the DataFrame is ever seen."""
-        if self._plan.ticket is not None:
-            with contextlib.suppress(SparkPipelineError, WireError):
-                txn.end(self._plan.link, self._plan.ticket, commit=False)
-        _abort(self._plan, [message for message in messages if isinstance(message, Written)])
-        self._discard()
-
-    def _discard(self) -> None:
-        if self._plan.spool is not None:
-            self._plan.spool.discard()
+        _abort(self._plan, messages)
+        spool.sweep(self._subject)
 
 
 @settled
@@ -394,24 +438,21 @@ def stream_writer(
         raise OptionError("a topic can't be overwritten: outputMode complete is not supported")
     prepared = check_schema(schema, checked.topic)
     mode = choose_mode(checked, prepared)
-    checkpoint = local_checkpoint(checked.checkpoint)
-    plan = Plan(checked, mode, prepared)
+    planned = read_checkpoint(checked.checkpoint)
+    plan = Plan(checked, mode, is_streaming=True, prepared=prepared, planned=planned)
     if mode == "staged":
-        # The name comes from what both the planning and the committing process know.
-        spool = Spool.of(checked.checkpoint) if checkpoint is not None else None
-        if planning and spool is not None and not spool.prepare():
-            spool = None
-        return StreamWriter(replace(plan, spool=spool), checkpoint)
-    if checkpoint is None:
-        raise OptionError(
-            f"mode=direct reads Spark's checkpoint, and {checked.checkpoint!r} is not on this"
-            " machine's file systems; mode=staged does without"
-        )
+        return StreamWriter(replace(plan, spool=Spool.new(_subject(checked)) if planning else None))
     if not planning:
-        return StreamWriter(plan, checkpoint)
-    planned = checkpoint.planned()
-    begun = Exactly(plan, checkpoint).begin(planned.batch_id, checkpoint.query_id(), planned)
-    return StreamWriter(begun, checkpoint)
+        return StreamWriter(plan)
+    if checked.transactional_id is None and planned is None:
+        raise OptionError(
+            f"mode=direct begins a batch before Spark tells whose it is, and the checkpoint"
+            f" {checked.checkpoint!r}, which would say, is not on this machine's file systems: give"
+            " the sink a kafka.transactional.id, the same after a restart, or write with"
+            " mode=staged"
+        )
+    name = transactional_id_of(checked, planned.query_id if planned else "")
+    return StreamWriter(Exactly(plan, name).begin())
 
 
 @settled
@@ -422,10 +463,10 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
         raise OptionError("a topic can't be overwritten: use mode('append')")
     prepared = check_schema(schema, checked.topic)
     mode = choose_mode(checked, prepared)
-    plan = Plan(checked, mode, prepared)
+    plan = Plan(checked, mode, is_streaming=False, prepared=prepared)
+    subject = str(uuid.uuid4())
     if mode == "staged":
-        spool = Spool.of(str(uuid.uuid4()))
-        return BatchWriter(replace(plan, spool=spool if spool.prepare() else None))
+        return BatchWriter(replace(plan, spool=Spool.new(subject)), subject)
     name = checked.transactional_id or f"fencepost-batch-{uuid.uuid4()}"
     ticket = txn.begin(plan.link, name, checked.transaction_timeout_ms)
-    return BatchWriter(replace(plan, ticket=ticket))
+    return BatchWriter(replace(plan, ticket=ticket), subject)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from pipelines.spark.columns import Piece
+from pipelines.spark.errors import SparkPipelineError
 
 _MARK = "mark"
 
@@ -32,69 +33,73 @@ class Spool:
     mark: str
 
     @classmethod
-    def of(cls, subject: str | None) -> Self:
-        """The spool of a query, named by its checkpoint, or of a write."""
-        name = hashlib.sha256(f"{os.getuid()} {subject}".encode()).hexdigest()[:16]
-        return cls(str(Path(tempfile.gettempdir()) / f"fencepost-spool-{name}"), name)
+    def new(cls, subject: str | None) -> Self | None:
+        """A folder for one batch of a query, or for one write; None if it can't be ours alone.
 
-    def prepare(self) -> bool:
-        """Make the folder; what a crashed attempt left there is of no use to anybody.
-
-        False if it can't be ours alone: its files are pickled, so nobody else may write there.
+        Its files are pickled, so nobody else may write there. What earlier attempts at ``subject``
+        have left is removed: it is of no use to anybody. Without a subject there is no folder.
         """
-        folder = Path(self.folder)
+        if subject is None:
+            return None
+        sweep(subject)
+        # A mark of its own: what another machine has left in its temporary folder is no sign.
+        mark = uuid.uuid4().hex
+        made = cls(f"{_stem(subject)}-{mark}", mark)
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if not self._is_private():
-                return False
-            for file in folder.glob("*.pieces"):
-                file.unlink(missing_ok=True)
-            (folder / _MARK).write_text(self.mark, encoding="utf-8")
+            Path(made.folder).mkdir(mode=0o700)
+            (Path(made.folder) / _MARK).write_text(mark, encoding="utf-8")
         except OSError:
-            return False
-        return True
-
-    def _is_private(self) -> bool:
-        told = Path(self.folder).lstat()
-        return (
-            stat.S_ISDIR(told.st_mode)
-            and told.st_uid == os.getuid()
-            and not stat.S_IMODE(told.st_mode) & 0o077
-        )
+            return None
+        return made if _is_private(Path(made.folder)) else None
 
     def is_shared(self) -> bool:
         """Whether this process sees what the driver has made."""
         try:
             found = (Path(self.folder) / _MARK).read_text(encoding="utf-8")
-            return self._is_private() and found == self.mark
+            return _is_private(Path(self.folder)) and found == self.mark
         except OSError:
             return False
 
-    def write(self, pieces: Iterable[Piece]) -> tuple[str, int]:
-        """Leave pieces in a file of their own; returns its name and the number of records."""
-        name = f"{uuid.uuid4().hex}.pieces"
-        rows = 0
-        with (Path(self.folder) / name).open("wb") as file:
+    def write(self, pieces: Iterable[Piece]) -> str:
+        """Leave pieces in a file of their own; returns its path."""
+        path = Path(self.folder) / f"{uuid.uuid4().hex}.pieces"
+        with path.open("wb") as file:
             for piece in pieces:
                 pickle.dump((piece._replace(payload=None), len(piece.payload)), file)
                 file.write(piece.payload)
-                rows += piece.records
-        return name, rows
+        return str(path)
 
-    def read(self, name: str) -> Iterator[Piece]:
-        """The pieces of a file, in the order in which they were written."""
-        with (Path(self.folder) / name).open("rb") as file:
-            while (piece := _next(file)) is not None:
-                yield piece
 
-    def remove(self, names: Iterable[str]) -> None:
-        """Forget files that are committed or never will be."""
-        for name in names:
-            (Path(self.folder) / name).unlink(missing_ok=True)
+def read(path: str) -> Iterator[Piece]:
+    """The pieces of a file, in the order in which they were written."""
+    if not _is_private(Path(path).parent):
+        raise SparkPipelineError(f"others can write to {Path(path).parent}")
+    with Path(path).open("rb") as file:
+        while (piece := _next(file)) is not None:
+            yield piece
 
-    def discard(self) -> None:
-        """Remove the folder and all that is in it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+
+def sweep(subject: str | None) -> None:
+    """Remove all that was ever spooled for it."""
+    if subject is None:
+        return
+    stem = Path(_stem(subject))
+    for folder in stem.parent.glob(f"{stem.name}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stem(subject: str) -> str:
+    name = hashlib.sha256(f"{os.getuid()} {subject}".encode()).hexdigest()[:16]
+    return str(Path(tempfile.gettempdir()) / f"fencepost-spool-{name}")
+
+
+def _is_private(folder: Path) -> bool:
+    told = folder.lstat()
+    return (
+        stat.S_ISDIR(told.st_mode)
+        and told.st_uid == os.getuid()
+        and not stat.S_IMODE(told.st_mode) & 0o077
+    )
 
 
 def _next(file: BinaryIO) -> Piece | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.queries import (
+    KEEP,
     PARTITIONS,
     PER_BATCH,
     RECORDS,
@@ -55,6 +56,20 @@ def test_steps_fail(
     assert_nothing_new(cluster, job, PER_BATCH)
     run(spark, again(job))
     assert_exactly_once(cluster, job)
+
+
+@pytest.mark.judge
+def test_readers_do_not_wait_for_a_batch_of_which_no_task_is_left(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    # One partition, so one task; what it has begun is known to nobody but the broker.
+    job = new_job(cluster, bootstrap, tmp_path)
+    job = replace(job, sink=cluster.create_topic(unique("sink"), 1, KEEP))
+    fail_at(spark, job, tmp_path, "mid write")
+    assert cluster.offset(job.sink) > 0
+    cluster.settle(job.sink)
+    run(spark, again(job))
+    assert seen(cluster, job.sink, READ_COMMITTED, 1) == Counter(f"v{n}" for n in range(RECORDS))
 
 
 @pytest.mark.judge

@@ -287,6 +287,25 @@ def test_foreach_batch(
     assert_exactly_once(cluster, job)
 
 
+def test_a_prepared_batch_write_inside_foreach_batch(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path)
+
+    def append(df: DataFrame, _: int) -> None:
+        write(prepare(df, bootstrap=bootstrap, topic=job.sink), bootstrap, job.sink)
+
+    query = (
+        stream(spark, job)
+        .writeStream.foreachBatch(append)
+        .option("checkpointLocation", job.checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(300)
+    assert_exactly_once(cluster, job)
+
+
 PROGRAM = """
 import sys
 from pipelines.spark.java import use_shim

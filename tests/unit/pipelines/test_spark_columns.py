@@ -24,9 +24,12 @@ from logcore.batch import (  # noqa: E402
     verify_crc,
 )
 from logcore.errors import InvalidRecordError  # noqa: E402
+from pipelines.spark import spool  # noqa: E402
 from pipelines.spark.columns import HEADERS, Piece, Rows, decode, encode_rows  # noqa: E402
+from pipelines.spark.errors import SparkPipelineError  # noqa: E402
 from pipelines.spark.partitioner import murmur2, partitions_of  # noqa: E402
 from pipelines.spark.spool import Spool  # noqa: E402
+from pipelines.spark.tally import Tally  # noqa: E402
 
 blobs = st.none() | st.binary(max_size=200)
 headers = st.lists(st.tuples(st.text(max_size=5), blobs), max_size=3)
@@ -162,12 +165,13 @@ def written(columns: dict[str, object], topic: str | None = "t") -> dict[tuple[s
     pytest.importorskip("pyspark", reason="PySpark is not installed; `make spark` brings it")
     from pipelines.spark.rows import RowWriter
 
-    writer = RowWriter(topic, lambda _: 4, 100_000)
+    writer = RowWriter(topic, lambda _: 4, 100_000, Tally(is_exact=False))
     batch = pa.RecordBatch.from_pydict(columns)
     found: dict[tuple[str, int], int] = {}
     for piece in writer.pieces(batch):
         part = piece.topic, piece.partition
         found[part] = found.get(part, 0) + piece.records
+    assert writer.tally.rows == batch.num_rows
     return found
 
 
@@ -210,38 +214,58 @@ def pieces(count: int) -> list[Piece]:
 
 
 @pytest.fixture
-def spool(tmp_path: Path) -> Spool:
-    return Spool(str(tmp_path / "spool"), "mark")
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary folder of its own."""
+    monkeypatch.setattr(spool.tempfile, "tempdir", str(tmp_path))
+    return tmp_path
 
 
-def test_what_is_spooled_comes_back(spool: Spool) -> None:
-    assert not spool.is_shared()
-    assert spool.prepare()
-    assert spool.is_shared()
-    name, rows = spool.write(pieces(5))
-    assert list(spool.read(name)) == pieces(5)
-    assert rows == 1 + 2 + 3 + 4 + 5
-    spool.remove([name, "never.pieces"])
-    assert not list(Path(spool.folder).glob("*.pieces"))
-    spool.discard()
-    assert not Path(spool.folder).exists()
+def new_spool(subject: str = "query") -> Spool:
+    made = Spool.new(subject)
+    assert made is not None
+    return made
 
 
-def test_a_crashed_attempts_files_go(spool: Spool) -> None:
-    assert spool.prepare()
-    name, _ = spool.write(pieces(1))
-    assert spool.prepare()
+def test_what_is_spooled_comes_back(machine: Path) -> None:
+    made, other = new_spool(), new_spool("another")
+    assert made.is_shared()
+    path = made.write(pieces(5))
+    assert list(spool.read(path)) == pieces(5)
+    spool.sweep("query")
+    assert [entry.name for entry in machine.iterdir()] == [Path(other.folder).name]
+
+
+def test_a_crashed_attempts_files_go(machine: Path) -> None:
+    path = new_spool().write(pieces(1))
+    new_spool()
     with pytest.raises(FileNotFoundError):
-        list(spool.read(name))
+        list(spool.read(path))
 
 
-def test_a_spool_that_others_can_write_to_is_not_used(spool: Spool) -> None:
-    assert spool.prepare()
-    Path(spool.folder).chmod(0o777)
-    assert not spool.prepare()
-    assert not spool.is_shared()
+def test_a_spool_that_others_can_write_to_is_not_used(machine: Path) -> None:
+    made = new_spool()
+    path = made.write(pieces(1))
+    Path(made.folder).chmod(0o777)
+    assert not made.is_shared()
+    with pytest.raises(SparkPipelineError, match="others can write"):
+        list(spool.read(path))
 
 
-def test_a_spool_of_another_driver_is_not_taken_for_ours(spool: Spool) -> None:
-    assert spool.prepare()
-    assert not Spool(spool.folder, "other").is_shared()
+def test_what_was_left_on_another_machine_is_no_sign_of_a_shared_folder(
+    machine: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_spool()
+    # The driver's machine; the task runs where an earlier batch of the query was driven from.
+    monkeypatch.setattr(spool.tempfile, "tempdir", str(tmp_path_factory.mktemp("driver")))
+    made = new_spool()
+    here = Path(machine, Path(made.folder).name)
+    assert not here.exists()
+    monkeypatch.setattr(spool.tempfile, "tempdir", str(machine))
+    assert not Spool(str(here), made.mark).is_shared()
+
+
+def test_where_no_folder_can_be_made_nothing_is_spooled(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool.tempfile, "tempdir", str(machine / "missing"))
+    assert Spool.new("query") is None

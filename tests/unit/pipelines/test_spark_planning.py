@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from pipelines.spark import offsets as plan
 from pipelines.spark.broker import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
-from pipelines.spark.checkpoint import Checkpoint, local_checkpoint
+from pipelines.spark.checkpoint import PlannedBatch, local_folder, read_checkpoint
 from pipelines.spark.errors import DataLossError, OptionError, ProgressError
 from pipelines.spark.lag import behind_latest
 from pipelines.spark.offsets import Range
 from pipelines.spark.options import SinkOptions, SourceOptions, sink_options, source_options
-from pipelines.spark.progress import Progress, is_done
+from pipelines.spark.progress import Progress, Standing, check_same, standing
 
 BOOTSTRAP = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 
@@ -258,38 +258,48 @@ def test_lost_partitions_are_told() -> None:
     assert plan.ranges({T0: 9, T1: 5}, {T0: 1}, fail_on_data_loss=False) == []
 
 
-def checkpoint(folder: Path, lines: list[str], batch: int = 3) -> Checkpoint:
-    (folder / "offsets").mkdir()
+def checkpoint(folder: Path, lines: list[str], batch: int = 3) -> PlannedBatch | None:
+    (folder / "offsets").mkdir(parents=True)
     (folder / "metadata").write_text('{"id":"q-1"}')
     (folder / "offsets" / str(batch)).write_text("\n".join(lines))
     (folder / "offsets" / f".{batch}.crc").write_bytes(b"x")
-    return Checkpoint(folder)
+    (folder / "offsets" / str(batch - 1)).write_text("v1\n{}\nolder")
+    return read_checkpoint(str(folder))
 
 
 def test_the_checkpoint_tells_batch_query_and_offsets(tmp_path: Path) -> None:
     lines = ["v1", "{}", '{"t":{"0":5}}', "-", '{"u":{"1":7}}', "4711"]
     found = checkpoint(tmp_path, lines)
-    assert found.query_id() == "q-1"
-    assert found.planned().batch_id == 3
-    assert found.planned(3).offsets() == {("t", 0): 5, ("u", 1): 7}
-    other = Path(tmp_path, "other")
-    other.mkdir()
+    assert found is not None
+    assert (found.query_id, found.batch_id) == ("q-1", 3)
+    assert found.offsets() == {("t", 0): 5, ("u", 1): 7}
     lines[1] = '{"batchTimestampMs":5}'
-    assert checkpoint(other, lines).planned().digest == found.planned().digest
-    with pytest.raises(ProgressError, match="which batch"):
-        found.planned(4)
+    other = checkpoint(tmp_path / "other", lines)
+    assert other is not None
+    assert other.digest == found.digest
+    lines[2] = '{"t":{"0":6}}'
+    third = checkpoint(tmp_path / "third", lines)
+    assert third is not None
+    assert third.digest != found.digest
 
 
 def test_a_checkpoint_in_another_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProgressError, match="format v1"):
-        checkpoint(tmp_path, ["v9", "{}"]).planned()
+        checkpoint(tmp_path, ["v9", "{}"])
 
 
-def test_only_local_checkpoints_can_be_read() -> None:
-    assert local_checkpoint("hdfs://nn/x") is None
-    assert local_checkpoint(None) is None
-    assert local_checkpoint("file:///tmp/a%20b") is not None
-    assert local_checkpoint("/tmp/x") is not None
+def test_only_local_checkpoints_can_be_read(tmp_path: Path) -> None:
+    assert local_folder("hdfs://nn/x") is None
+    assert local_folder(None) is None
+    assert local_folder("file:///tmp/a%20b") == Path("/tmp/a b")
+    assert local_folder("/tmp/x") == Path("/tmp/x")
+    assert local_folder("x") == Path.cwd() / "x"
+    # What has no scheme may be on another file system; then it is not, or not as a whole, here.
+    assert read_checkpoint(str(tmp_path / "nothing")) is None
+    (tmp_path / "metadata").write_text('{"id":"q-1"}')
+    assert read_checkpoint(str(tmp_path)) is None
+    (tmp_path / "offsets").mkdir()
+    assert read_checkpoint(str(tmp_path)) is None
 
 
 def progress(batch: int, query: str = "q", digest: str = "d") -> Progress:
@@ -297,25 +307,43 @@ def progress(batch: int, query: str = "q", digest: str = "d") -> Progress:
 
 
 def test_progress_survives_its_metadata() -> None:
-    told = Progress(12, "q", "d", 99)
+    told = Progress(12, "q", "d", 99, "c")
     assert Progress.from_text(told.to_text(), "g") == told
     assert len(told.to_text()) < 4096
     with pytest.raises(ProgressError, match="did not write"):
         Progress.from_text("aiokafka was here", "g")
 
 
+def test_progress_of_earlier_versions_can_be_read() -> None:
+    found = Progress.from_text('{"b":12,"q":"q","d":"d","rows":99}', "g")
+    assert found == Progress(12, "q", "d", 99, "")
+    assert Progress.from_text('{"b":12,"q":"q","d":""}', "g") == Progress(12, "q", "")
+
+
 @pytest.mark.parametrize(
     ("batch", "done", "expected"),
     [
-        (0, None, False),
-        (1, progress(0), False),
-        (0, progress(0), True),
-        (7, progress(7), True),
-        (7, Progress(7, "q", ""), True),
+        (0, None, Standing.NEXT),
+        (1, progress(0), Standing.NEXT),
+        (1, progress(0, query="tid"), Standing.NEXT),
+        (0, progress(0), Standing.DONE),
+        (7, progress(7), Standing.DONE),
+        (7, progress(7, digest=""), Standing.LOOKS_DONE),
+        (7, progress(7, query="tid", digest=""), Standing.LOOKS_DONE),
     ],
 )
-def test_a_batch_is_done_or_next(batch: int, done: Progress | None, expected: bool) -> None:
-    assert is_done(progress(batch), done, "tid") is expected
+def test_a_batch_is_done_or_next(batch: int, done: Progress | None, expected: Standing) -> None:
+    assert standing(progress(batch), done, "tid") is expected
+
+
+def test_what_no_offsets_tell_apart_is_told_by_the_rows() -> None:
+    done = Progress(7, "q", "", 3, "ab")
+    check_same(Progress(7, "q", "", 3, "ab"), done)
+    check_same(Progress(7, "q", "", 3, "ab"), Progress(7, "tid", "", 3))
+    with pytest.raises(ProgressError, match="with 3 rows with other content"):
+        check_same(Progress(7, "q", "", 3, "cd"), done)
+    with pytest.raises(ProgressError, match="with 3 rows, and now it has 4"):
+        check_same(Progress(7, "q", "", 4, "ab"), done)
 
 
 @pytest.mark.parametrize(
@@ -332,4 +360,4 @@ def test_what_does_not_belong_together_is_refused(
     batch: int, done: Progress | None, message: str
 ) -> None:
     with pytest.raises(ProgressError, match=message):
-        is_done(progress(batch), done, "tid")
+        standing(progress(batch), done, "tid")

@@ -1,0 +1,203 @@
+"""Checkpoints that were restored, lost, or are on a file system that Python does not see."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipelines.spark.foreach import exactly_once_batch
+from tests.spark.queries import (
+    PARTITIONS,
+    PER_BATCH,
+    RECORDS,
+    Job,
+    again,
+    assert_exactly_once,
+    assert_nothing_new,
+    faulty,
+    fill,
+    new_job,
+    run,
+    stream,
+)
+from tests.support.cluster import Cluster, unique
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(600)
+
+MORE = range(RECORDS, RECORDS + 400, PARTITIONS)
+"""All of one partition: an even growth would leave a batch's share of each as it was."""
+
+
+def last_batch(folder: Path) -> int:
+    return max(int(file.name) for file in (folder / "offsets").glob("[0-9]*"))
+
+
+def forget(folder: Path, *logs: str) -> None:
+    """The checkpoint as it was before its last batch was planned, or committed."""
+    batch = last_batch(folder)
+    for log in logs:
+        (folder / log / str(batch)).unlink()
+        (folder / log / f".{batch}.crc").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def elsewhere(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
+    """The folder behind Hadoop's default file system, which is not that of this machine."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    name = unique("mounts")
+    settings = {
+        "fs.defaultFS": f"viewfs://{name}",
+        f"fs.viewfs.mounttable.{name}.link./checkpoints": folder.as_uri(),
+    }
+    for key, value in settings.items():
+        spark.conf.set(key, value)
+    yield folder
+    for key in settings:
+        spark.conf.unset(key)
+
+
+def far(spark: SparkSession, *, scheme: bool) -> str:
+    """A checkpoint location on :func:`elsewhere`."""
+    name = spark.conf.get("fs.defaultFS") if scheme else ""
+    return f"{name}/checkpoints/query"
+
+
+@pytest.mark.judge
+@pytest.mark.parametrize(
+    ("mode", "scheme"), [("direct", True), ("staged", False)], ids=["direct", "staged-default"]
+)
+def test_a_checkpoint_on_another_file_system(
+    spark: SparkSession,
+    cluster: Cluster,
+    bootstrap: str,
+    tmp_path: Path,
+    elsewhere: Path,
+    mode: str,
+    scheme: bool,
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path, mode=mode, transactional_id=unique("far"))
+    job = replace(job, checkpoint=far(spark, scheme=scheme))
+    with pytest.raises(Exception, match="InjectedError"):
+        run(spark, faulty(job, tmp_path, "commit returned", "raise"))
+    assert_nothing_new(cluster, job, PER_BATCH)
+    # The batch runs again over other tasks: its rows come in another order.
+    run(spark, again(job))
+    assert_exactly_once(cluster, job)
+    kept = elsewhere / "query"
+    assert last_batch(kept) == RECORDS // PER_BATCH - 1
+    forget(kept, "commits")
+    run(spark, job)
+    assert_exactly_once(cluster, job)
+    # Restored to before its last batch was planned: that is made anew, over other records.
+    forget(kept, "commits", "offsets")
+    fill(cluster, job.source, MORE)
+    with pytest.raises(Exception, match="was committed with"):
+        run(spark, job)
+    assert_exactly_once(cluster, job)
+
+
+@pytest.mark.parametrize("mode", ["direct", "staged"])
+def test_a_folder_of_this_machine_that_is_not_the_checkpoint(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
+) -> None:
+    """The same path without a scheme, once on this machine, then on the default file system."""
+    job = new_job(cluster, bootstrap, tmp_path, mode=mode, transactional_id=unique("here"))
+    run(spark, job)
+    there = tmp_path / "there"
+    there.mkdir()
+    name = unique("mounts")
+    settings = {
+        "fs.defaultFS": f"viewfs://{name}",
+        f"fs.viewfs.mounttable.{name}.link.{tmp_path}": there.as_uri(),
+    }
+    moved = new_job(cluster, bootstrap, tmp_path, mode=mode, transactional_id=unique("there"))
+    assert moved.checkpoint == job.checkpoint
+    for key, value in settings.items():
+        spark.conf.set(key, value)
+    try:
+        run(spark, moved)
+    finally:
+        for key in settings:
+            spark.conf.unset(key)
+    assert_exactly_once(cluster, moved)
+    assert last_batch(there / "checkpoint") == last_batch(Path(job.checkpoint)) == 2
+
+
+def into(
+    spark: SparkSession, job: Job, *, batches: int | None = None, **options: str
+) -> Callable[[], Any]:
+    """Runs a query whose ``foreachBatch`` writes with exactly_once_batch, or so many batches."""
+    sink = exactly_once_batch(
+        **{
+            "kafka.bootstrap.servers": job.bootstrap,
+            "topic": job.sink,
+            "kafka.transactional.id": job.transactional_id or "",
+            **options,
+        }
+    )
+
+    def write(df: Any, batch_id: int) -> None:
+        if batch_id == batches:
+            raise InterruptedError("enough batches")
+        sink(df, batch_id)
+
+    def start() -> Any:
+        query = (
+            stream(spark, job)
+            .writeStream.foreachBatch(write)
+            .option("checkpointLocation", job.checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination(300)
+        return query
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("is_told", "message"),
+    [(False, "was committed with"), (True, "from other source offsets")],
+    ids=["rows", "offsets"],
+)
+def test_foreach_batch_with_a_checkpoint_that_was_restored(
+    spark: SparkSession,
+    cluster: Cluster,
+    bootstrap: str,
+    tmp_path: Path,
+    is_told: bool,
+    message: str,
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path, transactional_id=unique("foreach"))
+    go = into(spark, job, **({"checkpointLocation": job.checkpoint} if is_told else {}))
+    go()
+    forget(Path(job.checkpoint), "commits")
+    go()
+    assert_exactly_once(cluster, job)
+    forget(Path(job.checkpoint), "commits", "offsets")
+    fill(cluster, job.source, MORE)
+    with pytest.raises(Exception, match=message):
+        go()
+    assert_exactly_once(cluster, job)
+
+
+def test_foreach_batch_with_a_new_checkpoint_under_the_same_id(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path, transactional_id=unique("foreach"))
+    with pytest.raises(Exception, match="enough batches"):
+        into(spark, job, batches=1)()
+    assert_nothing_new(cluster, job, PER_BATCH)
+    shutil.rmtree(job.checkpoint)
+    with pytest.raises(Exception, match="belongs to query"):
+        into(spark, job)()
+    assert_nothing_new(cluster, job, PER_BATCH)

@@ -1,0 +1,94 @@
+"""The checksum of a batch: the same rows however they come, other rows whatever else is alike."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pa = pytest.importorskip("pyarrow")
+
+from pipelines.spark import tally  # noqa: E402
+from pipelines.spark.columns import HEADERS  # noqa: E402
+from pipelines.spark.tally import Tally, checksum_text  # noqa: E402
+
+blobs = st.none() | st.binary(max_size=40) | st.binary(min_size=60, max_size=90)
+heads = st.none() | st.lists(
+    st.fixed_dictionaries({"key": st.text(max_size=3), "value": blobs}), max_size=2
+)
+records = st.lists(st.tuples(blobs, blobs, heads, st.none() | st.integers(0, 5)), max_size=30)
+Row = tuple[Any, ...]
+NAMES = ("key", "value", "headers", "partition")
+TYPES = (pa.binary(), pa.binary(), HEADERS, pa.int32())
+
+
+def counted(*parts: list[Row]) -> tuple[int, str]:
+    """The tally of rows that came in several Arrow batches, from several tasks."""
+    rows, checksums = 0, 0
+    for part in parts:
+        found = Tally(is_exact=True)
+        columns = zip(*part, strict=True) if part else ((),) * len(NAMES)
+        arrays = [pa.array(c, kind) for c, kind in zip(columns, TYPES, strict=True)]
+        found.add(dict(zip(NAMES, arrays, strict=True)), len(part))
+        rows, checksums = rows + found.rows, checksums + found.checksum
+    return rows, checksum_text(checksums)
+
+
+@given(records, st.randoms(use_true_random=False), st.integers(0, 30))
+def test_order_and_tasks_do_not_matter(rows: list[Row], chance: random.Random, cut: int) -> None:
+    mixed = chance.sample(rows, len(rows))
+    assert counted(mixed[:cut], mixed[cut:]) == counted(rows)
+
+
+@given(records, records)
+def test_other_rows_have_another_checksum(rows: list[Row], others: list[Row]) -> None:
+    def known(row: Row) -> str:
+        return repr((row[0], row[1], row[2] or [], row[3]))
+
+    same = sorted(map(known, rows)) == sorted(map(known, others))
+    assert (counted(rows) == counted(others)) is same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([b"ab", b"cd"], [b"ac", b"bd"]),
+        ([b"12345678" + b"abcdefgh"], [b"abcdefgh" + b"12345678"]),
+        ([b"\0" * 8], [b"\0" * 16]),
+        ([b"\0" * 7], [b"\0" * 8]),
+        ([None], [b""]),
+        ([b"v%d" % n for n in range(100)], [b"v%d" % n for n in range(100, 200)]),
+    ],
+)
+def test_alike_is_not_the_same(one: list[bytes], other: list[bytes]) -> None:
+    assert counted([(None, v, None, 0) for v in one]) != counted(
+        [(None, v, None, 0) for v in other]
+    )
+    # A value is not a key.
+    assert counted([(v, b"", None, 0) for v in one]) != counted([(b"", v, None, 0) for v in one])
+
+
+def test_rows_that_are_larger_than_what_is_worked_on_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [(None, bytes([at]) * at, None, at) for at in range(200)]
+    expected = counted(rows)
+    monkeypatch.setattr(tally, "_CHUNK_WORDS", 3)
+    assert counted(rows) == expected
+
+
+def test_a_slice_is_not_the_whole() -> None:
+    column = pa.array([b"", b"12345678x", None, b"abc", b"x" * 31])
+    whole, part = Tally(is_exact=True), Tally(is_exact=True)
+    whole.add({"value": pa.array([None, b"abc", b"x" * 31])}, 3)
+    part.add({"value": column.slice(2, 3)}, 3)
+    assert (part.rows, part.checksum) == (whole.rows, whole.checksum)
+
+
+def test_only_rows_are_counted_where_that_is_enough() -> None:
+    found = Tally(is_exact=False)
+    found.add({"value": pa.array([b"x"])}, 1)
+    assert (found.rows, found.checksum) == (1, 0)

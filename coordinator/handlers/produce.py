@@ -154,8 +154,10 @@ def _after_flush(
         if partition is None or partition.recovery_point > part.base_offset:
             entity: Entity = part
             return entity
-        cause = str(partition.offline or "the partition is gone")
-        return _refused(ctx, part.index, ErrorCode.kafka_storage_error, cause)
+        if partition.offline is None:
+            gone = ErrorCode.unknown_topic_or_partition
+            return _refused(ctx, part.index, gone, "the topic was deleted meanwhile")
+        return _refused(ctx, part.index, ErrorCode.kafka_storage_error, str(partition.offline))
 
     make = ctx.respond
     return make.ProduceResponse(

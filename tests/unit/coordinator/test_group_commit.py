@@ -170,6 +170,26 @@ def test_every_version_is_answered_when_it_is_on_disk(tmp_path, version):
         assert one.client.values(topic) == [b"x"]
 
 
+def test_a_topic_that_is_deleted_under_a_waiting_append_is_unknown(tmp_path):
+    """As Apache Kafka says it; nothing is wrong with the disk, and nothing is logged as if."""
+    with running(tmp_path) as one, capture_logs() as said:
+        topic = one.client.create_topic("t")
+        one.disk.gate.clear()
+        opener = one.begin(lambda: one.connect().produce(topic, [b"opener"]))
+        assert one.disk.held.wait(60)
+        waiting = one.begin(lambda: one.connect().produce(topic, [b"x"]))
+        until(lambda: one.broker.replicas.partition(topic, 0).log_end_offset == 2, "both appended")
+        deleting = one.begin(
+            lambda: one.connect().call("delete_topics", 4, topic_names=[topic], timeout=10_000)
+        )
+        until(lambda: one.broker.metadata.topic(topic) is None, "the topic is gone")
+        one.disk.gate.set()
+        assert deleting.result(60)["responses"][0]["error_code"] == "none"
+        assert waiting.result(60)["error_code"] == "unknown_topic_or_partition"
+        opener.result(60)
+        assert [line for line in said if line["log_level"] == "error"] == []
+
+
 def test_without_flush_messages_nothing_is_forced_and_nobody_waits(tmp_path):
     with running(tmp_path, flush_messages=str(2**63 - 1)) as one:
         topic = one.client.create_topic("t")

@@ -45,6 +45,7 @@ from logcore.durable import DurablePartition, Flusher
 from logcore.epochs import LeaderEpochs
 from logcore.errors import (
     CorruptRecordError,
+    LogError,
     OffsetOutOfRangeError,
     StorageError,
 )
@@ -196,12 +197,21 @@ class Partition(DurablePartition):
                     self._log_start_offset,
                     duplicate=True,
                 )
-            self._producers.check_batch(
-                header,
-                verified=transaction_verified,
-                transaction_version=transaction_version,
-            )
+            try:
+                self._producers.check_batch(
+                    header,
+                    verified=transaction_verified,
+                    transaction_version=transaction_version,
+                )
+                return self._append_data(header, data, now_ms)
+            except LogError:
+                self._producers.refused(header)
+                raise
         return self._append_data(header, data, now_ms)
+
+    def refuse_unverified(self, data: Buffer) -> None:
+        """Take note that a batch was refused by its transaction's coordinator."""
+        self._producers.refused_unread(data)
 
     def append_records(
         self, records: Sequence[Record], *, now_ms: int, producer: ProducerStamp | None = None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -21,12 +22,16 @@ from sortedcontainers import SortedDict
 
 from logcore.batch import (
     BatchHeader,
+    Buffer,
     ControlType,
     decode_records,
     parse_control,
+    parse_header,
+    verify_crc,
 )
 from logcore.cleaner import LastRecord
 from logcore.errors import (
+    CorruptRecordError,
     InvalidProducerEpochError,
     InvalidTxnStateError,
     OutOfOrderSequenceError,
@@ -37,6 +42,7 @@ from logcore.fs import FileSystem, write_file
 from logcore.index import AbortedTxn
 from logcore.log import SNAPSHOT_SUFFIX
 from logcore.producer_limit import ProducerLimit
+from logcore.refused import RefusedSequences
 from logcore.segment import file_stem
 
 NO_EPOCH: Final = -1
@@ -146,6 +152,7 @@ class ProducerStateManager:
         self.expiration_ms = expiration_ms
         self._limit = limit or ProducerLimit()
         self._producers: dict[int, ProducerEntry] = {}
+        self._refused = RefusedSequences()
         # First offset → producer id of transactions without marker.
         self._open: SortedDict[int, int] = SortedDict()
         # First offset → marker offset of transactions whose marker is not below the high watermark.
@@ -197,7 +204,19 @@ class ProducerStateManager:
         unstable = self.first_unstable_offset
         return high_watermark if unstable is None else min(unstable, high_watermark)
 
-    # --- checking; nothing here changes state ---
+    # --- checking; nothing here changes what is in the log ---
+
+    def refused(self, header: BatchHeader) -> None:
+        """Remember that a batch of a client was refused, if its producer is unknown."""
+        if header.producer_id not in self._producers:
+            self._refused.note(header.producer_id, header.producer_epoch, header.base_sequence)
+
+    def refused_unread(self, data: Buffer) -> None:
+        """The same of a batch that nobody has looked at; one with a wrong CRC says nothing."""
+        with suppress(CorruptRecordError):
+            header = parse_header(data)
+            verify_crc(data, 0, header)
+            self.refused(header)
 
     def find_duplicate(self, header: BatchHeader) -> CachedBatch | None:
         """Return the batch among the producer's last five that this one repeats."""
@@ -237,6 +256,12 @@ class ProducerStateManager:
                 f"producer {header.producer_id} begins a transaction that was not verified"
             )
         if entry is None:
+            lowest = self._refused.lowest(header.producer_id, epoch)
+            if lowest is not None and header.base_sequence > lowest:
+                raise OutOfOrderSequenceError(
+                    f"producer {header.producer_id} sends sequence {header.base_sequence} where"
+                    f" {lowest} was refused and has to come first"
+                )
             if transactional and transaction_version >= 2 and header.base_sequence:
                 raise OutOfOrderSequenceError(
                     f"sequence {header.base_sequence} where the transaction of producer"
@@ -319,6 +344,7 @@ class ProducerStateManager:
 
     def _add(self, entry: ProducerEntry) -> ProducerEntry:
         self._limit.add(entry, self._producers)
+        self._refused.forget(entry.producer_id)
         return entry
 
     def apply_marker(

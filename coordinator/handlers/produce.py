@@ -204,6 +204,7 @@ def _append(
         is_verified = key in verified
         error = verified.get(key)
         if error is not None:
+            partition.refuse_unverified(data)
             raise error
     now_ms = ctx.broker.clock.now_ms()
     try:

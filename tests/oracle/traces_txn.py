@@ -315,6 +315,32 @@ def sequences(t: Tracer) -> None:
     t("describe_producers", 0, topics=[{"name": "no-such-topic", "partition_indexes": [0]}])
 
 
+def a_first_batch_that_is_refused(t: Tracer) -> None:
+    """What follows it does not overtake it, and is taken once it is there."""
+    t.cluster.create_topic("overtaking", 4)
+    for version, partition in ((9, 0), (11, 1)):
+        name = f"overtaking-{version}"
+        who = claimed(t, name)
+        produce(t, version, "overtaking", name, who, 0, partition=partition)
+        produce(t, version, "overtaking", name, who, 4, partition=partition)
+        add(t, 3, name, who, [("overtaking", [partition])])
+        for sequence in (4, 2, 0, 1, 2):
+            produce(t, version, "overtaking", name, who, sequence, partition=partition)
+        end(t, 4, name, who, True)
+        ended(t, name)
+        settle(t, "overtaking", partition)
+    # A higher epoch begins anew, an unknown producer anywhere.
+    name = "overtaking-epoch"
+    who = claimed(t, name)
+    produce(t, 9, "overtaking", name, who, 0, partition=2)
+    who = claimed(t, name)
+    add(t, 3, name, who, [("overtaking", [2, 3])])
+    produce(t, 9, "overtaking", name, who, 5, partition=2)
+    produce(t, 9, "overtaking", name, who, 7, partition=3)
+    end(t, 4, name, who, True)
+    ended(t, name)
+
+
 def the_kip_890_producer(t: Tracer) -> None:
     t.cluster.create_topic("kip890", 2)
     t.cluster.coordinator("kip890", GROUP)
@@ -517,6 +543,7 @@ TRACES = [
     ending_in_every_state,
     producing_in_transactions,
     sequences,
+    a_first_batch_that_is_refused,
     the_kip_890_producer,
     offsets_in_transactions,
     markers_by_hand,

@@ -1,0 +1,146 @@
+"""A producer's first batches come in their order, whichever of them is refused at first."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from partition_driver import T0, append, client_batch, marker, open_partition, read_log
+
+from logcore.batch import parse_header
+from logcore.errors import (
+    InvalidTxnStateError,
+    LogError,
+    NoRoomError,
+    OutOfOrderSequenceError,
+    TooManyProducersError,
+)
+from logcore.partition import Partition
+from logcore.producer_limit import ProducerLimit
+from logcore.refused import MAX_REFUSED_PRODUCERS, RefusedSequences
+from tests.support.disk import FaultyDisk
+
+PID = 7
+IN_FLIGHT = 5
+BATCHES = 12
+
+
+def sequences(partition: Partition) -> list[int]:
+    headers = [parse_header(batch) for _, batch in read_log(partition)]
+    return [header.base_sequence for header in headers if not header.is_control]
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_what_follows_a_batch_that_found_no_room_does_not_overtake_it(
+    tmp_path: Path, transactional: bool
+) -> None:
+    disk = FaultyDisk()
+    partition = open_partition(tmp_path, fs=disk)
+    disk.is_full = True
+    with pytest.raises(NoRoomError):
+        append(partition, producer_id=PID, sequence=0, transactional=transactional)
+    disk.is_full = False
+    with pytest.raises(OutOfOrderSequenceError):
+        append(partition, producer_id=PID, sequence=1, transactional=transactional)
+    for sequence in (0, 1):
+        append(partition, producer_id=PID, sequence=sequence, transactional=transactional)
+    assert sequences(partition) == [0, 1]
+
+
+def test_nor_one_that_was_not_verified(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    first = client_batch(producer_id=PID, sequence=3, transactional=True)
+    partition.refuse_unverified(first)
+    with pytest.raises(InvalidTxnStateError):
+        partition.append(first, now_ms=T0)
+    with pytest.raises(OutOfOrderSequenceError):
+        append(partition, producer_id=PID, sequence=4, transactional=True)
+    # One that comes even earlier is the first then.
+    append(partition, producer_id=PID, sequence=2, transactional=True)
+    append(partition, producer_id=PID, sequence=3, transactional=True)
+
+
+def test_nor_one_for_which_there_was_no_producer_left(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path, producer_limit=ProducerLimit(1))
+    append(partition, producer_id=1, transactional=True)
+    with pytest.raises(TooManyProducersError):
+        append(partition, producer_id=PID, sequence=0)
+    marker(partition, 1, commit=True)
+    with pytest.raises(OutOfOrderSequenceError):
+        append(partition, producer_id=PID, sequence=1)
+    append(partition, producer_id=PID, sequence=0)
+
+
+def test_a_batch_with_a_wrong_crc_says_nothing(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    torn = bytearray(client_batch(producer_id=PID, sequence=0, transactional=True))
+    torn[-1] ^= 1
+    for data in (bytes(torn), bytes(torn[:30]), b""):
+        partition.refuse_unverified(data)
+    append(partition, producer_id=PID, sequence=5, transactional=True)
+
+
+def test_a_new_epoch_and_a_marker_begin_anew(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    partition.refuse_unverified(client_batch(producer_id=1, sequence=2, transactional=True))
+    append(partition, producer_id=1, epoch=1, sequence=9, transactional=True)
+    partition.refuse_unverified(client_batch(producer_id=2, sequence=2, transactional=True))
+    marker(partition, 2, commit=False)
+    append(partition, producer_id=2, sequence=0, transactional=True)
+
+
+def test_the_lowest_of_the_latest_epoch_is_remembered() -> None:
+    refused = RefusedSequences()
+    for epoch, sequence in ((1, 5), (1, 3), (1, 4), (0, 0)):
+        refused.note(PID, epoch, sequence)
+    assert [refused.lowest(PID, epoch) for epoch in (0, 1, 2)] == [None, 3, None]
+    refused.note(PID, 2, 8)
+    assert [refused.lowest(PID, epoch) for epoch in (1, 2)] == [None, 8]
+    refused.forget(PID)
+    assert refused.lowest(PID, 2) is None
+
+
+def test_as_many_as_the_limit_are_remembered() -> None:
+    refused = RefusedSequences()
+    for producer_id in range(MAX_REFUSED_PRODUCERS):
+        refused.note(producer_id, 0, 0)
+    refused.note(0, 1, 7)
+    assert (len(refused), refused.lowest(0, 1)) == (MAX_REFUSED_PRODUCERS, 7)
+    refused.note(MAX_REFUSED_PRODUCERS, 0, 0)
+    assert len(refused) == MAX_REFUSED_PRODUCERS
+    assert [refused.lowest(0, 1), refused.lowest(1, 0)] == [None, 0]
+
+
+FAULTS = st.lists(st.sampled_from(["", "full", "not verified", "refused"]), max_size=40)
+
+
+@given(faults=FAULTS, transactional=st.booleans())
+def test_a_client_that_repeats_gets_all_of_it_written_in_order(
+    faults: list[str], transactional: bool
+) -> None:
+    """Five batches under way; a refused one is sent again with all that stand behind it."""
+    disk, left = FaultyDisk(), deque(faults)
+    with tempfile.TemporaryDirectory() as root:
+        partition = open_partition(Path(root), fs=disk)
+        waiting = list(range(BATCHES))
+        for _ in range(len(faults) + 2 * BATCHES):
+            for sequence in waiting[:IN_FLIGHT]:
+                data = client_batch(producer_id=PID, sequence=sequence, transactional=transactional)
+                fault = left.popleft() if left else ""
+                disk.is_full = fault == "full"
+                try:
+                    if fault == "refused":
+                        partition.refuse_unverified(data)
+                        continue
+                    verified = fault != "not verified"
+                    partition.append(data, now_ms=T0, transaction_verified=verified)
+                except LogError:
+                    continue
+                waiting.remove(sequence)
+        assert not waiting
+        assert sequences(partition) == list(range(BATCHES))
+        partition.close()

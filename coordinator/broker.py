@@ -241,8 +241,8 @@ class Broker:
         if missing not in names and foreign:
             raise BrokerError(
                 f"the data directory {directory} has no {missing} but holds {foreign[0]}: it is"
-                " none of this broker. Give it a directory that is empty or not there yet; to take over"
-                " partitions of Apache Kafka see `fencepost log import`"
+                " none of this broker. Give it a directory that is empty or not there yet; to"
+                " take over partitions of Apache Kafka see `fencepost log import`"
             )
 
     def _identify(self, directory: str) -> MetaProperties:

@@ -43,6 +43,7 @@ from coordinator.wire.limits import ConnectionLimits
 from logcore.checkpoints import (
     LOCK,
     META_PROPERTIES,
+    RECOVERY_POINT_CHECKPOINT,
     CheckpointError,
     MetaProperties,
     read_meta_properties,
@@ -210,6 +211,7 @@ class Broker:
         self.cluster_id, self.node_id = meta.cluster_id, meta.node_id
         self.commit = GroupCommit(self.clock)
         self.replicas = Replicas(self.fs, directory, self.config, self.clock, self.commit)
+        self.commit.sealed.checkpoint = partial(self.replicas.save, RECOVERY_POINT_CHECKPOINT)
         self._opened = True
         self.metadata = MetadataLog(
             self.replicas.open_metadata(), self.config, self.clock, node_id=self.node_id

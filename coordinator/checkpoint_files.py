@@ -34,7 +34,6 @@ class CheckpointFiles:
 
     def read(self, name: str) -> Offsets:
         """What a checkpoint says; nothing if it is not there, or damaged beyond use."""
-
         is_whole = True
 
         def told(damage: CheckpointError) -> None:

@@ -107,6 +107,9 @@ class Cleaner:
     async def _clean(self, partition: Partition, compaction: CompactionRound) -> bool:
         """Run a round; False if the log changed under it and nothing more can be installed."""
         throttle = self._throttle()
+        flush = partition.plan_flush(self._clock.now_ms())
+        if flush is not None:
+            partition.finish_flush(flush, await self._thread.run(flush.run))
         await self._thread.run(lambda: compaction.map_keys(throttle))
         while await self._thread.run(lambda: compaction.clean_next(throttle)):
             if not partition.install_cleaned(compaction):

@@ -8,7 +8,8 @@ disk before it answers says so with :meth:`GroupCommit.after`.
 A failed fsync takes its partition off line (``DurablePartition.finish_flush``). Who waits is called
 all the same and looks what became of it: nothing that shared the fsync may be acknowledged.
 
-Without ``flush.messages`` and ``flush.ms`` nobody ever joins, and nobody waits.
+Without ``flush.messages`` and ``flush.ms`` nobody ever joins, and nobody waits. What a roll seals
+has a queue of its own (``sealed_flushes.py``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from coordinator.background import Threads, spawn, survived, tell
+from coordinator.sealed_flushes import SealedFlushes
 from logcore.clock import Clock
 from logcore.durable import DurablePartition
 from logcore.errors import StorageError
@@ -41,6 +43,7 @@ class GroupCommit:
         self._after_running: list[Callback] = []
         self._task: asyncio.Task[None] | None = None
         self._threads = Threads("fsync", FLUSH_THREADS)
+        self.sealed = SealedFlushes()
         self.groups = 0
         """Groups that were flushed so far."""
 
@@ -54,6 +57,10 @@ class GroupCommit:
         self._joined[partition] = None
         if self._task is None:
             self._task = spawn(self._flush(), "group commit")
+
+    def join_sealed(self, partition: DurablePartition) -> None:
+        """Flush what is sealed of it in the background, beside the groups."""
+        self.sealed.join(partition)
 
     def after(self, partitions: Iterable[DurablePartition], callback: Callback) -> bool:
         """Call ``callback`` once all that these partitions hold now is on disk, or has failed.
@@ -77,6 +84,7 @@ class GroupCommit:
     async def close(self) -> None:
         """Flush what has joined and end the threads."""
         await self.drain()
+        await self.sealed.close()
         self._threads.close()
 
     async def _flush(self) -> None:

@@ -43,7 +43,7 @@ from logcore.cleaner import (
 )
 from logcore.clock import Clock
 from logcore.config import LogConfig
-from logcore.fs import FileSystem
+from logcore.fs import FileSystem, sync_path
 from logcore.index import MAX_RELATIVE_OFFSET, AbortedTxn, TimeIndex
 from logcore.log import CLEANED_SUFFIX, Log
 from logcore.segment import SEGMENT_SUFFIXES, TXN_INDEX_SUFFIX, Segment, file_stem
@@ -257,6 +257,9 @@ class CompactionRound:
         self.dirty = dirty
         self.next_dirty_offset = dirty.first_dirty_offset
         """Where the next round begins, once every group of this one is installed."""
+        self.relies_on = 0
+        """The log end that has to be on disk before anything is installed: records go because of
+        later ones, and of decisions about them, that power loss must not take back."""
         self.cleaned: CleanedSegment | None = None
         """What :meth:`clean_next` wrote last and nobody has installed or discarded."""
 
@@ -377,7 +380,8 @@ class CompactionRound:
                 self.discard()
                 return False
             output.sync()
-            output.sync_indexes()
+            for path in output.index_paths:
+                sync_path(self._fs, path)
         finally:
             output.close()
         if not aborts:

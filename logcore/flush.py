@@ -2,18 +2,20 @@
 
 A partition plans a flush, anybody runs it, also in another thread while appends go on, and the
 partition takes the result over. Its segments are pinned meanwhile, so that a handle in use is not
-given back under it. A flush that failed is never tried again: the kernel calls the pages clean that
-it could not write, and a second fsync of the same file would succeed without them.
+given back under it. A sync that failed is never tried again: the kernel calls the pages clean that
+it could not write, and a second fsync of the same file would succeed without them. A file that
+can not be opened, or not be written for want of room, has harmed nothing: that is planned anew.
 
 Source: ``UnifiedLog.flush``, ``LogSegment.flush``.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from logcore.checkpoints import write_epochs
-from logcore.fs import FileSystem
+from logcore.fs import NO_HANDLES, NO_ROOM, FileSystem, sync_path
 from logcore.segment import Segment
 
 
@@ -30,6 +32,7 @@ class Flush:
         files: Sequence[str],
         directories: Sequence[str],
         epochs: tuple[str, Sequence[tuple[int, int]]] | None,
+        queue: FlushQueue,
     ) -> None:
         """``epochs``: a directory whose leader-epoch checkpoint is to be written, and its lines."""
         self._fs = fs
@@ -40,16 +43,33 @@ class Flush:
         self._files = files
         self._directories = directories
         self._epochs = epochs
+        self._queue = queue
+        self.on_taken_back: list[Callable[[], None]] = []
+        """What to call if what this was to do has to be planned again."""
         for segment in segments:
             segment.pin()
+        queue.under_way.append(self)
 
     def run(self) -> OSError | None:
-        """Return once all of it survives power loss, or the first failure. For any thread."""
+        """Return once all of it survives power loss, or the first failure. For any thread.
+
+        It waits for those of the same log that were planned before and are running, and fails as
+        they did. :func:`is_refusal` tells which failures have harmed nothing.
+        """
+        with self._queue.lock:
+            failure = self._queue.failure
+            if failure is None:
+                failure = self._run()
+                if failure is not None and not is_refusal(failure):
+                    self._queue.failure = failure
+            return failure
+
+    def _run(self) -> OSError | None:
         try:
             for segment in self._segments:
                 segment.sync_log()
             for path in self._files:
-                self._sync_file(path)
+                self._if_there(path, self._sync_file)
             if self._epochs is not None:
                 self._if_there(self._epochs[0], self._write_epochs)
             for directory in self._directories:
@@ -58,8 +78,14 @@ class Flush:
             return error
         return None
 
+    def take_back(self) -> None:
+        """Have what this was to do planned again, as far as nobody sees to it."""
+        for call in self.on_taken_back:
+            call()
+
     def done(self) -> None:
         """Let go of the segments; for the partition's own thread."""
+        self._queue.under_way.remove(self)
         for segment in self._segments:
             segment.unpin()
 
@@ -68,20 +94,39 @@ class Flush:
             write_epochs(self._fs, directory, self._epochs[1])
 
     def _sync_file(self, path: str) -> None:
-        def sync(path: str) -> None:
-            handle = self._fs.open(path)
-            try:
-                self._fs.sync(handle)
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, path) from error
-            finally:
-                self._fs.close(handle)
-
-        self._if_there(path, sync)
+        sync_path(self._fs, path)
 
     def _if_there(self, path: str, sync: Callable[[str], None]) -> None:
         """Retention, or the end of the topic, may have removed it since the plan."""
+        if self._queue.is_over:
+            # Another topic of the same name may have taken the directory's place.
+            return
         try:
             sync(path)
         except FileNotFoundError:
             return
+
+
+class FlushQueue:
+    """The flushes of one log that are planned or running. They run one after the other."""
+
+    def __init__(self) -> None:
+        self.under_way: list[Flush] = []
+        self.lock = threading.Lock()
+        self.failure: OSError | None = None
+        """Of the first that failed: what it has lost no later one can know."""
+        self.is_over = False
+        """The log is closed or gone, and its names are nobody's any more."""
+
+    def take_back(self) -> None:
+        """Have all that is planned and not done planned again, by the flush that comes now.
+
+        It may not rely on the others: they may be refused.
+        """
+        for flush in self.under_way:
+            flush.take_back()
+
+
+def is_refusal(failure: Exception) -> bool:
+    """Whether a flush has met a full disk or the limit of open files, and no sync has failed."""
+    return isinstance(failure, OSError) and failure.errno in NO_ROOM | NO_HANDLES

@@ -281,6 +281,27 @@ def is_blank(fs: FileSystem, handle: int, position: int) -> bool:
     return True
 
 
+def sync_handle(fs: FileSystem, handle: int, path: str) -> None:
+    """Force an open file to disk. The error names ``path``, and never says that there is no room.
+
+    For then the bytes are lost, as after any sync that fails: there is nothing to try again.
+    """
+    try:
+        fs.sync(handle)
+    except OSError as error:
+        number = errno.EIO if error.errno in NO_ROOM | NO_HANDLES else error.errno
+        raise OSError(number, error.strerror, path) from error
+
+
+def sync_path(fs: FileSystem, path: str) -> None:
+    """Force the file at ``path`` to disk; FileNotFoundError if there is none."""
+    handle = fs.open(path)
+    try:
+        sync_handle(fs, handle, path)
+    finally:
+        fs.close(handle)
+
+
 def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
     """Write ``data`` as the whole of the file at ``path``, in place and not atomically.
 

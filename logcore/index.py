@@ -5,7 +5,8 @@ segment is stretched to its full size when its first entry comes (a sparse file)
 entries on roll and close, so after a kill its tail reads as zeros. No index carries a checksum:
 these two are caches. Whoever uses one checks what it finds against the log (``segment.py``),
 entries that power loss has turned to zeros only make a search begin earlier, and recovery rebuilds
-the indexes of every segment it scans. So they are never synced.
+the indexes of every segment it scans. They are synced once, when their segment is sealed: nobody
+would build them anew for it, and a search from further back is a long one in a large segment.
 
 The transaction index is no cache for a segment that recovery will not scan; it is synced with it.
 
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from logcore.fs import FileMap, FileSystem, replace_file
+from logcore.fs import FileMap, FileSystem, replace_file, sync_path
 
 WARM_BYTES: Final = 8192
 """Readers that keep up look into the last entries; a search tries these pages first."""
@@ -470,6 +471,8 @@ class TransactionIndex:
         """
         try:
             if self.entries == entries:
+                # Whoever wrote it may have been killed before it was on disk.
+                self.is_synced = not entries
                 return
         except CorruptIndexError:
             pass
@@ -480,15 +483,12 @@ class TransactionIndex:
         else:
             self._fs.remove(self.path)
         self._entries = entries
+        self.is_synced = True
 
     def sync(self) -> None:
         """Make what was added survive power loss."""
         if not self.is_synced:
-            handle = self._fs.open(self.path, create=True)
-            try:
-                self._fs.sync(handle)
-            finally:
-                self._fs.close(handle)
+            sync_path(self._fs, self.path)
             self.is_synced = True
 
 

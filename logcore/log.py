@@ -16,7 +16,7 @@ from sortedcontainers import SortedDict
 from logcore.batch import BatchHeader
 from logcore.config import MAX_INT64, LogConfig
 from logcore.file_range import FileRange
-from logcore.flush import Flush
+from logcore.flush import Flush, FlushQueue
 from logcore.fs import FileSystem, ReadableBuffer
 from logcore.index import LookedInto
 from logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES, TXN_INDEX_SUFFIX, Segment, file_stem
@@ -51,6 +51,9 @@ class Log:
         self.log_end_offset = 0
         self.directory_changed = False
         """Files were created, renamed or removed since the directory was last synced."""
+        self.flushes = FlushQueue()
+        self.sealed: list[Segment] = []
+        """Segments whose indexes no flush has forced to disk yet."""
         self.cuts = 0
         """How often the log was cut; what somebody read of it before may not be in it any more."""
 
@@ -149,7 +152,9 @@ class Log:
         if active.base_offset == self.log_end_offset:
             return active
         active.seal()
-        return self.create_segment(self.log_end_offset, now_ms)
+        segment = self.create_segment(self.log_end_offset, now_ms)
+        self.sealed.append(active)
+        return segment
 
     def append(
         self,
@@ -362,41 +367,58 @@ class Log:
     def plan_flush(
         self,
         offset: int,
+        upto: int,
         further: Sequence[str],
         *,
         epochs: Sequence[tuple[int, int]] | None,
         parent: str | None,
     ) -> Flush:
-        """Plan to make everything from ``offset`` on survive power loss, names included.
+        """Plan to make everything from ``offset`` to ``upto`` survive power loss, names included.
 
-        ``further`` are paths of files to force to disk, ``epochs`` is what the leader-epoch
-        checkpoint has to say, ``parent`` the directory that must not forget this one's name.
+        ``upto`` is the beginning of a segment or the log end. ``further`` are paths of files to
+        force to disk, ``epochs`` is what the leader-epoch checkpoint has to say, ``parent`` the
+        directory that must not forget this one's name.
         """
-        segments = self.from_offset(offset)
-        files = list(further)
-        for segment in segments:
-            index = segment.txn_index
-            if not index.is_synced:
-                files.append(index.path)
-                index.is_synced = True
+        end = self.log_end_offset
+        segments = [
+            one for one in self.from_offset(offset) if one.base_offset < upto or upto == end
+        ]
+        aborts = [one.txn_index for one in segments if not one.txn_index.is_synced]
+        sealed, self.sealed = self.sealed, []
+        files = [*further, *(index.path for index in aborts)]
+        for segment in sealed:
+            files += segment.index_paths
+        for index in aborts:
+            index.is_synced = True
         # To write the epochs syncs the directory as well.
         changed = self.directory_changed and epochs is None
         directories = [self.directory] if changed else []
         if parent is not None:
             directories.append(parent)
         self.directory_changed = False
-        return Flush(
+        flush = Flush(
             self._fs,
-            end=self.log_end_offset,
+            end=upto,
             cuts=self.cuts,
             segments=segments,
             files=files,
             directories=directories,
             epochs=None if epochs is None else (self.directory, epochs),
+            queue=self.flushes,
         )
+
+        def again() -> None:
+            self.sealed += sealed
+            self.directory_changed = True
+            for index in aborts:
+                index.is_synced = False
+
+        flush.on_taken_back.append(again)
+        return flush
 
     def close(self) -> None:
         """Give all handles back; files stay as they are."""
+        self.flushes.is_over = True
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()

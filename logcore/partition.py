@@ -326,7 +326,9 @@ class Partition(DurablePartition):
     def _roll(self, now_ms: int) -> Segment:
         # The snapshot comes first: a roll that is refused half-way is begun anew, and then has it.
         self._producers.take_snapshot()
-        return self._log.roll(now_ms)
+        segment = self._log.roll(now_ms)
+        self._flush_sealed()
+        return segment
 
     def _appended(self, offset: int, last_offset: int, now_ms: int) -> Appended:
         """Move the marks behind what was written, flush if that is due, wake the readers.
@@ -442,13 +444,14 @@ class Partition(DurablePartition):
         """Begin a round over ``dirty``, None if there is nothing to clean.
 
         One round at a time. ``budget_bytes`` bounds the memory for keys; a round that meets more
-        keys cleans less.
+        keys cleans less. Where there is a flusher the caller has to flush the log before anything
+        is installed: see :attr:`CompactionRound.relies_on`.
         """
         self._throw_if_stopped()
         log = self._log
         cuts = log.cuts
         try:
-            return plan_round(
+            found = plan_round(
                 self._fs,
                 log,
                 dirty,
@@ -459,12 +462,18 @@ class Partition(DurablePartition):
             )
         except STORAGE_FAILURES as error:
             raise self._refuse(error) from error
+        if found is not None:
+            found.relies_on = log.log_end_offset
+            if self._flusher is None:
+                self._flush_now(now_ms)
+        return found
 
     def install_cleaned(self, compaction: CompactionRound) -> bool:
         """Replace the segments that the round has just written anew.
 
-        False, and the round is over, if the log was cut or lost one of them since the plan. Readers
-        in the middle of an old segment go on. Raises StorageError.
+        False, and the round is over, if the log was cut or lost one of them since the plan, or what
+        the round relies on is not on disk. Readers in the middle of an old segment go on. Raises
+        StorageError.
         """
         self._throw_if_stopped()
         cleaned = compaction.cleaned
@@ -472,7 +481,8 @@ class Partition(DurablePartition):
             raise ValueError("the round has written nothing")
         log = self._log
         try:
-            if not compaction.is_current or not log.holds(cleaned.replaced):
+            is_durable = self._recovery_point >= compaction.relies_on
+            if not compaction.is_current or not is_durable or not log.holds(cleaned.replaced):
                 compaction.discard()
                 return False
             log.replace(
@@ -506,8 +516,9 @@ class Partition(DurablePartition):
                 self._producers.remove_snapshots_above(-1)
             elif offset < log.log_end_offset:
                 log.truncate_to(offset)
-                if self._config.is_compacted:
-                    # Recovery expects no holes in the last segment; compaction may have made some.
+                if self._config.is_compacted or log.active.next_offset() != offset:
+                    # Recovery expects no holes in the last segment; compaction may have made some,
+                    # and a cut inside of a batch leaves one before what comes next.
                     self._roll(now_ms)
             self._epochs.truncate_from_end(offset)
             end = log.log_end_offset

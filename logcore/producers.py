@@ -473,9 +473,11 @@ class ProducerStateManager:
         self.snapshot_offsets.add(offset)
         self._last_snapshot_offset = offset
 
-    def snapshots_from(self, offset: int) -> list[str]:
-        """Return the paths of the snapshots at ``offset`` and above, oldest first."""
-        return [self._snapshot_path(one) for one in sorted(self.snapshot_offsets) if one >= offset]
+    def snapshots_in(self, low: int, high: int) -> list[str]:
+        """Return the paths of the snapshots in [low, high], oldest first."""
+        return [
+            self._snapshot_path(one) for one in sorted(self.snapshot_offsets) if low <= one <= high
+        ]
 
     def load_snapshot(self, limit: int, start: int, now_ms: int) -> int:
         """Load the newest good snapshot in [start, limit]; return the offset to replay from.

@@ -285,6 +285,8 @@ class _Loader:
             self._epoch = lowest_epoch(self._log, first, claimed)
         self._epochs.truncate_from_end(first.base_offset)
         end = first.base_offset
+        # Whoever made these files may have been killed before their names were on disk.
+        self._log.directory_changed = True
         for segment in segments:
             if segment.base_offset < end:
                 self._report.reason = f"segment {segment.base_offset} overlaps the one before"
@@ -353,6 +355,7 @@ class _Loader:
         segment.txn_index.rebuild(aborted)
         if segment is not self._log.active:
             segment.seal()
+            self._log.sealed.append(segment)
         return expected
 
     def _check_order(self, header: BatchHeader, expected: int, *, strict: bool) -> None:

@@ -32,7 +32,13 @@ from logcore.batch import (
 )
 from logcore.errors import CorruptRecordError
 from logcore.file_range import MIN_RANGE_BYTES, FileRange
-from logcore.fs import NO_ROOM, FileSystem, ReadableBuffer, is_blank
+from logcore.fs import (
+    NO_ROOM,
+    FileSystem,
+    ReadableBuffer,
+    is_blank,
+    sync_handle,
+)
 from logcore.index import (
     MAX_RELATIVE_OFFSET,
     LookedInto,
@@ -235,10 +241,7 @@ class Segment:
 
     def sync_log(self) -> None:
         """Make the batches survive power loss. Any thread may call this on a pinned segment."""
-        try:
-            self._fs.sync(self._handle)
-        except OSError as error:
-            raise _named(error, self.path) from error
+        sync_handle(self._fs, self._handle, self.path)
 
     def pin(self) -> None:
         """Keep the handle, whatever happens to the segment, until :meth:`unpin`."""
@@ -250,14 +253,10 @@ class Segment:
         if self._closing and not self._pins:
             self._fs.close(self._handle)
 
-    def sync_indexes(self) -> None:
-        """Make offset and time index survive power loss, for a segment that others make way for."""
-        for index in (self.offset_index, self.time_index):
-            handle = self._fs.open(index.path)
-            try:
-                self._fs.sync(handle)
-            finally:
-                self._fs.close(handle)
+    @property
+    def index_paths(self) -> tuple[str, str]:
+        """Paths of offset and time index."""
+        return self.offset_index.path, self.time_index.path
 
     def close(self) -> None:
         """Give all resources back; the files stay as they are."""

@@ -36,6 +36,8 @@ class FaultyDisk(OsFileSystem):
         """Writes and syncs that succeeded, oldest first."""
         self.gate = threading.Event()
         """While it is clear, syncs in threads other than the main loop's wait."""
+        self.is_gated: Callable[[str], bool] = lambda _path: True
+        """Paths whose sync waits then."""
         self.gate.set()
         self.held = threading.Event()
         """A sync waits at the gate."""
@@ -46,14 +48,24 @@ class FaultyDisk(OsFileSystem):
         self.is_full = False
         """No file grows: half of a write gets through, then the disk says ENOSPC."""
         self.before: Callable[[str, str], None] = _fine
-        """Called with the kind and the path of every write, read, sync, rename and removal before
-        it is done; what it raises comes in its place."""
+        """Called with the kind and the path of every open (for writing), write, read, sync, rename
+        and removal before it is done; what it raises comes in its place."""
         self._paths: dict[int, str] = {}
 
     def open(self, path: str, *, create: bool = False) -> int:
+        self.before("open", path)
         handle = super().open(path, create=create)
         self._paths[handle] = path
         return handle
+
+    def close(self, handle: int) -> None:
+        super().close(handle)
+        self._paths.pop(handle, None)
+
+    @property
+    def open_paths(self) -> list[str]:
+        """Of the files that are open."""
+        return sorted(self._paths.values())
 
     def open_for_reading(self, path: str) -> int:
         handle = super().open_for_reading(path)
@@ -101,7 +113,8 @@ class FaultyDisk(OsFileSystem):
     def sync(self, handle: int) -> None:
         path = self._paths[handle]
         self.before("sync", path)
-        if not self.gate.is_set() and threading.current_thread().name.startswith("fsync"):
+        in_thread = threading.current_thread().name.startswith("fsync")
+        if in_thread and not self.gate.is_set() and self.is_gated(path):
             self.held.set()
             self.gate.wait(GATE_S)
         if self.sync_fails(path):

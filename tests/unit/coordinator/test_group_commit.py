@@ -3,77 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
+from on_faulty_disk import Running, running
 from structlog.testing import capture_logs
 
-from coordinator.broker import Broker
-from coordinator.thread import BrokerThread
 from coordinator.wire import APIS, ApiKey
 from tests.support.batches import batch
-from tests.support.cluster import READ_COMMITTED, TRANSACTION, Answer, Cluster
+from tests.support.cluster import GROUP, READ_COMMITTED, TRANSACTION, Answer, Cluster
 from tests.support.disk import FaultyDisk
 from tests.support.raw import errors_in
 from tests.support.waits import until
 
-SETTINGS = {
-    "flush.messages": "1",
-    "offsets.topic.num.partitions": "1",
-    "transaction.state.log.num.partitions": "1",
-    "group.initial.rebalance.delay.ms": "0",
-}
-GROUP = 0
 PRODUCE = APIS[ApiKey.PRODUCE]
 VERSIONS = range(PRODUCE.min_version, PRODUCE.max_version + 1)
-
-
-class Running:
-    """A broker on ``disk``, and clients of it."""
-
-    def __init__(self, broker: Broker, bootstrap: str, disk: FaultyDisk) -> None:
-        self.broker = broker
-        self.bootstrap = bootstrap
-        self.disk = disk
-        self._pool = ThreadPoolExecutor(32)
-        self._clients: list[Cluster] = []
-        self.client = self.connect()
-
-    def connect(self) -> Cluster:
-        client = Cluster(self.bootstrap)
-        self._clients.append(client)
-        return client
-
-    def begin(self, call: Callable[[], Answer]) -> Future[Answer]:
-        """Make a request in a thread of its own."""
-        return self._pool.submit(call)
-
-    def close(self) -> None:
-        self.disk.gate.set()
-        self._pool.shutdown()
-        for client in self._clients:
-            client.close()
-
-
-@contextmanager
-def running(directory: Path, disk: FaultyDisk | None = None, **settings: str) -> Iterator[Running]:
-    disk = disk or FaultyDisk()
-    config = {**SETTINGS, **{key.replace("_", "."): value for key, value in settings.items()}}
-    made: list[Broker] = []
-
-    def make() -> Broker:
-        made.append(Broker(directory, config=config, fs=disk))
-        return made[0]
-
-    with BrokerThread(make) as thread:
-        one = Running(made[0], thread.bootstrap, disk)
-        try:
-            yield one
-        finally:
-            one.close()
 
 
 def commit_offset(client: Cluster, topic: str, offset: int, group: str = "g") -> str:

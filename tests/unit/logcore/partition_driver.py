@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from logcore.batch import LogRecord, encode_batch
 from logcore.clock import ManualClock
 from logcore.compression import Codec
 from logcore.config import LogConfig
+from logcore.durable import DurablePartition
+from logcore.errors import StorageError
 from logcore.fs import FileSystem, OsFileSystem
 from logcore.machine import ProducerStamp
 from logcore.partition import Appended, Isolation, Partition
@@ -130,3 +133,42 @@ def state_of(partition: Partition) -> tuple[object, ...]:
         partition._epochs.entries,
         [entry for one in partition._log.segments for entry in one.txn_index.entries],
     )
+
+
+class LateFlusher:
+    """Flushes what has joined when it is told to."""
+
+    def __init__(self) -> None:
+        self.joined: dict[DurablePartition, None] = {}
+        self.sealed: dict[DurablePartition, None] = {}
+
+    def join(self, partition: DurablePartition) -> None:
+        self.joined[partition] = None
+
+    def join_sealed(self, partition: DurablePartition) -> None:
+        self.sealed[partition] = None
+
+    def run(self) -> None:
+        while self.sealed or self.joined:
+            self.run_one()
+
+    def run_one(
+        self,
+        *,
+        before_it_is_planned: Callable[[], object] = lambda: None,
+        before_it_runs: Callable[[], object] = lambda: None,
+        before_it_ends: Callable[[], object] = lambda: None,
+    ) -> None:
+        """One flush, and what happens meanwhile."""
+        is_sealed = not self.joined
+        partition, _ = (self.sealed if is_sealed else self.joined).popitem()
+        before_it_is_planned()
+        try:
+            flush = partition.plan_sealed() if is_sealed else partition.plan_flush(T0)
+        except StorageError:
+            return
+        before_it_runs()
+        if flush is not None:
+            failure = flush.run()
+            before_it_ends()
+            partition.finish_flush(flush, failure)

@@ -1,0 +1,146 @@
+"""What a roll seals gets to disk behind everybody's back, and a start then leaves it alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from on_faulty_disk import Running, running
+
+from logcore.checkpoints import RECOVERY_POINT_CHECKPOINT, read_offsets
+from logcore.fs import OsFileSystem
+from logcore.partition import Partition
+from tests.support.cluster import EARLIEST, LATEST, Cluster
+from tests.support.daemon import Daemon
+from tests.support.disk import FaultyDisk
+from tests.support.targets import SETTINGS
+from tests.support.waits import until
+
+NEVER = {"flush_messages": str(2**63 - 1)}
+SMALL = {"segment.bytes": str(1 << 20)}
+VALUE = b"x" * 500_000
+"""Two of these fill a segment."""
+
+
+def fill(client: Cluster, topic: str, segments: int) -> None:
+    for _ in range(2 * segments):
+        assert client.produce(topic, [VALUE])["error_code"] == "none"
+
+
+def checkpointed(data_dir: Path, topic: str) -> int:
+    offsets = read_offsets(OsFileSystem(), str(data_dir), RECOVERY_POINT_CHECKPOINT)
+    return offsets.get((topic, 0), 0)
+
+
+def test_one_bit_of_a_sealed_segment_costs_no_other_record_after_a_kill(tmp_path):
+    """With the default settings, on a real daemon."""
+    daemon = Daemon(tmp_path / "data", SETTINGS).start()
+    with Cluster(daemon.bootstrap) as cluster:
+        topic = cluster.create_topic("t", 1, SMALL)
+        fill(cluster, topic, 6)
+        until(lambda: checkpointed(daemon.data_dir, topic) == 10, "the sealed segments are on disk")
+    daemon.kill()
+    logs = sorted((daemon.data_dir / "t-0").glob("*.log"))
+    assert len(logs) == 6
+    raw = bytearray(logs[1].read_bytes())
+    raw[len(raw) // 4] ^= 1
+    logs[1].write_bytes(raw)
+    daemon.start()
+    try:
+        with Cluster(daemon.bootstrap) as cluster:
+            assert cluster.offset(topic, 0, EARLIEST) == 0
+            assert cluster.offset(topic, 0, LATEST) == 12
+            # Who reads there is the one to notice.
+            assert len(cluster.fetch(topic, offset=3)["records"]) > len(VALUE)
+    finally:
+        daemon.stop()
+
+
+def partition_of(one: Running, topic: str) -> Partition:
+    found = one.broker.replicas.find_open((topic, 0))
+    assert found is not None
+    return found
+
+
+def of_topic(topic: str) -> Callable[[str], bool]:
+    return lambda path: f"/{topic}-0/" in path
+
+
+def test_nobody_waits_for_a_disk_that_takes_what_was_sealed(tmp_path):
+    """Not who appends there, and not who has to wait for the disk with another topic."""
+    with running(tmp_path) as one:
+        slow = one.client.create_topic("slow", 1, {**SMALL, "flush.messages": str(2**63 - 1)})
+        quick = one.client.create_topic("quick")
+        one.disk.is_gated = of_topic(slow)
+        one.disk.gate.clear()
+        fill(one.client, slow, 4)
+        assert one.disk.held.wait(60)
+        assert one.client.produce(quick, [b"x"])["error_code"] == "none"
+        assert ("sync", quick) in one.disk.of_logs(quick)
+        partition = partition_of(one, slow)
+        assert (partition.recovery_point, partition.high_watermark) == (0, 8)
+        assert not one.broker.commit.sealed.is_idle
+        one.disk.gate.set()
+        until(lambda: partition.recovery_point == 6, "the recovery point is at the active segment")
+        until(lambda: checkpointed(tmp_path, slow) == 6, "and is written down")
+        until(lambda: one.broker.commit.sealed.is_idle, "nothing is left to do")
+
+
+@pytest.mark.parametrize("how", ["the topic is deleted", "and made anew", "the broker stops"])
+def test_what_ends_while_its_segments_are_flushed(tmp_path, how):
+    with running(tmp_path, **NEVER) as one:
+        topic = one.client.create_topic("t", 1, SMALL)
+        one.disk.gate.clear()
+        fill(one.client, topic, 3)
+        assert one.disk.held.wait(60)
+        if how == "the broker stops":
+            # It has to wait: what it closes may still be in that thread's hands.
+            threading.Timer(0.2, one.disk.gate.set).start()
+        else:
+            answer = one.client.call("delete_topics", 3, topic_names=[topic], timeout=10_000)
+            assert answer["responses"][0]["error_code"] == "none"
+            if how == "and made anew":
+                one.client.create_topic("t", 1, SMALL)
+                fill(one.client, topic, 1)
+            one.disk.gate.set()
+            until(lambda: one.broker.commit.sealed.is_idle, "the flush has ended")
+            assert not one.broker.replicas.is_offline(topic, 0)
+            assert not any(".tmp" in path.name for path in tmp_path.glob("t-0/*"))
+    with running(tmp_path) as one:
+        assert one.broker.replicas.was_clean
+        ends = {"the topic is deleted": None, "and made anew": 2, "the broker stops": 6}
+        found = one.broker.replicas.find("t", 0)
+        assert (found and found.log_end_offset) == ends[how]
+
+
+def test_a_sealed_segment_that_can_not_be_forced_takes_its_partition_off_line(tmp_path):
+    disk = FaultyDisk()
+    with running(tmp_path, disk, **NEVER) as one:
+        topic, other = (one.client.create_topic(name, 1, SMALL) for name in ("t", "other"))
+        disk.sync_fails = of_topic(topic)
+        disk.gate.clear()
+        fill(one.client, topic, 2)
+        disk.gate.set()
+        until(lambda: one.broker.replicas.is_offline(topic, 0), "it is off line")
+        assert one.client.produce(topic, [b"x"])["error_code"] == "kafka_storage_error"
+        fill(one.client, other, 2)
+        until(lambda: partition_of(one, other).recovery_point == 2, "the other one is on disk")
+        disk.sync_fails = lambda _: False
+    with running(tmp_path) as one:
+        assert not one.broker.replicas.was_clean
+        assert one.client.offset(topic) == 4
+
+
+def test_a_log_that_was_killed_before_its_flush_gets_to_disk_after_the_start(tmp_path):
+    daemon = Daemon(tmp_path / "data", SETTINGS).start()
+    with Cluster(daemon.bootstrap) as cluster:
+        topic = cluster.create_topic("t", 1, SMALL)
+        fill(cluster, topic, 4)
+    daemon.kill()
+    (daemon.data_dir / RECOVERY_POINT_CHECKPOINT).unlink(missing_ok=True)
+    with running(daemon.data_dir, **NEVER) as one:
+        assert one.client.offset(topic) == 8
+        until(lambda: partition_of(one, topic).recovery_point == 6, "the sealed ones are on disk")
+        until(lambda: checkpointed(daemon.data_dir, topic) == 6, "and it is written down")

@@ -1,0 +1,243 @@
+"""What a roll leaves behind gets to disk, and what may come in between."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from partition_driver import (
+    T0,
+    LateFlusher,
+    append,
+    config,
+    crash_image,
+    marker,
+    open_partition,
+    read_log,
+)
+
+from logcore.durable import SEALED_AT_ONCE
+from logcore.errors import StorageError
+from logcore.partition import Partition
+from tests.support.disk import FaultyDisk
+
+SMALL = config(segment_bytes=500, index_interval_bytes=100)
+
+
+def rolled(partition: Partition, segments: int) -> Partition:
+    """Fill segments until there are so many, the last of which has a batch."""
+    while len(partition._log.segments) < segments:
+        append(partition, 2, size=90)
+    return partition
+
+
+def late(root: Path, segments: int = 4) -> tuple[Partition, LateFlusher, FaultyDisk]:
+    """A partition whose flushes have joined and not begun."""
+    disk, flusher = FaultyDisk(), LateFlusher()
+    partition = open_partition(root, config=SMALL, fs=disk, flusher=flusher)
+    rolled(partition, segments)
+    assert partition.recovery_point == 0
+    assert list(flusher.sealed) == [partition]
+    disk.steps.clear()
+    return partition, flusher, disk
+
+
+def active_base(partition: Partition) -> int:
+    return partition._log.active.base_offset
+
+
+def test_a_roll_moves_the_recovery_point_to_the_new_segment(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path, config=SMALL)
+    assert partition.recovery_point == 0
+    for segments in (2, 3, 4):
+        rolled(partition, segments)
+        assert partition.recovery_point == active_base(partition)
+        assert partition.recovery_point < partition.log_end_offset
+
+
+def test_a_sealed_segment_is_forced_to_disk_whole_and_the_active_one_left_alone(
+    tmp_path: Path,
+) -> None:
+    partition, flusher, disk = late(tmp_path, segments=3)
+    append(partition, producer_id=2, transactional=True)
+    marker(partition, 2, commit=False)
+    rolled(partition, 4)
+    disk.steps.clear()
+    flusher.run()
+    first, second, third, active = (one.base_offset for one in partition._log.segments)
+    synced = {Path(one.path).name for one in disk.steps if one.kind == "sync"}
+    assert synced == {
+        *(
+            f"{base:020d}{suffix}"
+            for base in (first, second, third)
+            for suffix in (".log", ".index", ".timeindex")
+        ),
+        *(f"{base:020d}.snapshot" for base in (second, third, active)),
+        f"{third:020d}.txnindex",
+        "leader-epoch-checkpoint.tmp",
+        "partition.metadata",
+    }
+    assert partition.recovery_point == active
+    disk.steps.clear()
+    rolled(partition, 5)
+    flusher.run()
+    synced = {Path(one.path).name for one in disk.steps if one.kind == "sync"}
+    assert synced == {
+        f"{active:020d}.log",
+        f"{active:020d}.index",
+        f"{active:020d}.timeindex",
+        f"{active:020d}.snapshot",  # a roll right where the last flush ended would have made it
+        f"{active_base(partition):020d}.snapshot",
+    }
+
+
+def test_damage_in_a_sealed_segment_costs_nothing_behind_it(tmp_path: Path) -> None:
+    """Twenty segments, a kill, and one bit of the second of them."""
+    partition = rolled(open_partition(tmp_path / "whole", config=SMALL), 20)
+    before = read_log(partition)
+    root = crash_image(partition, tmp_path / "crash")
+    path = root / "orders-0" / f"{partition._log.segments[1].base_offset:020d}.log"
+    raw = bytearray(path.read_bytes())
+    raw[100] ^= 1
+    path.write_bytes(raw)
+    again = open_partition(root, clean=False, recovery_point=partition.recovery_point)
+    assert again.log_end_offset == partition.log_end_offset
+    assert again.recovery is not None
+    assert again.recovery.scanned_segments == 1
+    found = read_log(again)
+    assert [base for base, _ in found] == [base for base, _ in before]
+    assert sum(one != other for one, other in zip(found, before, strict=True)) == 1
+
+
+def test_many_segments_go_in_several_flushes_and_the_recovery_point_with_them(
+    tmp_path: Path,
+) -> None:
+    count = 2 * SEALED_AT_ONCE + 1
+    partition, flusher, _ = late(tmp_path, segments=count + 1)
+    points = []
+    while flusher.sealed:
+        flusher.run_one()
+        points.append(partition.recovery_point)
+        if partition.has_unflushed_segments:
+            assert partition.flush_if_due(T0)
+    bases = [one.base_offset for one in partition._log.segments]
+    assert points == [bases[SEALED_AT_ONCE], bases[2 * SEALED_AT_ONCE], bases[-1]]
+
+
+def test_a_log_that_was_recovered_gets_to_disk_as_well(tmp_path: Path) -> None:
+    root = crash_image(late(tmp_path / "whole")[0], tmp_path / "crash")
+    flusher = LateFlusher()
+    again = open_partition(root, config=SMALL, clean=False, flusher=flusher)
+    assert (again.recovery_point, flusher.sealed) == (0, {})
+    assert again.flush_if_due(T0)
+    flusher.run()
+    assert again.recovery_point == active_base(again)
+    assert not again.flush_if_due(T0)
+
+
+# --- what comes in between ---
+
+
+def retention_takes_all(partition: Partition) -> None:
+    partition.config = config(segment_bytes=500, retention_bytes=0, file_delete_delay_ms=0)
+    assert partition.retention(T0) > 2
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "expected"),
+    [
+        (lambda one: one.truncate_to(4), 4),
+        (lambda one: one.truncate_to(3), 3),
+        (lambda one: one.truncate_to(0), 0),
+        (retention_takes_all, None),
+        (lambda one: rolled(one, 9), None),
+        (Partition.flush, None),
+    ],
+    ids=["truncated", "truncated inside a batch", "emptied", "deleted", "rolled", "flushed"],
+)
+@pytest.mark.parametrize("when", ["before it is planned", "before it runs", "before it ends"])
+def test_what_changes_under_a_flush(
+    tmp_path: Path, when: str, meanwhile: Callable[[Partition], object], expected: int | None
+) -> None:
+    """``expected`` is the highest recovery point a log may have that was cut."""
+    partition, flusher, _ = late(tmp_path / "whole")
+    flusher.run_one(**{when.replace(" ", "_"): lambda: meanwhile(partition)})
+    assert partition.offline is None
+    end = partition.log_end_offset if expected is None else expected
+    assert partition.recovery_point <= end
+    append(partition)
+    flusher.run()
+    again = open_partition(
+        crash_image(partition, tmp_path / "crash"),
+        config=SMALL,
+        clean=False,
+        recovery_point=partition.recovery_point,
+        log_start_offset=partition.log_start_offset,
+    )
+    assert read_log(again) == read_log(partition)
+    partition.close()
+
+
+@pytest.mark.parametrize("when", ["before it is planned", "before it runs", "before it ends"])
+@pytest.mark.parametrize("how", [Partition.close, Partition.delete_directory])
+def test_a_partition_ends_under_its_flush(
+    tmp_path: Path, when: str, how: Callable[[Partition], None]
+) -> None:
+    partition, flusher, disk = late(tmp_path)
+    flusher.run_one(**{when.replace(" ", "_"): lambda: how(partition)})
+    assert partition.offline is None
+    assert not disk.open_paths
+    assert (tmp_path / "orders-0").exists() == (how is Partition.close)
+
+
+def test_a_failed_sync_of_a_sealed_segment_takes_the_partition_off_line(tmp_path: Path) -> None:
+    partition, flusher, disk = late(tmp_path)
+    disk.sync_fails = lambda path: path.endswith(f"{0:020d}.log")
+    flusher.run()
+    assert partition.offline is not None
+    assert partition.recovery_point == 0
+    with pytest.raises(StorageError, match=r"off line.*Input/output"):
+        append(partition)
+
+
+@pytest.mark.parametrize(
+    "refused", [".snapshot", ".txnindex", ".index", "leader-epoch", "metadata"]
+)
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC])
+def test_a_flush_that_finds_no_descriptor_or_no_room_is_due_again(
+    tmp_path: Path, refused: str, number: int
+) -> None:
+    partition, flusher, disk = late(tmp_path)
+    append(partition, producer_id=2, transactional=True)
+    marker(partition, 2, commit=False)
+    rolled(partition, 6)
+
+    def before(kind: str, path: str) -> None:
+        if kind == "open" and refused in path:
+            raise OSError(number, "refused", path)
+
+    disk.before = before
+    flusher.run()
+    assert partition.offline is None
+    assert partition.recovery_point == 0
+    disk.before = lambda _kind, _path: None
+    disk.steps.clear()
+    assert partition.flush_if_due(T0)
+    flusher.run()
+    assert partition.recovery_point == active_base(partition)
+    assert any(refused in one.path for one in disk.steps if one.kind == "sync")
+
+
+def test_no_room_that_a_sync_finds_is_a_failure(tmp_path: Path) -> None:
+    """The kernel calls the pages clean that it had no room for."""
+    partition, flusher, disk = late(tmp_path)
+
+    def before(kind: str, path: str) -> None:
+        if kind == "sync" and path.endswith(".snapshot"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    disk.before = before
+    flusher.run()
+    assert partition.offline is not None

@@ -12,7 +12,7 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from kio.schema.errors import ErrorCode
@@ -24,8 +24,17 @@ if TYPE_CHECKING:
 
 NO_OFFSET = -1
 UNKNOWN_COORDINATOR_EPOCH = -1
+NO_PRODUCER = -1
 
-UNFINISHED = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
+TWO_PHASE_TIMEOUT_MS = 2**31 - 1
+"""The timeout of a transaction that takes part in a two-phase commit: none."""
+
+MAX_CLAIM_TIMEOUT_MS = 60_000
+"""The longest timeout that ``terminate`` leaves an id with; it matters until the next claim."""
+
+ONGOING = "Ongoing"
+
+UNFINISHED = frozenset({ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 """States in which the coordinator still has an end marker to write."""
 
 
@@ -176,22 +185,34 @@ def _described(session: Session, node: int, names: tuple[str, ...]) -> list[Tran
             ErrorCode.not_coordinator,
         }:
             continue
-        check(state.error_code, "DescribeTransactions", state.transactional_id)
-        started = state.transaction_start_time
-        found.append(
-            Transaction(
-                transactional_id=state.transactional_id,
-                state=state.transaction_state,
-                producer_id=state.producer_id,
-                epoch=state.producer_epoch,
-                timeout_ms=int(state.transaction_timeout.total_seconds() * 1000),
-                started_ms=int(started.timestamp() * 1000) if started is not None else None,
-                partitions=frozenset(
-                    (topic.topic, index) for topic in state.topics for index in topic.partitions
-                ),
-            )
-        )
+        found.append(_transaction_of(state))
     return found
+
+
+def transaction(session: Session, transactional_id: str) -> Transaction:
+    """What the coordinator of one transactional id knows of it. Raises ApiError."""
+    answer = session.client.call(
+        "DescribeTransactions",
+        to_transaction=transactional_id,
+        transactional_ids=(transactional_id,),
+    )
+    return _transaction_of(answer.transaction_states[0])
+
+
+def _transaction_of(state: Any) -> Transaction:
+    check(state.error_code, "DescribeTransactions", state.transactional_id)
+    started = state.transaction_start_time
+    return Transaction(
+        transactional_id=state.transactional_id,
+        state=state.transaction_state,
+        producer_id=state.producer_id,
+        epoch=state.producer_epoch,
+        timeout_ms=int(state.transaction_timeout.total_seconds() * 1000),
+        started_ms=int(started.timestamp() * 1000) if started is not None else None,
+        partitions=frozenset(
+            (topic.topic, index) for topic in state.topics for index in topic.partitions
+        ),
+    )
 
 
 def why_hanging(producer: Producer, transaction: Transaction | None) -> str | None:
@@ -295,6 +316,28 @@ def abort(session: Session, producer: Producer) -> None:
         for topic in marker.topics:
             for row in topic.partitions:
                 check(row.error_code, "WriteTxnMarkers", f"{topic.name}-{row.partition_index}")
+
+
+def terminate(session: Session, transaction: Transaction) -> tuple[int, int]:
+    """Claim the transactional id, which fences its producer and aborts what that has open.
+
+    Returns the producer id and epoch that fence it. They are nobody's: the producer's successor
+    claims the id anew. Raises ApiError; CONCURRENT_TRANSACTIONS if the abort is decided and its
+    markers are not written within the session's time. Source: ``Admin.forceTerminateTransaction``
+    (KIP-939), which does the same.
+    """
+    timeout_ms = min(transaction.timeout_ms, MAX_CLAIM_TIMEOUT_MS)
+    answer = session.client.call(
+        "InitProducerId",
+        to_transaction=transaction.transactional_id,
+        transactional_id=transaction.transactional_id,
+        transaction_timeout=timeout_ms,
+        producer_id=NO_PRODUCER,
+        producer_epoch=NO_PRODUCER,
+        enable2_pc=False,
+        keep_prepared_txn=False,
+    )
+    return answer.producer_id, answer.producer_epoch
 
 
 def moment(timestamp_ms: int | None) -> str | None:

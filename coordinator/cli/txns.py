@@ -191,10 +191,11 @@ def find_hanging(
 ) -> None:
     """Find transactions that are open on a partition and that no coordinator will ever end.
 
-    Exit status 1 if there are any. `abort` ends them. SINCE is the time of the first record. CLIENT
-    names the members of the groups whose offsets the producer holds back as well, or else who
-    claimed the producer id; that, and a transactional id that has expired since, is told by the
-    broker's own history, which Apache Kafka does not keep.
+    Exit status 1 if there are any. `abort` ends them. One that its coordinator knows does not hang,
+    however old it is: `list --duration-filter` finds it, `terminate` ends it. SINCE is the time of
+    the first record. CLIENT names the members of the groups whose offsets the producer holds back
+    as well, or else who claimed the producer id; that, and a transactional id that has expired
+    since, is told by the broker's own history, which Apache Kafka does not keep.
     """
     from coordinator.cli import open_transactions as tools
     from coordinator.cli.blame import clients_of
@@ -296,13 +297,69 @@ def abort_txn(
         if reason is None and transaction is not None and not force:
             raise click.ClickException(
                 f"{what} does not hang: {transaction.transactional_id} is {transaction.state}"
-                " and its coordinator will end it (--force aborts it here all the same)"
+                " and its coordinator will end it (`txns terminate` has it do so now, --force"
+                " aborts it here all the same)"
             )
         if not execute:
             click.echo(f"would abort {what} ({reason or 'forced'}); --execute does it")
             return
         tools.abort(session, producer)
     click.echo(f"aborted {what} ({reason or 'forced'})")
+
+
+@command.command("terminate")
+@click.argument("transactional_id")
+@click.option("--execute", is_flag=True, help="Do it; without this nothing is changed.")
+@shared_options
+def terminate_txn(bootstrap: str, timeout: float, transactional_id: str, *, execute: bool) -> None:
+    """Fence the producer of TRANSACTIONAL_ID and abort the transaction it has open.
+
+    For a producer that is dead, or has to be stopped: its coordinator ends the transaction in all
+    its partitions, as at the producer's next start or when its timeout runs out. A producer that is
+    alive hears that it is fenced. `history` tells who did it.
+    """
+    from kio.schema.errors import ErrorCode
+
+    from coordinator.cli import open_transactions as tools
+    from coordinator.cli.session import Session
+    from coordinator.wire.client import ApiError
+    from coordinator.wire.errors import WireError
+
+    with Session(bootstrap, timeout) as session:
+        found = tools.transaction(session, transactional_id)
+        if found.state not in tools.UNFINISHED:
+            click.echo(f"no transaction of {transactional_id} is open, it is {found.state}")
+            return
+        if found.state != tools.ONGOING:
+            raise click.ClickException(_decided(found))
+        places = ", ".join(f"{topic}:{index}" for topic, index in sorted(found.partitions))
+        what = (
+            f"the transaction of {transactional_id}, open since {tools.moment(found.started_ms)}"
+            f" in {places}, and fence producer {found.producer_id} epoch {found.epoch}"
+        )
+        if not execute:
+            click.echo(f"would abort {what}; --execute does it")
+            if found.timeout_ms == tools.TWO_PHASE_TIMEOUT_MS:
+                click.echo("it is part of a two-phase commit: does the other store abort as well?")
+            return
+        try:
+            fence = tools.terminate(session, found)
+        except WireError as error:
+            if isinstance(error, ApiError) and error.code != ErrorCode.concurrent_transactions:
+                raise
+            # It may be that what is late is not the answer but a partition that takes no marker.
+            left = tools.transaction(session, transactional_id)
+            if left.state in tools.UNFINISHED - {tools.ONGOING}:
+                raise click.ClickException(_decided(left)) from error
+            raise
+    click.echo(f"aborted {what}: it is producer {fence[0]} epoch {fence[1]} now")
+
+
+def _decided(transaction: Transaction) -> str:
+    return (
+        f"{transaction.transactional_id} is {transaction.state}: its outcome is decided, but not"
+        " written in all its partitions yet"
+    )
 
 
 def _find_open(

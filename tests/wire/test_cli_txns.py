@@ -12,9 +12,12 @@ from typing import Any
 import confluent_kafka
 import pytest
 
+from coordinator import Broker
+from coordinator.thread import BrokerThread
 from tests.support.batches import batch
-from tests.support.cluster import GROUP, Cluster, unique
+from tests.support.cluster import GROUP, READ_COMMITTED, Cluster, unique
 from tests.support.daemon import Daemon
+from tests.support.disk import FaultyDisk
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer
@@ -323,6 +326,69 @@ def test_a_transaction_that_its_coordinator_will_end_does_not_hang(bootstrap, cl
         assert f"{name} is Ongoing" in refused.stderr
         assert cluster.lso(topic) == 0
         assert "would abort" in fencepost(*order, "--force", bootstrap=bootstrap).stdout
+
+
+def test_the_transaction_of_a_dead_producer_is_terminated(bootstrap, cluster, topic, target):
+    name, group = unique("dead"), unique("group")
+    cluster.coordinator(group, GROUP)
+    dead = Producer(cluster, name).init()
+    for partition in (0, 1):
+        assert dead.produce(topic, b"open", partition) == "none"
+    assert dead.commit_offset(group, topic, 7) == "none"
+    find = ("txns", "find-hanging", "--topic", topic, "--max-transaction-timeout", "0")
+    assert fencepost(*find, bootstrap=bootstrap).stdout == "no transaction hangs\n"
+    aborting = ("txns", "abort", f"{topic}:0", "--start-offset", "0")
+    assert "`txns terminate`" in fencepost(*aborting, bootstrap=bootstrap, status=1).stderr
+    order = ("txns", "terminate", name)
+    shown = fencepost(*order, bootstrap=bootstrap).stdout
+    assert re.match(f"would abort the transaction of {name}, open since 20.*Z in __con", shown)
+    assert f"{topic}:0, {topic}:1, and fence producer {dead.producer_id} epoch" in shown
+    assert [cluster.lso(topic, partition) for partition in (0, 1)] == [0, 0]
+    done = fencepost(*order, "--execute", bootstrap=bootstrap).stdout
+    assert done.startswith(f"aborted the transaction of {name}, open since")
+    for partition in (0, 1):
+        until(lambda at=partition: cluster.lso(topic, at) == 2, "readers go on")
+    assert cluster.values(topic, isolation=READ_COMMITTED) == []
+    assert cluster.committed(group, topic, stable=True) == -1
+    # Whoever it was is fenced, and its successor is not.
+    assert dead.produce(topic, b"late") == "invalid_producer_epoch"
+    for again in (order, (*order, "--execute")):
+        said = fencepost(*again, bootstrap=bootstrap).stdout
+        assert said.startswith(f"no transaction of {name} is open, it is ")
+    successor = Producer(cluster, name).init()
+    assert successor.produce(topic, b"new") == "none"
+    assert successor.end(commit=True)["error_code"] == "none"
+    until(lambda: cluster.lso(topic) == cluster.offset(topic), "readers go on")
+    assert cluster.values(topic, isolation=READ_COMMITTED) == [b"new"]
+    if target.name == "fencepost":
+        history = rows(fencepost("txns", "history", name, *JSON, bootstrap=bootstrap))
+        (aborted,) = [row for row in history if row["what"] == "transaction-aborted"]
+        assert (aborted["client"], aborted["host"]) == ("fencepost-cli", "127.0.0.1")
+        assert aborted["trigger"] == "request InitProducerId"
+
+
+def test_an_id_that_nobody_knows_is_not_terminated(bootstrap, cluster):
+    cluster.init_producer(unique("somebody"))
+    order = ("txns", "terminate", unique("nobody"))
+    for given in (order, (*order, "--execute")):
+        refused = fencepost(*given, bootstrap=bootstrap, status=1)
+        assert "TRANSACTIONAL_ID_NOT_FOUND" in refused.stderr
+
+
+def test_a_decided_outcome_is_not_terminated(tmp_path):
+    """A partition is off line: the producer is fenced, and the abort is not over."""
+    disk, name = FaultyDisk(), unique("stuck")
+    with BrokerThread(lambda: Broker(tmp_path, config=SETTINGS, fs=disk)) as broker:
+        with Cluster(broker.bootstrap) as cluster:
+            topic = cluster.create_topic("bad")
+            producer = Producer(cluster, name).init()
+            assert producer.produce(topic, b"open") == "none"
+        disk.write_fails = lambda path: "/bad-0/" in path
+        order = ("txns", "terminate", name, "--execute")
+        for timeout in ("2", "30"):
+            words = (*order, "--timeout", timeout)
+            refused = fencepost(*words, bootstrap=broker.bootstrap, status=1)
+            assert f"{name} is PrepareAbort: its outcome is decided" in refused.stderr
 
 
 def test_abort_wants_to_know_which(bootstrap, topic):

@@ -15,6 +15,7 @@ from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.daemon import Daemon
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
+from tests.wire.test_cli import fencepost
 
 INIT_PRODUCER_ID = 22
 SWITCH = {"transaction.two.phase.commit.enable": "true"}
@@ -42,6 +43,19 @@ def init(client: WireClient, name: str, *, keep: bool = False, two_phase: bool =
             keep_prepared_txn=keep,
         ),
     )
+
+
+def test_an_administrator_is_told_what_it_would_terminate(daemon: Daemon) -> None:
+    name = unique("terminated")
+    with Cluster(daemon.bootstrap) as cluster, WireClient(daemon.bootstrap) as client:
+        topic = cluster.create_topic(unique("two-phase"))
+        write(daemon.bootstrap, name, topic, b"prepared", init(client, name))
+        order = ("txns", "terminate", name)
+        shown = fencepost(*order, bootstrap=daemon.bootstrap).stdout.splitlines()
+        assert shown[1].startswith("it is part of a two-phase commit")
+        fencepost(*order, "--execute", bootstrap=daemon.bootstrap)
+        assert cluster.lso(topic) == cluster.offset(topic) == 2
+        assert cluster.values(topic, isolation=READ_COMMITTED) == []
 
 
 def end(client: WireClient, name: str, producer: tuple[int, int], *, commit: bool) -> Any:

@@ -8,22 +8,27 @@ timer has already gone off, because only what is still in the queue is looked at
 Deadlines are wall-clock times (machines compute them from the ``now_ms`` they are given), but the
 wait is measured on the monotonic clock: a jump of the wall clock must not expire every session.
 
+A deadline passes for good only once the loop has read what had arrived by then: after a pause of
+the process, or of the loop, the heartbeats of everybody who lives lie unread in their sockets.
+
 Source: the contract is that of ``CoordinatorTimerImpl``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Hashable
+from functools import partial
 
 from sortedcontainers import SortedList
 
 from coordinator.background import call_later, survived
 from logcore.clock import Clock
 
-MAX_FIRED_PER_PASS = 256
-"""Timers fired before the loop gets its turn: each may append a record, and thousands of sessions
-may expire at the same moment after a long pause."""
+PASS_MS = 5
+"""How long timers are fired before the loop gets its turn, in milliseconds: each may append a
+record, and thousands of sessions may expire at the same moment."""
 
 Fire = Callable[[Hashable, int], None]
 
@@ -31,30 +36,36 @@ Fire = Callable[[Hashable, int], None]
 class TimerQueue:
     """Waits for the earliest deadline of all :class:`Timers` made by :meth:`timers`."""
 
-    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, clock: Clock, loop: asyncio.AbstractEventLoop, pass_ms: float = PASS_MS
+    ) -> None:
         self._clock = clock
         self._loop = loop
+        self._pass_seconds = pass_ms / 1000
         # (due on the monotonic clock, sequence number, wall-clock deadline, owner, key): the
         # sequence number is unique, so keys are never compared.
         self._queue: SortedList = SortedList()
         self._sequence = 0
-        self._handle: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._handle: asyncio.TimerHandle | None = None
         self._armed_ms: int | None = None
 
     def timers(self, fire: Fire) -> Timers:
         """A new set of timers; ``fire(key, now_ms)`` is called for each that expires."""
         return Timers(self, fire)
 
-    def run_due(self) -> int:
-        """Fire what is due, at most :data:`MAX_FIRED_PER_PASS`; return how many were fired.
+    def run_due(self, by_ms: int | None = None) -> int:
+        """Fire what was due ``by_ms``, for about :data:`PASS_MS`; return how many were fired.
 
-        The loop's timer calls this; a test that owns the clock calls it after moving the clock.
+        A test that owns the clock calls this after moving the clock, for all that is due now.
         """
         self._disarm()
+        horizon_ms = self._clock.monotonic_ms() if by_ms is None else by_ms
+        # Real time, not the daemon's clock: it bounds our own use of the processor.
+        end = time.perf_counter() + self._pass_seconds
         fired = 0
         try:
-            while self._queue and fired < MAX_FIRED_PER_PASS:
-                if self._queue[0][0] > self._clock.monotonic_ms():
+            while self._queue and self._queue[0][0] <= horizon_ms:
+                if fired and time.perf_counter() >= end:
                     break
                 _, _, deadline_ms, owner, key = self._queue.pop(0)
                 fired += 1
@@ -99,10 +110,13 @@ class TimerQueue:
         due_ms: int = self._queue[0][0]
         delay_ms = due_ms - self._clock.monotonic_ms()
         self._armed_ms = due_ms
-        if delay_ms <= 0:
-            self._handle = self._loop.call_soon(self.run_due)
-        else:
-            self._handle = call_later(self._loop, delay_ms, "timers", self.run_due)
+        self._handle = call_later(self._loop, max(delay_ms, 0), "timers", self._read_first)
+
+    def _read_first(self) -> None:
+        # The loop looks at its sockets between two turns, and calls whoever reads them before it
+        # calls timers of its own; hence not call_soon.
+        run_due = partial(self.run_due, self._clock.monotonic_ms())
+        self._handle = call_later(self._loop, 0, "timers", run_due)
 
     def _disarm(self) -> None:
         if self._handle is not None:

@@ -34,8 +34,7 @@ TopicPartitions = tuple[bytes, tuple[int, ...]]
 class TopicImage:
     """The topics of the cluster: name → (topic id of 16 bytes, partition count).
 
-    Compared by identity: the same object as last time means that nothing changed, so one object
-    per change of metadata spares every group to look. ``version`` grows with each change.
+    ``version`` grows with each change: groups remember it to see whether they must look again.
     """
 
     topics: Mapping[str, tuple[bytes, int]]

@@ -2,7 +2,7 @@
 
 Each record sets its own piece and needs no other, so that the order in which a compacted log
 brings them does not matter. A member exists while its type 5 record does; the group exists while
-any piece does. Nothing here is soft but the note of which topics were looked at last.
+any piece does. What is soft is noted as such: a restart forgets it.
 
 Source: Kafka's ``ConsumerGroup``, ``ConsumerGroupMember``, ``ModernGroup``.
 """
@@ -16,7 +16,7 @@ from typing import ClassVar, Final
 
 from groups import consumer_records as cr
 from groups.commands import ListedGroup, OffsetToCommit
-from groups.consumer_commands import TopicImage, TopicPartitions
+from groups.consumer_commands import TopicPartitions
 from groups.consumer_records import ConsumerRecordType as Kind
 from groups.errors import (
     GroupError,
@@ -28,6 +28,7 @@ from groups.errors import (
 from groups.group import Group, ShardTotals
 from groups.outcome import Outcome
 from groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition
+from groups.regex import RegexScan
 from logcore.machine import InvariantViolation, Record
 
 INITIAL_EPOCH: Final = 1
@@ -72,6 +73,11 @@ def assignor_timer(group_id: str) -> Hashable:
     return ("assignor", group_id)
 
 
+def regex_timer(group_id: str) -> Hashable:
+    """Name the timer that goes on with matching regular expressions against topics."""
+    return ("regex", group_id)
+
+
 def by_topic(partitions: Iterable[TopicIdPartition]) -> tuple[TopicPartitions, ...]:
     """Return partitions grouped by topic, everything in order."""
     grouped: dict[bytes, list[int]] = {}
@@ -102,14 +108,16 @@ class ConsumerGroup(Group):
         self.has_partition_metadata = False
         self.static_members: dict[str, str] = {}
         self.owners: dict[TopicIdPartition, str] = {}
-        self.checked_image: TopicImage | None = None
-        """The topics as of which the metadata hash is known to be right."""
-        self.regexes_image: TopicImage | None = None
-        """The topics as of which the regular expressions are resolved."""
+        self.checked_version: int | None = None
+        """The version of the topics as of which the metadata hash is known to be right."""
+        self.regexes_version: int | None = None
+        """The version of the topics as of which the regular expressions are resolved."""
         self.regexes_checked_ms: int | None = None
         """When the regular expressions were last matched against all topics."""
-        self.image: TopicImage | None = None
-        """The topics as last seen, for names of topics in commits."""
+        self.refused_regexes: dict[str, str] = {}
+        """Regular expressions that can't be used, and why; they keep the topics they have."""
+        self.scan: RegexScan | None = None
+        """The matching that is under way: the timer goes on with it."""
         self.joining: set[str] = set()
         """Classic members that were told to rejoin: their join timers run."""
         self.syncing: set[str] = set()
@@ -223,6 +231,12 @@ class ConsumerGroup(Group):
         outcome.disarm(rebalance_timer(self.group_id, member_id))
         self.stop_classic_timers(outcome, member_id)
 
+    def stop_upkeep(self, outcome: Outcome) -> None:
+        """Cancel what the group does for itself: it has no members, or becomes another kind."""
+        outcome.disarm(assignor_timer(self.group_id))
+        outcome.disarm(regex_timer(self.group_id))
+        self.scan = None
+
     # --- replay ----------------------------------------------------------------------------------
 
     def replay(self, key: cr.ConsumerKey, value: cr.ConsumerValue | None) -> None:
@@ -331,8 +345,7 @@ class ConsumerGroup(Group):
         if member.classic is not None or not 0 <= generation_id < current.member_epoch:
             raise error
         for item in offsets:
-            known = (self.image.topics if self.image else {}).get(item.topic)
-            partition = (item.topic_id or (known[0] if known else b""), item.partition)
+            partition = (item.topic_id or b"", item.partition)
             epoch = current.assigned.get(partition, current.pending_revocation.get(partition))
             if epoch is None or generation_id < epoch:
                 raise error
@@ -389,13 +402,25 @@ class ConsumerGroup(Group):
     def unloaded(self, outcome: Outcome) -> None:
         """See :class:`Group`. No request is ever parked here."""
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of the group is left in the log: its last piece has a tombstone."""
+        return not (
+            self.saved_epoch
+            or self.saved_assignment
+            or self.has_partition_metadata
+            or self.members
+            or self.currents
+            or self.targets
+            or self.regexes
+        )
+
     def durable_state(self) -> object:
         """See :class:`Group`."""
-        pieces = (self.saved_epoch, self.saved_assignment, self.has_partition_metadata)
-        if not any((*pieces, self.members, self.currents, self.targets, self.regexes)):
+        if self.is_gone:
             return None
         return (
-            pieces,
+            (self.saved_epoch, self.saved_assignment, self.has_partition_metadata),
             sorted(self.members.items(), key=lambda item: item[0]),
             [(name, write_current(self.currents[name])) for name in sorted(self.currents)],
             [(name, by_topic(self.targets[name])) for name in sorted(self.targets)],

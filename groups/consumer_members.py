@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from groups import consumer_records as cr
 from groups.consumer_group import (
     ConsumerGroup,
-    assignor_timer,
     rebalance_timer,
     session_timer,
     subscribed_topics,
@@ -79,7 +78,7 @@ def remove_members(
     if not left:
         # Nobody is left who could bring the target up to the epoch. Without a time, so that
         # whoever joins next need not wait.
-        outcome.disarm(assignor_timer(group_id))
+        group.stop_upkeep(outcome)
         value = cr.AssignmentEpochValue(epoch)
         outcome.append(cr.assignment_epoch(group_id, value))
 

@@ -29,13 +29,14 @@ from groups.consumer_group import (
     write_current,
 )
 from groups.consumer_records import ConsumerRecordType as Kind
-from groups.consumer_target import Working, bump_epoch, refresh_regexes, update_target
+from groups.consumer_target import Working, bump_epoch, update_target
 from groups.errors import (
     FencedInstanceIdError,
     GroupLimitExceededError,
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
 )
+from groups.expressions import refresh_regexes
 from groups.outcome import EventKind, Outcome
 from groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition, reconcile
 from groups.regex import TopicRegex
@@ -99,10 +100,8 @@ def remember(shard: Shard, outcome: Outcome, beat: Beat) -> None:
     """Note what is soft, once nothing can be refused any more."""
     if beat.replaced not in {None, beat.member_id}:
         beat.group.stop_timers(outcome, beat.replaced or "")
-    shard.image = beat.group.image = beat.command.topics
-    beat.group.checked_image = beat.working.checked_image
-    beat.group.regexes_image = beat.working.regexes_image
-    beat.group.regexes_checked_ms = beat.working.regexes_checked_ms
+    shard.image = beat.command.topics
+    beat.working.remember()
 
 
 # --- the member's place --------------------------------------------------------------------------

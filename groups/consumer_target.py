@@ -1,7 +1,7 @@
 """A consumer group's epoch and its target assignment: when they change, and what they become.
 
-Source: Kafka's ``GroupMetadataManager`` (updateSubscriptionMetadata, updateTargetAssignment,
-maybeUpdateRegularExpressions), ``TargetAssignmentBuilder`` and ``Utils.computeGroupHash``.
+Source: Kafka's ``GroupMetadataManager`` (updateSubscriptionMetadata, updateTargetAssignment),
+``TargetAssignmentBuilder`` and ``Utils.computeGroupHash``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ from groups.consumer_group import (
     topics_of,
 )
 from groups.consumer_records import ConsumerRecordType as Kind
-from groups.errors import GroupLimitExceededError
 from groups.outcome import EventKind, Outcome
 from groups.reconcile import Target, TopicIdPartition
-from groups.regex import TopicRegex
+from groups.regex import RegexScan
 from groups.shard import Shard
 
 
@@ -55,9 +54,11 @@ class Working:
     regexes: dict[str, cr.RegularExpressionValue]
     epoch: cr.GroupEpochValue
     assignment: cr.AssignmentEpochValue | None
-    checked_image: TopicImage | None
-    regexes_image: TopicImage | None
+    checked_version: int | None
+    regexes_version: int | None
     regexes_checked_ms: int | None
+    refused_regexes: dict[str, str]
+    scan: RegexScan | None
 
     @classmethod
     def of(cls, group: ConsumerGroup, topics: TopicImage) -> Working:
@@ -70,10 +71,21 @@ class Working:
             dict(group.regexes),
             group.saved_epoch or cr.GroupEpochValue(INITIAL_EPOCH),
             group.saved_assignment,
-            group.checked_image,
-            group.regexes_image,
+            group.checked_version,
+            group.regexes_version,
             group.regexes_checked_ms,
+            dict(group.refused_regexes),
+            group.scan,
         )
+
+    def remember(self) -> None:
+        """Note in the group what is soft, once nothing can be refused any more."""
+        group = self.group
+        group.checked_version = self.checked_version
+        group.regexes_version = self.regexes_version
+        group.regexes_checked_ms = self.regexes_checked_ms
+        group.refused_regexes = self.refused_regexes
+        group.scan = self.scan
 
     def topic_ids_of(self, member: cr.ConsumerMemberValue) -> frozenset[bytes]:
         """Return the ids of the existing topics that a member subscribes to."""
@@ -85,49 +97,6 @@ class Working:
         """Return a member's target."""
         epoch = 0 if self.assignment is None else self.assignment.epoch
         return Target(epoch, self.targets.get(member_id, frozenset()))
-
-
-# --- regular expressions -------------------------------------------------------------------------
-
-
-def refresh_regexes(shard: Shard, outcome: Outcome, working: Working, reasons: list[str]) -> None:
-    """Resolve expressions that are new, forget those nobody uses, and follow the topics' changes.
-
-    Kafka does this in the background and lets the first heartbeat go without; matching in linear
-    time makes that needless.
-    """
-    group_id = working.group.group_id
-    used = {m.subscribed_topic_regex for m in working.members.values() if m.subscribed_topic_regex}
-    if len(used) > shard.limits.max_group_regexes:
-        limit = shard.limits.max_group_regexes
-        raise GroupLimitExceededError(f"the group has max_group_regexes={limit}")
-    for regex in working.regexes.keys() - used:
-        del working.regexes[regex]
-        outcome.append(cr.tombstone(Kind.REGULAR_EXPRESSION, group_id, regex))
-    checked_ms = working.regexes_checked_ms
-    if checked_ms is None:
-        resolved_ms = (resolved.timestamp_ms for resolved in working.regexes.values())
-        checked_ms = max(resolved_ms, default=outcome.now_ms)
-    is_due = (
-        working.regexes_image is not working.topics
-        and not 0 <= outcome.now_ms - checked_ms < shard.limits.min_regex_refresh_interval_ms
-    )
-    due = used if is_due else used - working.regexes.keys()
-    for regex in sorted(due):
-        matches = TopicRegex(regex).matches
-        found = tuple(sorted(name for name in working.topics.topics if matches(name)))
-        old = working.regexes.get(regex)
-        value = cr.RegularExpressionValue(found, working.topics.version, outcome.now_ms)
-        if old is not None and old.topics == found:
-            continue
-        working.regexes[regex] = value
-        outcome.append(cr.regular_expression(group_id, regex, value))
-        outcome.event(EventKind.REGEX_RESOLVED, group_id, regex=regex, topics=len(found))
-        if old is not None:
-            reasons.append(f"topics matching {regex[:100]!r} changed")
-    if due and working.regexes.keys() <= due:
-        working.regexes_image = working.topics
-        working.regexes_checked_ms = outcome.now_ms
 
 
 # --- the group epoch -----------------------------------------------------------------------------
@@ -154,11 +123,11 @@ def bump_epoch(outcome: Outcome, working: Working, reasons: list[str], **cause: 
     ``cause`` is told with it: whose heartbeat it was that found the reason.
     """
     group = working.group
-    if not reasons and working.checked_image is working.topics:
+    if not reasons and working.checked_version == working.topics.version:
         return
     names = subscribed_topics(working.members.values(), working.regexes)
     fresh_hash = metadata_hash(working.topics, names)
-    working.checked_image = working.topics
+    working.checked_version = working.topics.version
     if not reasons and fresh_hash == working.epoch.metadata_hash:
         return
     if not reasons:
@@ -266,7 +235,7 @@ def _ask_again(outcome: Outcome, working: Working, settings: ConsumerSettings) -
 
 def assignor_timer_fired(shard: Shard, outcome: Outcome, group: ConsumerGroup) -> None:
     """Ask once more, also while no member has anything to say."""
-    topics = group.image or shard.image
+    topics = shard.image
     # A group that has changed since is asked for by the next heartbeat, which knows how.
     if topics is not None and group.members and group.assignment_epoch >= group.epoch:
         _ask_again(outcome, Working.of(group, topics), shard.consumer)
@@ -296,7 +265,7 @@ def target_computed(shard: Shard, outcome: Outcome, command: TargetComputed) -> 
             epoch=group.epoch,
         )
         return
-    topics = group.image or shard.image
+    topics = shard.image
     if topics is None or not group.members:
         return
     working = Working.of(group, topics)

@@ -92,6 +92,10 @@ class GroupLimits:
     change; about ten milliseconds of work per thousand topics and expression. Kafka's is fixed at
     10 s, which makes new topics slow to be seen."""
 
+    max_regex_steps_per_turn: int = 20_000
+    """Steps of matching that one heartbeat, or one turn of a timer, may take: about 3 ms, enough
+    for a thousand topics. What is left is done in turns of its own."""
+
     max_group_regexes: int = 100
     """Different expressions in one consumer group; all are matched against all topics."""
 

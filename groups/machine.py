@@ -18,6 +18,7 @@ from groups import (
     consumer,
     consumer_members,
     consumer_target,
+    expressions,
     offsets,
     records,
 )
@@ -182,6 +183,8 @@ class GroupMachine:
                     consumer_members.rebalance_timer_fired(shard, outcome, group, member_id)
                 case "join", [str(member_id)]:
                     consumer_members.join_timer_fired(shard, outcome, group, member_id)
+                case "regex", []:
+                    expressions.regex_timer_fired(shard, outcome, group)
                 case "assignor", []:
                     consumer_target.assignor_timer_fired(shard, outcome, group)
                 case "sync", [str(member_id)]:
@@ -271,7 +274,7 @@ class GroupMachine:
         group = shard.groups.get(group_id)
         if isinstance(group, ClassicGroup) and group.predecessor is not None:
             group.predecessor.replay(key, _consumer_value(key, value))
-            if group.predecessor.durable_state() is None:
+            if group.predecessor.is_gone:
                 group.predecessor = None
             return
         if not isinstance(group, ConsumerGroup):
@@ -283,7 +286,7 @@ class GroupMachine:
                 group.discard()
             group = shard.groups[group_id] = ConsumerGroup(group_id, shard.totals)
         group.replay(key, _consumer_value(key, value))
-        if value is None and group.durable_state() is None:
+        if value is None and group.is_gone:
             del shard.groups[group_id]
             if shard.offsets.of_group(group_id) is not None:
                 self._ensure_group(group_id)
@@ -326,9 +329,9 @@ class GroupMachine:
     def digest(self) -> str:
         """Return a hash of what the log says: groups' records, offsets, open transactions."""
         groups = [
-            (group_id, group.durable_state())
+            (group_id, state)
             for group_id, group in sorted(self._shard.groups.items(), key=lambda item: item[0])
-            if group.durable_state() is not None
+            if (state := group.durable_state()) is not None
         ]
         state = repr((groups, self._shard.offsets.durable_state()))
         return hashlib.sha256(state.encode(errors="surrogatepass")).hexdigest()

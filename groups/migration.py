@@ -26,7 +26,7 @@ from groups.classic_members import (
 from groups.classic_rebalance import arm_session, prepare_rebalance
 from groups.classic_state import ClassicState
 from groups.consumer_commands import ConsumerSettings, TopicImage
-from groups.consumer_group import ConsumerGroup, assignor_timer, by_topic, write_current
+from groups.consumer_group import ConsumerGroup, by_topic, write_current
 from groups.consumer_records import ConsumerRecordType as Kind
 from groups.consumer_target import metadata_hash
 from groups.errors import (
@@ -223,7 +223,7 @@ def downgrade(
     outcome.append(record)
     for member_id in group.members:
         group.stop_timers(outcome, member_id)
-    outcome.disarm(assignor_timer(group_id))
+    group.stop_upkeep(outcome)
     classic.predecessor = group
     shard.groups[group_id] = classic
     for member in classic.members.values():

@@ -29,6 +29,7 @@ class EventKind(StrEnum):
     ASSIGNOR_FAILED = "assignor_failed"
     MEMBER_RECONCILED = "member_reconciled"
     REGEX_RESOLVED = "regex_resolved"
+    REGEX_REFUSED = "regex_refused"
     OFFSETS_EXPIRED = "offsets_expired"
     OFFSETS_OF_DELETED_TOPIC = "offsets_of_deleted_topic"
     RECORDS_SKIPPED = "records_skipped"

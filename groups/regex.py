@@ -1,8 +1,9 @@
 r"""Regular expressions over topic names, matched in linear time.
 
 A subscription's expression comes from a client, so no expression may take longer than its length
-times that of the names. Matching is Thompson's: all alternatives at once, never backwards, with the
-sets of states remembered as they are met. The syntax is RE2's as far as topic names need it;
+times that of the names, and a long one is worked at in slices (:class:`RegexScan`). Matching is
+Thompson's: all alternatives at once, never backwards, with the sets of states remembered as they
+are met. The syntax is RE2's as far as topic names need it;
 what lies outside (backreferences, look-around, word boundaries, Unicode classes) is refused.
 A match is one of the whole name, as in Kafka.
 
@@ -15,7 +16,8 @@ Source: KIP-848's use of RE2J; Russ Cox, "Regular Expression Matching Can Be Sim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Final, NoReturn
 
 from groups.errors import InvalidRegularExpressionError
@@ -26,11 +28,17 @@ MAX_REPEAT: Final = 1_000
 """The largest n and m in ``{n,m}``; RE2's own."""
 MAX_NESTING: Final = 100
 """Groups inside groups: the parser calls itself for each."""
-MAX_CACHED_STEPS: Final = 10_000
-"""(set of states, character) pairs that are remembered; then forgotten all at once."""
+MAX_BUILD_STEPS: Final = 20_000
+"""Pieces that are put together to one expression: repetitions multiply what adds no state too."""
+MAX_CACHED_STATES: Final = 100_000
+"""States in all the sets that are remembered, a few megabytes; then all are forgotten at once."""
+MAX_KEPT_STATES: Final = 5_000
+"""The same between two slices, when many expressions may be half-way."""
 
 Ranges = tuple[tuple[int, int], ...]
 """Code points, both ends included."""
+Bounds = tuple[int, ...]
+"""The same in order, as first code points of ranges and of the gaps between them."""
 
 _LAST: Final = 0x10FFFF
 _DIGIT: Final[Ranges] = ((48, 57),)
@@ -50,6 +58,16 @@ _POSIX: Final[dict[str, Ranges]] = {
     "xdigit": (*_DIGIT, (65, 70), (97, 102)),
 }
 _CONTROL: Final = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
+
+
+def _bounds(ranges: Ranges) -> Bounds:
+    bounds: list[int] = []
+    for low, high in sorted(ranges):
+        if bounds and low <= bounds[-1]:
+            bounds[-1] = max(bounds[-1], high + 1)
+        else:
+            bounds += (low, high + 1)
+    return tuple(bounds)
 
 
 def _inverted(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -80,10 +98,16 @@ class _Program:
     """States of the automaton. Each is a set of characters or an assertion, or only leads on."""
 
     def __init__(self) -> None:
-        self.tests: list[Ranges | str | None] = []
+        self.tests: list[Bounds | str | None] = []
         self.nexts: list[list[int]] = []
+        self.steps = 0
 
-    def add(self, test: Ranges | str | None = None, *nexts: int) -> int:
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps > MAX_BUILD_STEPS:
+            raise InvalidRegularExpressionError(f"the expression has over {MAX_BUILD_STEPS} pieces")
+
+    def add(self, test: Bounds | str | None = None, *nexts: int) -> int:
         if len(self.tests) >= MAX_STATES:
             raise InvalidRegularExpressionError(f"the expression needs over {MAX_STATES} states")
         self.tests.append(test)
@@ -95,16 +119,14 @@ Fragment = Callable[[_Program, int], int]
 """Adds its states, leading to the given one; returns the first."""
 
 
-def _one(test: Ranges | str) -> Fragment:
+def _one(ranges: Ranges | str) -> Fragment:
+    test = ranges if isinstance(ranges, str) else _bounds(ranges)
     return lambda program, after: program.add(test, after)
-
-
-def _empty(_program: _Program, after: int) -> int:
-    return after
 
 
 def _sequence(parts: list[Fragment]) -> Fragment:
     def build(program: _Program, after: int) -> int:
+        program.step()
         for part in reversed(parts):
             after = part(program, after)
         return after
@@ -115,11 +137,14 @@ def _sequence(parts: list[Fragment]) -> Fragment:
 def _either(parts: list[Fragment]) -> Fragment:
     if len(parts) == 1:
         return parts[0]
-    return lambda program, after: program.add(None, *(part(program, after) for part in parts))
+    return lambda program, after: program.add(
+        None, *dict.fromkeys(part(program, after) for part in parts)
+    )
 
 
 def _repeated(part: Fragment, least: int, most: int | None) -> Fragment:
     def build(program: _Program, after: int) -> int:
+        program.step()
         if most is None:
             loop = program.add(None, after)
             program.nexts[loop].append(part(program, loop))
@@ -355,28 +380,59 @@ class TopicRegex:
         first = _Parser(pattern).parse()(self._program, self._final)
         self._first = self._closure([first], at_start=True, at_end=False)
         self._steps: dict[tuple[frozenset[int], str], frozenset[int]] = {}
+        self._cached_states = 0
+
+    @property
+    def size(self) -> int:
+        """What it took to compile, in steps."""
+        return len(self._program.tests) + self._program.steps
 
     def matches(self, text: str) -> bool:
         """Whether the expression matches all of ``text``."""
+        walk = self.walk(text)
+        while True:
+            try:
+                next(walk)
+            except StopIteration as end:
+                return bool(end.value)
+
+    def walk(self, text: str) -> Generator[int, None, bool]:
+        """Match ``text`` little by little: yield the steps that were taken, return what came out.
+
+        A step is one look at a state, or one character where it is known what comes of it.
+        """
+        yield 1
         states = self._first
         for char in text:
             key = (states, char)
             found = self._steps.get(key)
             if found is None:
-                if len(self._steps) >= MAX_CACHED_STEPS:
-                    self._steps.clear()
-                found = self._steps[key] = self._step(states, ord(char))
+                found = self._remember(key, self._step(states, ord(char)))
+                yield len(states) + len(found)
             if not found:
                 return False
             states = found
+        yield len(text)
         ended = self._closure(states, at_start=not text, at_end=True)
         return self._final in ended
+
+    def forget(self, most_states: int) -> None:
+        """Forget which states follow which, if that takes more than ``most_states``."""
+        if self._cached_states > most_states:
+            self._steps.clear()
+            self._cached_states = 0
+
+    def _remember(self, key: tuple[frozenset[int], str], states: frozenset[int]) -> frozenset[int]:
+        self.forget(MAX_CACHED_STATES)
+        self._steps[key] = states
+        self._cached_states += len(states) + 1
+        return states
 
     def _step(self, states: frozenset[int], code: int) -> frozenset[int]:
         after: list[int] = []
         for state in states:
             test = self._program.tests[state]
-            if isinstance(test, tuple) and any(low <= code <= high for low, high in test):
+            if isinstance(test, tuple) and bisect_right(test, code) & 1:
                 after += self._program.nexts[state]
         return self._closure(after, at_start=False, at_end=False)
 
@@ -393,3 +449,43 @@ class TopicRegex:
             if test is None or (test == _START and at_start) or (test == _END and at_end):
                 todo += self._program.nexts[state]
         return frozenset(seen)
+
+
+class RegexScan:
+    """Finds out, slice by slice, which of many names match which of many expressions."""
+
+    def __init__(self, patterns: Iterable[str], names: Iterable[str], version: int) -> None:
+        self.version = version
+        """Of the names, for whoever takes what is found."""
+        self.found: dict[str, tuple[str, ...]] = {}
+        """The names that match, in order, of each expression that is done."""
+        self.refused: dict[str, str] = {}
+        """Why an expression can't be used."""
+        self._regex: TopicRegex | None = None
+        self._work = self._run(sorted(patterns), sorted(names))
+
+    def go_on(self, steps: int) -> bool:
+        """Take about so many steps; say whether nothing is left to do."""
+        for taken in self._work:
+            steps -= taken
+            if steps <= 0:
+                if self._regex is not None:
+                    self._regex.forget(MAX_KEPT_STATES)
+                return False
+        return True
+
+    def _run(self, patterns: list[str], names: list[str]) -> Iterator[int]:
+        for pattern in patterns:
+            try:
+                regex = self._regex = TopicRegex(pattern)
+            except InvalidRegularExpressionError as error:
+                self.refused[pattern] = str(error)
+                yield MAX_STATES  # it may have come as far as that
+                continue
+            yield regex.size
+            matching: list[str] = []
+            for name in names:
+                does_match = yield from regex.walk(name)
+                if does_match:
+                    matching.append(name)
+            self.found[pattern] = tuple(matching)

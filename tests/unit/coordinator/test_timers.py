@@ -1,12 +1,13 @@
 """Keyed timers: what is cancelled or replaced never fires, what is due fires in order."""
 
 import asyncio
-from collections.abc import Hashable
+import socket
+from collections.abc import Callable, Hashable
 
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.timers import MAX_FIRED_PER_PASS, TimerQueue, Timers
+from coordinator.timers import TimerQueue, Timers
 from logcore.clock import ManualClock, SystemClock
 
 
@@ -16,6 +17,12 @@ class Recorder:
 
     def __call__(self, key: Hashable, now_ms: int) -> None:
         self.fired.append((key, now_ms))
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not happened():  # noqa: ASYNC110 - the queue tells nobody
+            await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -124,16 +131,69 @@ async def test_one_failing_owner_does_not_stop_the_queue(
     assert [(one["what"], one["cause"]) for one in told] == [("timer", "RuntimeError: bug")]
 
 
-@pytest.mark.parametrize("count", [MAX_FIRED_PER_PASS, MAX_FIRED_PER_PASS + 1])
-async def test_a_pass_is_bounded(queue: TimerQueue, clock: ManualClock, count: int) -> None:
+@pytest.mark.parametrize(("pass_ms", "fired_at_once"), [(0, 1), (60_000, 5)])
+async def test_a_pass_is_bounded_by_time(
+    clock: ManualClock, pass_ms: int, fired_at_once: int
+) -> None:
+    queue = TimerQueue(clock, asyncio.get_running_loop(), pass_ms)
     fired = Recorder()
     timers = queue.timers(fired)
-    for key in range(count):
+    for key in range(5):
         timers.set(key, 1_001)
     clock.advance(1)
-    assert queue.run_due() == MAX_FIRED_PER_PASS
-    await asyncio.sleep(0)
-    assert len(fired.fired) == count
+    assert queue.run_due() == fired_at_once
+    await until(lambda: len(fired.fired) == 5)
+
+
+async def test_what_had_arrived_is_read_before_a_deadline_passes(clock: ManualClock) -> None:
+    loop = asyncio.get_running_loop()
+    queue = TimerQueue(clock, loop, 0)
+    fired = Recorder()
+    timers = queue.timers(fired)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def heartbeat() -> None:
+            timers.set(ours.recv(16).decode(), 9_000)
+
+        loop.add_reader(ours, heartbeat)
+        for key in ("silent", "also silent"):
+            timers.set(key, 1_010)
+        timers.set("alive", 1_011)
+        # The loop pauses past all three deadlines, and a heartbeat comes in the meantime.
+        clock.advance(20)
+        theirs.send(b"alive")
+        timers.set("next", 1_009)
+        await until(lambda: len(fired.fired) == 3)
+        loop.remove_reader(ours)
+    assert [key for key, _ in fired.fired] == ["next", "silent", "also silent"]
+    assert timers.deadline_ms("alive") == 9_000
+    queue.close()
+
+
+async def test_what_arrives_while_others_expire_is_read_before_they_all_have(
+    clock: ManualClock,
+) -> None:
+    loop = asyncio.get_running_loop()
+    queue = TimerQueue(clock, loop, 0)
+    order: list[Hashable] = []
+    ours, theirs = socket.socketpair()
+
+    def fire(key: Hashable, _: int) -> None:
+        order.append(key)
+        if key == 1:
+            theirs.send(b"!")
+
+    timers = queue.timers(fire)
+    with ours, theirs:
+        loop.add_reader(ours, lambda: order.append(ours.recv(16)))
+        for key in range(5):
+            timers.set(key, 1_001)
+        clock.advance(1)
+        queue.run_due()
+        await until(lambda: len(order) == 6)
+        loop.remove_reader(ours)
+    assert order == [0, 1, b"!", 2, 3, 4]
 
 
 async def test_real_time_drives_it() -> None:
@@ -145,9 +205,7 @@ async def test_real_time_drives_it() -> None:
     timers.set("late", now + 40)
     timers.set("soon", now + 10)
     timers.set("past", now - 10)
-    async with asyncio.timeout(30):
-        while len(fired.fired) < 3:  # noqa: ASYNC110 - the queue tells nobody
-            await asyncio.sleep(0.005)
+    await until(lambda: len(fired.fired) == 3)
     assert [key for key, _ in fired.fired] == ["past", "soon", "late"]
 
 

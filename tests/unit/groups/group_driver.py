@@ -33,7 +33,7 @@ from groups.commands import (
     SyncGroup,
     TxnCommitOffsets,
 )
-from groups.consumer_group import ConsumerGroup, assignor_timer, rebalance_timer
+from groups.consumer_group import ConsumerGroup, assignor_timer, rebalance_timer, regex_timer
 from groups.consumer_group import join_timer as member_join_timer
 from groups.consumer_group import sync_timer as member_sync_timer
 from groups.errors import GroupIdNotFoundError, MemberIdRequiredError
@@ -261,7 +261,9 @@ class Driver:
                 needed |= {member_join_timer(group.group_id, name) for name in group.joining}
                 needed |= {member_sync_timer(group.group_id, name) for name in group.syncing}
                 if group.members:
-                    allowed.add(assignor_timer(group.group_id))
+                    allowed |= {assignor_timer(group.group_id), regex_timer(group.group_id)}
+                if group.scan is not None:
+                    needed.add(regex_timer(group.group_id))
                 continue
             assert isinstance(group, ClassicGroup)
             for member_id in group.pending_members:

@@ -38,6 +38,11 @@ def commit(driver, epoch, member_id="m", *offsets, **fields):
     driver.commit(*offsets, generation=epoch, member_id=member_id, **fields)
 
 
+def at(partition, offset=5):
+    """An offset of a partition of T, as the handlers say it: with the topic's id."""
+    return ("t", partition, offset, -1, "", T)
+
+
 def two_members() -> ConsumerDriver:
     """m at epoch 3 keeps t-0 and t-1 of epoch 2; n at epoch 3 was given t-2 and t-3."""
     driver = ConsumerDriver()
@@ -65,17 +70,15 @@ def test_who_may_commit():
 
 def test_an_older_epoch_commits_what_it_had_already():
     driver = two_members()
-    commit(driver, 2, "m", ("t", 0, 5), ("t", 1, 5))
+    commit(driver, 2, "m", at(0), at(1))
     for member_id, partition in (("m", 2), ("n", 2), ("n", 3)):
         with pytest.raises(StaleMemberEpochError):
-            commit(driver, 2, member_id, ("t", partition, 5))
+            commit(driver, 2, member_id, at(partition))
     with pytest.raises(StaleMemberEpochError):
-        commit(driver, 2, "m", ("t", 0, 6), ("unknown", 0, 6))
+        commit(driver, 2, "m", at(0, 6), ("unknown", 0, 6))
     assert driver.fetch("t", 0).offset == 5
     driver.reload()
-    with pytest.raises(StaleMemberEpochError):
-        commit(driver, 2, "m", ("t", 0, 7))  # the name is not known again yet
-    commit(driver, 2, "m", ("t", 0, 7, -1, "", T))
+    commit(driver, 2, "m", at(0, 7))
 
 
 def test_what_is_to_be_revoked_may_still_be_committed():
@@ -83,10 +86,10 @@ def test_what_is_to_be_revoked_may_still_be_committed():
     driver.join("m")
     driver.join("n")
     driver.beat("m", 2)
-    commit(driver, 2, "m", ("t", 3, 5))
+    commit(driver, 2, "m", at(3))
     driver.beat("m", 2, owned=((T, (0, 1)),))
     with pytest.raises(StaleMemberEpochError):
-        commit(driver, 2, "m", ("t", 3, 6))
+        commit(driver, 2, "m", at(3, 6))
 
 
 def test_transactional_commits():
@@ -94,11 +97,11 @@ def test_transactional_commits():
     driver.commit(("t", 0, 5), generation=3, member_id="m", producer=1)
     driver.marker(1, commit=True)
     assert driver.fetch("t", 0).offset == 5
-    driver.commit(("t", 0, 6), generation=2, member_id="m", producer=1, is_v6_or_later=True)
+    driver.commit(at(0, 6), generation=2, member_id="m", producer=1, is_v6_or_later=True)
     with pytest.raises(IllegalGenerationError):
-        driver.commit(("t", 3, 6), generation=2, member_id="m", producer=1)
+        driver.commit(at(3, 6), generation=2, member_id="m", producer=1)
     with pytest.raises(StaleMemberEpochError):
-        driver.commit(("t", 3, 6), generation=2, member_id="m", producer=1, is_v6_or_later=True)
+        driver.commit(at(3, 6), generation=2, member_id="m", producer=1, is_v6_or_later=True)
 
 
 def test_a_transaction_without_member_data_commits_beside_members():

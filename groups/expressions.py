@@ -1,0 +1,154 @@
+"""The regular expressions of a consumer group: when they are matched, and what becomes of it.
+
+Matching goes in slices, so that no expression and no number of topics holds up other groups: what
+one heartbeat does not get to is gone on with by a timer. Until then an expression that is new
+stands for no topic, and an older one for those that it stood for before.
+
+Source: Kafka's ``GroupMetadataManager`` (maybeUpdateRegularExpressions and what follows from it).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from groups import consumer_records as cr
+from groups.consumer_group import ConsumerGroup, regex_timer
+from groups.consumer_records import ConsumerRecordType as Kind
+from groups.consumer_target import Working, bump_epoch
+from groups.errors import GroupLimitExceededError
+from groups.outcome import EventKind, Outcome
+from groups.regex import RegexScan
+from groups.shard import Shard
+
+PAUSE_MS: Final = 5
+"""Between two slices, so that one group's expressions leave half of the time to others."""
+SHOWN_CHARS: Final = 100
+"""Characters of an expression in events and reasons."""
+
+
+def refresh_regexes(shard: Shard, outcome: Outcome, working: Working, reasons: list[str]) -> None:
+    """Resolve expressions that are new, forget those nobody uses, and follow the topics' changes.
+
+    Why the epoch must be bumped, if it must, is added to ``reasons``.
+    """
+    used = _used(working)
+    if len(used) > shard.limits.max_group_regexes:
+        limit = shard.limits.max_group_regexes
+        raise GroupLimitExceededError(f"the group has max_group_regexes={limit}")
+    for regex in working.regexes.keys() - used:
+        del working.regexes[regex]
+        outcome.append(cr.tombstone(Kind.REGULAR_EXPRESSION, working.group.group_id, regex))
+    if working.scan is None:
+        _begin(shard, outcome, working)
+        _go_on(shard, outcome, working, reasons)
+
+
+def regex_timer_fired(shard: Shard, outcome: Outcome, group: ConsumerGroup) -> None:
+    """Go on with what no heartbeat got to; the target follows at the next heartbeat of anybody."""
+    if shard.image is None or not group.members:
+        return
+    working = Working.of(group, shard.image)
+    reasons: list[str] = []
+    if working.scan is None:
+        _begin(shard, outcome, working)
+    _go_on(shard, outcome, working, reasons)
+    if outcome.records:
+        bump_epoch(outcome, working, reasons)
+    working.remember()
+
+
+def _used(working: Working) -> set[str]:
+    return {
+        member.subscribed_topic_regex
+        for member in working.members.values()
+        if member.subscribed_topic_regex
+    }
+
+
+def _begin(shard: Shard, outcome: Outcome, working: Working) -> None:
+    """Begin to match what is new, or everything if the topics have changed."""
+    used = _used(working)
+    checked_ms = working.regexes_checked_ms
+    if checked_ms is None:
+        resolved_ms = (resolved.timestamp_ms for resolved in working.regexes.values())
+        checked_ms = max(resolved_ms, default=outcome.now_ms)
+    is_stale = working.regexes_version != working.topics.version
+    # A wall clock may go back; then the last time looks as if it were still to come.
+    is_early = 0 <= outcome.now_ms - checked_ms < shard.limits.min_regex_refresh_interval_ms
+    known = working.regexes.keys() | working.refused_regexes.keys()
+    due = used if is_stale and not is_early else used - known
+    if due:
+        working.scan = RegexScan(due, working.topics.topics, working.topics.version)
+    if due and due == used:
+        working.regexes_version = working.topics.version
+        working.regexes_checked_ms = outcome.now_ms
+
+
+def _go_on(shard: Shard, outcome: Outcome, working: Working, reasons: list[str]) -> None:
+    """Match for a slice, and write down what is done."""
+    scan = working.scan
+    if scan is None:
+        return
+    is_done = scan.go_on(shard.limits.max_regex_steps_per_turn)
+    # Half a batch: a heartbeat has records of its own, and must not be refused because of these.
+    most_bytes = room = shard.limits.max_group_record_bytes // 2
+    while scan.found:
+        regex, found = next(iter(scan.found.items()))
+        value = cr.RegularExpressionValue(found, scan.version, outcome.now_ms)
+        record = cr.regular_expression(working.group.group_id, regex, value)
+        size = len(record.key) + len(record.value or b"")
+        if room < size <= most_bytes:
+            is_done = False
+            break
+        del scan.found[regex]
+        if size > most_bytes:
+            scan.refused[regex] = "its topics do not fit a record"
+        elif _take(outcome, working, regex, value, reasons):
+            outcome.append(record)
+            room -= size
+    _refuse(outcome, working, scan)
+    if is_done:
+        working.scan = None
+        _begin(shard, outcome, working)  # what came up meanwhile
+    if working.scan is not None:
+        outcome.arm(regex_timer(working.group.group_id), PAUSE_MS)
+
+
+def _take(
+    outcome: Outcome,
+    working: Working,
+    regex: str,
+    value: cr.RegularExpressionValue,
+    reasons: list[str],
+) -> bool:
+    """Let an expression stand for its topics; say whether that changes anything."""
+    old = working.regexes.get(regex)
+    working.refused_regexes.pop(regex, None)
+    if regex not in _used(working) or (old is not None and old.topics == value.topics):
+        return False
+    working.regexes[regex] = value
+    # Whether that adds a topic to the subscribed ones, their hash says.
+    working.checked_version = None
+    shown = regex[:SHOWN_CHARS]
+    outcome.event(
+        EventKind.REGEX_RESOLVED, working.group.group_id, regex=shown, topics=len(value.topics)
+    )
+    if old is not None:
+        reasons.append(f"topics matching {shown!r} changed")
+    return True
+
+
+def _refuse(outcome: Outcome, working: Working, scan: RegexScan) -> None:
+    """Leave an expression that can't be used its topics, and say so once.
+
+    Who subscribes by one is refused; but a log of another broker may bring it, and all members of
+    that group would be locked out, those as well that subscribe by name.
+    """
+    for regex, reason in scan.refused.items():
+        if working.refused_regexes.get(regex) != reason:
+            working.refused_regexes[regex] = reason
+            shown = regex[:SHOWN_CHARS]
+            outcome.event(
+                EventKind.REGEX_REFUSED, working.group.group_id, regex=shown, reason=reason
+            )
+    scan.refused.clear()

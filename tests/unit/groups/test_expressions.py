@@ -1,0 +1,182 @@
+"""Expressions of a group that take more than one turn, and expressions that can't be used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from consumer_driver import ConsumerDriver, T, TopicImage, V, changed, settle
+from group_driver import Entry, G
+
+from groups import consumer_records as cr
+from groups.commands import DeleteGroup
+from groups.consumer_records import ConsumerRecordType as Kind
+from groups.errors import InvalidRegularExpressionError
+from groups.limits import GroupLimits
+from groups.regex import MAX_STATES, RegexScan, TopicRegex
+
+TOPICS = 40
+MANY = TopicImage(
+    {f"topic-{number:02}": (bytes([number]) * 16, 1) for number in range(1, TOPICS + 1)}, 1
+)
+SLOW = GroupLimits(max_regex_steps_per_turn=50)
+
+
+def subscribed(driver: ConsumerDriver) -> int:
+    return len(driver.consumer_group().subscribed_topics())
+
+
+# --- slices --------------------------------------------------------------------------------------
+
+
+def test_what_one_heartbeat_does_not_get_to_is_gone_on_with():
+    driver = ConsumerDriver(SLOW, image=MANY)
+    client = driver.client("m", subscribed_topic_names=None, subscribed_topic_regex="topic-[0-3].*")
+    assert not client.owned
+    epoch = driver.consumer_group().epoch
+    turns = 0
+    while not subscribed(driver):
+        driver.advance(5)
+        client.beat()
+        turns += 1
+    assert turns > 5
+    assert driver.consumer_group().epoch == epoch + 1
+    settle(client)
+    assert len(client.owned) == 39
+    assert driver.kinds().count("regex_resolved") == 1
+    driver.reload()
+    assert subscribed(driver) == 39
+
+
+def test_a_new_expression_waits_for_the_one_under_way():
+    driver = ConsumerDriver(SLOW, image=MANY)
+    driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="topic-1.*")
+    driver.advance(5)
+    driver.join("n", subscribed_topic_names=None, subscribed_topic_regex="topic-2.*")
+    driver.advance(1_000)
+    assert {name: len(found.topics) for name, found in driver.consumer_group().regexes.items()} == {
+        "topic-1.*": 10,
+        "topic-2.*": 10,
+    }
+    assert driver.consumer_group().scan is None
+    driver.image = changed(driver.image, **{"topic-1": (V, 1), "topic-2": None})
+    driver.beat("m", driver.consumer_group().current("m").member_epoch)
+    driver.advance(1_000)
+    assert "topic-1" in driver.consumer_group().regexes["topic-1.*"].topics
+
+
+@pytest.mark.parametrize("how", ["leave", "clear", "crash", "delete"])
+def test_nobody_waits_for_the_rest_any_more(how):
+    driver = ConsumerDriver(SLOW, image=MANY)
+    driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="topic-1.*")
+    driver.advance(5)
+    assert driver.consumer_group().scan is not None
+    if how == "crash":
+        driver.reload()
+        driver.beat("m", 2)
+        driver.advance(1_000)
+        assert subscribed(driver) == 10
+        return
+    if how == "clear":
+        driver.beat("m", 2, subscribed_topic_names=("topic-01",), subscribed_topic_regex="")
+    else:
+        driver.beat("m", -1)
+        if how == "delete":
+            driver.ask(DeleteGroup(G))
+    driver.advance(1_000)
+    assert "regex_resolved" not in driver.kinds()
+    assert not any(key[0] == "regex" for key in driver.timers)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(.?){600}", "(((a?){10}){10}){9}", "(" + "[ace]?" * 160 + ")", "(a*)*(a|a)*"]
+)
+def test_a_step_is_small_whatever_the_expression(pattern):
+    regex = TopicRegex(pattern)
+    assert max(regex.walk("a" * 249)) <= 2 * MAX_STATES
+    scan = RegexScan([pattern], ["a" * 249, "ab" * 100], 1)
+    turns = 0
+    while not scan.go_on(500):
+        turns += 1
+    assert turns >= (0 if pattern.startswith("(a*)*") else 20)
+    assert scan.found == {
+        pattern: tuple(name for name in ("a" * 249, "ab" * 100) if regex.matches(name))
+    }
+
+
+def test_an_expression_of_nothing_is_too_long_to_put_together():
+    TopicRegex("(" + "|" * 18 + "){1000}")
+    with pytest.raises(InvalidRegularExpressionError, match="pieces"):
+        TopicRegex("(" + "|" * 20 + "){1000}")
+
+
+# --- what can't be used --------------------------------------------------------------------------
+
+
+def imported(driver: ConsumerDriver, regex: str) -> ConsumerDriver:
+    """The group as another broker would have left it, with ``regex`` in place of the driver's."""
+    log = []
+    for entry in driver.log:
+        record = entry.record
+        assert record is not None
+        if record.key == cr.tombstone(Kind.MEMBER_METADATA, G, "m").key:
+            said = driver.consumer_group().members["m"]
+            record = cr.member(G, "m", replace(said, subscribed_topic_regex=regex))
+        elif record.key == cr.tombstone(Kind.REGULAR_EXPRESSION, G, "t.*").key:
+            record = cr.regular_expression(G, regex, driver.consumer_group().regexes["t.*"])
+        log.append(Entry(entry.offset, record, entry.stamp))
+    return ConsumerDriver(log=log, image=driver.image)
+
+
+def test_an_expression_of_another_broker_keeps_its_topics_and_locks_nobody_out():
+    driver = ConsumerDriver()
+    driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="t.*")
+    driver.join("n", "u")
+    moved = imported(driver, r"\bt.*")
+    assert moved.beat("m", 2, owned=((T, (0, 1, 2, 3)),)).member_epoch == 3
+    moved.beat("n", 3)
+    moved.advance(1_000)
+    moved.image = changed(moved.image, tt=(V, 1))
+    moved.beat("n", 3)
+    assert moved.consumer_group().subscribed_topics() == {"t", "u"}
+    assert moved.kinds().count("regex_refused") == 1
+    assert "not supported" in moved.event("regex_refused")["reason"]
+    moved.reload()
+    with pytest.raises(InvalidRegularExpressionError):
+        moved.join("o", subscribed_topic_names=None, subscribed_topic_regex=r"\bt.*")
+
+
+def test_an_expression_that_matches_more_than_a_record_holds_keeps_the_topics_it_has():
+    driver = ConsumerDriver(GroupLimits(max_group_record_bytes=1_200))
+    driver.join("m", "t", subscribed_topic_regex="t.*")
+    fit = {"t" * 200: (V, 1), "t" * 201: (V[:-1] + b"w", 1)}
+    driver.image = changed(driver.image, **fit)
+    driver.advance(1_000)
+    driver.beat("m", 2)
+    assert subscribed(driver) == 3
+    driver.image = changed(driver.image, **{"t" * 202: (V[:-1] + b"x", 1)})
+    driver.advance(1_000)
+    driver.beat("m", driver.consumer_group().current("m").member_epoch)
+    assert subscribed(driver) == 3
+    assert driver.event("regex_refused")["reason"] == "its topics do not fit a record"
+    driver.image = changed(driver.image, **{"t" * 201: None})
+    driver.advance(1_000)
+    driver.beat("m", driver.consumer_group().current("m").member_epoch)
+    assert "t" * 202 in driver.consumer_group().subscribed_topics()
+
+
+def test_expressions_that_do_not_fit_one_batch_come_one_after_another():
+    driver = ConsumerDriver(GroupLimits(max_group_record_bytes=1_500))
+    driver.image = changed(driver.image, **{"t" * 200: (V, 1)})
+    for number in range(5):
+        driver.join(
+            f"m{number}", subscribed_topic_names=None, subscribed_topic_regex="t*" * (number + 1)
+        )
+    driver.image = changed(driver.image, **{"t" * 199: (V[:-1] + b"w", 1)})
+    driver.advance(1_000)
+    driver.beat("m0", driver.consumer_group().current("m0").member_epoch)
+    assert subscribed(driver) == 3
+    found = driver.consumer_group().regexes
+    assert 0 < sum(len(one.topics) == 3 for one in found.values()) < 5
+    driver.advance(100)
+    assert all(len(one.topics) == 3 for one in driver.consumer_group().regexes.values())

@@ -125,7 +125,8 @@ def test_an_import_that_makes_no_sense_is_refused(
 def test_partitions_that_nobody_wrote_to_have_no_directory(data: Path, tmp_path: Path) -> None:
     target, last = tmp_path / "data", data / "orders-1"
     # A topic of that name was here before, and was compacted up to somewhere.
-    target.mkdir()
+    with Broker.in_thread(target):
+        pass
     write_offsets(FS, str(target), CLEANER_CHECKPOINT, {("orders", 1): 5}, copied=True)
     assert run("log", "import", last, "--data-dir", target, "--partitions", 1).exit_code == 1
     (moved,) = rows("log", "import", last, "--data-dir", target, "--partitions", 3)

@@ -6,6 +6,7 @@ progress and yield no rows. Source of the rule: Kafka's ``CompletedFetch``.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +25,16 @@ from logcore.batch import (
     record_bytes,
     verify_crc,
 )
-from pipelines.spark.broker import EARLIEST, READ_COMMITTED, Connection, Fetched, connection
+from pipelines.spark.broker import (
+    EARLIEST,
+    LATEST,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    RETRY_PAUSE_S,
+    Connection,
+    Fetched,
+    connection,
+)
 from pipelines.spark.columns import HEADERS, Columns, decode
 from pipelines.spark.errors import BrokerError, DataLossError
 from pipelines.spark.offsets import DATA_LOSS_HINT, Range
@@ -36,7 +46,8 @@ GROUP_BYTES = 4 * 1024 * 1024
 """Encoded records that become one Arrow batch: small enough for a worker, large enough that what
 is done once per batch costs little."""
 
-CREATE_TIME, LOG_APPEND_TIME = 0, 1
+_log = logging.getLogger(__name__)
+
 Group = list[tuple[BatchHeader, bytes]]
 
 
@@ -94,6 +105,7 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch
     patience = options.timeout_ms / 1000
     stuck_until = time.monotonic() + patience
     while position < wanted.until:
+        before = position
         answer = link.fetch(
             (wanted.topic, wanted.partition),
             position,
@@ -103,20 +115,18 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch
         )
         if answer.error:
             position = _after_error(link, options, wanted, position, answer)
-            continue
-        before = position
-        for group, behind in _groups(answer, before, wanted.until, options.isolation):
-            position = behind
-            batch = _arrow(group, wanted, before, with_headers=options.include_headers)
-            if batch.num_rows:
-                yield batch
+            if position == before:
+                time.sleep(RETRY_PAUSE_S)
+        else:
+            for group, behind in _groups(answer, before, wanted.until, options.isolation):
+                position = behind
+                batch = _arrow(group, wanted, before, with_headers=options.include_headers)
+                if batch.num_rows:
+                    yield batch
         if position > before:
             stuck_until = time.monotonic() + patience
         elif time.monotonic() > stuck_until:
-            raise DataLossError(
-                f"{wanted.topic}-{wanted.partition} ends at {answer.stable}, but the query was"
-                f" promised records up to {wanted.until}; waited {patience:.0f} s"
-            )
+            position = _when_stuck(link, options, wanted, position, answer)
     settle()
 
 
@@ -125,20 +135,59 @@ def _after_error(
 ) -> int:
     """Where to go on after an error answer, or the exception that says why not."""
     name = f"{wanted.topic}-{wanted.partition}"
+    if answer.error is ErrorCode.unknown_topic_or_partition:
+        return position  # until patience ends: brokers that start say so of what they have
     if answer.error is not ErrorCode.offset_out_of_range:
-        if answer.error is ErrorCode.unknown_topic_or_partition:
-            if options.fail_on_data_loss:
-                raise DataLossError(f"{name} is gone; {DATA_LOSS_HINT}")
-            return wanted.until
         raise BrokerError(f"Fetch of {name} at {position}: {answer.error.name.upper()}")
     part = wanted.topic, wanted.partition
     first = link.list_offsets({part: EARLIEST}, options.isolation)[part]
-    if options.fail_on_data_loss or first <= position:
-        raise DataLossError(
+    if first > position:
+        return _skip(
+            options,
+            min(first, wanted.until),
             f"{name}: offset {position} is not there; the log begins at {first}. Records up to"
-            f" {min(first, wanted.until) - 1} were deleted before they were read; {DATA_LOSS_HINT}"
+            f" {min(first, wanted.until) - 1} were deleted before they were read",
         )
-    return min(first, wanted.until)
+    end = link.list_offsets({part: LATEST}, READ_UNCOMMITTED)[part]
+    if position <= end:
+        return position  # it has come back meanwhile
+    return _skip(options, wanted.until, _ends_early(wanted, end))
+
+
+def _when_stuck(
+    link: Connection, options: SourceOptions, wanted: Range, position: int, answer: Fetched
+) -> int:
+    """Where to go on when nothing has come for as long as patience lasts."""
+    name = f"{wanted.topic}-{wanted.partition}"
+    if answer.error is ErrorCode.unknown_topic_or_partition:
+        raise BrokerError(
+            f"{name} is not there, for {options.timeout_ms / 1000:.0f} s, and the batch holds its"
+            f" offsets {position} to {wanted.until - 1}. Was it deleted? Once it is made anew,"
+            " failOnDataLoss=false goes on with what is in it; else begin with a new checkpoint"
+        )
+    part = wanted.topic, wanted.partition
+    end = link.list_offsets({part: LATEST}, READ_UNCOMMITTED)[part]
+    if end >= wanted.until:
+        raise BrokerError(
+            f"{name}: nothing came from offset {position} on for {options.timeout_ms / 1000:.0f} s;"
+            f" the last stable offset is {answer.stable}, the end {end}"
+        )
+    return _skip(options, wanted.until, _ends_early(wanted, end))
+
+
+def _ends_early(wanted: Range, end: int) -> str:
+    return (
+        f"{wanted.topic}-{wanted.partition} ends at {end}, but the query was promised records up to"
+        f" {wanted.until}, as if the topic had been deleted and made anew"
+    )
+
+
+def _skip(options: SourceOptions, to: int, what: str) -> int:
+    """Go on behind what is gone, if that is allowed."""
+    if options.fail_on_data_loss:
+        raise DataLossError(f"{what}; {DATA_LOSS_HINT}")
+    _log.warning("%s; going on at %d", what, to)
+    return to
 
 
 def _groups(

@@ -6,9 +6,10 @@ pickled copies of another; neither holds anything that a copy could lack.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pyarrow import RecordBatch
 from pyspark.sql.datasource import (
@@ -25,13 +26,26 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from pipelines.spark import offsets as plan
-from pipelines.spark.broker import LATEST, Connection, Offsets, Partition, connection
+from pipelines.spark.broker import (
+    LATEST,
+    RETRY_PAUSE_S,
+    Connection,
+    Offsets,
+    Partition,
+    connection,
+)
 from pipelines.spark.errors import BrokerError, DataLossError, OptionError
 from pipelines.spark.offsets import Range
 from pipelines.spark.options import Bound, SourceOptions
 from pipelines.spark.read import read_range
 
 Json = dict[str, dict[str, int]]
+
+INITIAL: Json = {"": {}}
+"""Where the options say that a new query begins. No topic has an empty name. Spark hands it back
+with the first batch, beside the batch's end, and never writes it down."""
+
+_log = logging.getLogger(__name__)
 
 
 class RangePartition(InputPartition):
@@ -54,11 +68,34 @@ class Planner:
         options = self.options
         return connection(options.bootstrap, options.client_id, options.timeout_ms)
 
-    def partitions(self) -> list[Partition]:
-        """Every partition that the query reads now, with those that have been added since."""
+    def partitions(self, known: Iterable[Partition] = ()) -> list[Partition]:
+        """Every partition that the query reads now, with those that have been added since.
+
+        What was ``known`` and is not there now is asked for again until ``timeout_ms`` are over: a
+        broker that starts, or has not heard of a topic yet, says the same as one that has deleted
+        it.
+        """
+        before = set(known)
+        deadline = time.monotonic() + self.options.timeout_ms / 1000
+        while True:
+            found, missing = self._look()
+            lost = before - set(found)
+            is_new = not any(topic in missing for topic, _ in before)
+            if not lost and not missing:
+                return found
+            if (missing and is_new) or time.monotonic() > deadline:
+                break
+            time.sleep(RETRY_PAUSE_S)
+        if missing:
+            raise BrokerError(f"topics do not exist: {', '.join(missing)}")
+        return found
+
+    def _look(self) -> tuple[list[Partition], list[str]]:
+        """Partitions, and those topics that are named and not there."""
         topics = self.link.topics(refresh=True)
         if self.options.assigned:
-            return list(self.options.assigned)
+            return list(self.options.assigned), []
+        names = list(self.options.topics)
         if self.options.pattern is not None:
             matching = re.compile(self.options.pattern)
             # As in the stock connector the pattern may fit any part of a name. Source:
@@ -68,26 +105,46 @@ class Planner:
                 for name in sorted(topics)
                 if matching.search(name) and not topics[name].is_internal
             ]
-        else:
-            names = list(self.options.topics)
-            missing = [name for name in names if name not in topics or topics[name].error]
-            if missing:
-                raise BrokerError(f"topics do not exist: {', '.join(missing)}")
-        return [(name, index) for name in names for index in sorted(topics[name].partitions)]
+        missing = [
+            name
+            for name in self.options.topics
+            if name not in topics or not topics[name].partitions
+        ]
+        there = [name for name in names if name not in missing]
+        return [(name, at) for name in there for at in sorted(topics[name].partitions)], missing
 
     def latest(self, partitions: Sequence[Partition]) -> Offsets:
         """The end of each partition: under read_committed the last stable offset."""
         return self.link.list_offsets(dict.fromkeys(partitions, LATEST), self.options.isolation)
 
+    def beginning(self, end: Offsets) -> Offsets:
+        """Where a new query begins whose first batch ends at ``end``.
+
+        Spark does not write that down, and asks again whenever it runs that batch again. What comes
+        to a topic meanwhile, and partitions that were added, change nothing of the answer. Raises
+        :class:`OptionError` for partitions left out.
+        """
+        found = self._resolve(self.options.starting, "starting", sorted(end), end)
+        if not self.options.starting.is_timestamp:
+            return found
+        return {part: min(offset, end[part]) for part, offset in found.items()}
+
     def starting(self) -> Offsets:
-        """Where a new query begins. Raises :class:`OptionError` for partitions left out."""
+        """Where a batch query begins. Raises :class:`OptionError` for partitions left out."""
         return self._resolve(self.options.starting, "starting", self.partitions())
 
     def ending(self, partitions: Sequence[Partition]) -> Offsets:
         """Where a batch query ends."""
         return self._resolve(self.options.ending, "ending", partitions)
 
-    def _resolve(self, bound: Bound, which: str, partitions: Sequence[Partition]) -> Offsets:
+    def _resolve(
+        self,
+        bound: Bound,
+        which: str,
+        partitions: Sequence[Partition],
+        latest: Offsets | None = None,
+    ) -> Offsets:
+        """Offsets for a bound; ``latest`` are the ends, if they are not to be asked for."""
         if bound.everywhere is not None:
             asked = dict.fromkeys(partitions, bound.everywhere)
         else:
@@ -98,19 +155,22 @@ class Planner:
                     f" {sorted(partitions)}: each partition has to be there, -2 is earliest and"
                     " -1 is latest"
                 )
-        isolation = self.options.isolation
         if not bound.is_timestamp:
-            to_look_up = {part: offset for part, offset in asked.items() if offset < 0}
-            found = self.link.list_offsets(to_look_up, isolation) if to_look_up else {}
-            return asked | found
-        found = self.link.list_offsets(asked, isolation)
+            if latest is not None:
+                asked = {p: latest[p] if at == LATEST else at for p, at in asked.items()}
+            return asked | self._look_up({p: at for p, at in asked.items() if at < 0})
+        found = self._look_up(asked)
         none = [part for part, offset in found.items() if offset < 0]
         if none and which == "starting" and not self.options.latest_when_no_record:
             raise OptionError(
                 f"no record in {none} is as late as the starting timestamp; with"
                 " startingOffsetsByTimestampStrategy=latest the query begins at the end there"
             )
-        return found | (self.latest(none) if none else {})
+        ends = self.latest(none) if latest is None else latest
+        return found | {part: ends[part] for part in none}
+
+    def _look_up(self, asked: Offsets) -> Offsets:
+        return self.link.list_offsets(asked, self.options.isolation) if asked else {}
 
     def split(self, start: Offsets, end: Offsets) -> list[RangePartition]:
         """The tasks of a batch: a pure function, so that a replay reads the same rows."""
@@ -159,8 +219,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._triggered_at: float | None = None
 
     def initialOffset(self) -> Json:  # noqa: N802 - Spark's name
-        """Where a query without checkpoint begins."""
-        return plan.to_json(self._planner.starting())
+        """Where a query without checkpoint begins, said so that it is true whenever it is asked."""
+        return INITIAL
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """``maxOffsetsPerTrigger`` offsets, which bounds the rows."""
@@ -178,21 +238,39 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises :class:`DataLossError` when a partition of ``start`` is gone or went backwards.
         """
-        begin = plan.from_json(start)
-        self._latest = self._pinned or self._planner.latest(self._planner.partitions())
+        known = () if start == INITIAL else plan.from_json(start)
+        self._latest = self._ends(known)
+        begin = self._begin(start, self._latest)
         lost = [
             f"{part[0]}-{part[1]} from {offset} to {self._latest.get(part, 'nothing')}"
             for part, offset in sorted(begin.items())
             if self._latest.get(part, -1) < offset
         ]
-        if lost and self._planner.options.fail_on_data_loss:
-            raise DataLossError(f"partitions went back: {'; '.join(lost)}; {plan.DATA_LOSS_HINT}")
+        if lost:
+            told = f"partitions went back: {'; '.join(lost)}"
+            if self._planner.options.fail_on_data_loss:
+                raise DataLossError(f"{told}; {plan.DATA_LOSS_HINT}")
+            _log.warning("%s; going on with what is there", told)
         # A trigger that is to read all that is there asks for it with a limit of its own.
         if not isinstance(limit, ReadAllAvailable) and self._is_too_early(begin, self._latest):
-            return start
+            return plan.to_json(begin)
         if isinstance(limit, ReadMaxRows):
             return plan.to_json(plan.limit(begin, self._latest, limit.max_rows))
         return plan.to_json(self._latest)
+
+    def _ends(self, known: Iterable[Partition]) -> Offsets:
+        """Where the partitions end now, or where they ended when this run was to begin."""
+        planner = self._planner
+        if self._pinned is None:
+            return planner.latest(planner.partitions(known))
+        if not set(known) <= self._pinned.keys():
+            again = planner.partitions(known)
+            unseen = [part for part in again if part in set(known) - self._pinned.keys()]
+            self._pinned |= planner.latest(unseen)
+        return self._pinned
+
+    def _begin(self, start: Json, end: Offsets) -> Offsets:
+        return self._planner.beginning(end) if start == INITIAL else plan.from_json(start)
 
     def _is_too_early(self, begin: Offsets, latest: Offsets) -> bool:
         """Whether ``minOffsetsPerTrigger`` holds the batch back.
@@ -218,8 +296,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._latest is None else plan.to_json(self._latest)
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """The tasks of one batch; no question to the broker, or a replay could differ."""
-        return self._planner.split(plan.from_json(start), plan.from_json(end))
+        """The tasks of one batch; no question to the broker, or a replay could differ.
+
+        But for the earliest offsets, which only the broker knows: records of a first batch that
+        were deleted before it was committed are not missed.
+        """
+        until = plan.from_json(end)
+        return self._planner.split(self._begin(start, until), until)
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """The rows of one range as Arrow batches."""

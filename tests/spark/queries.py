@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
+from pipelines.spark.offsets import from_json
 from pipelines.spark.prepare import prepare
 from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster, unique
 from tests.support.processes import Child
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
 
 RECORDS, PER_BATCH, PARTITIONS = 900, 300, 4
 QUERY_S = 300.0
+LIVE_PAUSE_S = 0.02
+"""Of a producer that goes on, between two records."""
 KEEP = {"retention.ms": "-1"}
 """The records of these tests carry one fixed, and by now old, timestamp."""
 
@@ -38,6 +45,7 @@ class Job:
     mode: str = "direct"
     transactional_id: str | None = None
     format: str = "fencepost"
+    starting: dict[str, str] = field(default_factory=lambda: {"startingOffsets": "earliest"})
     ranges: int = 4
     """Source tasks at least; changed at restarts, because a replay need not have the old layout."""
     options: dict[str, str] = field(default_factory=dict)
@@ -106,6 +114,7 @@ def fail_at(spark: SparkSession, job: Job, folder: Path, *steps: str) -> None:
         attempt = faulty(replace(job, ranges=3 + number), folder, step, "raise", once=once)
         with pytest.raises(Exception, match=r"InjectedError|STREAM_FAILED|aborted"):
             run(spark, attempt)
+        assert Path(once).exists(), step
 
 
 def fill(cluster: Cluster, topic: str, numbers: range) -> None:
@@ -116,13 +125,53 @@ def fill(cluster: Cluster, topic: str, numbers: range) -> None:
             assert answer["error_code"] == "none", answer
 
 
+@contextlib.contextmanager
+def going_on(bootstrap: str, topic: str) -> Iterator[None]:
+    """A producer that writes to ``topic`` for as long as the context lasts."""
+    over, wrote = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with Cluster(bootstrap) as cluster:
+            for number in itertools.count():
+                answer = cluster.produce(topic, [b"live-%d" % number], partition=number % 4)
+                assert answer["error_code"] == "none", answer
+                wrote.set()
+                if over.wait(LIVE_PAUSE_S):
+                    return
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(work)
+        try:
+            assert wrote.wait(QUERY_S)
+            yield
+        finally:
+            over.set()
+        writing.result()
+
+
+def add_partition(cluster: Cluster, topic: str, *values: bytes) -> None:
+    """Give the topic one partition more, with records of these values in it."""
+    count = cluster.leaders(topic)
+    grown = cluster.call(
+        "create_partitions",
+        1,
+        topics=[{"name": topic, "count": count + 1, "assignments": None}],
+        timeout=10_000,
+        validate_only=False,
+    )
+    assert grown["results"][0]["error_code"] == "none", grown
+    until(lambda: cluster.leaders(topic) == count + 1, "the new partition's leader")
+    if values:
+        assert cluster.produce(topic, values, partition=count)["error_code"] == "none"
+
+
 def stream(spark: SparkSession, job: Job) -> DataFrame:
     """The source as a stream of key and value."""
     loaded = (
         spark.readStream.format("fencepost")
         .option("kafka.bootstrap.servers", job.bootstrap)
         .option("subscribe", job.source)
-        .option("startingOffsets", "earliest")
+        .options(**job.starting)
         .option("maxOffsetsPerTrigger", PER_BATCH)
         .option("minPartitions", job.ranges)
         .load()
@@ -171,6 +220,21 @@ def seen(
         for index in range(partitions)
         for value in cluster.values(topic, partition=index, isolation=isolation)
     )
+
+
+def assert_all_from_the_first_batch_on(cluster: Cluster, job: Job) -> None:
+    """The sink has each record once that came to the source behind the end of batch 0."""
+    lines = Path(job.checkpoint, "offsets", "0").read_text(encoding="utf-8").splitlines()
+    begin = from_json(json.loads(lines[-1]))
+    cluster.settle(job.sink)
+    wanted = Counter(
+        (value or b"").decode()
+        for index in range(cluster.leaders(job.source))
+        for at, value in enumerate(cluster.values(job.source, partition=index))
+        if at >= begin.get((job.source, index), 0)
+    )
+    assert seen(cluster, job.sink, READ_COMMITTED) == wanted
+    assert wanted
 
 
 SETTLE_S = 10.0

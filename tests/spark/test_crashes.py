@@ -19,13 +19,16 @@ from tests.spark.queries import (
     PER_BATCH,
     RECORDS,
     Job,
+    add_partition,
     again,
+    assert_all_from_the_first_batch_on,
     assert_exactly_once,
     assert_nothing_new,
     fail_at,
     faulty,
     fill,
     go_on,
+    going_on,
     happened,
     new_job,
     run,
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(600)
 
+MORE = range(RECORDS, RECORDS + 20)
+
 
 @pytest.mark.judge
 @pytest.mark.container
@@ -56,6 +61,43 @@ def test_steps_fail(
     assert_nothing_new(cluster, job, PER_BATCH)
     run(spark, again(job))
     assert_exactly_once(cluster, job)
+
+
+@pytest.mark.judge
+@pytest.mark.parametrize(
+    ("mode", "steps"),
+    [
+        ("direct", ("before init", "task finished", "offsets committed", "commit returned")),
+        ("staged", ("after init", "commit begins", "transaction ended")),
+    ],
+)
+def test_steps_fail_in_the_first_batch_of_a_query_that_begins_at_the_end(
+    spark: SparkSession,
+    cluster: Cluster,
+    bootstrap: str,
+    tmp_path: Path,
+    mode: str,
+    steps: tuple[str, ...],
+) -> None:
+    # That batch has no rows: it only says where the query begins.
+    job = new_job(cluster, bootstrap, tmp_path, mode=mode, starting={}, records=40)
+    with going_on(bootstrap, job.source):
+        fail_at(spark, job, tmp_path, *steps)
+        add_partition(cluster, job.source, *(b"new-%d" % number for number in range(5)))
+        run(spark, again(job))
+    run(spark, again(job))
+    assert_all_from_the_first_batch_on(cluster, job)
+
+
+@pytest.mark.judge
+def test_a_partition_is_added_amid_the_first_batch(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path)
+    fail_at(spark, job, tmp_path, "commit begins")
+    add_partition(cluster, job.source, *(b"v%d" % number for number in MORE))
+    run(spark, again(job))
+    assert_exactly_once(cluster, job, MORE.stop)
 
 
 @pytest.mark.judge
@@ -162,7 +204,7 @@ def test_progress_that_has_expired_is_refused(
     run(spark, job)
     gone = cluster.call("delete_groups", 1, groups_names=[f"{name}-progress"])
     assert gone["results"][0]["error_code"] == "none", gone
-    fill(cluster, job.source, range(RECORDS, RECORDS + 20))
+    fill(cluster, job.source, MORE)
     with pytest.raises(Exception, match="still known"):
         run(spark, job)
     assert_exactly_once(cluster, job)
@@ -175,14 +217,8 @@ def test_the_topic_gets_more_partitions(
     job = faulty(new_job(cluster, bootstrap, tmp_path), tmp_path, "commit returned", "wait")
     query = start(spark, job)
     happened(job)
-    grown = cluster.call(
-        "create_partitions",
-        1,
-        topics=[{"name": job.sink, "count": PARTITIONS + 2, "assignments": None}],
-        timeout=10_000,
-        validate_only=False,
-    )
-    assert grown["results"][0]["error_code"] == "none", grown
+    add_partition(cluster, job.sink)
+    add_partition(cluster, job.sink)
     go_on(job)
     assert query.awaitTermination(300)
     assert_exactly_once(cluster, job)

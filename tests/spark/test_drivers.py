@@ -7,6 +7,7 @@ the source's tasks, and the read_committed view holds each record once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from dataclasses import dataclass, replace
@@ -21,10 +22,12 @@ from tests.spark.queries import (
     RECORDS,
     Job,
     again,
+    assert_all_from_the_first_batch_on,
     assert_exactly_once,
     blow,
     faulty,
     go_on,
+    going_on,
     happened,
     new_job,
     run,
@@ -43,36 +46,59 @@ STAGED_STEPS = ("task finished", "after init", "mid write", "offsets committed",
 KILLS = [
     (mode, step) for mode, steps in (("direct", STEPS), ("staged", STAGED_STEPS)) for step in steps
 ]
+AT_THE_END = [("direct", "commit begins"), ("staged", "offsets committed")]
+"""Kills in the first batch of a query that begins at the end of a topic that somebody writes to."""
 
 
 @pytest.fixture(scope="module")
 def killed(
     drivers: Drivers, bootstrap: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[tuple[str, str], Job]:
-    """Queries whose driver was killed with each of them at its step."""
-    jobs: dict[tuple[str, str], Job] = {}
+) -> dict[tuple[str, str, bool], Job]:
+    """Queries whose driver was killed with each of them at its step; whether it has records."""
+    jobs: dict[tuple[str, str, bool], Job] = {}
     with Cluster(bootstrap) as cluster:
         for mode, step in KILLS:
             folder = tmp_path_factory.mktemp("killed")
             # One task has finished, the others have written a part.
             hold = {"hold": "mid write"} if (mode, step) == ("direct", "task finished") else {}
             job = new_job(cluster, bootstrap, folder, mode=mode)
-            jobs[mode, step] = faulty(job, folder, step, "wait", **hold)
+            jobs[mode, step, True] = faulty(job, folder, step, "wait", **hold)
+        for mode, step in AT_THE_END:
+            folder = tmp_path_factory.mktemp("killed")
+            job = new_job(cluster, bootstrap, folder, mode=mode, starting={}, records=40)
+            jobs[mode, step, False] = faulty(job, folder, step, "wait")
     child = drivers.start(*jobs.values(), master="local[16]")
-    pids = [happened(job, child, START_S) for job in jobs.values()]
-    blow(child, pids)
+    with contextlib.ExitStack() as writing:
+        for job in jobs.values():
+            if not job.starting:
+                writing.enter_context(going_on(bootstrap, job.source))
+        pids = [happened(job, child, START_S) for job in jobs.values()]
+        blow(child, pids)
     return jobs
+
+
+@pytest.mark.parametrize(("mode", "step"), AT_THE_END)
+def test_driver_killed_in_the_first_batch_of_a_query_that_begins_at_the_end(
+    spark: SparkSession,
+    killed: dict[tuple[str, str, bool], Job],
+    cluster: Cluster,
+    mode: str,
+    step: str,
+) -> None:
+    job = killed[mode, step, False]
+    run(spark, again(job))
+    assert_all_from_the_first_batch_on(cluster, job)
 
 
 @pytest.mark.parametrize(("mode", "step"), KILLS)
 def test_driver_killed(
     spark: SparkSession,
-    killed: dict[tuple[str, str], Job],
+    killed: dict[tuple[str, str, bool], Job],
     cluster: Cluster,
     mode: str,
     step: str,
 ) -> None:
-    job = killed[mode, step]
+    job = killed[mode, step, True]
     run(spark, again(job))
     assert_exactly_once(cluster, job)
     if step == "mid write":

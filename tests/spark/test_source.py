@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.spark.queries import KEEP, PARTITIONS, Job, fill, new_job, run, start
+from pipelines.spark import broker
+from pipelines.spark.errors import BrokerError, DataLossError
+from pipelines.spark.offsets import Range
+from pipelines.spark.options import source_options
+from tests.spark.queries import (
+    KEEP,
+    PARTITIONS,
+    Job,
+    add_partition,
+    again,
+    assert_exactly_once,
+    fail_at,
+    fill,
+    new_job,
+    run,
+    start,
+)
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, Cluster, unique
 from tests.support.waits import until
@@ -264,16 +282,7 @@ def test_partitions_that_are_added_are_read(
             return sum(progress.numInputRows for progress in query.recentProgress)
 
         until(lambda: rows() == 100, "the first records", deadline_s=60)
-        grown = cluster.call(
-            "create_partitions",
-            1,
-            topics=[{"name": job.source, "count": PARTITIONS + 1, "assignments": None}],
-            timeout=10_000,
-            validate_only=False,
-        )
-        assert grown["results"][0]["error_code"] == "none", grown
-        until(lambda: cluster.leaders(job.source) == PARTITIONS + 1, "the new partition's leader")
-        cluster.produce(job.source, [b"new"] * 7, partition=PARTITIONS)
+        add_partition(cluster, job.source, *[b"new"] * 7)
         until(lambda: rows() == 107, "those of the new partition", deadline_s=60)
     finally:
         query.stop()
@@ -323,6 +332,54 @@ def test_topics_that_come_to_fit_the_pattern_are_read(
         query.stop()
 
 
+def stream_reader(bootstrap: str, topic: str, **options: str) -> Any:
+    from pipelines.spark.source import StreamReader
+
+    told = {"kafka.bootstrap.servers": bootstrap, **({"subscribe": topic} if topic else {})}
+    return StreamReader(source_options(told | options, streaming=True))
+
+
+BEGINNINGS = {
+    "latest": {},
+    "earliest": {"startingOffsets": "earliest"},
+    "offsets": {"startingOffsets": '{"TOPIC": {"0": 3, "1": -1, "2": -2, "3": 10}}'},
+    "timestamp": {"startingTimestamp": str(FIRST_MS + 5)},
+    "no record that late": {
+        "startingTimestamp": str(FIRST_MS + 60_000),
+        "startingOffsetsByTimestampStrategy": "latest",
+    },
+}
+
+
+@pytest.mark.judge
+@pytest.mark.parametrize("name", BEGINNINGS)
+def test_a_first_batch_that_is_planned_runs_again_as_it_is(
+    bootstrap: str, cluster: Cluster, name: str
+) -> None:
+    from pyspark.sql.streaming.datasource import ReadMaxRows
+
+    topic = cluster.create_topic(unique("first"), PARTITIONS, KEEP)
+    for partition in range(PARTITIONS):
+        for at in range(10):
+            records = batch([b"old"], timestamp_ms=FIRST_MS + at)
+            cluster.produce(topic, records, partition=partition)
+    options = {key: value.replace("TOPIC", topic) for key, value in BEGINNINGS[name].items()}
+    planner = stream_reader(bootstrap, topic, **options)
+    end = planner.latestOffset(planner.initialOffset(), ReadMaxRows(30))
+
+    def tasks(reader: Any) -> list[Any]:
+        return [task.wanted for task in reader.partitions(reader.initialOffset(), end)]
+
+    planned = tasks(planner)
+    # The driver dies; the topic lives on.
+    for partition in range(PARTITIONS):
+        records = batch([b"new"], timestamp_ms=FIRST_MS + 90_000)
+        cluster.produce(topic, records, partition=partition)
+    add_partition(cluster, topic, b"more")
+    assert tasks(stream_reader(bootstrap, topic, **options)) == planned
+    assert bool(planned) == (name not in {"latest", "no record that late"})
+
+
 @pytest.mark.judge
 def test_data_that_is_deleted_under_the_query_is_told_or_skipped(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
@@ -343,20 +400,142 @@ def test_data_that_is_deleted_under_the_query_is_told_or_skipped(
     assert sum(progress.numInputRows for progress in going_on.recentProgress) == 40 + 3 * 90
 
 
+def drop(cluster: Cluster, topic: str) -> None:
+    """Delete a topic, and wait until it is gone."""
+    cluster.call("delete_topics", 3, topic_names=[topic], timeout=10_000)
+
+    def is_gone() -> bool:
+        answer = cluster.call("metadata", 8, topics=[{"name": topic}])
+        return bool(answer["topics"][0]["error_code"] != "none")
+
+    until(is_gone, "the topic is gone")
+
+
+def make_anew(cluster: Cluster, topic: str, records: int) -> None:
+    """Delete a topic and make one of its name, with so many records."""
+    drop(cluster, topic)
+    cluster.create_topic(topic, PARTITIONS, KEEP)
+    fill(cluster, topic, range(records))
+
+
+PATIENCE = {"kafka.default.api.timeout.ms": "1500"}
+SKIP = {"failOnDataLoss": "false"}
+
+
+@pytest.mark.judge
+def test_a_topic_made_anew_under_a_planned_batch_is_read_as_far_as_it_goes(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    told = {"startingOffsets": "earliest", **SKIP, **PATIENCE}
+    job = new_job(cluster, bootstrap, tmp_path, mode="staged", starting=told)
+    fail_at(spark, job, tmp_path, "commit begins")
+    make_anew(cluster, job.source, 40)
+    run(spark, again(job))
+    assert_exactly_once(cluster, job, 40)
+
+
+def read_values(bootstrap: str, topic: str, start: int, until: int, **options: str) -> list[bytes]:
+    """What a task finds in a range of partition 0."""
+    from pipelines.spark.read import read_range
+
+    told = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, **PATIENCE, **options}
+    found = read_range(source_options(told, streaming=True), Range(topic, 0, start, until))
+    return [value for rows in found for value in rows["value"].to_pylist()]
+
+
+@pytest.mark.judge
+@pytest.mark.parametrize("start", [5, 10, 11])
+def test_a_range_that_is_longer_than_the_topic(
+    bootstrap: str, cluster: Cluster, start: int
+) -> None:
+    topic = cluster.create_topic(unique("short"), 1, KEEP)
+    values = [b"v%d" % at for at in range(10)]
+    cluster.produce(topic, values)
+    assert read_values(bootstrap, topic, start, 100, **SKIP) == values[start:]
+    with pytest.raises(DataLossError, match="ends at 10, but the query was promised"):
+        read_values(bootstrap, topic, start, 100)
+
+
+@pytest.mark.judge
+@pytest.mark.parametrize("options", [{}, SKIP], ids=["fail", "skip"])
+def test_a_topic_that_is_away_for_a_while_is_waited_for(
+    bootstrap: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    topic = cluster.create_topic(unique("away"), PARTITIONS, KEEP)
+    drop(cluster, topic)
+    original, answered = broker.Connection.fetch, threading.Event()
+
+    def fetch(link: broker.Connection, *arguments: Any, **named: Any) -> broker.Fetched:
+        found = original(link, *arguments, **named)
+        answered.set()
+        return found
+
+    monkeypatch.setattr(broker.Connection, "fetch", fetch)
+    patient = {**options, "kafka.default.api.timeout.ms": "60000"}
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_values, bootstrap, topic, 0, 3, **patient)
+        # The wire client has asked for a second by then, and got no other answer.
+        assert answered.wait(60)
+        cluster.create_topic(topic, PARTITIONS, KEEP)
+        cluster.produce(topic, [b"a", b"b", b"c"])
+        assert reading.result(60) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.judge
+@pytest.mark.parametrize("options", [{}, SKIP], ids=["fail", "skip"])
+def test_a_topic_that_is_gone_is_not_taken_for_an_empty_one(
+    bootstrap: str, cluster: Cluster, options: dict[str, str]
+) -> None:
+    topic = cluster.create_topic(unique("gone"), PARTITIONS, KEEP)
+    drop(cluster, topic)
+    with pytest.raises(BrokerError, match="Was it deleted"):
+        read_values(bootstrap, topic, 0, 3, **options)
+
+
+@pytest.mark.judge
+@pytest.mark.parametrize("options", [{}, SKIP], ids=["fail", "skip"])
+def test_a_topic_that_is_away_while_a_batch_is_planned_is_waited_for(
+    bootstrap: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    from pipelines.spark.source import Planner
+
+    topic = cluster.create_topic(unique("away"), PARTITIONS, KEEP)
+    drop(cluster, topic)
+    original, looked = Planner._look, threading.Event()
+
+    def look(planner: Planner) -> Any:
+        found = original(planner)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(Planner, "_look", look)
+    told = {"subscribePattern": f"{topic}$", **options}
+    begin = {topic: {str(at): 0 for at in range(PARTITIONS)}}
+    with ThreadPoolExecutor(1) as pool:
+        reader = stream_reader(bootstrap, "", **told)
+        planning = pool.submit(reader.latestOffset, begin, ReadAllAvailable())
+        assert looked.wait(60)
+        cluster.create_topic(topic, PARTITIONS, KEEP)
+        assert planning.result(60) == begin
+    # For good, it is another matter.
+    drop(cluster, topic)
+    reader = stream_reader(bootstrap, "", **told, **PATIENCE)
+    if options:
+        assert reader.latestOffset(begin, ReadAllAvailable()) == {}
+    else:
+        with pytest.raises(DataLossError, match="went back"):
+            reader.latestOffset(begin, ReadAllAvailable())
+
+
 @pytest.mark.judge
 def test_a_topic_made_anew_is_told(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode="staged", records=100)
     run(spark, job)
-    cluster.call("delete_topics", 3, topic_names=[job.source], timeout=10_000)
-
-    def is_gone() -> bool:
-        answer = cluster.call("metadata", 8, topics=[{"name": job.source}])
-        return bool(answer["topics"][0]["error_code"] != "none")
-
-    until(is_gone, "the topic is gone")
-    cluster.create_topic(job.source, PARTITIONS, KEEP)
+    make_anew(cluster, job.source, 0)
     query = start(spark, job)
     with pytest.raises(Exception, match="went back"):
         query.awaitTermination(300)

@@ -7,7 +7,7 @@ RUN    := $(BIN)/python -m
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart demo examples spark-examples test lint oracle containers crash mqtt spark bench readme clean
+.PHONY: help setup setup-dev quickstart demo examples spark-examples test lint oracle containers crash lives mqtt spark bench readme clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,7 +43,7 @@ demo: $(VENV)/.story  ## the main job: flights over MQTT and a loader, through P
 
 test: export POWER_STATES ?= 2100
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (under five minutes)
-	$(RUN) pytest --numprocesses 2 --dist loadfile tests/unit tests/test_tidy.py tests/fuzz tests/wire tests/mqtt tests/crash --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_failed_appends.py $(ARGS)
+	$(RUN) pytest --numprocesses 2 --dist loadfile tests/unit tests/test_tidy.py tests/fuzz tests/lives tests/wire tests/mqtt tests/crash --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_failed_appends.py $(ARGS)
 
 # The types of the Spark source and sink can only be checked beside Spark's own.
 lint: $(VENV)/.spark  ## ruff, mypy --strict, import directions
@@ -65,6 +65,9 @@ crash: $(VENV)/.dev  ## kills and power loss at every step, a simulated fleet of
 	$(RUN) pytest --numprocesses 2 --dist loadfile $(or $(ARGS),tests/crash)
 	$(RUN) pytest --quiet -s --rebalances $(or $(N),20000) tests/unit/groups/test_fleet.py
 	HISTORIES=$(or $(N),20000) $(RUN) pytest --quiet --numprocesses 2 --dist load tests/unit/logcore/test_histories.py
+
+lives: $(VENV)/.dev  ## a long life of clients that ask anything (SEED=7 N=1000000)
+	$(RUN) pytest -s tests/lives/test_lives.py --seed $(or $(SEED),1) --requests $(or $(N),1000000)
 
 mqtt: $(VENV)/.dev  ## 50,000 messages over MQTT, under kill -9 of bridge, broker and daemon (needs Mosquitto)
 	MQTT_MESSAGES=50000 $(RUN) pytest tests/mqtt $(ARGS)

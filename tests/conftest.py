@@ -51,6 +51,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=300,
         help="rebalances of the simulated fleet of consumers (tests/unit/groups/test_fleet.py)",
     )
+    parser.addoption("--seed", type=int, default=1, help="the life that tests/lives leads")
+    parser.addoption(
+        "--requests", type=int, default=20_000, help="how many requests that life sends"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

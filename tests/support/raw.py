@@ -25,6 +25,8 @@ from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map
 from kio.serial import entity_reader, entity_writer
 
+from coordinator.wire.schema import lenient_class
+
 API_KEYS = {name: key for key, name in api_key_map.items()}
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 Answer = dict[str, Any]
@@ -143,7 +145,7 @@ def decode(api: str, version: int, frame: bytes) -> tuple[int, Answer]:
     """(correlation id, response) of one frame; every byte of it must be used."""
     entity = _entity(api, version, "response")
     header, used = entity_reader(entity.__header_schema__)(frame, 0)
-    body, size = entity_reader(entity)(frame, used)
+    body, size = entity_reader(lenient_class(entity))(frame, used)
     assert used + size == len(frame), (
         f"{api} v{version}: {len(frame) - used - size} bytes left over"
     )

@@ -1,0 +1,404 @@
+"""Requests of readers and of administrators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.lives.draw import Draw, Later, Request
+from tests.lives.knowledge import NO_TOPIC
+
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
+
+TOPIC_SETTINGS = (
+    ("retention.ms", ("-1", "100000000", "1", "x", None)),
+    ("retention.bytes", ("-1", "1000", "-2")),
+    ("cleanup.policy", ("delete", "compact", "compact,delete", "", "nonsense")),
+    ("max.message.bytes", ("1048588", "100", "0", "-1")),
+    ("min.insync.replicas", ("1", "1", "1", "1", "1", "2", "0")),
+    ("segment.bytes", ("1048576", "1", "2000000")),
+    ("segment.ms", ("1000", "604800000")),
+    ("compression.type", ("producer", "gzip", "lz4", "zstd", "snappy", "uncompressed", "best")),
+    ("message.timestamp.type", ("CreateTime", "LogAppendTime")),
+    ("delete.retention.ms", ("86400000", "0", "9223372036854775807")),
+    ("flush.messages", ("9223372036854775807", "1", "0")),
+    ("message.timestamp.after.max.ms", ("3600000", "0", "9223372036854775807")),
+    ("min.cleanable.dirty.ratio", ("0.5", "0.01", "2")),
+    ("no.such.setting", ("1",)),
+)
+GROUP_SETTINGS = (
+    ("consumer.session.timeout.ms", ("45000", "500", "1", "60000")),
+    ("consumer.heartbeat.interval.ms", ("5000", "200", "100000")),
+    ("no.such.setting", ("1",)),
+)
+BROKER_SETTINGS = (
+    ("log.retention.ms", ("-1", "100000000")),
+    ("message.max.bytes", ("1048588", "2000000", "-1")),
+    ("node.id", ("7",)),
+    ("no.such.setting", ("1",)),
+)
+
+
+def _offset(d: Draw, at: tuple[str, int]) -> Later:
+    """An offset near the start or the end."""
+    fixed = d.pick([0, 0, 0, 0, 0, 1, 5, -1, 2**40])
+    shift = d.pick([0, 0, -1, -3, 1])
+    near_end = d.chance(0.5)
+    return lambda k: max(0, k.ends.get(at, 0) + shift) if near_end else fixed
+
+
+def _epoch(d: Draw) -> int:
+    return d.rng.choices((-1, 0, 1, 2, 9), (90, 3, 3, 2, 2))[0]
+
+
+def fetch(d: Draw, client: int) -> Request:
+    """Outside of sessions, at the start of one, or within one."""
+
+    def topic() -> dict[str, Any]:
+        name, index = d.topic(), d.partition()
+        return {
+            "topic": name,
+            "topic_id": d.topic_id(name),
+            "partitions": [
+                {
+                    "partition": index,
+                    "current_leader_epoch": _epoch(d),
+                    "fetch_offset": _offset(d, (name, index)),
+                    "last_fetched_epoch": _epoch(d),
+                    "log_start_offset": -1,
+                    "partition_max_bytes": d.pick([1, 100, 1 << 20, 0]),
+                }
+            ],
+        }
+
+    kind = d.rng.choices(("none", "first", "next", "wrong"), (4, 2, 4, 1))[0]
+    session: tuple[Later, Later]
+    if kind == "none":
+        session = lambda _: 0, lambda _: -1
+    elif kind == "first":
+        session = lambda k: k.sessions.get(client, (0, 0))[0], lambda _: 0
+    elif kind == "next":
+        session = (
+            lambda k: k.sessions.get(client, (0, 0))[0],
+            lambda k: k.sessions.get(client, (0, 0))[1],
+        )
+    else:
+        number = d.pick([1, -1, 2**31 - 1])
+        epoch = d.pick([0, 1, 5, -1])
+        session = lambda _: number, lambda _: epoch
+    topics = [topic() for _ in range(d.rng.choices((0, 1, 2), (1, 6, 2))[0])]
+    forgotten = [d.topic() for _ in range(d.pick([0, 0, 0, 1]))]
+    wait = 0 if d.calm else d.rng.choices((0, 20, 300, -1), (6, 4, 2, 0.2))[0]
+    return Request(
+        "fetch",
+        d.version("fetch"),
+        {
+            "replica_id": d.rng.choices((-1, -2, 0, 1), (97, 1, 1, 1))[0],
+            "max_wait": wait,
+            "min_bytes": d.pick([0, 1, 1, 1_000]),
+            "max_bytes": d.pick([1, 1_000, 1 << 20, 0]),
+            "isolation_level": d.rng.choices((0, 1, 2), (5, 5, 0.2))[0],
+            "session_id": session[0],
+            "session_epoch": session[1],
+            "topics": topics,
+            "forgotten_topics_data": [
+                {"topic": name, "topic_id": d.topic_id(name), "partitions": [d.partition()]}
+                for name in forgotten
+            ],
+        },
+        notes={"client": client},
+    )
+
+
+def list_offsets(d: Draw) -> Request:
+    def topic() -> dict[str, Any]:
+        return {
+            "name": d.topic(),
+            "partitions": [
+                {
+                    "partition_index": d.partition(),
+                    "current_leader_epoch": _epoch(d),
+                    "timestamp": d.pick([-1, -2, -3, -4, -5, -6, 0, 10**12, 10**13, 2**62]),
+                }
+            ],
+        }
+
+    return Request(
+        "list_offsets",
+        d.version("list_offsets"),
+        {
+            "replica_id": d.rng.choices((-1, -2, 1), (97, 2, 1))[0],
+            "isolation_level": d.rng.choices((0, 1, 2), (5, 5, 0.2))[0],
+            "topics": d.some(topic),
+            "timeout": 1_000,
+        },
+    )
+
+
+def offset_for_leader_epoch(d: Draw) -> Request:
+    return Request(
+        "offset_for_leader_epoch",
+        d.version("offset_for_leader_epoch"),
+        {
+            "replica_id": d.rng.choices((-1, -2, 1), (8, 1, 1))[0],
+            "topics": d.some(
+                lambda: {
+                    "topic": d.topic(),
+                    "partitions": [
+                        {
+                            "partition": d.partition(),
+                            "current_leader_epoch": _epoch(d),
+                            "leader_epoch": d.pick([0, 1, 2, -1, 99]),
+                        }
+                    ],
+                }
+            ),
+        },
+    )
+
+
+def _some_id(d: Draw, name: str) -> Later:
+    """The id of a topic, mostly; or no id where the name is to tell."""
+    return d.topic_id(name) if d.chance(0.4) else lambda _: NO_TOPIC
+
+
+def metadata(d: Draw) -> Request:
+    def topic() -> dict[str, Any]:
+        name = d.topic()
+        topic_id = _some_id(d, name)
+        by_id = d.chance(0.3)
+        return {"name": None if by_id else name, "topic_id": topic_id if by_id else None}
+
+    version = d.version("metadata")
+    wanted = None if d.chance(0.15) and version >= 1 else d.some(topic)
+    if version < 10 and wanted:
+        for one in wanted:
+            one["name"] = one["name"] or d.pools.topics[0]
+    return Request(
+        "metadata",
+        version,
+        {
+            "topics": wanted,
+            "allow_auto_topic_creation": d.chance(0.1),
+            "include_topic_authorized_operations": d.chance(0.1),
+            "include_cluster_authorized_operations": d.chance(0.1),
+        },
+    )
+
+
+def describe_topic_partitions(d: Draw) -> Request:
+    names = d.some(d.topic)
+    cursor = {"topic_name": d.topic(), "partition_index": d.partition()}
+    return Request(
+        "describe_topic_partitions",
+        0,
+        {
+            "topics": [{"name": name} for name in names],
+            "response_partition_limit": d.pick([2_000, 1, 2, 0, -1]),
+            "cursor": cursor if d.chance(0.2) else None,
+        },
+    )
+
+
+def _settings(d: Draw, kind: int) -> tuple[tuple[str, tuple[str | None, ...]], ...]:
+    if kind == TOPIC:
+        return TOPIC_SETTINGS
+    return GROUP_SETTINGS if kind == GROUP else BROKER_SETTINGS
+
+
+def _resource(d: Draw) -> tuple[int, str]:
+    kind = d.rng.choices(
+        (TOPIC, GROUP, BROKER, BROKER_LOGGER, CLIENT_METRICS, 0, 99), (20, 6, 3, 1, 1, 1, 1)
+    )[0]
+    if kind == TOPIC:
+        return kind, d.topic()
+    if kind == GROUP:
+        return kind, d.group()
+    return kind, d.pick(["", "1", "2", "1", "metrics", d.odd()])
+
+
+def create_topics(d: Draw, name: str | None = None) -> Request:
+    """Any topics; or ``name`` as it should be."""
+
+    def topic() -> dict[str, Any]:
+        own = name or d.topic()
+        proper = name is not None or d.chance(0.8)
+        configs = []
+        if d.chance(0.2):
+            key, values = d.pick(TOPIC_SETTINGS)
+            configs = [{"name": key, "value": d.pick(values)}]
+        manual = not proper and d.chance(0.3)
+        return {
+            "name": own,
+            "num_partitions": -1 if manual else d.pick([3, 3, 3, 1, 2]) if proper else d.small(),
+            "replication_factor": -1 if manual else 1 if proper else d.pick([-1, 1, 2, 0]),
+            "assignments": [{"partition_index": 0, "broker_ids": d.pick([[1], [2], [], [1, 1]])}]
+            if manual
+            else [],
+            "configs": configs if name is None else [],
+        }
+
+    return Request(
+        "create_topics",
+        d.version("create_topics"),
+        {
+            "topics": [topic()] if name else d.some(topic, 2),
+            "timeout": 10_000,
+            "validate_only": name is None and d.chance(0.1),
+        },
+    )
+
+
+def delete_topics(d: Draw) -> Request:
+    names = d.some(d.topic, 2)
+    by_id = [d.chance(0.4) for _ in names]
+    return Request(
+        "delete_topics",
+        d.version("delete_topics"),
+        {
+            "topic_names": names,
+            "topics": [
+                {
+                    "name": None if with_id else name,
+                    "topic_id": d.topic_id(name) if with_id else None,
+                }
+                for name, with_id in zip(names, by_id, strict=True)
+            ],
+            "timeout": 10_000,
+        },
+    )
+
+
+def create_partitions(d: Draw) -> Request:
+    def topic() -> dict[str, Any]:
+        return {
+            "name": d.topic(),
+            "count": d.pick([2, 3, 4, 4, 0, -1, 1]),
+            "assignments": None if d.chance(0.9) else [{"broker_ids": d.pick([[1], [2], []])}],
+        }
+
+    return Request(
+        "create_partitions",
+        d.version("create_partitions"),
+        {"topics": d.some(topic, 2), "timeout": 10_000, "validate_only": d.chance(0.1)},
+    )
+
+
+def delete_records(d: Draw) -> Request:
+    def topic() -> dict[str, Any]:
+        name, index = d.topic(), d.partition()
+        return {
+            "name": name,
+            "partitions": [{"partition_index": index, "offset": _offset(d, (name, index))}],
+        }
+
+    return Request(
+        "delete_records",
+        d.version("delete_records"),
+        {"topics": d.some(topic), "timeout": 10_000},
+    )
+
+
+def describe_configs(d: Draw) -> Request:
+    def resource() -> dict[str, Any]:
+        kind, name = _resource(d)
+        keys = [key for key, _ in _settings(d, kind)]
+        return {
+            "resource_type": kind,
+            "resource_name": name,
+            "configuration_keys": None if d.chance(0.3) else d.some(lambda: d.pick(keys)),
+        }
+
+    return Request(
+        "describe_configs",
+        d.version("describe_configs"),
+        {
+            "resources": d.some(resource, 2),
+            "include_synonyms": d.chance(0.3),
+            "include_documentation": d.chance(0.1),
+        },
+    )
+
+
+def alter_configs(d: Draw) -> Request:
+    def resource() -> dict[str, Any]:
+        kind, name = _resource(d)
+        rows = [d.pick(_settings(d, kind)) for _ in range(d.rng.randint(0, 2))]
+        return {
+            "resource_type": kind,
+            "resource_name": name,
+            "configs": [{"name": key, "value": d.pick(values)} for key, values in rows],
+        }
+
+    return Request(
+        "alter_configs",
+        d.version("alter_configs"),
+        {"resources": d.some(resource, 2), "validate_only": d.chance(0.2)},
+    )
+
+
+def incremental_alter_configs(d: Draw) -> Request:
+    def resource() -> dict[str, Any]:
+        kind, name = _resource(d)
+        rows = [d.pick(_settings(d, kind)) for _ in range(d.rng.randint(0, 2))]
+        return {
+            "resource_type": kind,
+            "resource_name": name,
+            "configs": [
+                {
+                    "name": key,
+                    "config_operation": d.rng.choices((0, 1, 2, 3, 9), (6, 4, 1, 1, 0.3))[0],
+                    "value": d.pick(values),
+                }
+                for key, values in rows
+            ],
+        }
+
+    return Request(
+        "incremental_alter_configs",
+        d.version("incremental_alter_configs"),
+        {"resources": d.some(resource, 2), "validate_only": d.chance(0.2)},
+    )
+
+
+def update_features(d: Draw) -> Request:
+    level = d.rng.choices((2, 1, 0, 3, -1), (8, 3, 2, 1, 0.5))[0]
+    name = "transaction.version" if d.chance(0.85) else d.pick(["group.version", "nonsense", ""])
+    return Request(
+        "update_features",
+        d.version("update_features"),
+        {
+            "timeout": 10_000,
+            "feature_updates": [
+                {
+                    "feature": name,
+                    "max_version_level": level,
+                    "upgrade_type": d.rng.choices((1, 2, 3, 0, 9), (5, 5, 1, 0.3, 0.3))[0],
+                    "allow_downgrade": d.chance(0.7),
+                }
+            ],
+            "validate_only": d.chance(0.1),
+        },
+    )
+
+
+def describe_cluster(d: Draw) -> Request:
+    return Request(
+        "describe_cluster",
+        d.version("describe_cluster"),
+        {
+            "include_cluster_authorized_operations": d.chance(0.2),
+            "endpoint_type": d.rng.choices((1, 2, 0), (8, 1, 1))[0],
+            "include_fenced_brokers": d.chance(0.2),
+        },
+    )
+
+
+def api_versions(d: Draw) -> Request:
+    return Request(
+        "api_versions",
+        d.version("api_versions"),
+        {
+            "client_software_name": d.pick(["lives", "a.b-c", "", "bad name", d.odd()]),
+            "client_software_version": d.pick(["1", "", "?"]),
+        },
+    )

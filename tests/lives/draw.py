@@ -1,0 +1,207 @@
+"""Draws values from the pools, and gives them later: what an answer taught is asked for at sending.
+
+A drawn value that depends on the broker is a function of :class:`Knowledge`. So what a life asks
+depends on its seed alone, whatever the answers are, and can be asked of two brokers.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from coordinator.wire.api import APIS
+from tests.lives.knowledge import Knowledge, Slot
+from tests.lives.pools import INTERNAL_TOPICS, ODD, SMALL_INTS, TOO_LONG, Pools
+
+T = TypeVar("T")
+Later = Callable[[Knowledge], Any]
+Condition = Callable[[Knowledge], bool]
+Shape = Mapping[str, Any]
+Identity = tuple[int, int]
+
+VERSIONS = {api.module: (api.min_version, api.stable_max) for api in APIS.values()}
+SLOTS = 6
+"""Members of a group, and claims of a transactional id, that a life distinguishes."""
+
+UNKNOWN_ID = uuid.UUID(int=0x5EED)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: fields of all versions, some of them to be asked for when it is sent.
+
+    ``about`` is the member or the producer that it speaks for. It is left out where ``only_if``
+    says so.
+    """
+
+    api: str
+    version: int
+    shape: Shape
+    about: Slot | None = None
+    only_if: Condition | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What the answer is read with."""
+
+
+def settled(value: Any, knowledge: Knowledge) -> Any:
+    """``value`` with all that is asked for later filled in."""
+    if callable(value):
+        return value(knowledge)
+    if isinstance(value, Mapping):
+        return {name: settled(item, knowledge) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [settled(item, knowledge) for item in value]
+    return value
+
+
+class Draw:
+    """One source of chance over one life's pools."""
+
+    def __init__(self, seed: str, pools: Pools, *, calm: bool = False) -> None:
+        self.rng = random.Random(seed)
+        self.pools = pools
+        self.calm = calm
+        """Whether nothing may depend on the time that passes."""
+
+    def chance(self, share: float) -> bool:
+        return self.rng.random() < share
+
+    def pick(self, items: Sequence[T]) -> T:
+        return self.rng.choice(items)
+
+    def weighted(self, pairs: Sequence[tuple[T, float]]) -> T:
+        return self.rng.choices([p[0] for p in pairs], [p[1] for p in pairs])[0]
+
+    def some(self, draw: Callable[[], T], most: int = 3) -> list[T]:
+        """From none to ``most`` of them, one mostly."""
+        count = self.weighted([(1, 8), (0, 0.5), *((n, 1.5) for n in range(2, most + 1))])
+        return [draw() for _ in range(count)]
+
+    def version(self, api: str, low: int = 0, high: int = 99) -> int:
+        least, most = VERSIONS[api]
+        return self.rng.randint(max(low, least), min(high, most))
+
+    # --- names ------------------------------------------------------------------------------------
+
+    def odd(self) -> str:
+        """A name that nobody has, and few may have."""
+        return TOO_LONG if self.chance(0.03) else self.pick(ODD)
+
+    def topic(self) -> str:
+        return self.weighted(
+            [
+                (self.rng.choices(self.pools.topics, (6, 4, 2, 1))[0], 92),
+                (self.pools.missing_topic, 2),
+                (self.pick(INTERNAL_TOPICS), 4),
+                (self.odd(), 2),
+            ]
+        )
+
+    def topic_id(self, name: str) -> Later:
+        """The id of ``name``, as its clients know it; or an old one, or nobody's."""
+        kind = self.rng.random()
+        if kind < 0.9:
+            return lambda k: k.topic_id(name)
+        if kind < 0.96:
+            return lambda k: k.topic_ids[name][0] if k.topic_ids.get(name) else UNKNOWN_ID
+        return lambda _: UNKNOWN_ID
+
+    def partition(self) -> int:
+        return self.rng.choices((0, 1, 2, 3, -1, 2**31 - 1), (60, 24, 12, 2, 0.4, 0.4))[0]
+
+    def group(self) -> str:
+        known = self.rng.choices(self.pools.groups, (6, 5, 3, 2, 1, 1))[0]
+        return known if self.chance(0.97) else self.odd()
+
+    def txn_id(self) -> str:
+        known = self.rng.choices(self.pools.txn_ids, (6, 5, 3, 2, 1, 1))[0]
+        return known if self.chance(0.97) else self.odd()
+
+    def slot(self, name: str) -> Slot:
+        return name, self.rng.randrange(SLOTS)
+
+    def small(self) -> int:
+        return self.pick(SMALL_INTS)
+
+    # --- members ----------------------------------------------------------------------------------
+
+    def member_id(self, about: Slot, live: float = 0.85) -> Later:
+        kind = self.rng.random()
+        if kind < live:
+            return lambda k: k.members[about].id
+        other = about[0], self.rng.randrange(SLOTS)
+        odd = self.odd()
+        return self.pick(
+            [
+                lambda _: "",
+                lambda k: k.members[about].ids[0] if k.members[about].ids else "gone",
+                lambda k: k.members[other].id,
+                lambda _: "made-up",
+                lambda _: odd,
+            ]
+        )
+
+    def instance(self, about: Slot) -> str | None:
+        """Slots 2 and 3 of the groups with an odd number are static, nearly always."""
+        group, number = about
+        is_static = number >= 2 and group[-1:] in "135"
+        if self.chance(0.04):
+            return self.pick([None, "", "instance-2", "instance-9", self.odd()])
+        return f"instance-{number}" if is_static else None
+
+    def generation(self, about: Slot, live: float = 0.88) -> Later:
+        if self.chance(live):
+            return lambda k: k.members[about].generation
+        other, number = (about[0], self.rng.randrange(SLOTS)), self.small()
+        return self.pick(
+            [
+                lambda k: k.members[about].generation + 1,
+                lambda k: (k.members[about].older or [-1])[-1],
+                lambda k: k.members[other].generation,
+                lambda _: number,
+                lambda _: 2**31 - 1,
+            ]
+        )
+
+    def member_epoch(self, about: Slot, live: float = 0.9) -> Later:
+        if self.chance(live):
+            return lambda k: k.members[about].epoch
+        other, number = (about[0], self.rng.randrange(SLOTS)), self.small()
+        return self.pick(
+            [
+                lambda k: k.members[about].epoch - 1,
+                lambda k: k.members[about].epoch + 1,
+                lambda k: k.members[other].epoch,
+                lambda _: number,
+            ]
+        )
+
+    # --- producers --------------------------------------------------------------------------------
+
+    def identity(self, about: Slot, live: float = 0.82) -> Callable[[Knowledge], Identity]:
+        """Producer id and epoch, live or else."""
+        if self.chance(live):
+            return lambda k: k.producers[about].identity
+        other = self.slot(self.txn_id()) if self.chance(0.5) else self.slot(about[0])
+
+        def shifted(by: int) -> Callable[[Knowledge], Identity]:
+            def give(k: Knowledge) -> Identity:
+                pid, epoch = k.producers[about].identity
+                return pid, max(-1, min(epoch + by, 2**15 - 1))
+
+            return give
+
+        made_up = self.pick([(-1, -1), (0, 0), (2**62, 3), (-5, 2), (1, -1), (10**6, 2**15 - 1)])
+        return self.weighted(
+            [
+                (shifted(1), 4),
+                (shifted(-1), 4),
+                (lambda k: (k.producers[about].identities or [(-1, -1)])[0], 4),
+                (lambda k: k.producers[other].identity, 4),
+                (lambda k: (k.producers[about].identity[0], 2**15 - 1), 0.5),
+                (lambda _: made_up, 1),
+            ]
+        )

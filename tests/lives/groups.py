@@ -1,0 +1,347 @@
+"""Requests of members, of those who commit offsets, and of those who look at groups."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from tests.lives.draw import Condition, Draw, Later, Request, settled
+from tests.lives.knowledge import Knowledge, Slot
+
+PROTOCOLS = (
+    ("range",),
+    ("cooperative-sticky", "range"),
+    ("roundrobin", "range"),
+    ("cooperative-sticky",),
+    ("own",),
+)
+"""What members offer; the first two go together, and most offer one of these."""
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack(">h", len(data)) + data
+
+
+def _rows(rows: list[tuple[str, list[int]]]) -> bytes:
+    out = struct.pack(">i", len(rows))
+    for topic, parts in rows:
+        out += _text(topic) + struct.pack(f">i{len(parts)}i", len(parts), *parts)
+    return out
+
+
+def subscription(version: int, topics: list[str], owned: list[tuple[str, list[int]]]) -> bytes:
+    """``ConsumerProtocolSubscription`` at ``version``, 0 to 3, without user data."""
+    out = struct.pack(">hi", version, len(topics)) + b"".join(map(_text, topics))
+    out += struct.pack(">i", -1)
+    if version >= 1:
+        out += _rows(owned)
+    if version >= 2:
+        out += struct.pack(">i", -1)
+    if version >= 3:
+        out += struct.pack(">h", -1)
+    return out
+
+
+def assignment(rows: list[tuple[str, list[int]]]) -> bytes:
+    """``ConsumerProtocolAssignment`` v0 without user data."""
+    return struct.pack(">h", 0) + _rows(rows) + struct.pack(">i", -1)
+
+
+def _subscribed(d: Draw) -> list[str]:
+    return sorted({d.topic()[:1000] for _ in range(d.rng.randint(1, 2))})
+
+
+def join_group(d: Draw, about: Slot, only_if: Condition | None = None) -> Request:
+    topics = _subscribed(d)
+    owned = [(t, [d.partition()]) for t in topics if d.chance(0.3)]
+    junk = d.rng.randbytes(d.rng.randint(0, 40)) if d.chance(0.04) else None
+    metadata = subscription(d.rng.randint(0, 3), topics, owned) if junk is None else junk
+    usual = PROTOCOLS if d.chance(0.1) else PROTOCOLS[:2]
+    names = d.pick(usual) if d.chance(0.97) else d.pick([(), ("",), (d.odd(),)])
+    patience = [60_000] if d.calm else [500, 700, 1_500, 3_000]
+    return Request(
+        "join_group",
+        d.version("join_group"),
+        {
+            "group_id": about[0],
+            "member_id": d.member_id(about, 0.94),
+            "group_instance_id": d.instance(about),
+            "session_timeout": d.pick(patience) if d.chance(0.97) else d.pick([0, 1, 10**8]),
+            "rebalance_timeout": d.pick([60_000] if d.calm else [0, 200, 1_000, 1_000, 3_000]),
+            "protocol_type": "consumer" if d.chance(0.97) else d.pick(["", "connect", d.odd()]),
+            "protocols": [{"name": name, "metadata": metadata} for name in names],
+            "reason": d.pick([None, "", "because", d.odd()]) if d.chance(0.1) else None,
+        },
+        about,
+        only_if,
+    )
+
+
+def _assignments(d: Draw, about: Slot) -> Later:
+    """What a leader gives to everybody; nothing from those who do not lead."""
+    topics = _subscribed(d)
+    junk = d.rng.randbytes(6) if d.chance(0.04) else None
+    extra = d.odd() if d.chance(0.02) else None
+
+    def give(k: Knowledge) -> list[dict[str, Any]]:
+        members = [*k.members[about].leads, *([] if extra is None else [extra])]
+        rows = [[(t, [n]) for t in topics] for n in range(len(members))]
+        return [
+            {"member_id": member, "assignment": assignment(row) if junk is None else junk}
+            for member, row in zip(members, rows, strict=True)
+        ]
+
+    return give
+
+
+def sync_group(d: Draw, about: Slot, only_if: Condition | None = None) -> Request:
+    kind = d.pick(["consumer", None, "connect"]) if d.chance(0.1) else "consumer"
+    name = d.pick(["range", None, ""]) if d.chance(0.1) else ...
+    return Request(
+        "sync_group",
+        d.version("sync_group"),
+        {
+            "group_id": about[0],
+            "generation_id": d.generation(about),
+            "member_id": d.member_id(about, 0.95),
+            "group_instance_id": d.instance(about),
+            "protocol_type": kind,
+            "protocol_name": (lambda k: k.members[about].protocol) if name is ... else name,
+            "assignments": _assignments(d, about),
+        },
+        about,
+        only_if,
+    )
+
+
+def heartbeat(d: Draw, about: Slot) -> Request:
+    return Request(
+        "heartbeat",
+        d.version("heartbeat"),
+        {
+            "group_id": about[0],
+            "generation_id": d.generation(about),
+            "member_id": d.member_id(about, 0.93),
+            "group_instance_id": d.instance(about),
+        },
+        about,
+    )
+
+
+def leave_group(d: Draw, about: Slot) -> Request:
+    def one(who: Slot) -> dict[str, Any]:
+        instance = d.instance(who)
+        return {
+            "member_id": d.member_id(who, 0.9) if instance is None or d.chance(0.5) else "",
+            "group_instance_id": instance,
+            "reason": d.pick([None, "done", d.odd()]),
+        }
+
+    others = [d.slot(about[0]) for _ in range(d.rng.choices((0, 1, 3), (8, 2, 1))[0])]
+    return Request(
+        "leave_group",
+        d.version("leave_group"),
+        {
+            "group_id": about[0],
+            "member_id": d.member_id(about, 0.93),
+            "members": [one(who) for who in (about, *others)],
+        },
+        about,
+    )
+
+
+def consumer_heartbeat(d: Draw, about: Slot, *, epoch: int | None = None) -> Request:
+    """A heartbeat of the consumer protocol; ``epoch`` 0 joins, below that leaves.
+
+    One that joins, also since its member was fenced, says all that a join has to.
+    """
+    version = d.version("consumer_group_heartbeat")
+    made = f"{about[0][:200]}-{about[1]}-{d.rng.randrange(3)}"
+    names = _subscribed(d)
+    regex = d.pick(["topic-[ab]", f"{d.pools.stem}topic-.*", "(", "", ".*", "a{1,3}b|__.*"])
+    by_regex = version >= 1 and d.chance(0.2)
+    with_names = not by_regex or d.chance(0.3)
+    is_full = d.chance(0.15)
+    is_odd = d.chance(0.05)
+    said_epoch: Later = d.member_epoch(about) if epoch is None else lambda _: epoch
+    patience = d.pick([60_000] if d.calm else [500, 1_000, 3_000])
+    owned: Any = d.pick([None, [], [{"topic_id": d.topic_id(d.topic()), "partitions": [0]}]])
+    member = d.member_id(about, 0.0) if is_odd else lambda k: k.members[about].id or made
+    assignor = d.pick(["uniform", "range", None, None]) if d.chance(0.2) else None
+    if d.chance(0.02):
+        assignor = d.pick(["none", d.odd()])
+
+    def full(value: Any) -> Later:
+        return lambda k: value if is_full or said_epoch(k) == 0 else None
+
+    def partitions(k: Knowledge) -> Any:
+        if is_odd:
+            return settled(owned, k)
+        return [] if said_epoch(k) == 0 else k.members[about].owned
+
+    return Request(
+        "consumer_group_heartbeat",
+        version,
+        {
+            "group_id": about[0],
+            "member_id": member,
+            "member_epoch": said_epoch,
+            "instance_id": d.instance(about),
+            "rack_id": d.pick(["", "rack"]) if d.chance(0.03) else None,
+            "rebalance_timeout": lambda k: full(patience)(k) or -1,
+            "subscribed_topic_names": full(names if with_names else None),
+            "subscribed_topic_regex": full(regex if by_regex else None),
+            "server_assignor": assignor,
+            "topic_partitions": partitions,
+        },
+        about,
+    )
+
+
+def committed(d: Draw) -> dict[str, Any]:
+    """One topic's part of a commit."""
+    name = d.topic()
+    metadata = "" if d.chance(0.8) else d.pick([None, "note", "m" * 4_096, "m" * 4_097, d.odd()])
+    return {
+        "name": name,
+        "partitions": [
+            {
+                "partition_index": d.partition(),
+                "committed_offset": d.pick([0, 1, 5, 100, 2**40, 2**63 - 1, -1]),
+                "committed_leader_epoch": d.pick([-1, 0, 1, 7]),
+                "committed_metadata": metadata,
+            }
+            for _ in range(d.rng.randint(1, 2))
+        ],
+    }
+
+
+def offset_commit(d: Draw, about: Slot, kind: str | None = None) -> Request:
+    """By a classic member, a consumer or nobody (``simple``)."""
+    kind = kind or d.pick(["simple", "classic", "consumer"])
+    generation: Any = -1
+    member: Any = ""
+    if kind == "classic":
+        generation, member = d.generation(about), d.member_id(about, 0.94)
+    elif kind == "consumer":
+        generation, member = d.member_epoch(about), d.member_id(about, 0.94)
+    elif d.chance(0.08):
+        member = d.member_id(about)
+    # Members of the consumer protocol are refused the versions without an epoch.
+    low = 9 if kind == "consumer" and d.chance(0.85) else 0
+    return Request(
+        "offset_commit",
+        d.version("offset_commit", low),
+        {
+            "group_id": about[0],
+            "generation_id_or_member_epoch": generation,
+            "member_id": member,
+            "group_instance_id": None if kind == "simple" else d.instance(about),
+            "retention_time": d.pick([-1, -1, 0, 1_000]),
+            "topics": [
+                {**topic, "topic_id": d.topic_id(topic["name"])}
+                for topic in d.some(lambda: committed(d))
+            ],
+        },
+        about,
+    )
+
+
+def offset_fetch(d: Draw, about: Slot) -> Request:
+    def topics() -> Any:
+        if d.chance(0.3):
+            return None
+        names = d.some(d.topic)
+        return [
+            {
+                "name": name,
+                "topic_id": d.topic_id(name),
+                "partition_indexes": [d.partition() for _ in range(d.rng.randint(0, 2))],
+            }
+            for name in names
+        ]
+
+    def group(name: str) -> dict[str, Any]:
+        as_member = d.chance(0.2)
+        return {
+            "group_id": name,
+            "member_id": d.member_id((name, about[1])) if as_member else None,
+            "member_epoch": d.member_epoch((name, about[1])) if as_member else -1,
+            "topics": topics(),
+        }
+
+    version = d.version("offset_fetch")
+    flat = topics()
+    return Request(
+        "offset_fetch",
+        version,
+        {
+            "group_id": about[0],
+            "topics": [] if flat is None and version < 2 else flat,
+            "groups": [group(about[0]), *(group(d.group()) for _ in range(d.pick([0, 0, 0, 1])))],
+            "require_stable": d.chance(0.3),
+        },
+        about,
+    )
+
+
+def offset_delete(d: Draw) -> Request:
+    return Request(
+        "offset_delete",
+        0,
+        {
+            "group_id": d.group(),
+            "topics": d.some(
+                lambda: {"name": d.topic(), "partitions": [{"partition_index": d.partition()}]}
+            ),
+        },
+    )
+
+
+def delete_groups(d: Draw, name: str | None = None) -> Request:
+    shape = {"groups_names": d.some(d.group) if name is None else [name]}
+    return Request("delete_groups", d.version("delete_groups"), shape)
+
+
+def describe_groups(d: Draw) -> Request:
+    return Request(
+        "describe_groups",
+        d.version("describe_groups"),
+        {"groups": d.some(d.group), "include_authorized_operations": d.chance(0.2)},
+    )
+
+
+def consumer_group_describe(d: Draw) -> Request:
+    return Request(
+        "consumer_group_describe",
+        d.version("consumer_group_describe"),
+        {"group_ids": d.some(d.group), "include_authorized_operations": d.chance(0.2)},
+    )
+
+
+def list_groups(d: Draw) -> Request:
+    states = ["Empty", "stable", "PreparingRebalance", "Dead", "nonsense", "", "Assigning"]
+    return Request(
+        "list_groups",
+        d.version("list_groups"),
+        {
+            "states_filter": [] if d.chance(0.5) else d.some(lambda: d.pick(states)),
+            "types_filter": []
+            if d.chance(0.5)
+            else d.some(lambda: d.pick(["classic", "Consumer", "share", "nonsense", ""])),
+        },
+    )
+
+
+def find_coordinator(d: Draw) -> Request:
+    keys = d.some(d.group)
+    return Request(
+        "find_coordinator",
+        d.version("find_coordinator"),
+        {
+            "key": keys[0] if keys else "",
+            "key_type": d.rng.choices((0, 1, 2, -1), (10, 8, 1, 1))[0],
+            "coordinator_keys": keys,
+        },
+    )

@@ -1,0 +1,114 @@
+"""What must hold of a broker that was killed amid a life, and of what it left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.lives.pools import INTERNAL_TOPICS
+from tests.support.batches import HEADER, Batch, batches
+from tests.support.cluster import Cluster
+
+Told = dict[str, Any]
+
+BY_A_CLIENT = re.compile(rb"\d+\.\d+")
+"""What the clients of a life write."""
+
+END_MARKERS = (b"\0\0\0\0", b"\0\0\0\1")
+"""Keys of ABORT and COMMIT."""
+
+
+def loaded(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """(shard, digest) of every shard that a start has read."""
+    for line in lines:
+        if '"shard_loaded"' in line:
+            event = json.loads(line)
+            yield event["shard"], event["digest"]
+
+
+def unlike(before: Mapping[str, Any], lines: list[str]) -> list[str]:
+    """The shards that a start read otherwise than they were."""
+    after = dict(loaded(lines))
+    found = []
+    for name, (state, end, digest) in before.items():
+        if state != "Active":
+            found.append(f"{name} was {state}")
+        elif end and after.get(name) != digest:
+            found.append(f"{name}, {end} records: {digest[:12]} before, {after.get(name)} after")
+    return found
+
+
+def lost(before: Mapping[str, Told], bootstrap: str, *, rewritten: frozenset[str]) -> list[str]:
+    """The records of user topics that a start does not show as they were.
+
+    ``rewritten`` are topics whose records the broker itself may remove or replace.
+    """
+    found = []
+    with Cluster(bootstrap) as cluster:
+        for name, told in before.items():
+            topic, index = name.rsplit("-", 1)
+            if topic in rewritten or not told["batches"]:
+                continue
+            now = dict(stored(cluster, uuid.UUID(told["topic_id"]), int(index)))
+            gone = [at for at, crc in told["batches"].items() if now.get(int(at)) != crc]
+            if gone:
+                found.append(f"{name}: batches at {gone[:5]} are not what they were")
+    return found
+
+
+def stored(cluster: Cluster, topic_id: uuid.UUID, index: int) -> Iterator[tuple[int, int]]:
+    """(first offset, CRC) of every batch that a client can read."""
+    offset = 0
+    while True:
+        asked = {"partition": index, "fetch_offset": offset, "partition_max_bytes": 1 << 24}
+        answer = cluster.call(
+            "fetch",
+            13,
+            max_wait=0,
+            max_bytes=1 << 24,
+            session_epoch=-1,
+            topics=[{"topic_id": topic_id, "partitions": [{**asked, "current_leader_epoch": -1}]}],
+        )
+        (part,) = answer["responses"][0]["partitions"]
+        if part["error_code"] == "offset_out_of_range" and offset < part["log_start_offset"]:
+            offset = part["log_start_offset"]
+            continue
+        data = part["records"] or b""
+        at = 0
+        while at + HEADER.size <= len(data):
+            base, size = HEADER.unpack_from(data, at)[:2]
+            yield base, zlib.crc32(data[at : at + 12 + size])
+            offset = base + HEADER.unpack_from(data, at)[6] + 1
+            at += 12 + size
+        if not data:
+            return
+
+
+def foreign(data_dir: Path) -> list[str]:
+    """What stands in the internal topics that no coordinator has written there."""
+    found = []
+    for topic in INTERNAL_TOPICS:
+        for log in sorted(data_dir.glob(f"{topic}-*/*.log")):
+            for one in batches(log.read_bytes()):
+                why = _strange(topic, one)
+                if why:
+                    found.append(f"{log.parent.name} at {one.base_offset}: {why}")
+    return found
+
+
+def _strange(topic: str, one: Batch) -> str | None:
+    if any(value and BY_A_CLIENT.fullmatch(value) for value in one.values):
+        return f"a client's record: {one.values}"
+    if topic != "__consumer_offsets":
+        if one.is_control or one.producer_id != -1 or one.is_transactional:
+            return f"a batch of producer {one.producer_id}, attributes {one.attributes}"
+    elif one.is_control and one.keys[0] not in END_MARKERS:
+        return f"a control record {one.keys}"
+    elif one.is_transactional != (one.producer_id >= 0):
+        return f"attributes {one.attributes} and producer {one.producer_id}"
+    return None

@@ -1,0 +1,86 @@
+"""What the answers of one broker taught its clients: ids, generations, epochs, sessions.
+
+Everything is kept under the names that a life has for it (a member is a group and a slot, a
+producer a transactional id and a slot), so that one life can be led on two brokers that choose
+different ids.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+Slot = tuple[str, int]
+"""A member: its group and its number there. A producer: its transactional id and its number."""
+
+NO_TOPIC = uuid.UUID(int=0)
+KEPT = 4
+"""Older values that a zombie may still have."""
+
+
+@dataclass
+class Member:
+    """One member of a group, of either protocol."""
+
+    ids: list[str] = field(default_factory=list)
+    generation: int = -1
+    older: list[int] = field(default_factory=list)
+    protocol: str | None = None
+    last_error: str = ""
+    leads: list[str] = field(default_factory=list)
+    """Ids of all members, if it was made the leader."""
+    epoch: int = 0
+    owned: list[Any] = field(default_factory=list)
+    """Partitions that a consumer was given: rows of topic id and indexes."""
+
+    @property
+    def id(self) -> str:
+        return self.ids[-1] if self.ids else ""
+
+
+@dataclass
+class Producer:
+    """One claim of a transactional id, or an idempotent producer."""
+
+    identities: list[tuple[int, int]] = field(default_factory=list)
+    sequences: dict[tuple[str, int], int] = field(default_factory=dict)
+    is_fenced: bool = False
+    """Whether the broker said so; it may try all the same."""
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.identities[-1] if self.identities else (-1, -1)
+
+    def now_is(self, identity: tuple[int, int]) -> None:
+        """Go on under this id and epoch; a new one counts its batches from zero."""
+        self.is_fenced = False
+        if identity != self.identity:
+            self.identities = [*self.identities[-KEPT:], identity]
+            self.sequences.clear()
+
+
+class Knowledge:
+    """All that one broker's clients know."""
+
+    def __init__(self) -> None:
+        self.members: defaultdict[Slot, Member] = defaultdict(Member)
+        self.producers: defaultdict[Slot, Producer] = defaultdict(Producer)
+        self.topic_ids: defaultdict[str, list[uuid.UUID]] = defaultdict(list)
+        self.sessions: dict[int, tuple[int, int]] = {}
+        """By client: the id and the next epoch of its fetch session."""
+        self.ends: dict[tuple[str, int], int] = {}
+        """Offsets behind what was written, as far as anybody told."""
+
+    def topic_id(self, name: str) -> uuid.UUID:
+        """The id that ``name`` had last; the zero id if it never had one."""
+        known = self.topic_ids.get(name)
+        return known[-1] if known else NO_TOPIC
+
+    def saw_topic(self, name: str | None, topic_id: str | None) -> None:
+        if not name or not topic_id:
+            return
+        seen = uuid.UUID(topic_id)
+        if seen.int and seen != self.topic_id(name):
+            self.topic_ids[name] = [*self.topic_ids[name][-KEPT:], seen]

@@ -1,0 +1,142 @@
+"""What a client takes from an answer, by API."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.lives.draw import Request
+from tests.lives.knowledge import Knowledge
+from tests.support.batches import batches
+from tests.support.raw import Answer, errors_in
+
+Body = Mapping[str, Any]
+
+
+def _joined(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    assert request.about is not None
+    member = k.members[request.about]
+    error = answer["error_code"]
+    member.last_error = error
+    if error in ("none", "member_id_required") and answer["member_id"] not in ("", member.id):
+        member.ids = [*member.ids[-4:], answer["member_id"]]
+    if error == "none":
+        member.older = [*member.older[-4:], member.generation]
+        member.generation = answer["generation_id"]
+        member.protocol = answer["protocol_name"]
+        member.leads = [one["member_id"] for one in answer["members"]]
+    elif error in ("unknown_member_id", "fenced_instance_id"):
+        member.ids = [*member.ids, ""]
+
+
+def _synced(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    assert request.about is not None
+    member, error = k.members[request.about], answer["error_code"]
+    member.last_error = "synced" if error == "none" else error
+    if error == "unknown_member_id":
+        member.ids = [*member.ids[-4:], ""]
+
+
+def _beat(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    if answer["error_code"] != "none":
+        _synced(k, request, body, answer)
+
+
+def _consumer_heard(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    assert request.about is not None
+    member = k.members[request.about]
+    error = answer["error_code"]
+    member.last_error = error
+    if error == "none":
+        if answer["member_id"] and answer["member_id"] != member.id:
+            member.ids = [*member.ids[-4:], answer["member_id"]]
+        member.epoch = answer["member_epoch"]
+        given = answer["assignment"]
+        if given is not None:
+            member.owned = [
+                {"topic_id": uuid.UUID(row["topic_id"]), "partitions": row["partitions"]}
+                for row in given["topic_partitions"]
+            ]
+        if member.epoch <= 0:
+            member.owned = []
+    elif error in ("unknown_member_id", "fenced_member_epoch"):
+        member.epoch, member.owned = 0, []
+
+
+def _claimed(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    if answer["error_code"] == "none":
+        about = request.about or ("", request.notes.get("slot", 0))
+        k.producers[about].now_is((answer["producer_id"], answer["producer_epoch"]))
+
+
+def _ended(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    if answer["error_code"] == "none" and answer.get("producer_id", -1) >= 0:
+        assert request.about is not None
+        k.producers[request.about].now_is((answer["producer_id"], answer["producer_epoch"]))
+
+
+def _produced(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    sent = {
+        part["index"]: part["records"]
+        for topic in body["topic_data"]
+        for part in topic["partition_data"]
+    }
+    name = request.notes["topic"]
+    for response in answer["responses"]:
+        for part in response["partition_responses"]:
+            data = sent.get(part["index"])
+            if part["error_code"] != "none" or not data:
+                continue
+            (first, *_) = batches(data)
+            count = first.last_offset - first.base_offset + 1
+            at = name, part["index"]
+            k.ends[at] = max(k.ends.get(at, 0), part["base_offset"] + count)
+            producer = k.producers[request.about or ("", 0)]
+            if (first.producer_id, first.producer_epoch) == producer.identity:
+                producer.sequences[at] = first.base_sequence + count
+
+
+def _described(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    for topic in answer["topics"]:
+        k.saw_topic(topic["name"], topic.get("topic_id"))
+
+
+def _fetched(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    client, error = request.notes["client"], answer.get("error_code", "none")
+    if error == "none" and answer.get("session_id"):
+        epoch = max(0, body.get("session_epoch", 0)) + 1
+        k.sessions[client] = answer["session_id"], epoch
+    elif error != "none":
+        k.sessions.pop(client, None)
+
+
+FENCED = frozenset({"producer_fenced", "invalid_producer_epoch", "invalid_producer_id_mapping"})
+
+
+def _of_a_producer(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    if request.about is not None and FENCED.intersection(errors_in(answer)):
+        k.producers[request.about].is_fenced = True
+
+
+TAUGHT: Mapping[str, Callable[[Knowledge, Request, Body, Answer], None]] = {
+    "join_group": _joined,
+    "sync_group": _synced,
+    "heartbeat": _beat,
+    "consumer_group_heartbeat": _consumer_heard,
+    "init_producer_id": _claimed,
+    "end_txn": _ended,
+    "produce": _produced,
+    "metadata": _described,
+    "create_topics": _described,
+    "fetch": _fetched,
+}
+
+
+def learn(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    """Remember what ``answer`` to ``request``, sent as ``body``, says."""
+    if "producer_id" in body or request.api in ("produce", "add_partitions_to_txn"):
+        _of_a_producer(k, request, body, answer)
+    teach = TAUGHT.get(request.api)
+    if teach is not None:
+        teach(k, request, body, answer)

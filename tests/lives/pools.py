@@ -1,0 +1,47 @@
+"""The few names that everybody in a life shares, so that they meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+INTERNAL_TOPICS = (
+    "__consumer_offsets",
+    "__transaction_state",
+    "__cluster_metadata",
+    "__fencepost_history",
+    "__share_group_state",
+)
+
+LONGEST_STRING = 32_767
+"""Bytes of the longest string."""
+
+LONG = ("x" * 249, "ß" * 500, "y" * 1_024, "z" * 1_025, "w" * LONGEST_STRING)
+ODD = ("", " ", ".", "..", "with space", "emoji-𝄞", "a/b", "tab\there", "null\0byte", *LONG)
+
+TOO_LONG = "v" * (LONGEST_STRING + 1)
+"""The newer form can say it, and no broker takes it: it closes the connection."""
+
+SMALL_INTS = (-2, -1, 0, 1, 2, 7)
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Names of one life; ``stem`` keeps lives on one broker apart."""
+
+    stem: str = ""
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(f"{self.stem}g{n}" for n in range(6))
+
+    @property
+    def txn_ids(self) -> tuple[str, ...]:
+        return tuple(f"{self.stem}t{n}" for n in range(6))
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(f"{self.stem}topic-{letter}" for letter in "abcd")
+
+    @property
+    def missing_topic(self) -> str:
+        return f"{self.stem}nowhere"

@@ -1,0 +1,289 @@
+"""Leads a life on a real broker: every client on its own connection, many requests under way."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.lives.closed import broken
+from tests.lives.draw import Request, settled
+from tests.lives.knowledge import Knowledge
+from tests.lives.learn import learn
+from tests.lives.life import Life, Step
+from tests.lives.pools import LONGEST_STRING
+from tests.oracle.tracer import _fitting
+from tests.support.raw import Answer, _entity, decode, encode, errors_in
+
+DEPTH = 2
+"""Requests on one connection; a broker serves them one after the other."""
+QUEUED = 240
+"""Steps that wait for their client, whose requests may be parked."""
+REWRITING = frozenset({"alter_configs", "incremental_alter_configs"})
+"""These may let retention or compaction work on a topic."""
+
+PATIENCE_S = 60.0
+
+
+class LifeError(Exception):
+    """The broker did what it may never do."""
+
+
+@dataclass
+class Sent:
+    """A request under way."""
+
+    step: Step
+    body: Mapping[str, Any]
+    at: float
+
+
+@dataclass
+class Client:
+    """One connection."""
+
+    socket: socket.socket
+    waiting: deque[Sent] = field(default_factory=deque)
+    queue: deque[Step] = field(default_factory=deque)
+    received: bytearray = field(default_factory=bytearray)
+    unsent: bytearray = field(default_factory=bytearray)
+    may_close: bool = False
+
+
+@dataclass
+class Report:
+    """What was seen."""
+
+    sent: int = 0
+    answers: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    """By API, version and error."""
+
+    def summary(self) -> str:
+        """Each API with its commonest answers."""
+        rows: dict[str, Counter[str]] = {}
+        for (api, _, error), count in self.answers.items():
+            rows.setdefault(api, Counter())[error] += count
+        head = f"{self.sent} requests"
+        return "\n".join(
+            [head, *(f"{api}: {dict(rows[api].most_common())}" for api in sorted(rows))]
+        )
+
+    last: deque[str] = field(default_factory=lambda: deque(maxlen=4000))
+
+
+def frame_of(request: Request, knowledge: Knowledge, number: int) -> tuple[bytes, Any] | None:
+    """The bytes of a request and what they say; None if it is left out, or can't be said."""
+    if request.only_if is not None and not request.only_if(knowledge):
+        return None
+    entity = _entity(request.api, request.version, "request")
+    body = _fitting(request.api, entity, settled(request.shape, knowledge))
+    if not entity.__flexible__ and longest(body) > LONGEST_STRING:
+        return None
+    frame = encode(request.api, request.version, number, "life", body)
+    return struct.pack(">i", len(frame)) + frame, body
+
+
+def longest(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, Mapping):
+        return max(map(longest, value.values()), default=0)
+    if isinstance(value, list | tuple):
+        return max(map(longest, value), default=0)
+    return 0
+
+
+class Race:
+    """``run`` sends so many requests of a life to a broker; a Knowledge grows on the way."""
+
+    def __init__(
+        self,
+        life: Life,
+        bootstrap: str,
+        *,
+        wrong: Callable[[str], None],
+        watch: Callable[[], list[str]],
+        report: Report | None = None,
+    ) -> None:
+        """``watch`` gives what the broker complained of since it was asked last."""
+        self._wrong, self._watch = wrong, watch
+        self.life = life
+        self.knowledge = Knowledge()
+        self.report = report or Report()
+        host, port = bootstrap.rsplit(":", 1)
+        self._address = host, int(port)
+        self._selector = selectors.DefaultSelector()
+        self._clients = [self._connect(n) for n in range(life.clients)]
+        self._queued = 0
+        self._begun = False
+        self._rewritten: set[str] = set()
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.socket.close()
+        self._selector.close()
+
+    def reconnect(self) -> None:
+        """Go on after a kill; what was under way got no answer."""
+        self.close()
+        self._selector = selectors.DefaultSelector()
+        self.knowledge.sessions.clear()
+        queues = [client.queue for client in self._clients]
+        self._clients = [self._connect(n) for n in range(self.life.clients)]
+        for client, queue in zip(self._clients, queues, strict=True):
+            client.queue = queue
+
+    @property
+    def rewritten(self) -> frozenset[str]:
+        """Topics whose records the broker may have removed or replaced by itself."""
+        return frozenset(self._rewritten)
+
+    def run(self, requests: int) -> Report:
+        """Send so many; those that are parked at the end stay under way."""
+        if not self._begun:
+            self._begin()
+        end = self.report.sent + requests
+        while self.report.sent < end:
+            while self._queued < QUEUED:
+                step = self.life.step()
+                self._clients[step.client].queue.append(step)
+                self._queued += 1
+            self._turn(0.05)
+        return self.report
+
+    def _begin(self) -> None:
+        self._begun = True
+        first = self._clients[0]
+        for step in self.life.prologue():
+            first.queue.append(step)
+            self._queued += 1
+            while first.queue or first.waiting:
+                self._turn(0.01)
+
+    def _turn(self, wait_s: float) -> None:
+        for client in self._clients:
+            while client.queue and len(client.waiting) < DEPTH:
+                self._send(client, client.queue.popleft())
+                self._queued -= 1
+        for line in self._watch():
+            self._wrong(line)
+        now = time.monotonic()
+        for key, events in self._selector.select(wait_s):
+            number = key.data
+            if events & selectors.EVENT_WRITE:
+                self._flush(number)
+            if events & selectors.EVENT_READ:
+                self._receive(number)
+        for client in self._clients:
+            if client.waiting and now - client.waiting[0].at > PATIENCE_S:
+                raise LifeError(f"no answer within {PATIENCE_S} s: {shown(client.waiting[0])}")
+
+    def _connect(self, number: int) -> Client:
+        connected = socket.create_connection(self._address, 20)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setblocking(False)
+        self._selector.register(connected, selectors.EVENT_READ, number)
+        return Client(connected)
+
+    def _send(self, client: Client, step: Step) -> None:
+        made = frame_of(step.request, self.knowledge, step.number)
+        if made is None:
+            return
+        frame, body = made
+        sent = Sent(step, body, time.monotonic())
+        self.report.sent += 1
+        self.report.last.append(shown(sent))
+        client.may_close |= body.get("acks") == 0 or longest(body) > LONGEST_STRING
+        if body.get("acks") != 0:
+            client.waiting.append(sent)
+        client.unsent += frame
+        self._flush(step.client)
+
+    def _flush(self, number: int) -> None:
+        client = self._clients[number]
+        events = selectors.EVENT_READ
+        if client.unsent:
+            try:
+                del client.unsent[: client.socket.send(client.unsent)]
+            except BlockingIOError:
+                pass
+            except (ConnectionResetError, BrokenPipeError):
+                self._closed(number)
+                return
+            if client.unsent:
+                events |= selectors.EVENT_WRITE
+        self._selector.modify(client.socket, events, number)
+
+    def _receive(self, number: int) -> None:
+        client = self._clients[number]
+        try:
+            data = client.socket.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._closed(number)
+            return
+        client.received += data
+        while len(client.received) >= 4:
+            (size,) = struct.unpack_from(">i", client.received)
+            if len(client.received) < 4 + size:
+                return
+            frame = bytes(client.received[4 : 4 + size])
+            del client.received[: 4 + size]
+            self._answered(client, frame)
+
+    def _closed(self, number: int) -> None:
+        client = self._clients[number]
+        if not client.may_close:
+            told = shown(client.waiting[0]) if client.waiting else "nothing was asked"
+            self._wrong(f"the broker closed a connection: {told}")
+        self._selector.unregister(client.socket)
+        client.socket.close()
+        again = self._connect(number)
+        again.queue = client.queue
+        self._clients[number] = again
+
+    def _answered(self, client: Client, frame: bytes) -> None:
+        sent = client.waiting.popleft()
+        request = sent.step.request
+        number, answer = decode(request.api, request.version, frame)
+        if number != sent.step.number:
+            raise LifeError(f"correlation {number}: {shown(sent)}")
+        self._judge(sent, answer)
+        if request.api in REWRITING:
+            self._rewritten |= {
+                one["resource_name"] for one in sent.body["resources"] if one["resource_type"] == 2
+            }
+        elif request.api == "create_topics":
+            self._rewritten |= {one["name"] for one in sent.body["topics"] if one["configs"]}
+        learn(self.knowledge, request, sent.body, answer)
+
+    def _judge(self, sent: Sent, answer: Answer) -> None:
+        request = sent.step.request
+        found = errors_in(answer)
+        for error in found or ["none"]:
+            self.report.answers[request.api, request.version, error] += 1
+        self.report.last.append(f"   #{sent.step.number} → {str(answer)[:300]}")
+        if "unknown_server_error" in found:
+            self._wrong(f"UNKNOWN_SERVER_ERROR: {shown(sent)}\n{answer}")
+        for complaint in broken(request.api, sent.body, answer):
+            self._wrong(f"{complaint}: {shown(sent)}\n{answer}")
+
+
+def shown(sent: Sent) -> str:
+    """One line."""
+    request = sent.step.request
+    text = ", ".join(f"{name}={_short(value)}" for name, value in sent.body.items())
+    return f"#{sent.step.number} client {sent.step.client}: {request.api} v{request.version} {text}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 400 else text[:400] + "…"

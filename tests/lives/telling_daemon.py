@@ -1,0 +1,83 @@
+"""``fencepost serve``, which tells what it knows and dies, in one turn of its loop.
+
+    python -m tests.lives.telling_daemon --data-dir DIR --listen HOST:PORT --config KEY=VALUE …
+
+SIGUSR1 writes what the shards and the partitions hold to the file that TELL names, and ends the
+process as kill -9 does: nothing can happen between the telling and the end. At its start it logs
+at level DEBUG until every shard is loaded, hence the digest of each that it read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from coordinator import daemon, logs
+from coordinator.broker import Broker
+from coordinator.metadata import INTERNAL_TOPICS, METADATA_TOPIC
+from coordinator.runtime import Shard
+
+LOADING_MS = 60_000
+
+_log = structlog.get_logger(__name__)
+
+
+class TellingBroker(Broker):
+    """The daemon's broker."""
+
+    async def start(self) -> None:
+        logs.set_level("DEBUG")
+        await super().start()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, self._tell)
+        self._calming = loop.create_task(self._calm())
+
+    def _all_shards(self) -> list[Shard]:
+        return [*self.groups._shards.shards, *self.txns._shards.shards]
+
+    async def _calm(self) -> None:
+        for coordinator in (self.groups, self.txns):
+            await coordinator._shards.loaded(LOADING_MS)
+        _log.debug("every shard is loaded")
+        logs.set_level("INFO")
+
+    def _tell(self) -> None:
+        shards = {}
+        for shard in self._all_shards():
+            shard.machine.check()
+            digest = shard.machine.digest()
+            shards[shard.name] = [shard.state.value, shard.partition.log_end_offset, digest]
+        partitions = {
+            f"{one.topic}-{one.index}": told(one)
+            for one in self.replicas
+            if one.topic not in INTERNAL_TOPICS | {METADATA_TOPIC}
+        }
+        Path(os.environ["TELL"]).write_text(json.dumps([shards, partitions]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def told(partition: Any) -> dict[str, Any]:
+    """What a partition holds: its ends, and a sum of every batch by its first offset."""
+    return {
+        "topic_id": str(partition.topic_id),
+        "start": partition.log_start_offset,
+        "end": partition.log_end_offset,
+        "batches": {
+            header.base_offset: zlib.crc32(bytes(batch)) for header, batch in partition.read_all()
+        },
+    }
+
+
+if __name__ == "__main__":
+    from coordinator.cli import main
+
+    daemon.Broker = TellingBroker  # type: ignore[misc]
+    main(["serve", *sys.argv[1:]], prog_name="fencepost")

@@ -1,0 +1,99 @@
+"""The judges of a life, by what they have to find."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.lives.closed import broken
+from tests.lives.judge import foreign, unlike
+from tests.lives.life import Life, Step
+from tests.support.batches import CONTROL, TRANSACTIONAL, batch
+
+
+def shapes(life: Life, count: int) -> list[tuple[int, int, str, int]]:
+    steps: list[Step] = [*life.prologue(), *(life.step() for _ in range(count))]
+    return [(s.number, s.client, s.request.api, s.request.version) for s in steps]
+
+
+def test_a_seed_is_a_life() -> None:
+    assert shapes(Life(7), 3_000) == shapes(Life(7), 3_000)
+    assert shapes(Life(7), 3_000) != shapes(Life(8), 3_000)
+
+
+@pytest.mark.parametrize("calm", [False, True])
+def test_every_api_is_asked_in_every_version(calm: bool) -> None:
+    from tests.lives.draw import VERSIONS
+
+    asked = {row[2:] for row in shapes(Life(1, calm=calm), 40_000)}
+    served = {(api, v) for api, (low, high) in VERSIONS.items() for v in range(low, high + 1)}
+    assert asked == served
+
+
+def part(topic: str, error: str) -> dict[str, object]:
+    return {
+        "topics": [{"name": topic, "partitions": [{"partition_index": 0, "error_code": error}]}]
+    }
+
+
+def test_what_is_closed_may_not_be_changed_nor_seen() -> None:
+    for topic, api in itertools.product(("__consumer_offsets", "topic-a"), ("delete_records",)):
+        assert broken(api, {}, part(topic, "unknown_topic_or_partition")) == []
+    assert broken("delete_records", {}, part("topic-a", "none")) == []
+    assert broken("delete_records", {}, part("__transaction_state", "none")) != []
+    assert broken("list_offsets", {}, part("__transaction_state", "none")) == []
+    assert broken("list_offsets", {}, part("__cluster_metadata", "none")) != []
+    # Coordinators write markers into the log of the offsets, and so may operators.
+    assert broken("write_txn_markers", {}, part("__consumer_offsets", "none")) == []
+    assert broken("write_txn_markers", {}, part("__fencepost_history", "none")) != []
+
+
+def test_a_shard_that_is_read_otherwise_is_told() -> None:
+    def line(digest: str) -> str:
+        return json.dumps(
+            {"event": "shard_loaded", "shard": "__consumer_offsets-1", "digest": digest}
+        )
+
+    before = {
+        "__consumer_offsets-1": ["Active", 7, "abc"],
+        "__consumer_offsets-2": ["Active", 0, ""],
+    }
+    assert unlike(before, ["listening", line("abc")]) == []
+    assert unlike(before, [line("abd")]) != []
+    assert unlike(before, ["listening"]) != []
+    assert unlike({"__consumer_offsets-1": ["Failed", 7, "abc"]}, [line("abc")]) != []
+
+
+@pytest.mark.parametrize(
+    ("topic", "data", "is_foreign"),
+    [
+        ("__transaction_state", batch([b"state"]), False),
+        ("__transaction_state", batch([b"71.0"]), True),
+        (
+            "__transaction_state",
+            batch([b"state"], producer_id=3, producer_epoch=0, sequence=0),
+            True,
+        ),
+        ("__cluster_metadata", batch([b"x"], key=b"\0\0\0\1", attributes=CONTROL), True),
+        (
+            "__consumer_offsets",
+            batch([b"x"], key=b"\0\0\0\1", producer_id=1, attributes=0x30),
+            False,
+        ),
+        (
+            "__consumer_offsets",
+            batch([b"x"], key=b"\0\0\0\2", producer_id=1, attributes=0x30),
+            True,
+        ),
+        ("__consumer_offsets", batch([b"offset"], attributes=TRANSACTIONAL), True),
+    ],
+)
+def test_what_no_coordinator_writes_is_found(
+    tmp_path: Path, topic: str, data: bytes, is_foreign: bool
+) -> None:
+    (tmp_path / f"{topic}-0").mkdir()
+    (tmp_path / f"{topic}-0" / f"{0:020}.log").write_bytes(data)
+    assert bool(foreign(tmp_path)) == is_foreign

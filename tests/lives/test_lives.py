@@ -1,0 +1,107 @@
+"""No request of a client fails a shard, whatever it asks in whatever state.
+
+``pytest tests/lives/test_lives.py --seed 7 --requests 20000`` leads one life of that many requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.wire import APIS
+from tests.lives.judge import foreign, lost, unlike
+from tests.lives.life import Life
+from tests.lives.race import LifeError, Race
+from tests.support.daemon import Daemon
+from tests.support.targets import SETTINGS
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(7200)]
+
+CHAPTER = 5_000
+"""Requests between one kill -9 and the next."""
+
+TELLING = (sys.executable, "-m", "tests.lives.telling_daemon")
+EXPIRING = {
+    **SETTINGS,
+    "group.consumer.min.session.timeout.ms": "500",
+    "group.consumer.session.timeout.ms": "1000",
+}
+"""A life is short, and silent members have to leave it."""
+
+
+@pytest.fixture
+def telling(tmp_path: Path) -> Iterator[Daemon]:
+    env = {"TELL": str(tmp_path / "told")}
+    daemon = Daemon(tmp_path / "data", EXPIRING, command=TELLING, env=env).start()
+    yield daemon
+    assert daemon.child is not None
+    daemon.child.kill()
+
+
+class Complaints:
+    """What the daemon logs that no request may lead to."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._seen = 0
+
+    def began_anew(self) -> None:
+        self._seen = 0
+
+    def __call__(self) -> list[str]:
+        assert self._daemon.child is not None
+        lines = self._daemon.child.lines[self._seen :]
+        self._seen += len(lines)
+        return [line for line in lines if '"level": "error"' in line or "Traceback" in line]
+
+
+def test_no_request_fails_a_shard(
+    telling: Daemon, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    seed, requests = (request.config.getoption(name) for name in ("--seed", "--requests"))
+    repeat = f"pytest tests/lives/test_lives.py --seed {seed} --requests {requests}"
+
+    def wrong(what: str) -> None:
+        raise LifeError(what)
+
+    complaints = Complaints(telling)
+    race = Race(Life(seed), telling.bootstrap, wrong=wrong, watch=complaints)
+    try:
+        while race.report.sent < requests:
+            race.run(min(CHAPTER, requests - race.report.sent))
+            killed_and_read_again(telling, tmp_path / "told", race)
+            complaints.began_anew()
+            race.reconnect()
+        race.close()
+        telling.stop()
+        assert foreign(telling.data_dir) == []
+    except BaseException as broke:
+        log = tmp_path / "requests.log"
+        log.write_text("\n".join(race.report.last))
+        raise AssertionError(
+            f"{broke}\nafter {race.report.sent} requests; the last of them: {log}\n{repeat}"
+        ) from broke
+    print(f"\n{race.report.summary()}")
+    missing = {(a.module, v) for a in APIS.values() for v in range(a.min_version, a.stable_max + 1)}
+    missing -= {(api, version) for api, version, _ in race.report.answers}
+    assert requests < 20_000 or not missing, missing
+
+
+def killed_and_read_again(daemon: Daemon, told: Path, race: Race) -> None:
+    """Kill -9 and start again: the same digests, the same records."""
+    child = daemon.child
+    assert child is not None
+    os.kill(child.pid, signal.SIGUSR1)
+    assert child.wait(60) == -signal.SIGKILL, child.tail()
+    shards, partitions = json.loads(told.read_text())
+    daemon.start()
+    assert daemon.child is not None
+    daemon.child.wait_for_line('"every shard is loaded"', deadline_s=60)
+    assert unlike(shards, daemon.child.lines) == []
+    assert lost(partitions, daemon.bootstrap, rewritten=race.rewritten) == []

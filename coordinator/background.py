@@ -190,6 +190,13 @@ class Threads:
             raise
         return await future
 
+    async def attempt(self, step: Callable[[], Exception | None]) -> Exception | None:
+        """Run a step that returns its failure; whatever else keeps it from success is returned."""
+        try:
+            return await self.run(step)
+        except Exception as error:  # noqa: BLE001 - whoever asks has to know
+            return error
+
     def close(self) -> None:
         """Wait for what was begun, and end the threads."""
         if self._pool is not None:

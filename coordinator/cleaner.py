@@ -22,7 +22,7 @@ from logcore.checkpoints import CLEANER_CHECKPOINT
 from logcore.cleaner_choice import CleanerChoice
 from logcore.clock import Clock
 from logcore.compaction import CompactionCancelled, CompactionRound, Throttle
-from logcore.errors import LogError, StorageError
+from logcore.errors import LogError, NoRoomError
 from logcore.fs import NO_HANDLES, NO_ROOM
 from logcore.partition import Partition
 
@@ -78,12 +78,12 @@ class Cleaner:
         begin = time.monotonic()
         try:
             is_whole = await self._clean(partition, compaction)
-        except (CompactionCancelled, StorageError):
-            # Stopped, deleted, or off line, which has been reported: nothing more to say here.
+        except CompactionCancelled:
             self._discard(partition, compaction)
         except Exception as error:  # noqa: BLE001 - the other partitions have to be cleaned as well
             self._discard(partition, compaction)
-            return self._failed(partition, error)
+            # What is deleted or off line has been reported: nothing more to say here.
+            return not compaction.is_current or self._failed(partition, error)
         else:
             if is_whole and compaction.is_current:
                 self._report(partition, compaction, time.monotonic() - begin)
@@ -98,7 +98,8 @@ class Cleaner:
 
     def _failed(self, partition: Partition, error: Exception) -> bool:
         """Say why a round failed, and mark the partition; whether another may be tried now."""
-        if isinstance(error, OSError) and error.errno in NO_ROOM | NO_HANDLES:
+        no_room = isinstance(error, OSError) and error.errno in NO_ROOM | NO_HANDLES
+        if no_room or isinstance(error, NoRoomError):
             _log.warning("compaction has to wait", partition=partition.name, cause=str(error))
             return False
         self._choice.failed(partition, error)
@@ -109,7 +110,10 @@ class Cleaner:
         throttle = self._throttle()
         flush = partition.plan_flush(self._clock.now_ms())
         if flush is not None:
-            partition.finish_flush(flush, await self._thread.run(flush.run))
+            failure = await self._thread.attempt(flush.run)
+            partition.finish_flush(flush, failure)
+            if failure is not None:
+                raise failure
         await self._thread.run(lambda: compaction.map_keys(throttle))
         while await self._thread.run(lambda: compaction.clean_next(throttle)):
             if not partition.install_cleaned(compaction):

@@ -71,12 +71,7 @@ class SealedFlushes:
             return  # off line by now, closed or deleted
         if flush is None:
             return
-        failure: Exception | None
-        try:
-            failure = await self._thread.run(flush.run)
-        except Exception as error:  # noqa: BLE001 - it is not on disk, whatever the reason
-            failure = error
-        partition.finish_flush(flush, failure)
+        partition.finish_flush(flush, await self._thread.attempt(flush.run))
         if partition.recovery_point < flush.end:
             return  # it was refused; the next look at the log finds it again
         if partition.has_unflushed_segments:

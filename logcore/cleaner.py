@@ -99,6 +99,15 @@ class Transactions:
         self.retained_aborts: dict[AbortedTransaction, None] = {}
         """Aborted transactions whose data or marker was still seen: they stay in the index."""
 
+    def copy(self) -> Transactions:
+        """Where it stands now, to come back to."""
+        copied = Transactions(())
+        copied._waiting = self._waiting.copy()
+        copied._open_aborted = self._open_aborted.copy()
+        copied._open_committed = self._open_committed.copy()
+        copied.retained_aborts = self.retained_aborts.copy()
+        return copied
+
     def _begin_up_to(self, offset: int) -> None:
         while self._waiting and self._waiting[0][0] <= offset:
             entry = heappop(self._waiting)[1]

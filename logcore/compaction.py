@@ -10,6 +10,9 @@ A round has three kinds of steps, so that a daemon can keep the long ones off it
   the files in the place of the segments they were made from, or drops the round if the log was cut
   meanwhile. Groups go in oldest first: a tombstone may only go when what it deletes has gone.
 
+Retention goes on meanwhile. It takes the oldest segments, so what is left of the round stays right:
+a segment that is gone is passed over, and a group that has lost one is written once more.
+
 Every output segment keeps its last batch, if need be without records: recovery finds by it how far
 an interrupted replacement reaches. (Kafka keeps that of the last segment only.) A batch's CRC is
 checked before it is decoded, so that damage is reported and never rewritten with a good checksum.
@@ -189,7 +192,7 @@ def plan_round(
 ) -> CompactionRound | None:
     """Take down what a round over ``dirty`` needs; None if nothing is dirty.
 
-    ``is_current`` is asked by the cleaning thread and says whether the log is still the same.
+    ``is_current`` is asked by the cleaning thread and says whether the log was not cut or closed.
     """
     if dirty.dirty_bytes == 0 or dirty.end_offset <= dirty.first_dirty_offset:
         return None
@@ -216,6 +219,7 @@ def plan_round(
         now_ms=now_ms,
         budget_bytes=budget_bytes,
         is_current=is_current,
+        is_held=lambda segment: log.holds((segment,)),
     )
 
 
@@ -241,6 +245,7 @@ class CompactionRound:
         now_ms: int,
         budget_bytes: int,
         is_current: Callable[[], bool],
+        is_held: Callable[[Segment], bool],
     ) -> None:
         self._fs = fs
         self._directory = directory
@@ -251,6 +256,9 @@ class CompactionRound:
         self._now_ms = now_ms
         self._offsets = OffsetMap(budget_bytes)
         self._is_current = is_current
+        self._is_held = is_held
+        self._group: list[Source] = []
+        self._before: Transactions | None = None
         self._filter: Filter | None = None
         self._groups: deque[list[Source]] = deque()
         self._passing: object = None
@@ -314,13 +322,18 @@ class CompactionRound:
         return Transactions(entry for entry in self._aborted if entry.last_offset >= offset)
 
     def _read(self, source: Source, throttle: Callable[[int], None]) -> Iterator[Batch]:
-        """Yield the batches of a segment, each with its CRC checked, as format v2."""
+        """Yield the batches of a segment, each with its CRC checked, as format v2.
+
+        None if retention has removed it.
+        """
         self._throw_if_gone()
         try:
             segment = self._open(source.base_offset)
         except FileNotFoundError:
             self._throw_if_gone()
-            raise
+            if self._is_held(source.segment):
+                raise
+            return
         try:
             for _, header, batch in segment.batches():
                 throttle(header.size)
@@ -355,10 +368,20 @@ class CompactionRound:
         passed over.
         """
         while self._groups:
-            group = self._groups.popleft()
-            if self._rewrite(group, throttle):
+            self._throw_if_gone()
+            self._group = [one for one in self._groups.popleft() if self._is_held(one.segment)]
+            if self._filter is not None:
+                self._before = self._filter.transactions.copy()
+            if self._group and self._rewrite(self._group, throttle):
                 return True
         return False
+
+    def repeat(self) -> None:
+        """Drop what was written last, and let :meth:`clean_next` write what is left of it anew."""
+        self.discard()
+        if self._filter is not None and self._before is not None:
+            self._filter.transactions = self._before
+        self._groups.appendleft(self._group)
 
     def _rewrite(self, group: list[Source], throttle: Callable[[int], None]) -> bool:
         """Write the ``.cleaned`` files of a group; False if they would be the same as before."""

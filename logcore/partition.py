@@ -471,9 +471,9 @@ class Partition(DurablePartition):
     def install_cleaned(self, compaction: CompactionRound) -> bool:
         """Replace the segments that the round has just written anew.
 
-        False, and the round is over, if the log was cut or lost one of them since the plan, or what
-        the round relies on is not on disk. Readers in the middle of an old segment go on. Raises
-        StorageError.
+        False, and the round is over, if the log was cut since the plan, or what the round relies on
+        is not on disk. Where retention has removed one of them, the round will write what is left.
+        Readers in the middle of an old segment go on. Raises StorageError.
         """
         self._throw_if_stopped()
         cleaned = compaction.cleaned
@@ -481,10 +481,12 @@ class Partition(DurablePartition):
             raise ValueError("the round has written nothing")
         log = self._log
         try:
-            is_durable = self._recovery_point >= compaction.relies_on
-            if not compaction.is_current or not is_durable or not log.holds(cleaned.replaced):
+            if not compaction.is_current or self._recovery_point < compaction.relies_on:
                 compaction.discard()
                 return False
+            if not log.holds(cleaned.replaced):
+                compaction.repeat()
+                return True
             log.replace(
                 cleaned.replaced,
                 cleaned.base_offset,

@@ -483,6 +483,8 @@ class ProducerStateManager:
         """Load the newest good snapshot in [start, limit]; return the offset to replay from.
 
         A snapshot that does not parse is removed. Without any, the state is empty as of ``start``.
+        In one as of ``start`` itself no transaction is open: what is left of it will be replayed,
+        and where nothing is left, compaction may have taken its marker.
         """
         for offset in sorted(self.snapshot_offsets, reverse=True):
             if not start <= offset <= limit:
@@ -499,6 +501,8 @@ class ProducerStateManager:
                 if self._is_expired(entry, now_ms):
                     continue
                 self._add(entry)
+                if offset <= start:
+                    entry.current_txn_first_offset = None
                 self._limit.wrote(entry, self._producers)
                 if entry.current_txn_first_offset is not None:
                     self._open[entry.current_txn_first_offset] = entry.producer_id

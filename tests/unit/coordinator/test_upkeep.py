@@ -138,6 +138,39 @@ async def test_a_cleaner_checkpoint_that_is_not_written_costs_no_partition(tmp_p
     assert stored == {("one", 0): 6, ("two", 0): 6}
 
 
+async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_path):
+    """Both as often as they can: segments go from under the rounds, and every round ends."""
+    with capture_logs() as told:
+        async with serving(
+            tmp_path,
+            FaultyDisk(),
+            log_retention_check_interval_ms="1",
+            log_initial_task_delay_ms="0",
+            log_cleaner_backoff_ms="1",
+        ) as broker:
+            configs = {**COMPACTED, "cleanup.policy": "compact,delete", "retention.bytes": "4000"}
+            broker.topics.create("t", partitions=1, configs=configs)
+            partition = broker.replicas.partition("t", 0)
+            rounds = lambda: sum(one["event"] == "compacted" for one in told)  # noqa: E731
+            removals = lambda: sum(one["event"] == "segments deleted" for one in told)  # noqa: E731
+            number = 0
+
+            def grown() -> bool:
+                nonlocal number
+                number += 1
+                now_ms = broker.clock.now_ms()
+                for key in range(8):
+                    record = Record(b"%d" % (number * 8 + key), b"v" * 200)
+                    partition.append_records([record], now_ms=now_ms)
+                partition._roll(now_ms)
+                return rounds() >= 20 and removals() >= 20
+
+            await until_true(grown, "twenty rounds and twenty removals")
+            assert not broker.cleaner.uncleanable
+            assert partition.offline is None
+    assert [one for one in told if one["log_level"] == "error"] == []
+
+
 # --- how far a log is compacted, after it has become another one ---
 
 
@@ -271,7 +304,7 @@ async def test_retention_that_fails_on_one_log_goes_on_with_the_others(tmp_path)
                 broker.topics.create(name, partitions=1, configs={"retention.ms": "1"})
                 partition = broker.replicas.partition(name, 0)
                 partition.append_records([Record(b"k", b"v")], now_ms=1)
-            disk.before = fault("rename", "/bad-0/")
+            disk.before = fault("rename", f"/bad-0/{0:020}.log")
             good = broker.replicas.partition("good", 0)
             await until_true(lambda: good.log_start_offset == 1, "retention of the good one")
             marked = maintenance(broker).troubled

@@ -112,6 +112,22 @@ class DumbLog:
         largest = max((item.time_ms for item in self.records()), default=-1)
         return self.by_time(largest, self.end) if largest >= 0 else None
 
+    def replay(self, base: int) -> None:
+        """Forget of open transactions what is not in the log any more, which begins at ``base``."""
+        for producer, first in list(self.open.items()):
+            if first < base:
+                left = (
+                    one.first
+                    for one in self.chunks
+                    if one.producer == producer
+                    and one.transactional
+                    and one.commit is None
+                    and one.first >= base
+                )
+                self.open.pop(producer)
+                if (begins := next(left, None)) is not None:
+                    self.open[producer] = begins
+
     # --- retention ---
 
     def delete_before(self, offset: int) -> None:
@@ -140,8 +156,8 @@ class DumbLog:
 
     # --- compaction ---
 
-    def compact(self, dirty: int, mapped: int, end: int, now_ms: int, retention_ms: int) -> None:
-        """Clean the segments below ``end`` with the keys of [dirty, mapped)."""
+    def begin_round(self, dirty: int, mapped: int, now_ms: int, retention_ms: int) -> DumbRound:
+        """Take down what decides over a round with the keys of [dirty, mapped)."""
         newest = {
             item.key: item.offset
             for chunk in self.chunks
@@ -149,29 +165,53 @@ class DumbLog:
             for item in chunk.items
             if dirty <= item.offset < mapped and item.offset not in self.hidden
         }
+        return DumbRound(newest, mapped, now_ms, retention_ms, dict(self.last_data))
+
+    def compact(self, one: DumbRound, end: int) -> None:
+        """Clean what the round has not cleaned yet of the segments below ``end``."""
         before, self.chunks = self.chunks, []
-        for at, chunk in enumerate(before):
-            if chunk.first >= end:
-                self.chunks.append(chunk)
-                continue
-            done = chunk.commit is not None and not _has_data(before[:at], chunk.producer)
-            expired = chunk.horizon_ms is not None and chunk.horizon_ms <= now_ms
-            if chunk.commit is not None:
-                items = () if done and expired else chunk.items
+        for chunk in before:
+            if one.cleaned <= chunk.first < end:
+                done = chunk.commit is not None and not _has_data(one.seen, chunk.producer)
+                one.seen.append(chunk)
+                self.chunks += self._cleaned(one, chunk, done=done)
             else:
-                items = tuple(
-                    item
-                    for item in chunk.items
-                    if item.offset not in self.hidden
-                    and (
-                        item.offset >= mapped
-                        or (
-                            item.offset >= newest.get(item.key, -1)
-                            and not (item.value is None and expired)
-                        )
+                self.chunks.append(chunk)
+        one.cleaned = max(one.cleaned, end)
+
+    def _cleaned(self, one: DumbRound, chunk: Chunk, *, done: bool) -> list[Chunk]:
+        expired = chunk.horizon_ms is not None and chunk.horizon_ms <= one.now_ms
+        if chunk.commit is not None:
+            items = () if done and expired else chunk.items
+        else:
+            items = tuple(
+                item
+                for item in chunk.items
+                if item.offset not in self.hidden
+                and (
+                    item.offset >= one.mapped
+                    or (
+                        item.offset >= one.newest.get(item.key, -1)
+                        and not (item.value is None and expired)
                     )
                 )
-            self.chunks += _left_of(chunk, items, done, now_ms + retention_ms)
+            )
+        return _left_of(chunk, items, done, one.now_ms + one.retention_ms)
+
+
+@dataclass
+class DumbRound:
+    """A round of compaction: the newest offset of each key, and how far it has come."""
+
+    newest: Mapping[bytes | None, int]
+    mapped: int
+    now_ms: int
+    retention_ms: int
+    last_data: Mapping[int, int]
+    """Of each producer, when the round began."""
+    seen: list[Chunk] = field(default_factory=list)
+    """What was cleaned, as it was before; part of it may be gone by now."""
+    cleaned: int = 0
 
     def keeps_empty(self, chunk: Chunk) -> bool:
         """Whether a batch without records is kept for its producer's sake."""

@@ -213,7 +213,7 @@ def test_old_files_wait_for_their_delay(tmp_path: Path) -> None:
     assert not [one for one in names(partition.directory) if one.endswith(".deleted")]
 
 
-@pytest.mark.parametrize("what", ["cut", "restarted", "removed", "closed"])
+@pytest.mark.parametrize("what", ["cut", "restarted", "closed"])
 def test_a_log_that_changes_meanwhile_ends_the_round(tmp_path: Path, what: str) -> None:
     partition = opened(tmp_path)
     updates(partition, 20)
@@ -228,9 +228,6 @@ def test_a_log_that_changes_meanwhile_ends_the_round(tmp_path: Path, what: str) 
         partition.delete_records_before(5)
         partition.truncate_to(5)
         partition._log.restart_at(0, T0)
-    elif what == "removed":
-        partition.delete_records_before(-1)
-        partition.retention(T0)
     else:
         partition.close()
         compaction.discard()
@@ -239,9 +236,69 @@ def test_a_log_that_changes_meanwhile_ends_the_round(tmp_path: Path, what: str) 
         return
     assert not partition.install_cleaned(compaction)
     assert not [one for one in names(partition.directory) if one.endswith(".cleaned")]
-    if what != "removed":
-        with pytest.raises(CompactionCancelled):
-            compaction.map_keys()
+    with pytest.raises(CompactionCancelled):
+        compaction.map_keys()
+
+
+@pytest.mark.parametrize("when", range(5))
+@pytest.mark.parametrize("gone", ["one", "a group", "all"])
+def test_retention_meanwhile_takes_segments_out_of_the_round(
+    tmp_path: Path, when: int, gone: str
+) -> None:
+    """Before the first pass, before the second, before an install, and after the first one."""
+    partition = opened(tmp_path, cleanup_policy=frozenset({"compact", "delete"}))
+    put(partition, [(b"once", b"1")])
+    updates(partition, 30)
+    fill_active(partition)
+    groups = {"one": 1, "a group": 2, "all": len(bases(partition)) - 1}
+    start = bases(partition)[groups[gone]]
+    end_offset = bases(partition)[-1]
+    choice = CleanerChoice({})
+    choice.look_at(partition, T0)
+    found = choice.next_round(T0)
+    assert found is not None
+    compaction = found[1]
+
+    def remove(point: int) -> None:
+        if point == when:
+            partition.delete_records_before(start)
+            partition.retention(T0)
+
+    remove(0)
+    compaction.map_keys()
+    remove(1)
+    installs = 0
+    while compaction.clean_next():
+        installs += 1
+        remove(2 * installs)
+        assert partition.install_cleaned(compaction)
+        remove(2 * installs + 1)
+    choice.finished(partition, compaction)
+    assert compaction.next_dirty_offset == end_offset
+    assert partition.log_start_offset == start
+    assert not choice.uncleanable
+    seen = committed(partition)
+    # The last batch of a segment stays, for the sake of its offset.
+    assert last_values(seen).get(b"k") == (b"029" + b"." * 100 if gone != "all" else None)
+    assert sum(key == b"k" for key, _ in seen.values()) <= 4
+    assert not [one for one in names(partition.directory) if "cleaned" in one or "swap" in one]
+    before = essence(partition)
+    partition.close()
+    again = open_partition(tmp_path, config=COMPACTED, clean=False, log_start_offset=start)
+    assert essence(again) == before
+    assert again.recovery is None or not again.recovery.reason
+    again.close()
+
+
+def test_a_segment_that_somebody_else_removed_is_damage(tmp_path: Path) -> None:
+    partition = opened(tmp_path)
+    updates(partition, 20)
+    fill_active(partition)
+    compaction = partition.plan_compaction(partition.dirty_range(None, T0), now_ms=T0)
+    assert compaction is not None
+    Path(partition._log.segments[1].path).unlink()
+    with pytest.raises(FileNotFoundError):
+        compaction.map_keys()
 
 
 def test_damage_is_reported_and_not_rewritten(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
     HISTORIES=20000 pytest tests/unit/logcore/test_histories.py --hypothesis-seed 7
 
 Appends of all kinds, ends of transactions, rolls, DeleteRecords, retention, compaction, stops and
-kills in any order, on a disk in memory. A failure is shrunk to the shortest history that shows it.
+kills in any order, and retention, rolls and appends in the middle of a round of compaction, on a
+disk in memory. A failure is shrunk to the shortest history that shows it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from dumb_log import Chunk, DumbLog, Item
+from dumb_log import Chunk, DumbLog, DumbRound, Item
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -51,8 +52,10 @@ IDEMPOTENT = 10
 
 KINDS = (
     *("plain", "plain", "idempotent", "data", "data", "data", "end", "end", "roll"),
-    *("stop", "kill", "delete", "retain", "compact", "compact", "look"),
+    *("stop", "kill", "delete", "retain", "compact", "compact", "compact-and", "look"),
 )
+MEANWHILE = ("delete", "retain", "delete", "roll", "delete", "data", "delete", "end")
+"""What may come between two steps of a round."""
 ARGUMENTS = 8, 64
 # One number for a step and its two arguments: drawing is what most of the time would go into.
 STEPS = st.lists(
@@ -122,13 +125,21 @@ class History:
             self.retain(self.clock.advance(what * 10))
         elif kind == "compact":
             self.compact(self.clock.advance(what * 10), who)
+        elif kind == "compact-and":
+            self.compact(self.clock.advance(40), 7, meanwhile=(who, what))
         elif kind in {"stop", "kill"}:
-            if kind == "stop":
-                self.partition.close()
-            self.disk = self.disk.after_kill()
-            self.partition = self.open(clean=kind == "stop")
+            self.restart(clean=kind == "stop")
         else:
             self.look(who, what)
+
+    def restart(self, *, clean: bool) -> None:
+        if clean:
+            self.partition.close()
+        self.disk = self.disk.after_kill()
+        self.partition = self.open(clean=clean)
+        base = min(self.sizes())
+        if not clean or base == self.model.end:
+            self.model.replay(base)
 
     def put(self, producer: int, who: int, what: int, *, transactional: bool = False) -> None:
         now_ms, count = self.clock.now_ms(), 1 + what % 3
@@ -177,8 +188,20 @@ class History:
         )
         assert self.partition.retention(now_ms) == gone
 
-    def compact(self, now_ms: int, keys: int) -> None:
-        """One round, with room for a few keys or for all."""
+    def interrupt(self, number: int, who: int, what: int, end: int) -> None:
+        """Do something between the steps of a round; often retention, where there is any left."""
+        if number == who % 4:
+            kind = MEANWHILE[what % len(MEANWHILE)]
+            self.step(kind, what % 8, what)
+            if kind == "delete":
+                # The files go as well, in one case of four all that the round is about.
+                if what % 16 > 11:
+                    self.model.delete_before(end)
+                    self.partition.delete_records_before(end)
+                self.step("retain", who, 0)
+
+    def compact(self, now_ms: int, keys: int, meanwhile: tuple[int, int] | None = None) -> None:
+        """One round, with room for a few keys or for all; ``meanwhile`` says what comes between."""
         if not self.config.is_compacted:
             return
         if self.cleaned is None or not self.model.start <= self.cleaned <= self.model.end:
@@ -191,26 +214,43 @@ class History:
             return
         bases = sorted(self.sizes())
         compaction.map_keys(unthrottled)
-        while compaction.clean_next(unthrottled):
-            assert self.partition.install_cleaned(compaction)
-        mapped = compaction.next_dirty_offset
+        mapped, number = compaction.next_dirty_offset, 0
         assert self.cleaned < mapped <= min(self.model.stable, bases[-1])
         end = next(base for base in bases if base >= mapped)
-        self.model.compact(self.cleaned, mapped, end, now_ms, TOMBSTONE_MS)
+        model = self.model.begin_round(self.cleaned, mapped, now_ms, TOMBSTONE_MS)
+        while True:
+            if meanwhile is not None:
+                self.interrupt(number, *meanwhile, end)
+            if not compaction.clean_next(unthrottled):
+                break
+            cleaned = compaction.cleaned
+            assert cleaned is not None
+            # What was passed over would not have changed.
+            self.model.compact(model, cleaned.base_offset)
+            if meanwhile is not None:
+                self.interrupt(number + 1, *meanwhile, end)
+            is_whole = self.partition._log.holds(cleaned.replaced)
+            assert self.partition.install_cleaned(compaction)
+            if is_whole:
+                last = cleaned.replaced[-1].base_offset
+                self.model.compact(model, next(base for base in bases if base > last))
+                self.settle(model)
+            number += 2
+        self.model.compact(model, end)
         self.cleaned = mapped
-        self.settle()
+        self.settle(model)
 
-    def settle(self) -> None:
+    def settle(self, model: DumbRound) -> None:
         """Let the model have the batches without records that may be, and must be, there."""
         real = {chunk.last: chunk for chunk in self.chunks()}
         bases = sorted(self.sizes())[1:]
         ends = sorted(real)
-        lasts = {ends[bisect_left(ends, base) - 1] for base in bases}
+        lasts = {ends[at - 1] for base in bases if (at := bisect_left(ends, base))}
         left = []
         for chunk in self.model.chunks:
-            if chunk.items:
+            if chunk.items or chunk.first >= model.cleaned:
                 left.append(chunk)
-            elif self.model.keeps_empty(chunk) or (chunk.last in real and chunk.last in lasts):
+            elif model.keeps_empty(chunk) or (chunk.last in real and chunk.last in lasts):
                 items = (Item(chunk.first, chunk.max_time_ms, None, None),)
                 left.append(chunk if chunk.commit is None else replace(chunk, items=items))
         self.model.chunks = left
@@ -323,7 +363,6 @@ def test_any_history_is_as_the_dumb_log_has_it(
     assert list(history.chunks()) == history.model.chunks
     for what in (0, 21, 40, 63):
         history.look(what % 7, what)
-    history.disk = history.disk.after_kill()
-    history.partition = history.open(clean=False)
+    history.restart(clean=False)
     history.check()
     assert list(history.chunks()) == history.model.chunks

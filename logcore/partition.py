@@ -33,20 +33,12 @@ from logcore.checkpoints import (
     write_partition_metadata,
 )
 from logcore.clock import Clock
-from logcore.compaction import (
-    DEDUPE_BUFFER_BYTES,
-    CompactionRound,
-    DirtyRange,
-    dirty_range,
-    plan_round,
-)
 from logcore.config import LOG_APPEND_TIME, LogConfig
-from logcore.durable import DurablePartition, Flusher
+from logcore.durable import Flusher
 from logcore.epochs import LeaderEpochs
 from logcore.errors import (
     CorruptRecordError,
     LogError,
-    OffsetOutOfRangeError,
     StorageError,
 )
 from logcore.flush import Flush
@@ -60,8 +52,8 @@ from logcore.producers import (
 )
 from logcore.reading import STORAGE_FAILURES, Fetched, Isolation
 from logcore.recovery import OpenOptions, load_log, replay_producers
-from logcore.retention import beyond_age, beyond_log_start, beyond_size
 from logcore.segment import Segment
+from logcore.shrinking import ShrinkingPartition
 from logcore.validation import admit
 
 __all__ = ["Appended", "Fetched", "Isolation", "LogConfig", "Partition"]
@@ -87,7 +79,7 @@ class Appended(NamedTuple):
     duplicate: bool
 
 
-class Partition(DurablePartition):
+class Partition(ShrinkingPartition):
     """One partition's log. Made by :meth:`open`; ended by :meth:`close` or a failure."""
 
     @classmethod
@@ -323,13 +315,6 @@ class Partition(DurablePartition):
             return self._roll(now_ms)
         return self._log.active
 
-    def _roll(self, now_ms: int) -> Segment:
-        # The snapshot comes first: a roll that is refused half-way is begun anew, and then has it.
-        self._producers.take_snapshot()
-        segment = self._log.roll(now_ms)
-        self._flush_sealed()
-        return segment
-
     def _appended(self, offset: int, last_offset: int, now_ms: int) -> Appended:
         """Move the marks behind what was written, flush if that is due, wake the readers.
 
@@ -353,154 +338,6 @@ class Partition(DurablePartition):
                 self._notify()
         append_time = now_ms if config.message_timestamp_type == LOG_APPEND_TIME else NO_TIMESTAMP
         return Appended(offset, last_offset, append_time, self._log_start_offset, duplicate=False)
-
-    # --- shortening ---
-
-    def delete_records_before(self, offset: int) -> int:
-        """Move the log start up to ``offset``, −1 for the high watermark; return the log start.
-
-        The files go with the next :meth:`retention`; the owner has to checkpoint the log start.
-        Raises OffsetOutOfRangeError beyond the high watermark.
-        """
-        self._throw_if_stopped()
-        target = self._high_watermark if offset == -1 else offset
-        if not 0 <= target <= self._high_watermark:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} is beyond the high watermark {self._high_watermark}"
-            )
-        self._move_log_start(target)
-        self._notify()
-        return self._log_start_offset
-
-    def _move_log_start(self, offset: int) -> None:
-        if offset <= self._log_start_offset:
-            return
-        self._log_start_offset = offset
-        try:
-            self._epochs.truncate_from_start(offset)
-        except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
-
-    def retention(self, now_ms: int) -> int:
-        """Remove the segments that log start, size or age give up; return how many.
-
-        Their files are renamed ``.deleted``, and removed by a later call after
-        ``file_delete_delay_ms``.
-        """
-        self._throw_if_stopped()
-        config = self._config
-        try:
-            self._log.remove_doomed(now_ms)
-            log, start, mark = self._log, self._log_start_offset, self._high_watermark
-            removed = self._remove(beyond_log_start(log, start, mark), now_ms)
-            if "delete" in config.cleanup_policy:
-                removed += self._remove(beyond_size(log, config.retention_bytes, mark), now_ms)
-                removed += self._remove(beyond_age(log, config.retention_ms, mark, now_ms), now_ms)
-        except STORAGE_FAILURES as error:
-            raise self._refuse(error) from error
-        if removed:
-            self._notify()
-        return removed
-
-    def _remove(self, segments: list[Segment], now_ms: int) -> int:
-        if not segments:
-            return 0
-        log = self._log
-        if segments[-1] is log.active:
-            self._roll(now_ms)
-        following = log.segments[len(segments)]
-        # The start moves first: a kill in between leaves a few files too many, never a hole.
-        self._move_log_start(following.base_offset)
-        log.remove(segments, now_ms=now_ms, delay_ms=self._config.file_delete_delay_ms)
-        for segment in segments:
-            self._producers.snapshot_offsets.discard(segment.base_offset)
-        return len(segments)
-
-    def expire_producers(self, now_ms: int, producer_id_expiration_ms: int | None = None) -> int:
-        """Forget producers that were silent too long and have nothing open; return how many."""
-        if producer_id_expiration_ms is not None:
-            self._producers.expiration_ms = producer_id_expiration_ms
-        return self._producers.expire(now_ms)
-
-    # --- compaction ---
-
-    def dirty_range(self, checkpoint: int | None, now_ms: int) -> DirtyRange:
-        """Work out what a round of compaction could clean, from the last round's end on."""
-        self._throw_if_stopped()
-        try:
-            return dirty_range(
-                self._log,
-                checkpoint,
-                log_start_offset=self._log_start_offset,
-                last_stable_offset=self.last_stable_offset,
-                now_ms=now_ms,
-            )
-        except STORAGE_FAILURES as error:
-            raise self._refuse(error) from error
-
-    def plan_compaction(
-        self, dirty: DirtyRange, *, now_ms: int, budget_bytes: int = DEDUPE_BUFFER_BYTES
-    ) -> CompactionRound | None:
-        """Begin a round over ``dirty``, None if there is nothing to clean.
-
-        One round at a time. ``budget_bytes`` bounds the memory for keys; a round that meets more
-        keys cleans less. Where there is a flusher the caller has to flush the log before anything
-        is installed: see :attr:`CompactionRound.relies_on`.
-        """
-        self._throw_if_stopped()
-        log = self._log
-        cuts = log.cuts
-        try:
-            found = plan_round(
-                self._fs,
-                log,
-                dirty,
-                last_records=self._producers.last_records(),
-                now_ms=now_ms,
-                budget_bytes=budget_bytes,
-                is_current=lambda: self._stopped is None and log.cuts == cuts,
-            )
-        except STORAGE_FAILURES as error:
-            raise self._refuse(error) from error
-        if found is not None:
-            found.relies_on = log.log_end_offset
-            if self._flusher is None:
-                self._flush_now(now_ms)
-        return found
-
-    def install_cleaned(self, compaction: CompactionRound) -> bool:
-        """Replace the segments that the round has just written anew.
-
-        False, and the round is over, if the log was cut since the plan, or what the round relies on
-        is not on disk. Where retention has removed one of them, the round will write what is left.
-        Readers in the middle of an old segment go on. Raises StorageError.
-        """
-        self._throw_if_stopped()
-        cleaned = compaction.cleaned
-        if cleaned is None:
-            raise ValueError("the round has written nothing")
-        log = self._log
-        try:
-            if not compaction.is_current or self._recovery_point < compaction.relies_on:
-                compaction.discard()
-                return False
-            if not log.holds(cleaned.replaced):
-                compaction.repeat()
-                return True
-            log.replace(
-                cleaned.replaced,
-                cleaned.base_offset,
-                cleaned.suffixes,
-                now_ms=self._clock.now_ms(),
-                delay_ms=self._config.file_delete_delay_ms,
-            )
-            compaction.cleaned = None
-        except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
-        for segment in cleaned.replaced:
-            if segment.base_offset != cleaned.base_offset:
-                self._producers.snapshot_offsets.discard(segment.base_offset)
-        return True
 
     # --- replication ---
 

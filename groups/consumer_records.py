@@ -303,7 +303,7 @@ def _read_strings(reader: FieldReader) -> tuple[str, ...]:
 
 
 def _read_int32s(reader: FieldReader) -> tuple[int, ...]:
-    return tuple(reader.int32() for _ in range(reader.count()))
+    return reader.int32s(reader.count())
 
 
 def _read_tag_int64(reader: FieldReader) -> int:

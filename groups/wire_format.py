@@ -19,43 +19,49 @@ readers refuse more in a flexible one too."""
 
 _INT8, _INT16 = struct.Struct(">b"), struct.Struct(">h")
 _INT32, _INT64 = struct.Struct(">i"), struct.Struct(">q")
+_ONE_BYTE: Final = 0x80
+"""Varints below take one byte."""
 
 
 class FieldReader:
-    """Reads one key or value from its start; ``flexible`` may be switched after the version."""
+    """Reads one key or value from its start; ``flexible`` may be switched after the version.
+
+    Loading a shard is mostly this, so that its methods call each other as little as possible.
+    """
+
+    __slots__ = ("_data", "_end", "_pos", "flexible")
 
     def __init__(self, data: bytes, *, flexible: bool = False) -> None:
         self._data = data
+        self._end = len(data)
         self._pos = 0
         self.flexible = flexible
 
     @property
     def remaining(self) -> int:
         """Bytes not read yet."""
-        return len(self._data) - self._pos
+        return self._end - self._pos
 
-    def _take(self, count: int) -> bytes:
-        if not 0 <= count <= len(self._data) - self._pos:
-            raise CorruptRecordError(f"field of {count} bytes where {self.remaining} are left")
-        start = self._pos
-        self._pos = end = start + count
-        return self._data[start:end]
+    def _too_short(self, size: int) -> CorruptRecordError:
+        return CorruptRecordError(f"field of {size} bytes where {self.remaining} are left")
 
     def _number(self, kind: struct.Struct) -> int:
-        start = self._pos
+        pos = self._pos
         try:
-            (value,) = kind.unpack_from(self._data, start)
+            number: int = kind.unpack_from(self._data, pos)[0]
         except struct.error as error:
-            raise CorruptRecordError(
-                f"field of {kind.size} bytes where {self.remaining} are left"
-            ) from error
-        self._pos = start + kind.size
-        number: int = value
+            raise self._too_short(kind.size) from error
+        self._pos = pos + kind.size
         return number
 
     def raw(self, count: int) -> bytes:
         """Read ``count`` bytes as they are."""
-        return self._take(count)
+        pos = self._pos
+        end = pos + count
+        if count < 0 or end > self._end:
+            raise self._too_short(count)
+        self._pos = end
+        return self._data[pos:end]
 
     def int8(self) -> int:
         """Read a signed 8-bit integer."""
@@ -73,17 +79,21 @@ class FieldReader:
         """Read a signed 64-bit integer."""
         return self._number(_INT64)
 
+    def int32s(self, count: int) -> tuple[int, ...]:
+        """Read so many signed 32-bit integers."""
+        return struct.unpack(f">{count}i", self.raw(4 * count))
+
     def uvarint(self) -> int:
         """Read an unsigned varint of at most 32 bits."""
         data, pos = self._data, self._pos
-        if pos < len(data) and data[pos] < 0x80:
+        if pos < self._end and data[pos] < _ONE_BYTE:
             self._pos = pos + 1
             return data[pos]
         value = 0
         for shift in range(0, 35, 7):
-            byte = self._take(1)[0]
+            byte = self.raw(1)[0]
             value |= (byte & 0x7F) << shift
-            if not byte & 0x80:
+            if byte < _ONE_BYTE:
                 if value >> 32:
                     break
                 return value
@@ -91,11 +101,16 @@ class FieldReader:
 
     def nullable_string(self) -> str | None:
         """Read a string; a length of -1 is None."""
-        length = self.uvarint() - 1 if self.flexible else self.int16()
-        if length == -1:
+        size = self.uvarint() - 1 if self.flexible else self._number(_INT16)
+        if size == -1:
             return None
+        pos = self._pos
+        end = pos + size
+        if size < 0 or end > self._end:
+            raise self._too_short(size)
+        self._pos = end
         try:
-            return self._take(length).decode()
+            return self._data[pos:end].decode()
         except UnicodeDecodeError as error:
             raise CorruptRecordError("a string is not UTF-8") from error
 
@@ -108,7 +123,7 @@ class FieldReader:
 
     def bytes_(self) -> bytes:
         """Read a blob that may not be None."""
-        return self._take(self.uvarint() - 1 if self.flexible else self.int32())
+        return self.raw(self.uvarint() - 1 if self.flexible else self.int32())
 
     def count(self) -> int:
         """Read an array's length. It can't exceed the bytes left: no element is empty."""
@@ -130,13 +145,17 @@ class FieldReader:
         """Read the tagged fields that end a flexible structure; none in a plain one."""
         if not self.flexible:
             return {}
+        pos = self._pos
+        if pos < self._end and not self._data[pos]:
+            self._pos = pos + 1
+            return {}
         fields: dict[int, bytes] = {}
         count = self.uvarint()
         if count > self.remaining:
             raise CorruptRecordError(f"{count} tagged fields in {self.remaining} bytes")
         for _ in range(count):
             tag = self.uvarint()
-            fields[tag] = self._take(self.uvarint())
+            fields[tag] = self.raw(self.uvarint())
         return fields
 
 

@@ -131,7 +131,7 @@ def heartbeat(shard: Shard, outcome: Outcome, token: Token, command: Heartbeat) 
     """Decide on a Heartbeat. In CompletingRebalance it is welcome, as in Kafka's code."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
-        mixed.heartbeat(outcome, consumers, token, command)
+        mixed.heartbeat(shard, outcome, consumers, token, command)
         return
     group = _group_of_member(shard, command.group_id)
     member = group.validate_member(command.member_id, command.group_instance_id)

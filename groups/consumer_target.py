@@ -169,8 +169,7 @@ def update_target(outcome: Outcome, working: Working, settings: ConsumerSettings
         if assignment.epoch >= working.epoch.epoch:
             _ask_again(outcome, working, settings)
             return
-        # A wall clock may go back; then the last computation looks as if it were still to come.
-        if 0 <= outcome.now_ms - assignment.timestamp_ms < settings.assignment_interval_ms:
+        if is_early(assignment, settings, outcome.now_ms):
             return
     assignor = preferred_assignor(working.members, settings)
     spec = _spec(working)
@@ -179,6 +178,12 @@ def update_target(outcome: Outcome, working: Working, settings: ConsumerSettings
     else:
         targets = run(assignor, spec)
     _write_target(outcome, working, assignor.name, targets)
+
+
+def is_early(assignment: cr.AssignmentEpochValue, settings: ConsumerSettings, now_ms: int) -> bool:
+    """Whether the last computation is too fresh for the next one."""
+    # A wall clock may go back; then the last computation looks as if it were still to come.
+    return 0 <= now_ms - assignment.timestamp_ms < settings.assignment_interval_ms
 
 
 def _write_target(

@@ -42,7 +42,7 @@ from groups.consumer_steps import (
     require_small,
     take_over,
 )
-from groups.consumer_target import Working
+from groups.consumer_target import Working, is_early
 from groups.errors import (
     GroupError,
     GroupMaxSizeReachedError,
@@ -195,8 +195,8 @@ def sync_group(
         if told is not None and told != known:
             raise InconsistentGroupProtocolError(f"{told!r} is not the member's {known!r}")
     current = group.current(member_id)
-    is_behind = group.epoch > current.member_epoch
-    if is_behind and current.state is not MemberState.UNREVOKED_PARTITIONS:
+    may_move = _may_move(shard, outcome, group, member_id)
+    if may_move and current.state is not MemberState.UNREVOKED_PARTITIONS:
         group.expect_join(outcome, member_id)
         outcome.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))
         return
@@ -207,7 +207,9 @@ def sync_group(
     outcome.reply(token, SyncGroupResult(command.protocol_type, command.protocol_name, assignment))
 
 
-def heartbeat(outcome: Outcome, group: ConsumerGroup, token: Token, command: Heartbeat) -> None:
+def heartbeat(
+    shard: Shard, outcome: Outcome, group: ConsumerGroup, token: Token, command: Heartbeat
+) -> None:
     """Keep a classic member alive, and tell it to rejoin when there is something to learn.
 
     That is when the group has moved on, when the member must revoke, and when all that it waits for
@@ -221,11 +223,23 @@ def heartbeat(outcome: Outcome, group: ConsumerGroup, token: Token, command: Hea
         group.waits_for_partitions(member_id)
     )
     is_unrevoked = current.state is MemberState.UNREVOKED_PARTITIONS
-    if current.member_epoch < group.epoch or is_unrevoked or is_free:
+    if is_unrevoked or is_free or _may_move(shard, outcome, group, member_id):
         group.expect_join(outcome, member_id)
         outcome.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))
     else:
         outcome.reply(token, HeartbeatResult())
+
+
+def _may_move(shard: Shard, outcome: Outcome, group: ConsumerGroup, member_id: str) -> bool:
+    """Whether a JoinGroup now would take the member to a newer epoch.
+
+    Until the next target may be computed it would not, and a client that is told to rejoin as long
+    as it is behind would do nothing else.
+    """
+    epoch, assignment = group.current(member_id).member_epoch, group.saved_assignment
+    if assignment is None or epoch < assignment.epoch or epoch == group.epoch:
+        return epoch < group.epoch
+    return not is_early(assignment, shard.settings_of(group.group_id), outcome.now_ms)
 
 
 def _classic_member(

@@ -193,6 +193,34 @@ def what_refusals_say(t: Tracer) -> None:
     beat(t, "cw", "m", -1)
 
 
+def targets_that_change_while_a_member_revokes(t: Tracer) -> None:
+    ready(t, "ct")
+    one = topic(t, "ct-a", 6)
+    epoch = enter(t, "ct", "m", "ct-a")["member_epoch"]
+    enter(t, "ct", "n", "ct-a")
+    told = beat(t, "ct", "m", epoch)
+    enter(t, "ct", "o", "ct-a")
+
+    def kept(answer: Answer) -> list[dict[str, Any]]:
+        topics = answer["assignment"]["topic_partitions"]
+        return of(one, *(index for part in topics for index in part["partitions"]))
+
+    # It has given up what it was asked to, and is asked for more, twice.
+    again = beat(t, "ct", "m", epoch, topic_partitions=kept(told))
+    describe(t, "ct")
+    beat(t, "ct", "m", again["member_epoch"])
+    beat(t, "ct", "m", epoch)
+    beat(t, "ct", "m", epoch, topic_partitions=kept(again))
+    enter(t, "ct", "p", "ct-a")
+    last = beat(t, "ct", "m", again["member_epoch"], topic_partitions=kept(again))
+    describe(t, "ct")
+    if last["assignment"] is not None:
+        beat(t, "ct", "m", last["member_epoch"], topic_partitions=kept(last))
+    describe(t, "ct")
+    for member in ("m", "n", "o", "p"):
+        beat(t, "ct", member, -1)
+
+
 def static_consumers(t: Tracer) -> None:
     ready(t, "cs")
     topic(t, "cs-a", 2)
@@ -416,6 +444,7 @@ TRACES = [
     joining_and_leaving,
     heartbeat_errors,
     what_refusals_say,
+    targets_that_change_while_a_member_revokes,
     static_consumers,
     topics_that_change,
     offsets_of_consumers,

@@ -350,6 +350,25 @@ def test_who_is_told_to_rejoin_and_does_not_is_removed():
     assert driver.event("member_expired")["reason"] == "did not rejoin in time"
 
 
+def test_nobody_is_told_to_rejoin_before_that_can_change_anything():
+    driver = ConsumerDriver(consumer=settings(assignment_interval_ms=1_000))
+    driver.client("m")
+    one = ClassicClient(driver, "one")
+    one.join()
+    assert one.generation == 2
+    assert one.sync_token is None, "it is assigned what the last target gave it: nothing"
+    driver.advance(999)
+    one.heartbeat()
+    driver.advance(1)
+    with pytest.raises(RebalanceInProgressError):
+        one.heartbeat()
+    one.join()
+    assert (one.generation, one.owned) == (3, frozenset())
+    driver.beat("m", 2, owned=((T, (0, 1)),))
+    one.step()
+    assert len(one.owned) == 2
+
+
 def test_its_session_is_its_own():
     driver, one = mixed()
     one.sync()

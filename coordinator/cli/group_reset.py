@@ -1,19 +1,21 @@
 """Where a group shall go on reading: the plan, the undo file, the commit.
 
 Model: ``kafka-consumer-groups.sh --reset-offsets``. A file has lines ``topic,partition,offset`` as
-that tool's; the offset −1 stands for *nothing committed*, which it does not know.
+that tool's; the offset −1 stands for *nothing committed*, which it does not know. Where a commit
+had a leader epoch or metadata, they follow as two more fields, which it does not know either.
 """
 
 from __future__ import annotations
 
 import csv
 import datetime as dt
+import io
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -22,8 +24,20 @@ from coordinator.cli.session import EARLIEST, LATEST, check
 if TYPE_CHECKING:
     from coordinator.cli.session import Partition, Session
 
-NOTHING = -1
-"""The offset of a partition in which nothing is committed."""
+NO_EPOCH = -1
+"""The leader epoch of a commit that has none."""
+
+
+class Position(NamedTuple):
+    """What a commit says of one partition; ``metadata`` is the client's own text."""
+
+    offset: int
+    leader_epoch: int = NO_EPOCH
+    metadata: str = ""
+
+
+NOTHING = Position(-1)
+"""The position in a partition in which nothing is committed."""
 
 COMMIT_PARTITIONS = 1_000
 """Partitions of one OffsetCommit: far below what a broker takes in one request."""
@@ -56,6 +70,14 @@ class Where:
             raise click.UsageError(f"give exactly one of {options}")
 
 
+def positions(session: Session, group: str) -> dict[Partition, Position]:
+    """What is committed now."""
+    return {
+        (row.topic, row.partition): Position(row.offset, row.leader_epoch, row.metadata)
+        for row in session.committed(group)
+    }
+
+
 def chosen(
     session: Session, committed: Iterable[Partition], topics: Iterable[str], *, every: bool
 ) -> list[Partition]:
@@ -86,19 +108,32 @@ def targets(
     session: Session,
     where: Where,
     partitions: list[Partition],
-    committed: Mapping[Partition, int],
+    committed: Mapping[Partition, Position],
     now: dt.datetime,
-) -> dict[Partition, int]:
+) -> dict[Partition, Position]:
     """The offset for each partition, moved into what the partition holds, as Kafka's tool does."""
     if where.from_file is not None:
         return read_file(where.from_file)
     first, end = session.offsets(partitions, EARLIEST), session.offsets(partitions, LATEST)
+    if where.to_current:
+        return {tp: committed.get(tp, Position(end[tp])) for tp in partitions}
+    found = _offsets(session, where, partitions, committed, now, first, end)
+    return {tp: Position(offset) for tp, offset in found.items()}
+
+
+def _offsets(
+    session: Session,
+    where: Where,
+    partitions: list[Partition],
+    committed: Mapping[Partition, Position],
+    now: dt.datetime,
+    first: dict[Partition, int],
+    end: dict[Partition, int],
+) -> dict[Partition, int]:
     if where.to_earliest:
         return first
     if where.to_latest:
         return end
-    if where.to_current:
-        return {tp: committed.get(tp, end[tp]) for tp in partitions}
     if where.to_offset is not None:
         wanted = dict.fromkeys(partitions, where.to_offset)
     elif where.shift_by is not None:
@@ -108,7 +143,7 @@ def targets(
             raise click.ClickException(
                 f"nothing is committed for {topic}:{index}: there is nothing to shift"
             )
-        wanted = {tp: committed[tp] + where.shift_by for tp in partitions}
+        wanted = {tp: committed[tp].offset + where.shift_by for tp in partitions}
     else:
         at = moment(where, now)
         # A negative time would have another meaning in ListOffsets.
@@ -135,34 +170,53 @@ def moment(where: Where, now: dt.datetime) -> dt.datetime:
     return at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)
 
 
-def read_file(name: str) -> dict[Partition, int]:
-    """Read ``topic,partition,offset`` lines; a bad one is refused by its number."""
+def read_file(name: str) -> dict[Partition, Position]:
+    """Read ``topic,partition,offset[,leader epoch,metadata]``; a bad line is refused by number."""
     path = Path(name)
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise click.ClickException(f"{name} is longer than {MAX_FILE_BYTES} bytes")
-        rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+        with path.open(encoding="utf-8", newline="") as file:
+            text = file.read()
+        # A client's metadata may hold line ends, which quotes protect.
+        reader = csv.reader(io.StringIO(text, newline=""))
+        rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise click.ClickException(f"{name}: {error}") from error
-    found: dict[Partition, int] = {}
-    for number, row in enumerate(rows, 1):
+    found: dict[Partition, Position] = {}
+    for number, row in rows:
         try:
-            topic, index, offset = row
-            place, value = (topic, int(index)), int(offset)
+            topic, index, offset, *rest = row
+            leader_epoch, metadata = rest or (NO_EPOCH, "")
+            place = topic, int(index)
+            position = Position(int(offset), int(leader_epoch), metadata)
         except ValueError as error:
-            raise click.ClickException(f"{name}:{number}: topic,partition,offset") from error
-        if value < NOTHING or place[1] < 0 or place in found:
+            form = "topic,partition,offset or topic,partition,offset,leader epoch,metadata"
+            raise click.ClickException(f"{name}:{number}: {form}") from error
+        is_negative = place[1] < 0 or position.offset < -1 or position.leader_epoch < NO_EPOCH
+        if is_negative or place in found:
             raise click.ClickException(f"{name}:{number}: negative, or the partition's second line")
-        found[place] = value
+        found[place] = position
     return found
 
 
-def write_undo(name: str, partitions: Iterable[Partition], before: Mapping[Partition, int]) -> None:
+def write_undo(
+    name: str, partitions: Iterable[Partition], before: Mapping[Partition, Position]
+) -> None:
     """Write what is committed now; a file that exists already is somebody's undo, and is kept."""
     try:
         with Path(name).open("x", encoding="utf-8", newline="") as out:
-            rows = ((*place, before.get(place, NOTHING)) for place in sorted(partitions))
-            csv.writer(out, lineterminator="\n").writerows(rows)
+            writer = csv.writer(out, lineterminator="\n")
+            for place in sorted(partitions):
+                offset, *rest = before.get(place, NOTHING)
+                # Without more to say the line is one that Kafka's tool can read.
+                writer.writerow((*place, offset, *(rest if rest != [NO_EPOCH, ""] else ())))
+            size = out.tell()
+        if size > MAX_FILE_BYTES:
+            Path(name).unlink()
+            raise click.ClickException(
+                f"the undo file would be longer than {MAX_FILE_BYTES} bytes: name fewer topics"
+            )
     except OSError as error:
         raise click.ClickException(f"the undo file can not be written: {error}") from error
 
@@ -173,9 +227,9 @@ def undo_name(group: str, now: dt.datetime) -> str:
     return f"undo-{safe}-{now:%Y%m%dT%H%M%SZ}.csv"
 
 
-def commit(session: Session, group: str, offsets: Mapping[Partition, int]) -> None:
+def commit(session: Session, group: str, offsets: Mapping[Partition, Position]) -> None:
     """Commit ``offsets``, delete those that are :data:`NOTHING`. Raises ApiError at the first."""
-    places = [tp for tp, offset in sorted(offsets.items()) if offset != NOTHING]
+    places = sorted(tp for tp, position in offsets.items() if position.offset >= 0)
     for start in range(0, len(places), COMMIT_PARTITIONS):
         part = {tp: offsets[tp] for tp in places[start : start + COMMIT_PARTITIONS]}
         low, high = session.client.versions()[8]
@@ -189,10 +243,10 @@ def commit(session: Session, group: str, offsets: Mapping[Partition, int]) -> No
         for topic in answer.topics:
             for row in topic.partitions:
                 check(row.error_code, "OffsetCommit", f"{topic.name}:{row.partition_index}")
-    delete(session, group, [tp for tp, offset in offsets.items() if offset == NOTHING])
+    delete(session, group, [tp for tp, position in offsets.items() if position.offset < 0])
 
 
-def _commit_request(make: Any, group: str, offsets: Mapping[Partition, int]) -> Any:
+def _commit_request(make: Any, group: str, offsets: Mapping[Partition, Position]) -> Any:
     by_topic = _by_topic(offsets)
     return make.message(
         group_id=group,
@@ -206,9 +260,9 @@ def _commit_request(make: Any, group: str, offsets: Mapping[Partition, int]) -> 
                 partitions=[
                     make.OffsetCommitRequestPartition(
                         partition_index=index,
-                        committed_offset=offsets[topic, index],
-                        committed_leader_epoch=-1,
-                        committed_metadata="",
+                        committed_offset=offsets[topic, index].offset,
+                        committed_leader_epoch=offsets[topic, index].leader_epoch,
+                        committed_metadata=offsets[topic, index].metadata,
                     )
                     for index in indexes
                 ],

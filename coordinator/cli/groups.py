@@ -13,7 +13,8 @@ from coordinator.cli.output import emit, format_option, shared_options
 from coordinator.history_format import GROUP
 
 if TYPE_CHECKING:
-    from coordinator.cli.session import Session
+    from coordinator.cli.group_reset import Position
+    from coordinator.cli.session import Partition, Session
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -131,7 +132,7 @@ def offsets(bootstrap: str, timeout: float, group: str, form: str) -> None:
 @click.option("--to-datetime", metavar="TIME", help="ISO 8601; UTC without a zone.")
 @click.option("--by-duration", metavar="P1DT2H", help="So long ago, ISO 8601.")
 @click.option("--shift-by", type=int, help="Forward, or with a negative number back.")
-@click.option("--from-file", metavar="FILE", help="Lines topic,partition,offset; also an undo.")
+@click.option("--from-file", metavar="FILE", help="Lines topic,partition,offset; or an undo file.")
 @change_options
 @format_option
 @shared_options
@@ -159,7 +160,7 @@ def reset_offsets(
     now = dt.datetime.now(dt.UTC)
     with Session(bootstrap, timeout) as session:
         _require_idle(session, group)
-        before = {(row.topic, row.partition): row.offset for row in session.committed(group)}
+        before = group_reset.positions(session, group)
         partitions: list[tuple[str, int]] = []
         if asked.from_file is None:
             partitions = group_reset.chosen(session, before, topics, every=all_topics)
@@ -192,7 +193,7 @@ def delete_offsets(
     from coordinator.cli.session import Session
 
     with Session(bootstrap, timeout) as session:
-        before = {(row.topic, row.partition): row.offset for row in session.committed(group)}
+        before = group_reset.positions(session, group)
         places = group_reset.chosen(session, before, topics, every=all_topics)
         after = dict.fromkeys((tp for tp in places if tp in before), group_reset.NOTHING)
         _change(session, group, before, after, form, undo, execute=execute)
@@ -214,7 +215,7 @@ def delete(
     with Session(bootstrap, timeout) as session:
         existing(session, group)
         _require_idle(session, group)
-        before = {(row.topic, row.partition): row.offset for row in session.committed(group)}
+        before = group_reset.positions(session, group)
         after = dict.fromkeys(before, group_reset.NOTHING)
         if _change(session, group, before, after, form, undo, execute=execute, write=False):
             answer = session.client.call("DeleteGroups", to_group=group, groups_names=(group,))
@@ -296,8 +297,8 @@ def _require_idle(session: Session, group: str) -> None:
 def _change(
     session: Session,
     group: str,
-    before: Mapping[tuple[str, int], int],
-    after: Mapping[tuple[str, int], int],
+    before: Mapping[Partition, Position],
+    after: Mapping[Partition, Position],
     form: str,
     undo: str | None,
     *,
@@ -308,8 +309,13 @@ def _change(
     from coordinator.cli import group_reset
 
     rows = [
-        {"topic": tp[0], "partition": tp[1], "committed": before.get(tp), "new": _or_none(offset)}
-        for tp, offset in sorted(after.items())
+        {
+            "topic": tp[0],
+            "partition": tp[1],
+            "committed": _or_none(before.get(tp)),
+            "new": _or_none(position),
+        }
+        for tp, position in sorted(after.items())
     ]
     if execute:
         name = undo or group_reset.undo_name(group, dt.datetime.now(dt.UTC))
@@ -323,5 +329,5 @@ def _change(
     return execute
 
 
-def _or_none(offset: int) -> int | None:
-    return offset if offset >= 0 else None
+def _or_none(position: Position | None) -> int | None:
+    return None if position is None or position.offset < 0 else position.offset

@@ -41,6 +41,8 @@ class Committed:
     topic: str
     partition: int
     offset: int
+    leader_epoch: int
+    """-1 where it was committed without one."""
     metadata: str
 
 
@@ -148,7 +150,13 @@ class Session:
         check(getattr(found, "error_code", 0), "OffsetFetch", group)
         return sorted(
             (
-                Committed(topic.name, row.partition_index, row.committed_offset, row.metadata or "")
+                Committed(
+                    topic.name,
+                    row.partition_index,
+                    row.committed_offset,
+                    getattr(row, "committed_leader_epoch", -1),
+                    row.metadata or "",
+                )
                 for topic in found.topics
                 for row in topic.partitions
             ),

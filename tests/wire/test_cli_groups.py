@@ -112,6 +112,28 @@ def test_an_undo_brings_everything_back(bootstrap, topic, group, tmp_path):
     assert committed(bootstrap, group) == {0: 3}
 
 
+def test_an_undo_brings_back_what_clients_store_with_an_offset(
+    cluster, bootstrap, topic, group, tmp_path
+):
+    part = {"partition_index": 1, "committed_offset": 4, "committed_leader_epoch": 0}
+    part["committed_metadata"] = 'checkpoint "7",\nü'
+    who = {"group_id": group, "generation_id_or_member_epoch": -1, "member_id": ""}
+    cluster.call("offset_commit", 8, **who, topics=[{"name": topic, "partitions": [part]}])
+
+    def stored() -> object:
+        return cluster.call("offset_fetch", 7, group_id=group, topics=None, require_stable=False)
+
+    before = stored()
+    undo = tmp_path / "undo.csv"
+    change = ("reset-offsets", group, "--all-topics", "--to-earliest")
+    run(bootstrap, *change, "--execute", "--undo", str(undo))
+    assert stored() != before
+    run(bootstrap, "reset-offsets", group, "--from-file", str(undo), *execute(tmp_path))
+    assert stored() == before
+    run(bootstrap, "reset-offsets", group, "--all-topics", "--to-current", *execute(tmp_path))
+    assert stored() == before
+
+
 def test_offsets_and_groups_are_deleted(cluster, bootstrap, topic, group, tmp_path):
     assert new(run(bootstrap, "delete-offsets", group, "--all-topics")) == {0: None}
     assert committed(bootstrap, group) == {0: 3}

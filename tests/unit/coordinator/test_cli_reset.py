@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import datetime as dt
+from pathlib import Path
 
 import click
 import pytest
 
 from coordinator.cli import group_reset
-from coordinator.cli.group_reset import Where, moment, read_file, undo_name, write_undo
+from coordinator.cli.group_reset import (
+    Position,
+    Where,
+    moment,
+    read_file,
+    undo_name,
+    write_undo,
+)
 
+TEXT = 'a "quoted", two-line\n\r\ntext, ü'
 NOW = dt.datetime(2013, 1, 31, 12, tzinfo=dt.UTC)
 
 
@@ -39,13 +48,38 @@ def test_a_time_without_a_zone_is_utc():
 
 def test_an_undo_file_is_written_once_and_read_back(tmp_path):
     name = str(tmp_path / "undo.csv")
-    write_undo(name, [("b", 0), ("a", 1)], {("a", 1): 7})
-    assert read_file(name) == {("a", 1): 7, ("b", 0): group_reset.NOTHING}
+    before = {("a", 1): Position(7), ("c", 2): Position(9, 3), ("d", 0): Position(1, -1, TEXT)}
+    write_undo(name, [("b", 0), *before], before)
+    assert read_file(name) == {**before, ("b", 0): group_reset.NOTHING}
+    lines = Path(name).read_text(encoding="utf-8")
+    assert lines.startswith("a,1,7\nb,0,-1\nc,2,9,3,\nd,0,1,-1,")
     with pytest.raises(click.ClickException, match="undo file"):
         write_undo(name, [], {})
 
 
-@pytest.mark.parametrize("line", ["a,0", "a,0,1,2", "a,x,1", "a,0,x", "a,-1,1", "a,0,-2", ""])
+def test_an_undo_that_could_not_be_read_is_not_written(tmp_path, monkeypatch):
+    file = tmp_path / "undo.csv"
+    monkeypatch.setattr(group_reset, "MAX_FILE_BYTES", 5)
+    with pytest.raises(click.ClickException, match="fewer topics"):
+        write_undo(str(file), [("t", 0)], {("t", 0): Position(1, 2, "long")})
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a,0",
+        "a,0,1,2",
+        "a,0,1,x,m",
+        "a,0,1,-2,m",
+        "a,0,1,2,m,m",
+        "a,x,1",
+        "a,0,x",
+        "a,-1,1",
+        "a,0,-2",
+        "",
+    ],
+)
 def test_bad_lines_are_refused_by_number(tmp_path, line):
     file = tmp_path / "f.csv"
     file.write_text(f"good,0,1\n{line}\n")
@@ -57,7 +91,7 @@ def test_files_are_bounded(tmp_path, monkeypatch):
     file = tmp_path / "f.csv"
     file.write_text("t,0,1\n")
     monkeypatch.setattr(group_reset, "MAX_FILE_BYTES", 6)
-    assert read_file(str(file)) == {("t", 0): 1}
+    assert read_file(str(file)) == {("t", 0): Position(1)}
     monkeypatch.setattr(group_reset, "MAX_FILE_BYTES", 5)
     with pytest.raises(click.ClickException, match="longer"):
         read_file(str(file))

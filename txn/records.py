@@ -10,8 +10,6 @@ the rule that records of unknown versions are passed over, so that a downgrade c
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from itertools import groupby
 from typing import NamedTuple
 
 from logcore.machine import Record
@@ -22,6 +20,9 @@ from txn.state import TV2, TransactionMetadata, TransactionState
 
 KEY_VERSION = 0
 FLEXIBLE_VERSION = 1
+
+LARGE_SET = 100
+"""Partitions from which on a set's encoding is worth remembering."""
 
 MAX_STRING_BYTES = 2**15 - 1
 """UTF-8 bytes of a string with an int16 length."""
@@ -36,6 +37,7 @@ _TIMES = struct.Struct(">qq")
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
+_ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
 
 _DURABLE_STATES = frozenset(
     TransactionState(number) for number in range(TransactionState.COMPLETE_ABORT + 1)
@@ -74,26 +76,51 @@ def encode_key(transactional_id: str) -> bytes:
 def encode_value(txn: TransactionMetadata, version: int) -> bytes:
     """Encode a record value of ``version`` 0 or 1, topics and partitions in order."""
     flexible = version >= FLEXIBLE_VERSION
-    length: Callable[[int], bytes] = (lambda n: _uvarint(n + 1)) if flexible else _INT32.pack
     parts = [_HEAD.pack(version, txn.producer_id, txn.producer_epoch, txn.timeout_ms, txn.state)]
     if txn.state is TransactionState.EMPTY:
-        parts.append(length(-1))
+        parts.append(_compact_length(-1) if flexible else _INT32.pack(-1))
     else:
-        topics = [
-            (topic, [index for _, index in group])
-            for topic, group in groupby(sorted(txn.partitions), key=lambda pair: pair[0])
-        ]
-        parts.append(length(len(topics)))
-        for topic, indexes in topics:
-            parts.append(_compact_string(topic) if flexible else _string(topic))
-            parts.append(length(len(indexes)))
-            parts.append(struct.pack(f">{len(indexes)}i", *indexes))
-            if flexible:
-                parts.append(_uvarint(0))
+        parts.append(_encode_partitions(txn.partitions, flexible=flexible))
     parts.append(_TIMES.pack(txn.last_update_ms, txn.start_ms))
     if flexible:
         parts.append(_tagged_fields(txn))
     return b"".join(parts)
+
+
+class _Section(NamedTuple):
+    """A large set of partitions, and how it stands in a record."""
+
+    partitions: frozenset[TopicPartition]
+    flexible: bool
+    encoded: bytes
+
+
+_last_section = _Section(frozenset(), False, b"")
+"""The last large set that was encoded. It is replayed at once, and is the same in the record that
+ends the transaction: both would take as long again, while nobody else is served."""
+
+
+def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool) -> bytes:
+    """Encode a set by topic, topics and partitions in order."""
+    global _last_section  # noqa: PLW0603 - a memo of what always comes out the same
+    if partitions is _last_section.partitions and flexible is _last_section.flexible:
+        return _last_section.encoded
+    by_topic: dict[str, list[int]] = {}
+    for topic, index in partitions:
+        by_topic.setdefault(topic, []).append(index)
+    string, length = (_compact_string, _compact_length) if flexible else (_string, _INT32.pack)
+    parts = [length(len(by_topic))]
+    for topic in sorted(by_topic):
+        indexes = sorted(by_topic[topic])
+        count = len(indexes)
+        packed = _INT32.pack(*indexes) if count == 1 else struct.pack(f">{count}i", *indexes)
+        parts += (string(topic), length(count), packed)
+        if flexible:
+            parts.append(b"\0")
+    encoded = b"".join(parts)
+    if len(partitions) >= LARGE_SET:
+        _last_section = _Section(partitions, flexible, encoded)
+    return encoded
 
 
 def decode(record: Record) -> Decoded | None:
@@ -134,7 +161,7 @@ def _decode_body(reader: _Reader, *, flexible: bool) -> TransactionMetadata:
         producer_epoch=producer_epoch,
         timeout_ms=timeout_ms,
         state=state,
-        partitions=frozenset(partitions or ()),
+        partitions=partitions or frozenset(),
         start_ms=start_ms,
         last_update_ms=last_update_ms,
         client_transaction_version=_tag(tags, _TAG_CLIENT_TRANSACTION_VERSION, _INT16, 0),
@@ -149,18 +176,25 @@ def _decode_state(number: int) -> TransactionState:
     return TransactionState(number)
 
 
-def _decode_partitions(reader: _Reader, *, flexible: bool) -> list[TopicPartition] | None:
+def _decode_partitions(reader: _Reader, *, flexible: bool) -> frozenset[TopicPartition] | None:
+    known = _last_section
+    if known.encoded and known.flexible is flexible and reader.passes(known.encoded):
+        return known.partitions
     topics = reader.length(flexible=flexible, nullable=True)
     if topics is None:
         return None
     partitions: list[TopicPartition] = []
+    string = reader.compact_string if flexible else reader.string
     for _ in range(topics):
-        topic = reader.compact_string() if flexible else reader.string()
-        indexes = reader.length(flexible=flexible, nullable=False) or 0
-        partitions.extend((topic, reader.int32()) for _ in range(indexes))
+        topic = string()
+        count = reader.length(flexible=flexible, nullable=False) or 0
+        if count == 1:
+            partitions.append((topic, reader.int32()))
+        else:
+            partitions += [(topic, index) for index in reader.int32s(count)]
         if flexible:
             reader.tagged_fields()
-    return partitions
+    return frozenset(partitions)
 
 
 def _tagged_fields(txn: TransactionMetadata) -> bytes:
@@ -197,10 +231,16 @@ def _string(text: str) -> bytes:
 
 def _compact_string(text: str) -> bytes:
     data = text.encode()
-    return _uvarint(len(data) + 1) + data
+    return _compact_length(len(data)) + data
+
+
+def _compact_length(count: int) -> bytes:
+    return _uvarint(count + 1)
 
 
 def _uvarint(value: int) -> bytes:
+    if value <= 0x7F:
+        return _ONE_BYTE[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -225,10 +265,16 @@ class _Reader:
     def int32(self) -> int:
         return int.from_bytes(self._take(4), "big", signed=True)
 
+    def int32s(self, count: int) -> tuple[int, ...]:
+        return struct.unpack(f">{count}i", self._take(4 * count))
+
     def int64(self) -> int:
         return int.from_bytes(self._take(8), "big", signed=True)
 
     def uvarint(self) -> int:
+        if self._position < len(self._data) and self._data[self._position] < 0x80:
+            self._position += 1
+            return self._data[self._position - 1]
         value = shift = 0
         while shift < 35:
             byte = self._take(1)[0]
@@ -259,6 +305,13 @@ class _Reader:
             tag = self.uvarint()
             fields[tag] = self._take(self.uvarint())
         return fields
+
+    def passes(self, data: bytes) -> bool:
+        """Whether ``data`` comes next; if it does, go on behind it."""
+        if not self._data.startswith(data, self._position):
+            return False
+        self._position += len(data)
+        return True
 
     def end(self) -> None:
         if self._position != len(self._data):

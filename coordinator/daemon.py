@@ -9,7 +9,6 @@ status 0. A second signal while stopping is ignored: the first is being obeyed w
 from __future__ import annotations
 
 import asyncio
-import gc
 import resource
 import signal
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from coordinator import lean, logs
 from coordinator.background import report
 from coordinator.broker import Broker, BrokerError
+from coordinator.collector import Collector
 from coordinator.config import ConfigError, load
 from coordinator.metadata import MetadataError
 from logcore.errors import LogError
@@ -54,12 +54,13 @@ async def _run(broker: Broker) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await broker.start()
-    # What is loaded now stays for ever: the collector need not look at it again.
-    gc.freeze()
+    collector = Collector(loop)
+    collector.start()
     host, port = broker.address
     sys.stdout.write(f"listening {f'[{host}]' if ':' in host else host}:{port}\n")
     sys.stdout.flush()
     await stop.wait()
+    collector.stop()
     _log.info("broker stops")
     await broker.stop()
     _log.info("broker stopped")

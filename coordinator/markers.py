@@ -10,14 +10,17 @@ Source: ``TransactionMarkerChannelManager``; the answers it knows are listed in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from coordinator.background import tell
+from coordinator.background import SLICE_MS, spawn, survived, tell
 from coordinator.metadata import CONSUMER_OFFSETS, OUTSIDE_TRANSACTIONS
 from coordinator.shard_errors import ShardError
 from coordinator.timers import TimerQueue
@@ -39,6 +42,10 @@ offsets partitions may still be loading for a moment."""
 
 MAX_RETRY_BACKOFF_MS = 5_000
 """The longest wait; a partition that is off line stays so for as long as its disk is bad."""
+
+MIN_SLICE_PARTITIONS = 4
+"""So many partitions are tried before the time is looked at: a transaction of common size is always
+over in one turn, however busy the machine; opening one that was never used takes about 1 ms."""
 
 Report = Callable[[MarkersWritten], None]
 
@@ -63,14 +70,20 @@ class MarkerWriter(Protocol):
 class _Job:
     request: WriteMarkers
     report: Report
-    left: tuple[TopicPartition, ...]
+    left: Sequence[TopicPartition]
+    """The partitions of this attempt, or of the next one."""
     tried: Callable[[], None] | None
+    at: int = 0
+    """How many of them the attempt has tried."""
+    refused: list[TopicPartition] = field(default_factory=list)
     backoff_ms: int = RETRY_BACKOFF_MS
 
 
 class LocalMarkerWriter:
     """Writes markers into this broker's own partitions, synchronously where it can.
 
+    A transaction may span 10,000 of them, and some may have to be opened first. So an attempt that
+    takes longer than a slice goes on between the requests of others, together with all such.
     A marker is reported when it is on disk, where ``flush.messages`` asks for that.
     """
 
@@ -79,9 +92,11 @@ class LocalMarkerWriter:
         self._clock: Clock = broker.clock
         self._retries = timers.timers(self._retry)
         self._jobs: dict[str, _Job] = {}
+        self._unfinished: deque[_Job] = deque()
+        self._worker: asyncio.Task[None] | None = None
 
     def write(self, request: WriteMarkers, report: Report, tried: Callable[[], None]) -> None:
-        """See :class:`MarkerWriter`. What can be written is written before this returns."""
+        """See :class:`MarkerWriter`. What can be written in a slice is before this returns."""
         self._retries.set(request.transactional_id, None)
         former = self._jobs.pop(request.transactional_id, None)
         self._attempt(_Job(request, report, request.partitions, tried))
@@ -92,26 +107,58 @@ class LocalMarkerWriter:
         """See :class:`MarkerWriter`."""
         self._retries.clear()
         self._jobs.clear()
+        self._unfinished.clear()
 
     def _attempt(self, job: _Job) -> None:
-        request = job.request
-        done: list[TopicPartition] = []
-        left: list[TopicPartition] = []
-        for partition in job.left:
-            (done if self._is_settled(request, partition) else left).append(partition)
-        held = [one for one in map(self._broker.replicas.find_open, done) if one is not None]
-        if self._broker.commit.after(held, partial(self._flushed, job, done, left)):
-            self._jobs[request.transactional_id] = job
-        else:
-            self._conclude(job, done, left)
+        """Try what is left, all of it now or some of it later."""
+        job.at = 0
+        job.refused.clear()
+        self._jobs[job.request.transactional_id] = job
+        if not self._is_through(job):
+            self._unfinished.append(job)
+            if self._worker is None:
+                self._worker = spawn(self._work(), "markers")
 
-    def _flushed(self, job: _Job, done: list[TopicPartition], left: list[TopicPartition]) -> None:
+    async def _work(self) -> None:
+        """Go on with all attempts in turn, a slice at a time."""
+        try:
+            while self._unfinished:
+                await asyncio.sleep(0)
+                job = self._unfinished.popleft() if self._unfinished else None
+                with survived("markers"):
+                    if job is not None and self._is_current(job) and not self._is_through(job):
+                        self._unfinished.append(job)
+        finally:
+            self._worker = None
+
+    def _is_current(self, job: _Job) -> bool:
+        return self._jobs.get(job.request.transactional_id) is job
+
+    def _is_through(self, job: _Job) -> bool:
+        """Try partitions for a slice of time; True, and the attempt is over, after the last one."""
+        end = time.perf_counter() + SLICE_MS / 1000
+        left, begun_at = job.left, job.at
+        while job.at < len(left):
+            if job.at >= begun_at + MIN_SLICE_PARTITIONS and time.perf_counter() >= end:
+                return False
+            partition = left[job.at]
+            job.at += 1
+            if not self._is_settled(job.request, partition):
+                job.refused.append(partition)
+        refused = set(job.refused)
+        done = [partition for partition in left if partition not in refused]
+        held = [one for one in map(self._broker.replicas.find_open, done) if one is not None]
+        if not self._broker.commit.after(held, partial(self._flushed, job, done)):
+            self._conclude(job, done, job.refused)
+        return True
+
+    def _flushed(self, job: _Job, done: list[TopicPartition]) -> None:
         """Go on when the markers are on disk; those on a partition that failed are written anew."""
-        if self._jobs.get(job.request.transactional_id) is not job:
-            return
-        offline = self._broker.replicas.is_offline
-        lost = [partition for partition in done if offline(*partition)]
-        self._conclude(job, [one for one in done if one not in lost], left + lost)
+        if self._is_current(job):
+            offline = self._broker.replicas.is_offline
+            kept = [partition for partition in done if not offline(*partition)]
+            lost = [partition for partition in done if offline(*partition)]
+            self._conclude(job, kept, job.refused + lost)
 
     def _conclude(self, job: _Job, done: list[TopicPartition], left: list[TopicPartition]) -> None:
         request = job.request
@@ -203,10 +250,7 @@ class LocalMarkerWriter:
             found = self._broker.replicas.find(*partition)
         except LogError:
             return True
-        return found is not None and any(
-            state.producer_id == producer_id and state.current_txn_first_offset >= 0
-            for state in found.producers()
-        )
+        return found is not None and found.has_open_transaction(producer_id)
 
     def _complain(self, request: WriteMarkers, partition: TopicPartition, error: Exception) -> None:
         _log.warning(

@@ -47,6 +47,7 @@ from logcore.flush import Flush
 from logcore.fs import FileSystem
 from logcore.partition import Partition
 from logcore.producer_limit import ProducerLimit
+from logcore.reading import ReadablePartition
 
 DELETE_SUFFIX: Final = "-delete"
 STRAY_SUFFIX: Final = "-stray"
@@ -259,7 +260,7 @@ class Replicas:
             )
         except OSError as error:
             raise StorageError(f"{path} can not be opened: {error}") from error
-        partition.on_offline = partial(_report_offline, partition)
+        partition.on_offline = _report_offline
         if partition.recovery_point < self._recovery_points.get(key, 0):
             # Recovery has cut the log: what comes now is not on disk because the file says so.
             self._cut = True
@@ -384,7 +385,7 @@ class Replicas:
             return None
 
 
-def _report_offline(partition: Partition, cause: StorageError) -> None:
+def _report_offline(partition: ReadablePartition, cause: StorageError) -> None:
     _log.error(
         "partition off line",
         partition=f"{partition.topic}-{partition.index}",

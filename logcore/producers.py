@@ -190,12 +190,12 @@ class ProducerStateManager:
             for entry in self._producers.values()
         }
 
-    def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
-        """Whether the producer, under this epoch, has a transaction open here."""
+    def has_open_transaction(self, producer_id: int, epoch: int | None = None) -> bool:
+        """Whether the producer has a transaction open here, under this epoch or under any."""
         entry = self._producers.get(producer_id)
         return (
             entry is not None
-            and entry.epoch == epoch
+            and epoch in {None, entry.epoch}
             and entry.current_txn_first_offset is not None
         )
 

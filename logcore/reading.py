@@ -107,7 +107,7 @@ class ReadablePartition:
         self._stopped: StorageError | None = None
         self.offline: StorageError | None = None
         """Why the partition is off line, None while it serves and after a clean close."""
-        self.on_offline: Callable[[StorageError], None] | None = None
+        self.on_offline: Callable[[ReadablePartition, StorageError], None] | None = None
         """Called once, with the cause, when the file system fails under the partition."""
         self.recovery: RecoveryReport | None = loaded.report
         """What recovery found at open, None if nothing had to be scanned."""
@@ -171,7 +171,7 @@ class ReadablePartition:
         if self._stopped is None:
             self.offline = self._stopped = failure
             if self.on_offline is not None:
-                self.on_offline(failure)
+                self.on_offline(self, failure)
             self._notify()
         return failure
 
@@ -190,8 +190,8 @@ class ReadablePartition:
 
     # --- reading ---
 
-    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether the producer, under this epoch, has a transaction open here."""
+    def has_open_transaction(self, producer_id: int, producer_epoch: int | None = None) -> bool:
+        """Whether the producer has a transaction open here, under this epoch or under any."""
         return self._producers.has_open_transaction(producer_id, producer_epoch)
 
     def fetch(

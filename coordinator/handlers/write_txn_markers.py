@@ -7,18 +7,20 @@ other for a bug of ours, so only those are answered (``TransactionMarkerRequestC
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from coordinator.background import Pace
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import Wait
 from coordinator.shard_errors import ShardError
 from coordinator.wire import ApiKey, Entity
 from logcore.errors import LogError
 from logcore.machine import ProducerStamp
+from txn.commands import TopicPartition
 
 ANSWERS = frozenset(
     {
@@ -34,27 +36,44 @@ ANSWERS = frozenset(
 @handles(
     ApiKey.WRITE_TXN_MARKERS, versions=(1, 2), permission="ALTER Cluster or CLUSTER_ACTION Cluster"
 )
-def run(ctx: Context) -> Entity | Awaitable[Entity]:
+async def run(ctx: Context) -> Entity:
     """Write marker by marker, partition by partition; answer when they are on disk."""
-    answer = _write_all(ctx)
+    codes = await _write_all(ctx)
     replicas = ctx.broker.replicas
-    written = {
-        (topic.name, part.partition_index)
-        for marker in answer.markers
-        for topic in marker.topics
-        for part in topic.partitions
-        if part.error_code is ErrorCode.none
-    }
+    written = {place for place, code in _places(ctx, codes) if code is ErrorCode.none}
     held = [one for one in map(replicas.find_open, written) if one is not None]
-    wait = Wait()
-    if not ctx.broker.commit.after(held, wait):
-        return answer
-    # A marker may be written twice: what is off line by then says so at the second time.
-    return wait.then(lambda: _write_all(ctx) if any(one.offline for one in held) else answer)
+    on_disk = asyncio.Event()
+    if ctx.broker.commit.after(held, on_disk.set):
+        await on_disk.wait()
+        if any(one.offline for one in held):
+            # A marker may be written twice: what is off line by then says so at the second time.
+            codes = await _write_all(ctx)
+    return _response(ctx, codes)
 
 
-def _write_all(ctx: Context) -> Any:
-    respond = ctx.respond
+async def _write_all(ctx: Context) -> list[ErrorCode]:
+    """Write them in the order of the request; others get their turn where there are many."""
+    pace = Pace()
+    codes = []
+    for marker in ctx.body.markers:
+        for topic in marker.topics:
+            for index in topic.partition_indexes:
+                codes.append(_write(ctx, marker, topic.name, index))
+                await pace()
+    return codes
+
+
+def _places(ctx: Context, codes: list[ErrorCode]) -> Iterator[tuple[TopicPartition, ErrorCode]]:
+    """Each partition of the request with its code."""
+    told = iter(codes)
+    for marker in ctx.body.markers:
+        for topic in marker.topics:
+            for index in topic.partition_indexes:
+                yield (topic.name, index), next(told)
+
+
+def _response(ctx: Context, codes: list[ErrorCode]) -> Entity:
+    respond, told = ctx.respond, iter(codes)
     return respond.WriteTxnMarkersResponse(
         markers=tuple(
             respond.WritableTxnMarkerResult(
@@ -64,8 +83,7 @@ def _write_all(ctx: Context) -> Any:
                         name=topic.name,
                         partitions=tuple(
                             respond.WritableTxnMarkerPartitionResult(
-                                partition_index=index,
-                                error_code=_write(ctx, marker, topic.name, index),
+                                partition_index=index, error_code=next(told)
                             )
                             for index in topic.partition_indexes
                         ),

@@ -10,11 +10,14 @@ wall time.
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+from coordinator.collector import NEVER
 
 MAX_STALL_MS = 50
 """What a turn of the loop may take at most, in milliseconds."""
@@ -53,8 +56,15 @@ class LoopWatch:
 
 @contextmanager
 def watched_loop() -> Iterator[LoopWatch]:
-    """Watch every event loop of this process; the clients of a test belong into another one."""
+    """Watch every event loop of this process; the clients of a test belong into another one.
+
+    What the test run itself holds is set aside: the daemon's collector looks at none of it either.
+    """
     watch = LoopWatch()
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*thresholds[:2], NEVER)
     run = asyncio.Handle._run
 
     def timed(handle: Any) -> None:
@@ -67,3 +77,5 @@ def watched_loop() -> Iterator[LoopWatch]:
         yield watch
     finally:
         asyncio.Handle._run = run  # type: ignore[method-assign]
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

@@ -1,0 +1,138 @@
+"""No collection looks at more than what is new, and what is set aside has no cycles."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator import Broker
+from coordinator.collector import GROWTH_BLOCKS, Collector
+from tests.support.cluster import GROUP, Cluster, unique
+from tests.support.raw import RawClient
+
+OURS = ("coordinator.", "groups.", "logcore.", "txn.")
+CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "1"}
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    assert gc.get_threshold() == before
+
+
+class Node:
+    def __init__(self) -> None:
+        self.other: Node | None = None
+
+
+async def grow(nodes: int) -> list[Node]:
+    """So many more objects, made as a loop makes them: turn by turn."""
+    made = []
+    for number in range(nodes):
+        made.append(Node())
+        if number % 1_000 == 0:
+            await asyncio.sleep(0)
+    return made
+
+
+async def test_a_process_that_grows_never_looks_at_all_of_it(thawed: None) -> None:
+    collector = Collector(asyncio.get_running_loop())
+    collector.start()
+    try:
+        frozen, seen = gc.get_freeze_count(), []
+
+        def note(phase: str, info: dict[str, int]) -> None:
+            if phase == "start" and info["generation"] == 2:
+                seen.append(len(gc.get_objects()))
+
+        gc.callbacks.append(note)
+        alive = await grow(5 * GROWTH_BLOCKS)
+        gc.callbacks.remove(note)
+    finally:
+        collector.stop()
+    # A node is an object and its dictionary.
+    assert len(seen) >= 5
+    assert max(seen) <= 2 * GROWTH_BLOCKS
+    assert gc.get_freeze_count() - frozen > len(alive) / 2
+
+
+async def test_cycles_are_found_before_they_are_set_aside(thawed: None) -> None:
+    collector = Collector(asyncio.get_running_loop())
+    collector.start()
+    try:
+        await grow(GROWTH_BLOCKS)
+        collector.settle()
+        frozen = gc.get_freeze_count()
+        for _ in range(GROWTH_BLOCKS):
+            one, two = Node(), Node()
+            one.other, two.other = two, one
+        collector.settle()
+        assert gc.get_freeze_count() - frozen < GROWTH_BLOCKS / 100
+    finally:
+        collector.stop()
+
+
+async def test_a_process_that_does_not_grow_sets_nothing_aside(thawed: None) -> None:
+    collector = Collector(asyncio.get_running_loop())
+    collector.start()
+    try:
+        frozen = gc.get_freeze_count()
+        for _ in range(20):
+            await grow(GROWTH_BLOCKS // 10)
+        assert gc.get_freeze_count() <= frozen
+    finally:
+        collector.stop()
+
+
+def use(bootstrap: str) -> None:
+    """Topics, members, transactional ids, polls and connections that come and go."""
+    with Cluster(bootstrap) as client:
+        for _ in range(3):
+            topic, group = client.create_topic(unique("t"), 5), unique("g")
+            producer = client.init_producer(unique("x"))
+            assert producer[0] >= 0
+            for partition in range(5):
+                client.produce(topic, [b"v"], partition=partition)
+            client.coordinator(group, GROUP)
+            joined = client.call(
+                "join_group",
+                3,
+                group_id=group,
+                session_timeout=6_000,
+                rebalance_timeout=6_000,
+                protocol_type="consumer",
+                protocols=[{"name": "range", "metadata": b""}],
+            )
+            member = {"group_id": group, "member_id": joined["member_id"]}
+            client.call("sync_group", 3, generation_id=joined["generation_id"], **member)
+            with RawClient(bootstrap) as waiting:
+                waiting.send("fetch", 11, max_wait=60_000, min_bytes=1, session_epoch=-1)
+            client.call("leave_group", 2, **member)
+            client.call("delete_groups", 1, groups_names=[group])
+            client.call("delete_topics", 5, timeout=1_000, topic_names=[topic])
+
+
+def test_what_comes_and_goes_has_no_cycles(tmp_path: Path) -> None:
+    with Broker.in_thread(tmp_path, config=CONFIG) as broker:
+        use(broker.bootstrap)
+        gc.collect()
+        gc.disable()
+        try:
+            client = threading.Thread(target=use, args=(broker.bootstrap,))
+            client.start()
+            client.join()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            kinds = {f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert [kind for kind in kinds if kind.startswith(OURS)] == []

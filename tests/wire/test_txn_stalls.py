@@ -1,0 +1,75 @@
+"""No transaction keeps the event loop for long, however many partitions or ids there are.
+
+What a client may ask for within the limits, and what the broker does by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import Broker
+from tests.support.cluster import TRANSACTION, Cluster
+from tests.support.raw import errors_in
+from tests.support.stalls import LoopWatch, watched_loop
+
+CONFIG = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
+PARTITIONS = 2_000
+NAME = "spans-many"
+
+
+@pytest.fixture
+def watch() -> Iterator[LoopWatch]:
+    with watched_loop() as watch:
+        yield watch
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Cluster]:
+    with Broker.in_thread(tmp_path, config=CONFIG) as broker, Cluster(broker.bootstrap) as client:
+        client.coordinator(NAME, TRANSACTION)
+        yield client
+
+
+def add(client: Cluster, producer: tuple[int, int], topics: list[dict[str, Any]]) -> None:
+    answer = client.call(
+        "add_partitions_to_txn",
+        3,
+        v3_and_below_transactional_id=NAME,
+        v3_and_below_producer_id=producer[0],
+        v3_and_below_producer_epoch=producer[1],
+        v3_and_below_topics=topics,
+    )
+    assert set(errors_in(answer)) == {"none"}
+
+
+def end(client: Cluster, producer: tuple[int, int], *, commit: bool) -> None:
+    answer = client.call(
+        "end_txn",
+        5,
+        transactional_id=NAME,
+        producer_id=producer[0],
+        producer_epoch=producer[1],
+        committed=commit,
+    )
+    assert answer["error_code"] == "none"
+
+
+def test_a_transaction_over_partitions_that_were_never_used(
+    client: Cluster, watch: LoopWatch
+) -> None:
+    client.call(
+        "create_topics",
+        5,
+        timeout=10_000,
+        topics=[{"name": "wide", "num_partitions": PARTITIONS, "replication_factor": 1}],
+    )
+    producer = client.init_producer(NAME)
+    add(client, producer, [{"name": "wide", "partitions": range(PARTITIONS)}])
+    watch.check()
+    end(client, producer, commit=True)
+    watch.check()
+    assert client.offset("wide", PARTITIONS - 1) == 1

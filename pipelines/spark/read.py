@@ -42,6 +42,8 @@ from pipelines.spark.options import SourceOptions
 from pipelines.spark.worker import settle
 
 FETCH_WAIT_MS = 500
+MOST_MS = ((1 << 63) - 1) // 1000
+"""Of a record's timestamp: Spark counts microseconds in 64 bits."""
 GROUP_BYTES = 4 * 1024 * 1024
 """Encoded records that become one Arrow batch: small enough for a worker, large enough that what
 is done once per batch costs little."""
@@ -243,9 +245,17 @@ def _columns(found: Columns, wanted: Range, types: Any, schema: pa.Schema) -> pa
         pa.repeat(pa.scalar(wanted.topic, pa.string()), count),
         pa.array(np.full(count, wanted.partition, np.int32)),
         pa.array(found.offsets),
-        pa.array(found.timestamps_ms * 1000).cast(pa.timestamp("us", tz="UTC")),
+        _micros(found.timestamps_ms),
         pa.array(types),
     ]
     if found.headers is not None:
         columns.append(found.headers)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _micros(stamps_ms: Any) -> pa.Array:
+    """Timestamps as Spark has them; null for what does not fit, as nanoseconds taken for ms."""
+    unfit = (stamps_ms > MOST_MS) | (stamps_ms < -MOST_MS)
+    some = unfit.any()
+    micros = np.where(unfit, 0, stamps_ms) * 1000 if some else stamps_ms * 1000
+    return pa.array(micros, mask=unfit if some else None).cast(pa.timestamp("us", tz="UTC"))

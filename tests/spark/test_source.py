@@ -434,13 +434,31 @@ def test_a_topic_made_anew_under_a_planned_batch_is_read_as_far_as_it_goes(
     assert_exactly_once(cluster, job, 40)
 
 
-def read_values(bootstrap: str, topic: str, start: int, until: int, **options: str) -> list[bytes]:
-    """What a task finds in a range of partition 0."""
+def read_rows(bootstrap: str, topic: str, start: int, until: int, **options: str) -> list[Any]:
+    """What a task finds in a range of partition 0, as Arrow batches."""
     from pipelines.spark.read import read_range
 
     told = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, **PATIENCE, **options}
-    found = read_range(source_options(told, streaming=True), Range(topic, 0, start, until))
+    return list(read_range(source_options(told, streaming=True), Range(topic, 0, start, until)))
+
+
+def read_values(bootstrap: str, topic: str, start: int, until: int, **options: str) -> list[bytes]:
+    found = read_rows(bootstrap, topic, start, until, **options)
     return [value for rows in found for value in rows["value"].to_pylist()]
+
+
+@pytest.mark.judge
+def test_a_timestamp_that_spark_has_no_room_for_is_null(bootstrap: str, cluster: Cluster) -> None:
+    most = (2**63 - 1) // 1000
+    settings = {**KEEP, "message.timestamp.after.max.ms": str(2**63 - 1)}
+    topic = cluster.create_topic(unique("nanoseconds"), 1, settings)
+    stamps = [FIRST_MS, most, most + 1, FIRST_MS * 1_000_000]
+    for stamp in stamps:
+        answer = cluster.produce(topic, batch([b"v"], timestamp_ms=stamp))
+        assert answer["error_code"] == "none", answer
+    found = read_rows(bootstrap, topic, 0, len(stamps))
+    micros = [at for rows in found for at in rows["timestamp"].cast("int64").to_pylist()]
+    assert micros == [FIRST_MS * 1000, most * 1000, None, None]
 
 
 @pytest.mark.judge

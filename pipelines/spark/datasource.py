@@ -75,9 +75,9 @@ class FencepostDataSource(DataSource):
     def streamWriter(  # noqa: N802 - Spark's name
         self,
         schema: StructType,
-        overwrite: bool,
+        overwrite: bool,  # noqa: ARG002 - Spark's signature
     ) -> DataSourceStreamWriter:
         """Writes each micro-batch as one transaction that also holds the batch's number."""
         from pipelines.spark.sink import stream_writer  # noqa: PLC0415 - see the module
 
-        return stream_writer(self.options, schema, overwrite=overwrite, planning=self._planning)
+        return stream_writer(self.options, schema, planning=self._planning)

@@ -42,7 +42,7 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
     name = checked.transactional_id
 
     def write(df: DataFrame, batch_id: int) -> None:
-        check_schema(df.schema, checked.topic)
+        check_schema(df.schema, checked)
         planned = read_checkpoint(checked.checkpoint)
         query_id = _query_id(df, planned)
         plan = Plan(checked, "staged", is_streaming=True, planned=planned)
@@ -55,9 +55,8 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
             return
         link = plan.link
         rows = RowWriter(
-            checked.topic,
+            checked,
             lambda topic: len(link.partitions(topic)),
-            checked.batch_bytes,
             Tally(is_exact=not wanted.digest),
         )
         batches = df.toArrow().to_batches()

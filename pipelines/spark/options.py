@@ -1,7 +1,9 @@
 """The options of source and sink: the names of Spark's own Kafka connector, checked at once.
 
 Spark hands them over with names in any case. An option nobody knows is refused, because a
-misspelt ``failOnDataLoss`` would otherwise be a silent change of the guarantees.
+misspelt ``failOnDataLoss`` would otherwise be a silent change of the guarantees. What Kafka's
+clients know and has nothing to act on here (there is no consumer group, no linger, acknowledgements
+are always of all) is let pass, and told in the log.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from coordinator.wire.cluster import parse_bootstrap
+from pipelines.spark import client_options
 from pipelines.spark.broker import (
     DEFAULT_TIMEOUT_MS,
     EARLIEST,
@@ -28,50 +31,18 @@ DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
 DEFAULT_FETCH_BYTES = 8 * 1024 * 1024
 """Of one Fetch answer [kafka.fetch.max.bytes]: what a task holds at a time, several times over."""
 DEFAULT_BATCH_BYTES = 900_000
-"""Of one record batch before compression [kafka.batch.size]: below the broker's default
-``max.message.bytes`` of 1,048,588 with room for what does not compress."""
+"""Of one record batch before compression; ``kafka.max.request.size`` lowers it. Below the broker's
+default ``max.message.bytes`` of 1,048,588 with room for what does not compress. Kafka's
+``batch.size`` has no effect: it is how much a producer gathers while others are under way."""
 DEFAULT_TRANSACTION_TIMEOUT_MS = 600_000
 """[kafka.transaction.timeout.ms]: how long a micro-batch may take. Kafka's brokers allow 15 min."""
 MAX_TRANSACTIONAL_ID_BYTES = 249
 """Of a transactional id of ours: it is part of group names too."""
 
+_LEAST = -(1 << 17)
+"""Of compression levels: zstd's."""
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 MODES = ("auto", "direct", "staged")
-
-_EFFECTLESS = frozenset(
-    {
-        "kafkaconsumer.polltimeoutms",
-        "fetchoffset.numretries",
-        "fetchoffset.retryintervalms",
-        "groupidprefix",
-        "kafka.group.id",
-        "kafka.acks",
-        "kafka.enable.idempotence",
-        "kafka.linger.ms",
-        "kafka.retries",
-        "kafka.buffer.memory",
-        "kafka.max.in.flight.requests.per.connection",
-        "kafka.max.poll.records",
-        "kafka.request.timeout.ms",
-        "kafka.session.timeout.ms",
-    }
-)
-"""Options of the stock connector and of Kafka's clients that have nothing to act on here: there is
-no consumer group, no consumer cache and no linger, acknowledgements are always of all, and a
-request may take as long as the call that it is for."""
-
-_INSTEAD = {
-    "kafka.auto.offset.reset": "startingOffsets says where a new query begins, and failOnDataLoss"
-    " what happens to one whose offsets are gone",
-    "kafka.enable.auto.commit": "the offsets are in Spark's checkpoint",
-    "kafka.interceptor.classes": "no Java client is there to run them",
-    "kafka.key.deserializer": "keys are bytes; cast them in the query",
-    "kafka.value.deserializer": "values are bytes; cast them in the query",
-    "kafka.key.serializer": "keys are bytes or strings; encode them in the query",
-    "kafka.value.serializer": "values are bytes or strings; encode them in the query",
-    "kafka.partitioner.class": "a column partition says where a row goes",
-}
-"""What is refused, as by the stock connector, although it means something to a Kafka client."""
 
 _SHARED = frozenset(
     {
@@ -112,11 +83,14 @@ _OF_SINK = frozenset(
         "progress.topic",
         "checkpointlocation",
         "includeheaders",
+        "includetimestamp",
         "kafka.transactional.id",
         "kafka.transaction.timeout.ms",
         "kafka.compression.type",
         "kafka.compression.level",
-        "kafka.batch.size",
+        "kafka.compression.gzip.level",
+        "kafka.compression.lz4.level",
+        "kafka.compression.zstd.level",
         "kafka.max.request.size",
         "kafka.delivery.timeout.ms",
     }
@@ -142,16 +116,24 @@ class _Reader:
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str) -> None:
         self._options = {key.lower(): value for key, value in options.items() if value is not None}
-        allowed = {*_SHARED, *known, *_EFFECTLESS}
-        unknown = sorted(set(self._options) - allowed - _OF_SPARK)
-        for name in unknown:
-            if name in _INSTEAD:
-                raise OptionError(f"{name} can't be set: {_INSTEAD[name]}")
+        allowed = {*_SHARED, *known}
+        others = sorted(set(self._options) - allowed - _OF_SPARK)
+        for name in others:
+            if name in client_options.INSTEAD:
+                raise OptionError(f"{name} can't be set: {client_options.INSTEAD[name]}")
+        idle = [
+            name
+            for name in others
+            if name in client_options.OF_CONNECTOR or client_options.is_known(name)
+        ]
+        unknown = [name for name in others if name not in idle]
         if unknown:
             raise OptionError(
                 f"the {what} has no option {', '.join(map(repr, unknown))}; it knows"
-                f" {', '.join(sorted(allowed - _EFFECTLESS))}"
+                f" {', '.join(sorted(allowed))}, and lets the other options of Kafka's clients pass"
             )
+        for name in idle:
+            client_options.tell_once(f"the {what}'s option {name} has no effect")
         protocol = self.text("kafka.security.protocol", "PLAINTEXT")
         if protocol.upper() != "PLAINTEXT":
             raise OptionError(f"kafka.security.protocol {protocol!r}: only PLAINTEXT is supported")
@@ -273,6 +255,14 @@ class SinkOptions:
     codec: str
     level: int | None
     batch_bytes: int
+    include_timestamp: bool
+    """Whether a column ``timestamp`` is the record's time; the stock sink leaves it aside."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Those that the sink writes, of any that a query has."""
+        names = {"key", "value", "topic", "partition", "headers"}
+        return frozenset(names | {"timestamp"} if self.include_timestamp else names)
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -419,6 +409,7 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     lowered.pop("asyncprogresstrackingcheckpointintervalms", None)
     read = _Reader(lowered, _OF_SINK, "sink")
     codec = read.choice("kafka.compression.type", "none", CODECS)
+    level_name = f"kafka.compression.{codec}.level"
     transactional_id = read.get("kafka.transactional.id")
     if transactional_id is not None:
         size = len(transactional_id.encode())
@@ -446,9 +437,9 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             "kafka.transaction.timeout.ms", DEFAULT_TRANSACTION_TIMEOUT_MS
         ),
         codec=codec,
-        level=read.maybe("kafka.compression.level", -(1 << 17)),
+        level=read.maybe(level_name if read.get(level_name) else "kafka.compression.level", _LEAST),
         batch_bytes=min(
-            read.number("kafka.batch.size", DEFAULT_BATCH_BYTES),
-            read.number("kafka.max.request.size", 1 << 30),
+            read.number("kafka.max.request.size", DEFAULT_BATCH_BYTES), DEFAULT_BATCH_BYTES
         ),
+        include_timestamp=read.flag("includeTimestamp", default=False),
     )

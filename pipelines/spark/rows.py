@@ -1,7 +1,8 @@
 """The columns that a sink takes, and their way to encoded batches by topic-partition.
 
 Names and types are those of the stock Kafka sink: ``value``, and if wanted ``key``, ``topic``,
-``partition``, ``headers``; ``timestamp`` beyond those. Any other column is refused.
+``partition``, ``headers``; ``timestamp`` beyond those, where the options ask for it. Other columns
+are left aside, as there.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pipelines.spark.client_options import tell_once
 from pipelines.spark.columns import HEADERS, Piece, Rows, encode_rows
 from pipelines.spark.errors import OptionError, SparkPipelineError
+from pipelines.spark.options import SinkOptions
 from pipelines.spark.partitioner import partitions_of
 from pipelines.spark.tally import Tally
 
@@ -54,23 +57,23 @@ class Prepared:
     writers: int
 
 
-def check_schema(schema: StructType, topic: str | None) -> Prepared | None:
+def check_schema(schema: StructType, options: SinkOptions) -> Prepared | None:
     """Check a sink's columns. Raises :class:`OptionError`; returns the promise of ``prepare``."""
     names = schema.fieldNames()
-    unknown = [name for name in names if name not in _TYPES]
-    if unknown:
-        raise OptionError(
-            f"the sink has no column for {', '.join(unknown)}; select from {', '.join(_TYPES)}"
-        )
+    topic, wanted = options.topic, options.columns
+    for name in names:
+        if name not in wanted:
+            hint = "; includeTimestamp=true makes it the record's" if name == "timestamp" else ""
+            tell_once(f"the sink leaves column {name} aside{hint}")
     if "value" not in names:
         raise OptionError(f"a column 'value' is missing; there are {', '.join(names) or 'none'}")
     if topic is None and "topic" not in names:
         raise OptionError("neither the option topic nor a column 'topic' says where rows go")
     for field in schema.fields:
-        if not isinstance(field.dataType, _TYPES[field.name]):
-            wanted = " or ".join(kind.typeName() for kind in _TYPES[field.name])
+        if field.name in wanted and not isinstance(field.dataType, _TYPES[field.name]):
+            kinds = " or ".join(kind.typeName() for kind in _TYPES[field.name])
             raise OptionError(
-                f"column {field.name} is {field.dataType.simpleString()}, not {wanted}"
+                f"column {field.name} is {field.dataType.simpleString()}, not {kinds}"
             )
     told = schema["partition"].metadata.get(PREPARED) if "partition" in names else None
     return Prepared(str(told["topic"]), int(told["writers"])) if told else None
@@ -85,22 +88,26 @@ class RowWriter:
 
     def __init__(
         self,
-        topic: str | None,
+        options: SinkOptions,
         partitions: Callable[[str], int],
-        batch_bytes: int,
         tally: Tally,
         first_count: int | None = None,
     ) -> None:
-        self._topic = topic
+        self._topic = options.topic
+        self._columns = options.columns
         self._partitions = partitions
-        self._batch_bytes = batch_bytes
+        self._batch_bytes = options.batch_bytes
         self.tally = tally
         self._first_count = first_count
         self._begun: set[tuple[str, int]] = set()
 
     def count(self, batch: pa.RecordBatch) -> dict[str, Any]:
         """Count the rows of one Arrow batch, and no more; returns the columns."""
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns = {
+            name: column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+            if name in self._columns
+        }
         self.tally.add(columns, batch.num_rows)
         return columns
 

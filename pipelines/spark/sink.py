@@ -116,9 +116,8 @@ def write_rows(plan: Plan, batches: Iterable[RecordBatch]) -> Written:
     wanted = plan.progress_of(batch_id, query_id)
     options = plan.options
     rows = RowWriter(
-        options.topic,
+        options,
         lambda topic: len(plan.link.partitions(topic)),
-        options.batch_bytes,
         Tally(is_exact=plan.is_streaming and not wanted.digest),
         1 + context.taskAttemptId() % _FIRST_SIZES if plan.ticket else None,
     )
@@ -427,16 +426,16 @@ class BatchWriter(DataSourceArrowWriter):
 
 @settled
 def stream_writer(
-    options: Mapping[str, str], schema: StructType, *, overwrite: bool, planning: bool
+    options: Mapping[str, str], schema: StructType, *, planning: bool
 ) -> StreamWriter:
     """The writer of a streaming query's next batch, or of its commit.
+
+    In output mode complete each batch's result is appended, as by the stock sink.
 
     Raises :class:`OptionError` and :class:`ProgressError` for what can't be exactly once.
     """
     checked = sink_options(options, streaming=True)
-    if overwrite:
-        raise OptionError("a topic can't be overwritten: outputMode complete is not supported")
-    prepared = check_schema(schema, checked.topic)
+    prepared = check_schema(schema, checked)
     mode = choose_mode(checked, prepared)
     planned = read_checkpoint(checked.checkpoint)
     plan = Plan(checked, mode, is_streaming=True, prepared=prepared, planned=planned)
@@ -461,7 +460,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
     checked = sink_options(options, streaming=False)
     if overwrite:
         raise OptionError("a topic can't be overwritten: use mode('append')")
-    prepared = check_schema(schema, checked.topic)
+    prepared = check_schema(schema, checked)
     mode = choose_mode(checked, prepared)
     plan = Plan(checked, mode, is_streaming=False, prepared=prepared)
     subject = str(uuid.uuid4())

@@ -196,9 +196,7 @@ class CrashingDataSource(FencepostDataSource):
         options = dict(self.options)
         fault = Fault({key: options.pop(key) for key in list(options) if key.startswith("crash.")})
         with fault.armed():
-            writer = sink.stream_writer(
-                options, schema, overwrite=overwrite, planning=self._planning
-            )
+            writer = sink.stream_writer(options, schema, planning=self._planning)
         writer.__class__ = CrashingWriter
         writer.fault = fault  # type: ignore[attr-defined]
         return writer

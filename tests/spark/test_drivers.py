@@ -135,7 +135,7 @@ TRIED = {
     "offsets": {"unsafe": "attempts,sizes"},
     "control": {"unsafe": "attempts,sizes,offsets"},
 }
-SMALL = {"kafka.batch.size": "500"}
+SMALL = {"kafka.max.request.size": "500"}
 """Several batches a partition, or the order of rows would not matter."""
 
 

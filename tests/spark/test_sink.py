@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,8 @@ def test_every_codec_with_keys_headers_and_timestamps(
         " array(named_struct('key', 'h', 'value', CAST(CONCAT('x', id) AS BINARY))) AS headers,"
         " TIMESTAMP_MILLIS(1700000000000 + id) AS timestamp FROM range(100)"
     )
-    write(rows, bootstrap, topic, **{"kafka.compression.type": codec})
+    options = {"kafka.compression.type": codec, "includeTimestamp": "true"}
+    write(rows, bootstrap, topic, **options)
     found = read(spark, cluster, bootstrap, topic)
     assert len(found) == 100
     by_value = {bytes(row.value).decode(): row for row in found}
@@ -126,8 +128,7 @@ def test_rows_may_choose_their_topic(spark: SparkSession, cluster: Cluster, boot
     ("sql", "options", "message"),
     [
         ("SELECT 'v' AS value", {"topik": "t"}, "no option 'topik'"),
-        ("SELECT 'v' AS valeu", {}, "no column for valeu"),
-        ("SELECT 'k' AS key", {}, "column 'value' is missing"),
+        ("SELECT 'k' AS key, 'v' AS valeu", {}, "column 'value' is missing"),
         ("SELECT 1 AS value", {}, "value is int"),
         ("SELECT 'v' AS value", {"mode": "direct"}, "needs rows that"),
         ("SELECT 'v' AS value, 77 AS partition", {}, "which has 4"),
@@ -158,21 +159,39 @@ def test_rows_that_were_moved_after_prepare_are_refused(
     assert not seen(cluster, topic, READ_COMMITTED)
 
 
-def test_complete_mode_and_asynchronous_progress_are_refused(
+@pytest.mark.judge
+def test_output_modes(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path, mode="staged", records=40)
+    job = replace(job, starting={**job.starting, "maxOffsetsPerTrigger": "20"})
+    count = "CAST(CONCAT('all:', count) AS STRING)"
+    counts = stream(spark, job).groupBy().count().selectExpr(f"{count} AS key", f"{count} AS value")
+
+    def begin(mode: str) -> Any:
+        return (
+            counts.writeStream.format("fencepost")
+            .outputMode(mode)
+            .option("kafka.bootstrap.servers", bootstrap)
+            .option("topic", job.sink)
+            .option("checkpointLocation", str(tmp_path / mode))
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    query = begin("complete")
+    assert query.awaitTermination(300)
+    # Each batch's whole result is appended, as by the stock sink.
+    assert seen(cluster, job.sink, READ_COMMITTED) == {"all:20": 1, "all:40": 1}
+    assert [told.sink.numOutputRows for told in query.recentProgress] == [1, 1]
+    with pytest.raises(Exception, match="does not support Update mode"):
+        begin("update").awaitTermination(300)
+
+
+def test_asynchronous_progress_is_refused(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode="staged")
-    counts = stream(spark, job).groupBy("value").count().selectExpr("value")
-    writer = (
-        counts.writeStream.format("fencepost")
-        .outputMode("complete")
-        .option("kafka.bootstrap.servers", bootstrap)
-        .option("topic", job.sink)
-        .option("checkpointLocation", job.checkpoint)
-        .trigger(availableNow=True)
-    )
-    with pytest.raises(Exception, match="can't be overwritten"):
-        writer.start().awaitTermination(300)
     # Spark refuses it for sinks that it does not know; were it told to let it pass, ours would not.
     asynchronous = (
         stream(spark, job)

@@ -7,14 +7,17 @@ its offsets in the checkpoint, the partitions that its sink chooses.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from logcore.batch import LogRecord, encode_batch
+from pipelines.spark.client_options import is_known
 from pipelines.spark.lag import behind_latest
 from tests.spark.queries import (
     KEEP,
@@ -305,6 +308,37 @@ def watched(df: DataFrame) -> Iterator[tuple[Any, Callable[[], int]]]:
         yield query, seen
     finally:
         query.stop()
+
+
+def test_both_sinks_leave_other_columns_aside(
+    spark: SparkSession, bootstrap: str, cluster: Cluster
+) -> None:
+    # What a source has read, with its offsets and times, may be written as it is.
+    began = int(time.time() * 1000)
+    for kind in BOTH:
+        topic = cluster.create_topic(unique("aside"), 2)
+        df = spark.sql(
+            "SELECT 'v' AS value, TIMESTAMP_MILLIS(1700000000000) AS timestamp, 5L AS offset,"
+            " 7 AS timestampType, 'other' AS topic"
+        )
+        options = {"kafka.bootstrap.servers": bootstrap, "topic": topic}
+        df.write.format(kind).options(**options).mode("append").save()
+        (row,) = read(spark, "kafka", bootstrap, subscribe=topic, **COMMITTED).collect()
+        assert (bytes(row.value), row.topic) == (b"v", topic)
+        assert row.timestamp.replace(tzinfo=UTC).timestamp() * 1000 >= began
+
+
+def test_every_option_of_the_java_clients_is_known(spark: SparkSession) -> None:
+    clients = spark._jvm.org.apache.kafka.clients  # type: ignore[union-attr]
+    for config in (
+        clients.producer.ProducerConfig,
+        clients.consumer.ConsumerConfig,
+        clients.admin.AdminClientConfig,
+    ):
+        names = [str(name) for name in config.configNames()]
+        assert len(names) > 30
+        assert [name for name in names if not is_known(f"kafka.{name}")] == []
+    assert not is_known("kafka.no.such.option")
 
 
 @pytest.mark.parametrize("topic_column", [False, True])

@@ -27,6 +27,7 @@ from logcore.errors import InvalidRecordError  # noqa: E402
 from pipelines.spark import spool  # noqa: E402
 from pipelines.spark.columns import HEADERS, Piece, Rows, decode, encode_rows  # noqa: E402
 from pipelines.spark.errors import SparkPipelineError  # noqa: E402
+from pipelines.spark.options import sink_options  # noqa: E402
 from pipelines.spark.partitioner import murmur2, partitions_of  # noqa: E402
 from pipelines.spark.spool import Spool  # noqa: E402
 from pipelines.spark.tally import Tally  # noqa: E402
@@ -165,7 +166,9 @@ def written(columns: dict[str, object], topic: str | None = "t") -> dict[tuple[s
     pytest.importorskip("pyspark", reason="PySpark is not installed; `make spark` brings it")
     from pipelines.spark.rows import RowWriter
 
-    writer = RowWriter(topic, lambda _: 4, 100_000, Tally(is_exact=False))
+    options = {"kafka.bootstrap.servers": "h:1", **({"topic": topic} if topic else {})}
+    checked = sink_options(options, streaming=False)
+    writer = RowWriter(checked, lambda _: 4, Tally(is_exact=False))
     batch = pa.RecordBatch.from_pydict(columns)
     found: dict[tuple[str, int], int] = {}
     for piece in writer.pieces(batch):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.spark import client_options
 from pipelines.spark import offsets as plan
 from pipelines.spark.broker import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
 from pipelines.spark.checkpoint import PlannedBatch, local_folder, read_checkpoint
@@ -79,7 +80,8 @@ def test_names_come_in_any_case() -> None:
         ({"kafka.interceptor.classes": "x.Y"}, "can't be set"),
         ({"kafka.key.deserializer": "x.Y"}, "keys are bytes"),
         ({"kafka.value.deserializer": "x.Y"}, "values are bytes"),
-        ({"kafka.check.crcs": "false"}, "no option 'kafka.check.crcs'"),
+        ({"kafka.fetch.max.byte": "5"}, "no option 'kafka.fetch.max.byte'"),
+        ({"topic": "t"}, "no option 'topic'"),
         ({"maxOffsetsPerTrigger": "many"}, "whole number"),
         ({"failOnDataLoss": "maybe"}, "true or false"),
         ({"kafka.isolation.level": "serializable"}, "one of read_committed"),
@@ -160,9 +162,44 @@ def test_the_smaller_limit_of_a_fetch_counts() -> None:
         source(kafka_max_partition_fetch_bytes="1023")
 
 
-def test_options_of_the_stock_connector_without_meaning_here_are_let_pass() -> None:
-    assert source(groupIdPrefix="g", **{"kafkaConsumer.pollTimeoutMs": "5"}).topics == ("t",)
-    assert sink(kafka_acks="all").topic == "t"
+def test_options_of_the_stock_connector_without_meaning_here_are_let_pass(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client_options.tell_once.cache_clear()
+    idle = {"groupIdPrefix": "g", "kafkaConsumer.pollTimeoutMs": "5", "kafka.check.crcs": "false"}
+    for _ in range(2):
+        assert source_options(BOOTSTRAP | {"subscribe": "t"} | idle, streaming=True).topics == (
+            "t",
+        )
+    assert sorted(caplog.messages) == [
+        f"the source's option {name.lower()} has no effect" for name in sorted(idle)
+    ]
+    caplog.clear()
+    assert sink(kafka_acks="all", kafka_ssl_protocol="TLS").topic == "t"
+    assert sink(kafka_transactional_id="t").transactional_id == "t"
+    assert caplog.messages == [
+        "the sink's option kafka.acks has no effect",
+        "the sink's option kafka.ssl.protocol has no effect",
+    ]
+
+
+def test_the_size_of_batches_is_that_of_requests() -> None:
+    # Kafka's batch.size is how much is gathered while other batches are under way.
+    assert sink(kafka_batch_size="16384").batch_bytes == 900_000
+    assert sink(kafka_max_request_size="500").batch_bytes == 500
+    assert sink(kafka_max_request_size="10485760").batch_bytes == 900_000
+
+
+def test_levels_have_kafkas_names_too() -> None:
+    levels = {"kafka_compression_zstd_level": "7", "kafka_compression_gzip_level": "1"}
+    assert sink(kafka_compression_type="zstd", **levels).level == 7
+    assert sink(kafka_compression_type="lz4", **levels).level is None
+    assert sink(kafka_compression_type="lz4", kafka_compression_level="3", **levels).level == 3
+
+
+def test_a_timestamp_is_a_column_of_the_sink_only_where_it_is_asked_for() -> None:
+    assert "timestamp" not in sink().columns
+    assert "timestamp" in sink(includeTimestamp="true").columns
 
 
 class Told:

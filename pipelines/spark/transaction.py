@@ -210,10 +210,8 @@ class Sender:
                         self._check_new(part, row.base_offset)
                         continue
                     if not code.retriable:
-                        raise BrokerError(
-                            f"Produce to {part[0]}-{part[1]}: {code.name.upper()}"
-                            f" {getattr(row, 'error_message', None) or ''}".rstrip()
-                        )
+                        told = getattr(row, "error_message", None)
+                        raise _refused(f"Produce to {part[0]}-{part[1]}", code, told)
                     again[part] = group[part]
         return again
 
@@ -374,6 +372,12 @@ def end(link: Connection, ticket: Ticket, *, commit: bool) -> None:
         raise _refused("EndTxn", error.code) from error
 
 
-def _refused(api: str, code: ErrorCode) -> BrokerError:
-    text = f"{api}: {code.name.upper()}"
-    return TransactionOverError(text) if code in _OVER else BrokerError(text)
+def _refused(api: str, code: ErrorCode, message: str | None = None) -> BrokerError:
+    text = f"{api}: {code.name.upper()} {message or ''}".rstrip()
+    if code not in _OVER:
+        return BrokerError(text)
+    return TransactionOverError(
+        f"{text}. The batch took longer than kafka.transaction.timeout.ms, or another driver has"
+        " begun it. One that is always too long is made smaller by maxOffsetsPerTrigger, after its"
+        " entry in the checkpoint's folder offsets was removed"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from tests.spark.queries import (
     again,
     assert_exactly_once,
     assert_nothing_new,
+    fail_at,
     faulty,
     fill,
     new_job,
@@ -46,6 +48,11 @@ def forget(folder: Path, *logs: str) -> None:
     for log in logs:
         (folder / log / str(batch)).unlink()
         (folder / log / f".{batch}.crc").unlink(missing_ok=True)
+
+
+def offsets_of(job: Job, batch: int) -> str:
+    """The line of the job's source in the offset log."""
+    return Path(job.checkpoint, "offsets", str(batch)).read_text().splitlines()[-1]
 
 
 @pytest.fixture
@@ -130,6 +137,45 @@ def test_a_folder_of_this_machine_that_is_not_the_checkpoint(
             spark.conf.unset(key)
     assert_exactly_once(cluster, moved)
     assert last_batch(there / "checkpoint") == last_batch(Path(job.checkpoint)) == 2
+
+
+def test_the_offset_log_in_its_second_format(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    setting = "spark.sql.streaming.offsetLog.formatVersion"
+    spark.conf.set(setting, "2")
+    try:
+        job = new_job(cluster, bootstrap, tmp_path)
+        run(spark, job)
+        log = Path(job.checkpoint, "offsets")
+        assert (log / "0").read_text().startswith("v2\n")
+        forget(log.parent, "commits")
+        run(spark, job)
+        assert_exactly_once(cluster, job)
+        forget(log.parent, "commits", "offsets")
+        fill(cluster, job.source, MORE)
+        with pytest.raises(Exception, match="from other source offsets"):
+            run(spark, job)
+    finally:
+        spark.conf.unset(setting)
+    assert_exactly_once(cluster, job)
+
+
+def test_a_batch_that_is_too_large_is_planned_anew_without_its_entry(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    """What the README says about a first batch that no transaction lasts for."""
+    everything = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(RECORDS)}
+    job = new_job(cluster, bootstrap, tmp_path, mode="staged")
+    fail_at(spark, replace(job, starting=everything), tmp_path, "commit begins")
+    # It is planned, so a limit comes too late for it.
+    (tmp_path / "limited").mkdir()
+    fail_at(spark, job, tmp_path / "limited", "task finished")
+    assert json.loads(offsets_of(job, 0)) == {job.source: dict.fromkeys("0123", RECORDS // 4)}
+    forget(Path(job.checkpoint), "offsets")
+    query = run(spark, again(job))
+    assert len(query.recentProgress) == RECORDS // PER_BATCH
+    assert_exactly_once(cluster, job)
 
 
 def into(

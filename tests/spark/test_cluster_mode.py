@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,41 +15,37 @@ from tests.support.cluster import Cluster
 
 pytestmark = [pytest.mark.judge, pytest.mark.timeout(1200)]
 
-PROGRAM = """
-import json, sys
-from pipelines.spark import java
-from pipelines.spark.errors import OptionError
-java.launch()
-from tests.spark.conftest import session
-from tests.spark.queries import Job, run
-spark = session(sys.argv[2], **json.loads(sys.argv[3]))
-try:
-    run(spark, Job.from_text(sys.argv[1]))
-    print("done:", spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size(), "processes")
-except OptionError as error:
-    print("refused:", error)
-spark.stop()
-"""
 CLUSTER = "local-cluster[2,1,1024]"
 ONCE = {"spark.stage.maxConsecutiveAttempts": "1", "spark.task.maxFailures": "1"}
+TOLD = {
+    "speculation": ("local[2]", {"spark.speculation": "true"}, "refused: spark.speculation"),
+    "attempts": (CLUSTER, {}, "refused: spark.stage.maxConsecutiveAttempts is 4"),
+    "accepted": (CLUSTER, ONCE, "done: 3 processes"),  # the driver counts itself
+}
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from pipelines.spark import java
+from pipelines.spark.errors import OptionError
+java.launch(archive=Path(sys.argv[2]), jars=[Path(jar) for jar in sys.argv[3:]])
+from tests.spark.conftest import session
+from tests.spark.queries import Job, run
+from tests.spark.test_cluster_mode import TOLD
+job = Job.from_text(sys.argv[1])
+for name, (master, settings, _) in TOLD.items():
+    spark = session(master, **settings)
+    try:
+        run(spark, job)
+        processes = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()
+        print(name, "done:", processes, "processes")
+    except OptionError as error:
+        print(name, "refused:", error)
+    spark.stop()
+"""
 
 
-@pytest.mark.parametrize(
-    ("master", "settings", "told"),
-    [
-        ("local[2]", {"spark.speculation": "true"}, "refused: spark.speculation"),
-        (CLUSTER, {}, "refused: spark.stage.maxConsecutiveAttempts is 4"),
-        (CLUSTER, ONCE, "done: 3 processes"),  # the driver counts itself
-    ],
-    ids=["speculation", "attempts", "accepted"],
-)
 def test_a_shared_transaction_on_a_cluster(
-    cluster: Cluster,
-    bootstrap: str,
-    tmp_path: Path,
-    master: str,
-    settings: dict[str, str],
-    told: str,
+    cluster: Cluster, bootstrap: str, tmp_path: Path, archive: Path, stock_jars: list[Path]
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path)
     environment = {
@@ -59,8 +54,9 @@ def test_a_shared_transaction_on_a_cluster(
     # Spark asks its build for it, which a PySpark from pip does not have.
     environment["SPARK_SCALA_VERSION"] = "2.13"
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    environment["TMPDIR"] = str(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, job.to_text(), master, json.dumps(settings)],
+        [sys.executable, "-c", PROGRAM, job.to_text(), str(archive), *map(str, stock_jars)],
         env=environment,
         cwd=tmp_path,  # the cluster's workers keep their files where they are started
         capture_output=True,
@@ -69,6 +65,7 @@ def test_a_shared_transaction_on_a_cluster(
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-9000:]
-    assert told in done.stdout
-    if told.startswith("done"):
-        assert_exactly_once(cluster, job)
+    for name, (_, _, told) in TOLD.items():
+        assert f"{name} {told}" in done.stdout
+    assert_exactly_once(cluster, job)
+    assert not list(tmp_path.glob("fencepost-*")), "what was launched leaves nothing behind"

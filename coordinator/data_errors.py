@@ -52,6 +52,14 @@ class TopicLimitExceededError(DataError):
     """A bound of ``metadata.MetadataLimits`` was met; the message names it (POLICY_VIOLATION)."""
 
 
+class InvalidRequiredAcksError(DataError):
+    """A Produce request asks for a number of acknowledgements (INVALID_REQUIRED_ACKS)."""
+
+
+class TransactionalIdMissingError(DataError):
+    """A transactional batch comes without its id (TRANSACTIONAL_ID_AUTHORIZATION_FAILED)."""
+
+
 class PolicyViolationError(DataError):
     """The topic's configuration forbids it (POLICY_VIOLATION)."""
 

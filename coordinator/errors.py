@@ -49,6 +49,8 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     data_errors.InvalidRequestError: ErrorCode.invalid_request,
     data_errors.TopicDeletionDisabledError: ErrorCode.topic_deletion_disabled,
     data_errors.TopicLimitExceededError: ErrorCode.policy_violation,
+    data_errors.InvalidRequiredAcksError: ErrorCode.invalid_required_acks,
+    data_errors.TransactionalIdMissingError: ErrorCode.transactional_id_authorization_failed,
     data_errors.PolicyViolationError: ErrorCode.policy_violation,
     data_errors.InvalidUpdateVersionError: ErrorCode.invalid_update_version,
     data_errors.FetchSessionIdNotFoundError: ErrorCode.fetch_session_id_not_found,

@@ -306,7 +306,7 @@ def _decode(data: bytes, header: BatchHeader) -> list[LogRecord]:  # noqa: C901 
             timestamp, pos = read_varlong(data, pos - 1)
         timestamp += base_timestamp
         if not _INT64_MIN <= timestamp <= _INT64_MAX:
-            timestamp = _wrap_int64(timestamp)
+            timestamp = wrap_int64(timestamp)
         delta = one_byte[data[pos]]
         pos += 1
         if delta is None:
@@ -349,7 +349,7 @@ def _decode(data: bytes, header: BatchHeader) -> list[LogRecord]:  # noqa: C901 
     return records
 
 
-def _wrap_int64(value: int) -> int:
+def wrap_int64(value: int) -> int:
     """Overflow as Java's long does, which is how Kafka adds and subtracts timestamps."""
     return (value - _INT64_MIN & 0xFFFFFFFFFFFFFFFF) + _INT64_MIN
 
@@ -494,7 +494,7 @@ def _encode_records(
         timestamp -= base_timestamp  # noqa: PLW2901 - from here on it is the delta
         parts = [
             b"\x00",
-            small[timestamp] if 0 <= timestamp < table else encode(_wrap_int64(timestamp)),
+            small[timestamp] if 0 <= timestamp < table else encode(wrap_int64(timestamp)),
             small[delta] if delta < table else encode(delta),
         ]
         if key is None:
@@ -531,23 +531,12 @@ def _encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
 
 
 def recompress(
-    buf: Buffer,
-    pos: int,
-    header: BatchHeader,
-    codec: Codec,
-    *,
-    level: int | None = None,
-    max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
+    header: BatchHeader, records: Buffer, codec: Codec, *, level: int | None = None
 ) -> bytes:
-    """Return the batch at ``pos`` with its records under ``codec``, all else unchanged.
-
-    Raises what :func:`decode_records` raises for bytes that do not inflate.
-    """
-    payload = record_bytes(buf, pos, header, max_output_bytes)
-    if codec is not Codec.NONE and payload:
-        payload = compress(codec, payload, level)
+    """Return a batch of the same header whose ``records``, encoded, are under ``codec``."""
     after_crc = _AFTER_CRC.pack(header.attributes & ~0x07 | codec, *header[6:])
-    return _assemble(header.base_offset, header.leader_epoch, after_crc, payload)
+    stored = compress(codec, records, level)
+    return _assemble(header.base_offset, header.leader_epoch, after_crc, stored)
 
 
 def end_marker(

@@ -47,6 +47,11 @@ _SNAPPY_MAX_RATIO: Final = 22
 
 _LZ4_FRAME_HEADER: Final = bytes.fromhex("04224d18604082")
 """Magic; version 1, independent blocks, no checksums; 64 KiB blocks; the header's checksum."""
+_LZ4_INDEPENDENT_BLOCKS: Final = 0x20
+_LZ4_HAS_BLOCK_CHECKSUMS: Final = 0x10
+_LZ4_HAS_SIZE: Final = 0x08
+_LZ4_HAS_CHECKSUM: Final = 0x04
+_LZ4_HAS_DICTIONARY: Final = 0x01
 _LZ4_BLOCK: Final = 64 * 1024
 _LZ4_RAW_BLOCK: Final = 0x80000000
 _LZ4_END_MARK: Final = b"\x00\x00\x00\x00"
@@ -80,7 +85,17 @@ def compress(codec: Codec, data: Data, level: int | None = None) -> bytes:
 
 
 def decompress(codec: Codec, data: Data, max_output_bytes: int) -> bytes:
-    """Inflate ``data``.
+    """Inflate ``data``; see :func:`inflate`."""
+    return bytes(inflate(codec, data, max_output_bytes))
+
+
+def inflate(
+    codec: Codec, data: Data, max_output_bytes: int, *, strict: bool = False
+) -> bytes | bytearray:
+    """Inflate ``data`` into whatever it came in, without one copy more.
+
+    ``strict``: only what every client reads. Java reads no lz4 blocks that depend on one another
+    and no second lz4 frame, librdkafka nothing behind the first gzip member or snappy stream.
 
     Raises CorruptRecordError when it is damaged, cut short or inflates to more than
     ``max_output_bytes``.
@@ -91,10 +106,12 @@ def decompress(codec: Codec, data: Data, max_output_bytes: int) -> bytes:
         return bytes(data)
     view = memoryview(data)
     if codec is Codec.GZIP:
-        return _decompress_gzip(view, max_output_bytes)
+        return _decompress_gzip(view, max_output_bytes, strict=strict)
     if codec is Codec.SNAPPY:
-        return _decompress_snappy(view, max_output_bytes)
+        return _decompress_snappy(view, max_output_bytes, strict=strict)
     if codec is Codec.LZ4:
+        if strict:
+            _check_lz4_frame(view)
         ceiling = min(max_output_bytes, len(view) * _LZ4_MAX_RATIO)
         return _inflate_bounded(codec, cramjam.lz4.decompress_into, view, None, ceiling)
     declared = _zstd_content_size(view)
@@ -124,7 +141,7 @@ def _inflate_bounded(
     data: memoryview,
     declared: int | None,
     ceiling: int,
-) -> bytes:
+) -> bytearray:
     """Inflate into buffers that grow up to ``ceiling`` bytes.
 
     The library says the same thing of a full buffer and of damaged data, so both are tried again
@@ -143,10 +160,11 @@ def _inflate_bounded(
             raise CorruptRecordError(
                 f"{codec.name.lower()} records do not inflate within {ceiling} bytes: {error}"
             ) from None
-        return bytes(memoryview(out)[:used])
+        del out[used:]
+        return out
 
 
-def _decompress_gzip(data: memoryview, max_output_bytes: int) -> bytes:
+def _decompress_gzip(data: memoryview, max_output_bytes: int, *, strict: bool) -> bytes:
     """Inflate one or more gzip members.
 
     Chunks grow within a member and start small for the next: what is left over of a chunk is
@@ -175,6 +193,8 @@ def _decompress_gzip(data: memoryview, max_output_bytes: int) -> bytes:
         pos -= len(member.unused_data)
         if pos == end:
             return b"".join(out)
+        if strict:
+            raise CorruptRecordError("gzip records in more than one member")
         chunk = _GZIP_FIRST_CHUNK
 
 
@@ -186,16 +206,18 @@ def _compress_xerial(data: memoryview) -> bytes:
     return b"".join(out)
 
 
-def _decompress_snappy(data: memoryview, max_output_bytes: int) -> bytes:
+def _decompress_snappy(data: memoryview, max_output_bytes: int, *, strict: bool) -> bytes:
     """Inflate xerial blocks, or one raw block where the magic is missing, as snappy-java does.
 
-    The version numbers behind the magic are not looked at: some producers write them with the
-    wrong byte order.
+    Of the version numbers behind the magic no more is asked than that the first is positive: some
+    producers write them with the wrong byte order.
     """
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
         return _decompress_snappy_block(data, max_output_bytes)
     if len(data) < len(_XERIAL_HEADER):
         raise CorruptRecordError("snappy records are cut short in their header")
+    if strict and _INT32.unpack_from(data, len(_XERIAL_MAGIC))[0] < 1:
+        raise CorruptRecordError("snappy records of an impossible version")
     out: list[bytes] = []
     room = max_output_bytes
     pos, end = len(_XERIAL_HEADER), len(data)
@@ -205,6 +227,8 @@ def _decompress_snappy(data: memoryview, max_output_bytes: int) -> bytes:
         size = _INT32.unpack_from(data, pos)[0]
         if size == _XERIAL_FIRST_INT:
             # Streams may be concatenated; the next one's header stands where a length would.
+            if strict:
+                raise CorruptRecordError("snappy records in more than one stream")
             pos += len(_XERIAL_HEADER)
             continue
         pos += 4
@@ -229,6 +253,20 @@ def _decompress_snappy_block(block: memoryview, max_output_bytes: int) -> bytes:
         return bytes(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError as error:
         raise CorruptRecordError(f"snappy records do not inflate: {error}") from None
+
+
+def _check_lz4_frame(data: memoryview) -> None:
+    """Raise CorruptRecordError unless ``data`` is one frame of independent blocks, to its end."""
+    try:
+        magic, flags = data[:4], data[4]
+        pos = 7 + (8 if flags & _LZ4_HAS_SIZE else 0) + (4 if flags & _LZ4_HAS_DICTIONARY else 0)
+        while size := _LITTLE_UINT32.unpack_from(data, pos)[0]:
+            pos += 4 + (size & ~_LZ4_RAW_BLOCK) + (4 if flags & _LZ4_HAS_BLOCK_CHECKSUMS else 0)
+        pos += 4 + (4 if flags & _LZ4_HAS_CHECKSUM else 0)
+    except (IndexError, struct.error):
+        raise CorruptRecordError("an lz4 frame is cut short") from None
+    if magic != _LZ4_FRAME_HEADER[:4] or not flags & _LZ4_INDEPENDENT_BLOCKS or pos != len(data):
+        raise CorruptRecordError("lz4 records that are not one frame of independent blocks")
 
 
 def _compress_lz4(data: memoryview, level: int | None) -> bytes:

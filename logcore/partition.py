@@ -54,7 +54,7 @@ from logcore.reading import STORAGE_FAILURES, Fetched, Isolation
 from logcore.recovery import OpenOptions, load_log, replay_producers
 from logcore.segment import Segment
 from logcore.shrinking import ShrinkingPartition
-from logcore.validation import admit
+from logcore.validation import Admitted, admit
 
 __all__ = ["Appended", "Fetched", "Isolation", "LogConfig", "Partition"]
 
@@ -163,22 +163,32 @@ class Partition(ShrinkingPartition):
         now_ms: int,
         transaction_verified: bool = False,
         transaction_version: int = 0,
-        min_zstd_ok: bool = True,
     ) -> Appended:
-        """Append what a client sent: exactly one batch of format v2.
+        """Check what a client sent and append it; raises what the two steps do."""
+        return self.append_admitted(
+            admit(data, self._config, now_ms=now_ms, min_zstd_ok=True),
+            transaction_verified=transaction_verified,
+            transaction_version=transaction_version,
+        )
+
+    def append_admitted(
+        self,
+        batch: Admitted,
+        *,
+        transaction_verified: bool = False,
+        transaction_version: int = 0,
+    ) -> Appended:
+        """Append a client's batch that :func:`logcore.validation.admit` has let in.
 
         ``transaction_verified``: in this very turn the transaction coordinator had, or has added,
         this partition in the producer's transaction; without it the batch may continue a
         transaction here but not begin one. ``transaction_version`` 2: it was *added* so, and a
-        producer that is new here has to begin with sequence 0. ``min_zstd_ok``: the request's
-        version may carry zstd.
+        producer that is new here has to begin with sequence 0.
 
-        Raises the errors of :func:`logcore.validation.admit` and
-        ``ProducerStateManager.check_batch``; StorageError.
+        Raises the errors of ``ProducerStateManager.check_batch``; StorageError.
         """
-        if self._stopped is not None:
-            raise self._stopped
-        header, data = admit(data, self._config, now_ms=now_ms, min_zstd_ok=min_zstd_ok)
+        self._throw_if_stopped()
+        header, data, now_ms = batch
         if header.producer_id >= 0:
             known = self._producers.find_duplicate(header)
             if known is not None:

@@ -1,15 +1,14 @@
 """What a client's batch must be before it enters a log.
 
-No record is looked at unless the topic's configuration asks for it: compaction wants keys, a lower
-bound on timestamps wants every timestamp, another codec wants the bytes. Everything else is read
-off the header, whose CRC vouches for it.
+Its header is checked, and that every record can be read (``record_check.py``): offsets are given by
+the header's count, and no consumer gets past a record that does not decode.
 
 Source: ``UnifiedLog.analyzeAndValidateRecords``, ``LogValidator``.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from logcore.batch import (
     DEFAULT_MAX_OUTPUT_BYTES,
@@ -18,7 +17,6 @@ from logcore.batch import (
     MIN_RECORD_SIZE,
     BatchHeader,
     Buffer,
-    decode_records,
     parse_header,
     recompress,
     stamp_log_append_time,
@@ -35,9 +33,23 @@ from logcore.errors import (
     RecordTooLargeError,
     UnsupportedCompressionError,
 )
+from logcore.record_check import (
+    MAX_RECORD_ERRORS,
+    Room,
+    TooMuchForATurnError,
+    check_records,
+    open_records,
+    times_outside,
+)
+
+MAX_BATCH_RECORDS: Final = 2_000_000
+"""Records of one batch, twice what librdkafka puts into one. Kafka sets no bound; without one a
+request of 1 MB could keep a thread for a quarter of a minute."""
 
 _MAGIC_POSITION: Final = 16
 _CODEC_MASK: Final = 0x07
+_TIMES_REJECTED: Final = "One or more records have been rejected due to invalid timestamp"
+"""The words of Apache Kafka, which clients show."""
 _CODECS: Final = {
     "uncompressed": Codec.NONE,
     "gzip": Codec.GZIP,
@@ -47,17 +59,71 @@ _CODECS: Final = {
 }
 
 
-def admit(
-    data: Buffer, config: LogConfig, *, now_ms: int, min_zstd_ok: bool
-) -> tuple[BatchHeader, Buffer]:
-    """Check a client's bytes, exactly one batch, and return its header and the bytes to write.
+class Admitted(NamedTuple):
+    """A client's batch that may be appended: its header, the bytes to write, and when that was."""
 
-    The bytes differ from ``data`` only where the topic sets the timestamp or another codec.
-    ``min_zstd_ok``: the request is recent enough to carry zstd (Produce 7).
+    header: BatchHeader
+    data: Buffer
+    now_ms: int
+
+
+def admit(
+    data: Buffer,
+    config: LogConfig,
+    *,
+    now_ms: int,
+    min_zstd_ok: bool,
+    room: Room | None = None,
+) -> Admitted:
+    """Check a client's bytes, exactly one batch; needs nothing but its arguments.
+
+    The bytes to write differ from ``data`` only where the topic sets the timestamp or another
+    codec. ``min_zstd_ok``: the request is recent enough to carry zstd (Produce 7). ``room`` is what
+    the event loop has time for, None on any other thread.
 
     Raises CorruptRecordError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError,
-    RecordListTooLargeError, UnsupportedCompressionError.
+    RecordListTooLargeError, UnsupportedCompressionError; TooMuchForATurnError with a ``room``.
     """
+    header = _one_batch(data)
+    size = header.size
+    if size > config.max_message_bytes:
+        raise RecordTooLargeError(
+            f"a batch of {size} bytes, max.message.bytes is {config.max_message_bytes}"
+        )
+    verify_crc(data, 0, header)
+    _check_header(header, min_zstd_ok=min_zstd_ok)
+    target = _CODECS.get(config.compression_type, header.codec)
+    if target is not header.codec and room is not None:
+        raise TooMuchForATurnError
+    records, pos = open_records(data, header, room)
+    keyless = check_records(records, pos, header, room, want_keys=config.is_compacted)
+    _check_times(records, pos, header, config, now_ms)
+    if keyless:
+        reason = "a compacted topic needs a key"
+        raise InvalidRecordError(
+            f"records without a key, the first of them record {keyless[0]}: {reason}",
+            tuple((index, reason) for index in keyless),
+        )
+    if target is not header.codec:
+        data = recompress(header, memoryview(records)[pos:], target, level=_level(target, config))
+        if len(data) > config.max_message_bytes:
+            raise RecordTooLargeError(
+                f"{len(data)} bytes as {target.name.lower()},"
+                f" max.message.bytes is {config.max_message_bytes}"
+            )
+        header = parse_header(data)
+    if config.message_timestamp_type == LOG_APPEND_TIME:
+        data = bytearray(data)
+        stamp_log_append_time(data, 0, now_ms)
+        header = parse_header(data)
+    if header.size > config.segment_bytes:
+        raise RecordListTooLargeError(
+            f"a batch of {header.size} bytes, segment.bytes is {config.segment_bytes}"
+        )
+    return Admitted(header, data, now_ms)
+
+
+def _one_batch(data: Buffer) -> BatchHeader:
     if len(data) > _MAGIC_POSITION and data[_MAGIC_POSITION] != MAGIC:
         magic = data[_MAGIC_POSITION]
         refusal = NotOneBatchError if magic < MAGIC else CorruptRecordError
@@ -65,30 +131,13 @@ def admit(
     if len(data) < HEADER_SIZE:
         raise NotOneBatchError(f"{len(data)} bytes are no batch")
     header = parse_header(data)
-    size = header.size
-    if size > len(data):
-        raise NotOneBatchError(f"a batch of {size} bytes where {len(data)} are given")
-    if size < len(data):
+    if header.size > len(data):
+        raise NotOneBatchError(f"a batch of {header.size} bytes where {len(data)} are given")
+    if header.size < len(data):
         raise NotOneBatchError("more than one batch for a partition")
     if header.base_offset != 0:
         raise InvalidRecordError(f"base offset {header.base_offset} where 0 is expected")
-    if size > config.max_message_bytes:
-        raise RecordTooLargeError(
-            f"a batch of {size} bytes, max.message.bytes is {config.max_message_bytes}"
-        )
-    verify_crc(data, 0, header)
-    _check_header(header, min_zstd_ok=min_zstd_ok)
-    _check_times(data, header, config, now_ms)
-    if config.is_compacted or config.message_timestamp_before_max_ms != MAX_INT64:
-        _check_records(data, header, config, now_ms)
-    if config.compression_type != "producer" or config.message_timestamp_type == LOG_APPEND_TIME:
-        header, data = _rewrite(data, header, config, now_ms)
-        size = header.size
-    if size > config.segment_bytes:
-        raise RecordListTooLargeError(
-            f"a batch of {size} bytes, segment.bytes is {config.segment_bytes}"
-        )
-    return header, data
+    return header
 
 
 def _check_header(header: BatchHeader, *, min_zstd_ok: bool) -> None:
@@ -101,6 +150,8 @@ def _check_header(header: BatchHeader, *, min_zstd_ok: bool) -> None:
     room = DEFAULT_MAX_OUTPUT_BYTES if header.attributes & _CODEC_MASK else header.size
     if count * MIN_RECORD_SIZE > room:
         raise InvalidRecordError(f"{count} records can't stand in {header.size} bytes")
+    if count > MAX_BATCH_RECORDS:
+        raise InvalidRecordError(f"{count} records in a batch, at most {MAX_BATCH_RECORDS}")
     if header.is_control:
         raise InvalidRecordError("clients may not write control records")
     if header.has_producer:
@@ -115,58 +166,30 @@ def _check_header(header: BatchHeader, *, min_zstd_ok: bool) -> None:
         raise UnsupportedCompressionError("this version of the request can't carry zstd")
 
 
-def _timestamp_error(data: Buffer, header: BatchHeader, latest_ms: int) -> InvalidTimestampError:
-    """Name the records whose time is too far ahead."""
-    late = tuple(
-        (index, f"timestamp {record.timestamp_ms} is after {latest_ms}")
-        for index, record in enumerate(decode_records(data, 0, header))
-        if record.timestamp_ms > latest_ms
-    )
-    return InvalidTimestampError(f"timestamp {header.max_timestamp} is after {latest_ms}", late)
-
-
-def _check_times(data: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
+def _check_times(
+    records: Buffer, pos: int, header: BatchHeader, config: LogConfig, now_ms: int
+) -> None:
+    """Check the time type, and the times: by the header's maximum unless there is a lower bound."""
     latest = header.max_timestamp
     append_time = config.message_timestamp_type == LOG_APPEND_TIME
     if header.is_log_append_time and (append_time or latest < 0):
-        raise InvalidTimestampError("a producer may not set the timestamp type LogAppendTime")
-    if not append_time and latest - now_ms > config.message_timestamp_after_max_ms:
-        raise _timestamp_error(data, header, now_ms + config.message_timestamp_after_max_ms)
-
-
-def _check_records(data: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
-    earliest = now_ms - config.message_timestamp_before_max_ms
-    check_times = config.message_timestamp_type != LOG_APPEND_TIME
-    keyless: list[tuple[int, str]] = []
-    for index, record in enumerate(decode_records(data, 0, header)):
-        if record.offset != index:
-            raise InvalidRecordError(f"record {index} has offset delta {record.offset}")
-        if record.key is None and config.is_compacted:
-            keyless.append((index, "a compacted topic needs a key"))
-        if check_times and 0 <= record.timestamp_ms < earliest:
-            reason = f"timestamp {record.timestamp_ms} is before {earliest}"
-            raise InvalidTimestampError(reason, ((index, reason),))
-    if keyless:
-        raise InvalidRecordError(
-            f"{len(keyless)} records have no key, which a compacted topic needs", tuple(keyless)
+        reason = "a producer may not set the timestamp type LogAppendTime"
+        listed = range(min(header.record_count, MAX_RECORD_ERRORS))
+        raise InvalidTimestampError(_TIMES_REJECTED, tuple((index, reason) for index in listed))
+    if append_time:
+        return
+    before_max_ms = config.message_timestamp_before_max_ms
+    latest_ms = now_ms + config.message_timestamp_after_max_ms
+    if latest <= latest_ms and before_max_ms == MAX_INT64:
+        return
+    earliest_ms = now_ms - before_max_ms
+    outside = times_outside(records, pos, header, earliest_ms, latest_ms)
+    if outside or latest > latest_ms:
+        bounds = f"is not within [{earliest_ms}, {latest_ms}]"
+        raise InvalidTimestampError(
+            _TIMES_REJECTED,
+            tuple((index, f"timestamp {time_ms} {bounds}") for index, time_ms in outside),
         )
-
-
-def _rewrite(
-    data: Buffer, header: BatchHeader, config: LogConfig, now_ms: int
-) -> tuple[BatchHeader, Buffer]:
-    target = _CODECS.get(config.compression_type, header.codec)
-    if target is not header.codec:
-        data = recompress(data, 0, header, target, level=_level(target, config))
-        if len(data) > config.max_message_bytes:
-            raise RecordTooLargeError(
-                f"{len(data)} bytes as {target.name.lower()},"
-                f" max.message.bytes is {config.max_message_bytes}"
-            )
-    if config.message_timestamp_type == LOG_APPEND_TIME:
-        data = bytearray(data)
-        stamp_log_append_time(data, 0, now_ms)
-    return parse_header(data), data
 
 
 def _level(codec: Codec, config: LogConfig) -> int | None:

@@ -12,6 +12,8 @@ from typing import Final
 
 from logcore.errors import InvalidRecordError
 
+Bytes = bytes | bytearray | memoryview
+
 _TABLE_SIZE: Final = 1024
 
 
@@ -46,7 +48,7 @@ def encode(value: int) -> bytes:
     return _encode(value)
 
 
-def read_varint(data: bytes, pos: int) -> tuple[int, int]:
+def read_varint(data: Bytes, pos: int) -> tuple[int, int]:
     """Decode a 32-bit number at ``pos``; return it and the position behind it."""
     value = data[pos]
     if value < 0x80:
@@ -58,12 +60,12 @@ def read_varint(data: bytes, pos: int) -> tuple[int, int]:
     return _read_long(data, pos, 5, 0xFFFFFFFF)
 
 
-def read_varlong(data: bytes, pos: int) -> tuple[int, int]:
+def read_varlong(data: Bytes, pos: int) -> tuple[int, int]:
     """Decode a 64-bit number at ``pos``; return it and the position behind it."""
     return _read_long(data, pos, 10, 0xFFFFFFFFFFFFFFFF)
 
 
-def _read_long(data: bytes, pos: int, max_bytes: int, mask: int) -> tuple[int, int]:
+def _read_long(data: Bytes, pos: int, max_bytes: int, mask: int) -> tuple[int, int]:
     value = shift = 0
     for at in range(pos, pos + max_bytes):
         byte = data[at]

@@ -53,14 +53,18 @@ class Wait:
         if self._disk is not None and not self._disk.done():
             self._disk.set_result(None)
 
+    def over(self) -> Awaitable[None]:
+        """The end of the wait."""
+        self._disk = asyncio.get_running_loop().create_future()
+        return self._disk
+
     def then(self, run: Callable[[], Entity | Awaitable[Entity | None] | None]) -> Awaitable[Any]:
         """Run the request once more when the time has come."""
-        self._disk = asyncio.get_running_loop().create_future()
-        return self._after(self._disk, run)
+        return self._after(self.over(), run)
 
     @staticmethod
     async def _after(
-        disk: asyncio.Future[None], run: Callable[[], Entity | Awaitable[Entity | None] | None]
+        disk: Awaitable[None], run: Callable[[], Entity | Awaitable[Entity | None] | None]
     ) -> Any:
         await disk
         result = run()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import struct
 import uuid
+from collections.abc import Callable
 from typing import Any
+
+import cramjam
 
 from tests.oracle.tracer import FOREIGN_SETTINGS, Tracer
 from tests.support.batches import CONTROL, NOW_MS, batch, seal
@@ -61,17 +65,83 @@ def refused_batches(t: Tracer) -> None:
     t.note("written", t.cluster.offset("refused"))
 
 
+GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
+XERIAL = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+COMPRESSORS: dict[int, Callable[[bytes], bytes]] = {
+    GZIP: gzip.compress,
+    SNAPPY: lambda data: bytes(cramjam.snappy.compress_raw(data)),
+    ZSTD: lambda data: bytes(cramjam.zstd.compress(data)),
+}
+
+
 def records_that_lie(t: Tracer) -> None:
     """Under a valid CRC and a plausible header the records are not what the header says."""
     t.cluster.create_topic("liars")
-    produce(t, 9, "liars", seal(batch([b"one"])[61:], count=2))
-    produce(t, 9, "liars", seal(b"junk" * 9, count=1))
+    one, two = batch([b"one"])[61:], batch([b"one", b"two"])[61:]
+    longer = bytes([one[0] + 2]) + one[1:]
+    for records, count in ((one, 2), (one, 8), (two, 1), (b"junk" * 9, 1), (longer, 1)):
+        produce(t, 9, "liars", seal(records, count=count))
+        for codec, compress in COMPRESSORS.items():
+            produce(t, 9, "liars", seal(compress(records), count=count, attributes=codec))
+    for codec in (GZIP, SNAPPY):
+        # The second part is what some clients never come to.
+        parts = [COMPRESSORS[codec](part) for part in (one[:5], one[5:])]
+        if codec == SNAPPY:
+            parts = [XERIAL + struct.pack(">i", len(part)) + part for part in parts]
+        produce(t, 9, "liars", seal(b"".join(parts), count=1, attributes=codec))
+    produce(t, 9, "liars", seal(one[:20], count=15_000_000))
+    produce(t, 9, "liars", seal(gzip.compress(one), count=15_000_000, attributes=GZIP))
+    t.note("written", t.cluster.offset("liars"))
+
+
+def records_that_do_not_inflate(t: Tracer) -> None:
+    t.cluster.create_topic("packed")
+    one = batch([b"one"])[61:]
+    linked = bytes(cramjam.lz4.compress(one))
+    for codec in (GZIP, SNAPPY, LZ4, ZSTD):
+        produce(t, 9, "packed", seal(b"junk" * 9, count=1, attributes=codec))
+        produce(t, 9, "packed", seal(b"", count=1, attributes=codec))
+    produce(t, 9, "packed", seal(linked, count=1, attributes=LZ4))
+    for codec, compress in COMPRESSORS.items():
+        produce(t, 9, "packed", seal(compress(one)[:-2], count=1, attributes=codec))
+    t.note("written", t.cluster.offset("packed"))
+
+
+def offset_deltas_that_lie(t: Tracer) -> None:
+    t.cluster.create_topic("deltas")
+    one, two = batch([b"one"])[61:], batch([b"one", b"two"])[61:]
+    for records in (one + one, two[len(one) :] + one):
+        produce(t, 9, "deltas", seal(records, count=2))
+        produce(t, 9, "deltas", seal(gzip.compress(records), count=2, attributes=GZIP))
+    t.note("written", t.cluster.offset("deltas"))
+
+
+def times_out_of_bounds(t: Tracer) -> None:
+    """Every record that is to blame is listed, up to a hundred."""
+    settings = {"message.timestamp.before.max.ms": "1000", "message.timestamp.after.max.ms": "1000"}
+    t.cluster.create_topic("bounded", configs=settings)
+    for timestamp_ms in (NOW_MS * 2, NOW_MS // 2):
+        late = batch([b"a", b"b", b"c"], timestamp_ms=timestamp_ms)
+        for version in (7, 8, 9):
+            produce(t, version, "bounded", late)
+        packed = seal(gzip.compress(late[61:]), count=3, attributes=GZIP, timestamp_ms=timestamp_ms)
+        produce(t, 9, "bounded", packed)
+    many = batch([b"v"] * 150, timestamp_ms=NOW_MS * 2)
+    answer = t.quietly(
+        "produce",
+        9,
+        acks=-1,
+        topic_data=[{"name": "bounded", "partition_data": [{"index": 0, "records": many}]}],
+    )
+    part = answer["responses"][0]["partition_responses"][0]
+    t.note("listed", len(part["record_errors"]))
 
 
 def keyless_in_a_compacted_topic(t: Tracer) -> None:
     t.cluster.create_topic("compacted", configs={"cleanup.policy": "compact"})
     for version in (3, 8, 9):
         produce(t, version, "compacted", batch([b"no key"]))
+        produce(t, version, "compacted", batch([b"no key", b"nor here"]))
         produce(t, version, "compacted", batch([b"v"], key=b"k"))
 
 
@@ -720,6 +790,9 @@ TRACES = [
     names_as_long_as_a_string_may_be,
     refused_batches,
     records_that_lie,
+    records_that_do_not_inflate,
+    offset_deltas_that_lie,
+    times_out_of_bounds,
     keyless_in_a_compacted_topic,
     fetching,
     fetch_sessions,

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator
 
+import cramjam
 import pytest
 
 from coordinator.broker import Broker
@@ -381,6 +382,19 @@ def test_no_answer_without_acks_and_an_error_closes(client, bootstrap, topic):
             batch([b"a"], timestamp_ms=2**50), "invalid_timestamp", id="too far in the future"
         ),
         pytest.param(
+            seal(b"no frame", count=1, attributes=3), "invalid_record", id="does not inflate"
+        ),
+        pytest.param(
+            seal(batch([b"a"])[HEADER.size :], count=8),
+            "invalid_record",
+            id="eight announced, one held",
+        ),
+        pytest.param(
+            seal(bytes(20), count=15_000_000, attributes=3),
+            "invalid_record",
+            id="millions announced in 81 bytes",
+        ),
+        pytest.param(
             batch([b"a"], producer_id=1, producer_epoch=0, sequence=-1),
             "invalid_record",
             id="an id without a sequence",
@@ -394,8 +408,22 @@ def test_bad_batches(client, topic, records, code):
     assert client.offset(topic) == 0
 
 
+def test_a_refusal_for_its_times_lists_the_records(client, topic):
+    part = client.produce(topic, batch([b"a", b"b", b"c"], timestamp_ms=2**50))
+    assert part["error_message"] == (
+        "One or more records have been rejected due to invalid timestamp"
+    )
+    assert [one["batch_index"] for one in part["record_errors"]] == [0, 1, 2]
+    assert all(one["batch_index_error_message"] for one in part["record_errors"])
+    assert "record_errors" not in client.produce(
+        topic, batch([b"a"], timestamp_ms=2**50), version=7
+    )
+
+
 def test_zstd_needs_version_7(client, topic):
-    records = seal(b"not looked at", count=1, attributes=4)
+    records = seal(
+        bytes(cramjam.zstd.compress(batch([b"x"])[HEADER.size :])), count=1, attributes=4
+    )
     assert client.produce(topic, records, version=6)["error_code"] == "unsupported_compression_type"
     assert client.produce(topic, records, version=7)["error_code"] == "none"
 
@@ -423,7 +451,7 @@ def test_internal_topics_are_closed(bootstrap, name):
 
 
 def test_compressed_batches_stay_as_they_came(client, topic):
-    data = gzip.compress(b"\x0c\x00\x00\x00\x01\x02x\x00")
+    data = gzip.compress(batch([b"x"])[HEADER.size :])
     records = seal(data, count=1, attributes=1)
     assert client.produce(topic, records)["error_code"] == "none"
     part = client.fetch(topic)

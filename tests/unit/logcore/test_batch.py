@@ -7,7 +7,6 @@ import struct
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
 from aiokafka.record.memory_records import MemoryRecords as AiokafkaRecords
-from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record import MemoryRecords as KafkaPythonRecords
@@ -27,45 +26,27 @@ from logcore.batch import (
     parse_control,
     parse_header,
     recompress,
+    record_bytes,
     stamp,
     stamp_log_append_time,
     verify_crc,
 )
 from logcore.compression import compress, decompress
 from logcore.errors import CorruptRecordError, InvalidRecordError, LogError
-from logcore.varint import encode
 from tests.unit.logcore import kafka_batches
+from tests.unit.logcore.batch_driver import (
+    EDITS,
+    MALFORMED,
+    TIMESTAMPS,
+    body,
+    edited,
+    record_lists,
+    with_payload,
+)
 from tests.unit.logcore.kafka_batches import APPEND_TIME, BYTES, RECORDS, T0
 
 V2_NAMES = sorted(name for name in BYTES if name.startswith("m2-"))
 KAFKA_PYTHON_CODECS = [Codec.NONE, Codec.GZIP]  # the others need packages of their own there
-OFFSETS = st.integers(0, 2**40)
-TIMESTAMPS = st.one_of(st.integers(-1, 2**42), st.integers(-(2**63), 2**63 - 1))
-BLOBS = st.one_of(st.none(), st.binary(max_size=80), st.binary(min_size=1000, max_size=1200))
-HEADERS = st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=8)), max_size=3)
-
-
-@st.composite
-def record_lists(draw: st.DrawFn, *, min_size: int = 1) -> list[LogRecord]:
-    offset = draw(OFFSETS)
-    records = []
-    for _ in range(draw(st.integers(min_size, 6))):
-        headers = tuple(draw(HEADERS))
-        records.append(LogRecord(offset, draw(TIMESTAMPS), draw(BLOBS), draw(BLOBS), headers))
-        offset += draw(st.integers(1, 5_000))
-    return records
-
-
-def with_payload(batch: bytes, payload: bytes, **fields: int) -> bytes:
-    """The batch's header, changed in ``fields``, over other record bytes, with a right CRC."""
-    header = parse_header(batch)._replace(size=HEADER_SIZE + len(payload), **fields)
-    after = struct.pack(">hiqqqhii", *header[5:]) + payload
-    before = struct.pack(
-        ">qiibI", header.base_offset, header.size - 12, header.leader_epoch, 2, crc32c(after)
-    )
-    return before + after
-
-
 # --- Apache Kafka's own bytes -----------------------------------------------------------------
 
 
@@ -250,18 +231,14 @@ def test_header_keys_that_are_not_utf8_survive() -> None:
 @pytest.mark.parametrize("target", list(Codec))
 def test_recompress(source: Codec, target: Codec) -> None:
     batch = encode_batch(RECORDS, codec=source, producer_id=5, producer_epoch=1, base_sequence=0)
-    changed = recompress(b"12" + batch, 2, parse_header(batch), target)
+    given = parse_header(batch)
+    changed = recompress(given, record_bytes(batch, 0, given), target)
     header = parse_header(changed)
     verify_crc(changed, 0, header)
     assert header.codec is target
     assert header.size == len(changed)
     assert header[6:] == parse_header(batch)[6:]
     assert decode_records(changed) == RECORDS
-
-
-def test_a_recompressed_empty_batch_stays_empty() -> None:
-    changed = recompress(BYTES["empty"], 0, parse_header(BYTES["empty"]), Codec.ZSTD)
-    assert decode_records(changed) == []
 
 
 def test_stamp_leaves_the_crc_right() -> None:
@@ -397,42 +374,7 @@ def test_an_empty_batch_needs_its_offsets() -> None:
 # --- malformed records ------------------------------------------------------------------------
 
 
-def body(*parts: int | bytes) -> bytes:
-    """A record of varints and bytes behind its right length."""
-    content = b"\0" + b"".join(part if isinstance(part, bytes) else encode(part) for part in parts)
-    return encode(len(content)) + content
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"",
-        b"\x0e",
-        body(0, 0, -1, -1, 0)[:-1],
-        body(0, 0, -1, -1, 0) + b"\0",
-        body(0, 0, -1, -1, 0, b"x"),
-        encode(-5) + body(0, 0, -1, -1, 0),
-        encode(2**31 - 1) + body(0, 0, -1, -1, 0),
-        b"\xff\xff\xff\xff\xff\xff" + body(0, 0, -1, -1, 0),
-        b"\xff" * 7,
-        body(b"\xff" * 11, 0, -1, -1, 0),
-        body(0, -1, -1, -1, 0),
-        body(0, 1, -1, -1, 0),
-        body(0, 0, -2, -1, 0),
-        body(0, 0, -1, -2, 0),
-        body(0, 0, 100, b"short", -1, 0),
-        body(0, 0, 2**31 - 1, b"short", -1, 0),
-        body(0, 0, -1, 2**31 - 1, b"short", 0),
-        body(0, 0, -1, -1, -1),
-        body(0, 0, -1, -1, 2**31 - 1),
-        body(0, 0, -1, -1, 3, 0, 0),
-        body(0, 0, -1, -1, 1, -1, b"", 0),
-        body(0, 0, -1, -1, 1, 9, b"k", 0),
-        body(0, 0, -1, -1, 1, 1, b"k", -2),
-        body(0, 0, -1, -1, 1, 1, b"k", 2**31 - 1),
-        body(0, 0, -1, -1, 1, 1, b"k", 9, b"v"),
-    ],
-)
+@pytest.mark.parametrize("payload", MALFORMED)
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 def test_malformed_records(payload: bytes, codec: Codec) -> None:
     one = encode_batch([LogRecord(0, 0, None, None)])
@@ -464,22 +406,6 @@ def test_the_limit_of_inflated_bytes_is_exact() -> None:
     assert decode_records(batch, max_output_bytes=size) == RECORDS
     with pytest.raises(CorruptRecordError):
         decode_records(batch, max_output_bytes=size - 1)
-
-
-EDITS = st.lists(
-    st.tuples(st.integers(0, 1 << 16), st.integers(0, 2), st.integers(0, 255)),
-    min_size=1,
-    max_size=6,
-)
-
-
-def edited(data: bytes, edits: list[tuple[int, int, int]]) -> bytes:
-    """Replace, insert or remove single bytes."""
-    out = bytearray(data)
-    for place, kind, byte in edits:
-        at = place % (len(out) + 1)
-        out[at : at + (kind != 1)] = b"" if kind == 2 else bytes((byte,))
-    return bytes(out)
 
 
 def decoded_or_refused(batch: bytes) -> None:

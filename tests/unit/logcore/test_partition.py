@@ -32,6 +32,7 @@ from logcore.errors import (
 from logcore.fs import OsFileSystem, ReadableBuffer
 from logcore.machine import ProducerStamp, Record
 from logcore.partition import Appended, Isolation, Partition
+from logcore.validation import admit
 from tests.unit.logcore.partition_driver import (
     T0,
     append,
@@ -185,12 +186,11 @@ def test_largest_batch(tmp_path: Path) -> None:
         partition.append(data, now_ms=T0)
 
 
-def test_zstd_needs_a_recent_request(tmp_path: Path) -> None:
-    partition = open_partition(tmp_path)
+def test_zstd_needs_a_recent_request() -> None:
     data = client_batch(codec=Codec.ZSTD)
     with pytest.raises(UnsupportedCompressionError):
-        partition.append(data, now_ms=T0, min_zstd_ok=False)
-    partition.append(data, now_ms=T0)
+        admit(data, config(), now_ms=T0, min_zstd_ok=False)
+    assert admit(data, config(), now_ms=T0, min_zstd_ok=True).data == data
 
 
 def test_old_timestamps(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Whatever is let into a log can be read to its end: the decoder of consumers is the judge."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from structlog.testing import capture_logs
+
+from coordinator.broker import Broker
+from logcore.batch import decode_records, iter_headers, verify_crc
+from tests.support.broken_batches import draw_batch
+from tests.support.cluster import Cluster
+from tests.support.raw import errors_in
+
+BATCHES = 3_000
+
+TOPICS = {
+    "plain": {},
+    "compacted": {"cleanup.policy": "compact"},
+    "stamped": {"message.timestamp.type": "LogAppendTime"},
+    "packed": {"compression.type": "gzip"},
+    "bounded": {"message.timestamp.before.max.ms": "200000"},
+}
+ANSWERS = {
+    *("none", "invalid_record", "invalid_timestamp", "unsupported_compression_type"),
+    "transactional_id_authorization_failed",
+}
+
+
+def test_what_is_let_in_is_read_to_the_end(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    seen: dict[str, int] = {}
+    with (
+        capture_logs() as said,
+        Broker.in_thread(tmp_path) as broker,
+        Cluster(broker.bootstrap) as cluster,
+    ):
+        for topic, configs in TOPICS.items():
+            cluster.create_topic(topic, configs=configs)
+        for _ in range(BATCHES):
+            (code,) = errors_in(cluster.produce(rng.choice(list(TOPICS)), draw_batch(rng)))
+            seen[code] = seen.get(code, 0) + 1
+        for topic in TOPICS:
+            assert read_to_the_end(cluster, topic) == cluster.offset(topic) > 100
+    assert seen.keys() == ANSWERS
+    assert min(seen["none"], seen["invalid_record"]) > BATCHES / 10
+    assert not [one for one in said if one["event"] in {"handler failed", "background work failed"}]
+
+
+def read_to_the_end(cluster: Cluster, topic: str) -> int:
+    """The offset behind the last record; each has the one that follows the last."""
+    expected = 0
+    while part := cluster.fetch(topic, offset=expected)["records"]:
+        for position, header in iter_headers(part):
+            verify_crc(part, position, header)
+            offsets = [one.offset for one in decode_records(part, position, header)]
+            assert offsets == list(range(expected, expected + len(offsets)))
+            expected = header.next_offset
+            assert expected == offsets[-1] + 1
+    return expected

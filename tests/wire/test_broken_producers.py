@@ -1,0 +1,51 @@
+"""Whatever a broken producer gets into a topic, no consumer stays at it."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import confluent_kafka
+import pytest
+
+from tests.support.broken_batches import draw_batch
+from tests.support.cluster import Cluster, unique
+from tests.support.daemon import Daemon
+from tests.support.kafka import run_tool
+from tests.wire.clients import confluent_consumer, drain
+
+BATCHES = 1_500
+
+
+@pytest.fixture(scope="module")
+def written(fencepost: Daemon) -> tuple[str, int]:
+    """A topic that was offered many batches, and the end of what it took."""
+    rng = random.Random(2)
+    with Cluster(fencepost.bootstrap) as cluster:
+        topic = cluster.create_topic(unique("broken"))
+        codes = [cluster.produce(topic, draw_batch(rng))["error_code"] for _ in range(BATCHES)]
+        assert codes.count("invalid_record") > BATCHES / 10
+        end = cluster.offset(topic)
+        assert end > BATCHES / 2
+        return topic, end
+
+
+def test_librdkafka_gets_to_the_end(fencepost: Daemon, written: tuple[str, int]) -> None:
+    topic, end = written
+    with confluent_consumer(fencepost.bootstrap, check_crcs=True) as consumer:
+        consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+        assert [message.offset() for message in drain(consumer, end)] == list(range(end))
+
+
+@pytest.mark.usefixtures("java_tools")
+def test_java_gets_to_the_end(fencepost: Daemon, written: tuple[str, int]) -> None:
+    topic, end = written
+    said = run_tool(
+        "org.apache.kafka.tools.VerifiableConsumer",
+        *("--bootstrap-server", fencepost.bootstrap, "--topic", topic, "--group-id", unique("g")),
+        *("--max-messages", str(end), "--reset-policy", "earliest"),
+    )
+    events = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert (
+        sum(event.get("count", 0) for event in events if event["name"] == "records_consumed") == end
+    )

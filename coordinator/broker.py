@@ -291,6 +291,7 @@ class Broker:
         self._maintenance.start()
         self.cleaner = Cleaner(self.replicas, config, self.clock)
         self.cleaner.start()
+        self.replicas.removals.start()
         _log.info(
             "broker started",
             cluster_id=self.cluster_id,
@@ -336,6 +337,7 @@ class Broker:
         if self._opened:
             steps += [
                 ("drop unfinished appends", self.appends.close),
+                ("end removals", self.replicas.removals.close),
                 ("end flushes", self.commit.close),
                 ("close the logs", self.replicas.close),
             ]
@@ -357,12 +359,16 @@ class Broker:
 
     # --- what touches more than one service ---
 
-    def forget_topics(self, topics: Sequence[Topic]) -> None:
-        """Remove what is left of topics whose records are gone: directories, groups' offsets."""
+    def drop_topics(self, topics: Sequence[Topic]) -> None:
+        """Serve topics no more whose records are gone; :meth:`forget_topics` has to follow."""
         for topic in topics:
-            self.replicas.delete(topic)
-        self.groups.on_topics_deleted([(one.name, one.topic_id.bytes) for one in topics])
+            self.replicas.doom(topic)
         self.polls.wake_all()
+
+    async def forget_topics(self, topics: Sequence[Topic]) -> None:
+        """Get what is left of dropped topics out of the way: directories, groups' offsets."""
+        await self.replicas.forget_doomed()
+        await self.groups.on_topics_deleted([(one.name, one.topic_id.bytes) for one in topics])
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from coordinator.assignor_process import AssignorProcesses
-from coordinator.background import each_in_turn, survived
+from coordinator.background import Pace, each_in_turn, survived
 from coordinator.group_settings import applied
 from coordinator.metadata import CONSUMER_OFFSETS, GROUP_VERSION
 from coordinator.runtime import Shard
@@ -90,14 +90,15 @@ class GroupCoordinator(ShardedCoordinator):
 
     # --- upkeep ----------------------------------------------------------------------------------
 
-    def on_topics_deleted(self, topics: Iterable[tuple[str, bytes | None]]) -> None:
+    async def on_topics_deleted(self, topics: Iterable[tuple[str, bytes | None]]) -> None:
         """Forget the offsets of topics, given as (name, topic id), that are gone.
 
         A shard that is loading is told as soon as it serves.
         """
-        command = TopicsDeleted(tuple(topics))
+        command, pace = TopicsDeleted(tuple(topics)), Pace()
         for shard in self._shards.shards:
             self._shards.send(shard, command, insist=True)
+            await pace()
 
     def complete_transaction(
         self,

@@ -29,6 +29,7 @@ from coordinator.metadata import (
     MetadataLog,
     Topic,
 )
+from coordinator.removals import Removals
 from logcore.checkpoints import (
     CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
@@ -45,14 +46,11 @@ from logcore.durable import Flusher
 from logcore.errors import LogError, StorageError
 from logcore.flush import Flush
 from logcore.fs import FileSystem
-from logcore.partition import Partition
+from logcore.partition import DELETE_SUFFIX, MAX_NAME_BYTES, Partition
 from logcore.producer_limit import ProducerLimit
 from logcore.reading import ReadablePartition
 
-DELETE_SUFFIX: Final = "-delete"
 STRAY_SUFFIX: Final = "-stray"
-MAX_DIRECTORY_CHARACTERS: Final = 255
-"""Characters of a directory name: the bound of common file systems."""
 
 CLOSE_THREADS: Final = 32
 """Logs that are forced to disk at the same time when the broker stops: a journaling file system
@@ -99,7 +97,10 @@ class Replicas:
         self._complete = False
         self._clean = True
         self._stale = False
+        self._doomed = 0
+        """Topics that were deleted so far."""
         self._cut = False
+        self.removals = Removals(fs, directory)
         self._on_delete: list[Callable[[str, int], None]] = []
         self.was_clean = take_clean_shutdown(fs, directory)
         """Whether the last shutdown closed every log."""
@@ -132,7 +133,7 @@ class Replicas:
             if not self._fs.is_directory(f"{self._directory}/{name}"):
                 continue
             if name.endswith(DELETE_SUFFIX):
-                self._fs.remove_tree(f"{self._directory}/{name}")
+                self.removals.add_directory(f"{self._directory}/{name}")
                 continue
             match = _DIRECTORY.fullmatch(name)
             if match is not None and match["topic"] != METADATA_TOPIC:
@@ -152,8 +153,8 @@ class Replicas:
             _log.warning("partition.metadata is damaged", directory=name, cause=str(error))
             topic_id = None
         if topic_id is not None and self._metadata.was_deleted(topic_id):
-            _log.info("directory of a deleted topic removed", directory=name)
-            self._fs.remove_tree(path)
+            _log.info("directory of a deleted topic", directory=name)
+            self.removals.add_directory(self._rename(name, DELETE_SUFFIX))
         elif (
             topic is None
             or index >= topic.partitions
@@ -177,10 +178,15 @@ class Replicas:
 
     def _put_aside(self, name: str) -> None:
         """Rename a directory that no topic explains; it may be somebody's data."""
-        suffix = f".{uuid.uuid4().hex}{STRAY_SUFFIX}"
-        stray = name[: MAX_DIRECTORY_CHARACTERS - len(suffix)] + suffix
+        stray = self._rename(name, STRAY_SUFFIX)
         _log.warning("directory belongs to no topic", directory=name, renamed_to=stray)
-        self._fs.rename(f"{self._directory}/{name}", f"{self._directory}/{stray}")
+
+    def _rename(self, name: str, suffix: str) -> str:
+        """Let a directory have another name with ``suffix``; returns its new path."""
+        suffix = f".{uuid.uuid4().hex}{suffix}"
+        renamed = f"{self._directory}/{name[: MAX_NAME_BYTES - len(suffix)]}{suffix}"
+        self._fs.rename(f"{self._directory}/{name}", renamed)
+        return renamed
 
     # --- partitions ------------------------------------------------------------------------------
 
@@ -233,6 +239,7 @@ class Replicas:
     ) -> Partition:
         key = topic, index
         path = f"{self._directory}/{topic}-{index}"
+        self.removals.make_way(key)
         if self._stale and self._complete:
             # The files still tell of partitions that are gone; this may be one of the same name.
             if not self.checkpoint():
@@ -257,6 +264,7 @@ class Replicas:
                 producer_id_expiration_ms=self._config.int("producer.id.expiration.ms"),
                 producer_limit=self.producer_limit,
                 flusher=self._flusher,
+                remove_later=self.removals.add_file,
             )
         except OSError as error:
             raise StorageError(f"{path} can not be opened: {error}") from error
@@ -300,10 +308,10 @@ class Replicas:
         """Call ``listener(topic, index)`` for each partition that is deleted from now on."""
         self._on_delete.append(listener)
 
-    def delete(self, topic: Topic) -> None:
-        """Remove the directories of a topic whose record is gone.
+    def doom(self, topic: Topic) -> None:
+        """Know nothing more of a topic whose record is gone; :meth:`forget_doomed` has to follow.
 
-        A directory that can't be removed stays for the next start; the topic is gone all the same.
+        From now on a topic of the same name is another one.
         """
         for index in range(topic.partitions):
             key = topic.name, index
@@ -312,13 +320,21 @@ class Replicas:
             for listener in self._on_delete:
                 listener(*key)
             partition = self._open.pop(key, None)
-            if partition is None:
-                continue
-            try:
-                partition.delete_directory()
-            except (LogError, OSError) as error:
-                _log.warning("directory not removed", partition=key, cause=str(error))
+            if partition is not None:
+                self.removals.doom(partition)
+        self._doomed += 1
         self._stale = True
+
+    async def forget_doomed(self) -> None:
+        """Rename the directories of deleted topics, and forget their checkpointed offsets.
+
+        Whoever makes a topic of the same name then has nothing to wait for.
+        """
+        await self.removals.rename_all()
+        doomed = self._doomed
+        written = [await self.save(name) for name in CHECKPOINTS]
+        if all(written) and doomed == self._doomed:
+            self._stale = False
 
     # --- checkpoints and stop --------------------------------------------------------------------
 

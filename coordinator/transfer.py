@@ -28,7 +28,6 @@ from coordinator.metadata import (
     TRANSACTION_STATE,
     Topic,
 )
-from coordinator.replicas import DELETE_SUFFIX
 from logcore.batch import MAGIC, BatchHeader, decode_records, parse_header
 from logcore.checkpoints import (
     CLEAN_SHUTDOWN,
@@ -50,7 +49,7 @@ from logcore.errors import LogError
 from logcore.fs import FileSystem
 from logcore.log import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX
 from logcore.machine import Record
-from logcore.partition import Partition
+from logcore.partition import DELETE_SUFFIX, Partition
 from logcore.repair import copy_file
 from logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES
 

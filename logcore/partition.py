@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -59,6 +59,9 @@ from logcore.validation import Admitted, admit
 __all__ = ["Appended", "Fetched", "Isolation", "LogConfig", "Partition"]
 
 NO_TIMESTAMP: Final = -1
+DELETE_SUFFIX: Final = "-delete"
+"""Ends the name of a directory that is on its way out."""
+
 MAX_NAME_BYTES: Final = 255
 """Longest name of a directory on common file systems."""
 
@@ -102,13 +105,15 @@ class Partition(ShrinkingPartition):
         producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
         producer_limit: ProducerLimit | None = None,
         flusher: Flusher | None = None,
+        remove_later: Callable[[str], None] | None = None,
     ) -> Partition:
         """Open the partition in ``directory`` (``…/<topic>-<index>``), made if it is not there.
 
         ``clean``: the last shutdown closed every log. A high watermark beyond the log end shows in
         :attr:`recovery` as lost offsets. Apache Kafka's cleaner may have emptied segments below
-        ``gaps_below``. Without a ``flusher`` due flushes run inside the append. Raises StorageError
-        if the directory can't be read or belongs to another topic id.
+        ``gaps_below``. Without a ``flusher`` due flushes run inside the append; ``remove_later`` is
+        for files that were on their way out. Raises StorageError if the directory can't be read or
+        belongs to another topic id.
         """
         path, name = str(directory), f"{topic}-{index}"
         producers = ProducerStateManager(fs, path, producer_id_expiration_ms, producer_limit)
@@ -122,11 +127,10 @@ class Partition(ShrinkingPartition):
             log_start_offset=log_start_offset,
             leader_epoch=leader_epoch,
             gaps_below=gaps_below,
+            remove_later=remove_later,
         )
         try:
-            known_id = _topic_id_of(fs, path)
-            if known_id is not None and known_id != topic_id:
-                raise StorageError(f"{path} belongs to the topic id {known_id}, not {topic_id}")
+            is_known = _has_topic_id(fs, path, topic_id)
             loaded = load_log(fs, path, options, producers, epochs)
         except (OSError, CorruptIndexError, CorruptRecordError) as error:
             raise StorageError(f"{name} can't be opened: {error}") from error
@@ -143,12 +147,11 @@ class Partition(ShrinkingPartition):
             epochs=epochs,
             loaded=loaded,
         )
-        partition._metadata_pending = known_id is None
-        partition._is_new = not clean
+        partition._metadata_pending, partition._is_new = not is_known, not clean
         partition._flusher = flusher
         end = loaded.log.log_end_offset
-        known = end if clean else min(recovery_point, end)
-        partition._recovery_point = max(known, loaded.log_start_offset)
+        on_disk = end if clean else min(recovery_point, end)
+        partition._recovery_point = max(on_disk, loaded.log_start_offset)
         if high_watermark is not None and high_watermark > end and loaded.report is not None:
             loaded.report.lost_offsets = high_watermark - end
         producers.high_watermark_moved(partition._high_watermark)
@@ -419,20 +422,31 @@ class Partition(ShrinkingPartition):
             elif not self._log.is_empty:
                 self._log.close()
 
-    def delete_directory(self) -> None:
-        """Remove the partition: rename its directory out of the way, then remove it."""
-        self._stop("is deleted")
+    def doom(self) -> None:
+        """Serve nothing more: the topic is deleted. :meth:`rename_doomed` has to follow."""
+        if self._stopped is None:
+            self._stopped = StorageError(f"{self.name} is deleted")
         self._notify()
+
+    def forget_producers(self, most: int) -> bool:
+        """Let go of up to ``most`` producers of a doomed partition; whether of all."""
+        return self._producers.release(most)
+
+    def rename_doomed(self) -> str:
+        """Close all files and rename the directory; return its path, for the owner to remove.
+
+        The parent directory is to be synced before. Raises StorageError.
+        """
+        self._stop("is deleted")
         path = Path(self._directory)
-        suffix = f".{uuid.uuid4().hex}-delete"
+        suffix = f".{uuid.uuid4().hex}{DELETE_SUFFIX}"
         room = MAX_NAME_BYTES - len(suffix) - len(f"-{self.index}")
-        doomed = path.with_name(f"{self.topic[:room]}-{self.index}{suffix}")
+        doomed = str(path.with_name(f"{self.topic[:room]}-{self.index}{suffix}"))
         try:
-            self._fs.rename(self._directory, str(doomed))
-            self._fs.sync_directory(str(path.parent))
-            self._fs.remove_tree(str(doomed))
+            self._fs.rename(self._directory, doomed)
         except OSError as error:
-            raise StorageError(f"{self.topic}-{self.index} can't be removed: {error}") from error
+            raise StorageError(f"{self.name} can't be removed: {error}") from error
+        return doomed
 
     def _stop(self, why: str) -> None:
         self._log.close()
@@ -441,8 +455,12 @@ class Partition(ShrinkingPartition):
             self._stopped = StorageError(f"{self.topic}-{self.index} {why}")
 
 
-def _topic_id_of(fs: FileSystem, directory: str) -> uuid.UUID | None:
+def _has_topic_id(fs: FileSystem, directory: str, topic_id: uuid.UUID) -> bool:
+    """Whether the directory says so; StorageError if it belongs to another topic."""
     try:
-        return read_partition_metadata(fs, directory)
+        found = read_partition_metadata(fs, directory)
     except CheckpointError:
-        return None
+        return False
+    if found is not None and found != topic_id:
+        raise StorageError(f"{directory} belongs to the topic id {found}, not {topic_id}")
+    return found is not None

@@ -30,6 +30,7 @@ from logcore.batch import (
     verify_crc,
 )
 from logcore.cleaner import LastRecord
+from logcore.config import MAX_INT64
 from logcore.errors import (
     CorruptRecordError,
     InvalidProducerEpochError,
@@ -455,11 +456,12 @@ class ProducerStateManager:
         self.map_end_offset = offset
         self._last_snapshot_offset = offset
 
-    def release(self) -> None:
-        """Let go of all producers of a partition that is closed."""
-        for entry in self._producers.values():
-            self._limit.remove(entry)
-        self._producers.clear()
+    def release(self, most: int = MAX_INT64) -> bool:
+        """Let go of all producers of a partition that is closed, or of so many; whether of all."""
+        while self._producers and most > 0:
+            self._limit.remove(self._producers.popitem()[1])
+            most -= 1
+        return not self._producers
 
     # --- snapshots ---
 

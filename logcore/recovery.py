@@ -17,6 +17,7 @@ Source: ``LogLoader``, ``UnifiedLog.rebuildProducerState``, ``LogSegment.recover
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -75,6 +76,9 @@ class OpenOptions:
     leader_epoch: int = 0
     gaps_below: int = 0
     """Up to where compaction may have emptied whole segments; a gap there is no loss."""
+
+    remove_later: Callable[[str], None] | None = None
+    """Removes a file behind the open; without it that is done at once."""
 
 
 @dataclass(slots=True)
@@ -177,7 +181,10 @@ class _Loader:
         abandoned = False
         for name in names:
             offset = _offset_of(name)
-            if name.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX)):
+            if name.endswith(DELETED_SUFFIX):
+                remove = self._options.remove_later or self._fs.remove
+                remove(f"{self._directory}/{name}")
+            elif name.endswith(TEMPORARY_SUFFIX):
                 self._remove(name)
             elif name.endswith(SWAP_SUFFIX) and offset is not None:
                 if oldest_cleaned is not None and offset >= oldest_cleaned:

@@ -5,8 +5,10 @@ Source: ``ControllerApis.deleteTopics``.
 
 from __future__ import annotations
 
+import asyncio
+import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from kio.schema.errors import ErrorCode
@@ -22,6 +24,9 @@ from coordinator.metadata import Topic
 from coordinator.wire import ApiKey, Entity
 from logcore.machine import DomainError
 
+TURN_MS = 16
+"""How long topics are deleted before others get their turn, in milliseconds."""
+
 FIRST_WITH_DELETION_DISABLED = 3
 FIRST_BY_ID = 6
 
@@ -29,20 +34,33 @@ Asked = tuple[str | None, uuid.UUID | None]
 
 
 @handles(ApiKey.DELETE_TOPICS, versions=(1, 6), permission="DELETE Topic")
-def run(ctx: Context) -> Entity:
+async def run(ctx: Context) -> Entity:
     """Delete each topic by itself; one that is named twice, also by name and id, is refused."""
     asked = list(_asked(ctx))
     named = Counter(_resolved(ctx, one) for one in asked)
-    doubles = {one: named[_resolved(ctx, one)] > 1 for one in asked}
+    waiting = deque((one, named[_resolved(ctx, one)] > 1) for one in dict.fromkeys(asked))
+    results: list[Entity] = []
     deleted: list[Topic] = []
-    with ctx.broker.metadata.grouped():
-        results = tuple(
-            _answer(ctx, one, deleted, is_double=is_double) for one, is_double in doubles.items()
-        )
-    # Only when no power loss can bring the topics back may their records go.
+    while waiting:
+        results += _some(ctx, waiting, deleted)
+        await asyncio.sleep(0)
     if deleted:
-        ctx.broker.forget_topics(deleted)
-    return ctx.respond.DeleteTopicsResponse(throttle_time_ms=0, responses=results)
+        await ctx.broker.forget_topics(deleted)
+    return ctx.respond.DeleteTopicsResponse(throttle_time_ms=0, responses=tuple(results))
+
+
+def _some(ctx: Context, waiting: deque[tuple[Asked, bool]], deleted: list[Topic]) -> list[Entity]:
+    """Delete as many as fit a turn of the loop, with one flush of the metadata log for them."""
+    until = time.perf_counter() + TURN_MS / 1000
+    before = len(deleted)
+    results: list[Entity] = []
+    with ctx.broker.metadata.grouped():
+        while waiting and time.perf_counter() < until:
+            one, is_double = waiting.popleft()
+            results.append(_answer(ctx, one, deleted, is_double=is_double))
+    # Only when no power loss can bring the topics back may their records go.
+    ctx.broker.drop_topics(deleted[before:])
+    return results
 
 
 def _answer(ctx: Context, one: Asked, deleted: list[Topic], *, is_double: bool) -> Entity:

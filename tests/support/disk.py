@@ -59,8 +59,9 @@ class FaultyDisk(OsFileSystem):
         return handle
 
     def close(self, handle: int) -> None:
-        super().close(handle)
+        # First: another thread may be given the same number at once.
         self._paths.pop(handle, None)
+        super().close(handle)
 
     @property
     def open_paths(self) -> list[str]:

@@ -123,7 +123,7 @@ async def test_deleted_topics_lose_their_offsets(services: Services) -> None:
     old_id = topic.topic_id.bytes
     await services.groups.submit("g", commit("g", 5, topic_id=old_id))
     await services.groups.submit("other", commit("other", 6, topic_id=b"n" * 16))
-    services.groups.on_topics_deleted([("t", old_id)])
+    await services.groups.on_topics_deleted([("t", old_id)])
     assert await committed(services, "g") == -1
     assert await committed(services, "other") == 6
 
@@ -136,7 +136,7 @@ async def test_a_loading_shard_hears_of_deleted_topics_later(
     await services.groups.submit("g", commit("g", 5))
     shard = services.groups._shards.shards[services.groups.partition_for("g")]
     shard._state = ShardState.LOADING
-    services.groups.on_topics_deleted([("t", None)])
+    await services.groups.on_topics_deleted([("t", None)])
     await asyncio.sleep(0.02)
     shard._state = ShardState.ACTIVE
     async with asyncio.timeout(30):

@@ -75,7 +75,17 @@ class Node:
         self.topics = TopicAdmin(self.metadata, self.config, 1)
 
     def delete(self, topic: str) -> None:
-        self.replicas.delete(self.topics.delete(topic))
+        """As the handler does it, and wait for what is removed behind its back."""
+        self.replicas.doom(self.topics.delete(topic))
+        asyncio.run(self._forget())
+
+    async def _forget(self) -> None:
+        await self.replicas.forget_doomed()
+        await self.clean_up()
+
+    async def clean_up(self) -> None:
+        await self.replicas.removals.finish()
+        await self.replicas.removals.close()
 
     def write(self, topic: str, index: int = 0, count: int = 1) -> Partition:
         partition = self.replicas.partition(topic, index)
@@ -245,6 +255,7 @@ def test_checkpointed_offsets_of_a_partition_that_is_gone_are_dropped_at_start(t
     # Killed between the tombstone and the removal of the directory and the offsets.
     node.metadata.delete_topic("a")
     node = Node(tmp_path)
+    asyncio.run(node.clean_up())
     assert directories(tmp_path) == {"__cluster_metadata-0"}
     node.topics.create("a")
     node.write("a", count=2)
@@ -265,6 +276,7 @@ def test_directories_that_no_topic_explains_are_kept_under_another_name(tmp_path
     (tmp_path / "gone-0.0123-delete").mkdir()
     (tmp_path / "not a partition").mkdir()
     node = Node(tmp_path)
+    asyncio.run(node.clean_up())
     found = directories(tmp_path) - {"__cluster_metadata-0", "not a partition"}
     assert len(found) == 3
     assert all(name.endswith("-stray") and len(name) <= 255 for name in found)
@@ -313,6 +325,7 @@ def test_a_kill_at_any_step_of_creation_and_deletion(tmp_path, killed_at):
         end = node.replicas.partition("made", 1).log_end_offset
         assert end == 1 if "write" in done else end in {0, 1}
     if made is None:
+        asyncio.run(node.clean_up())
         assert not any(name.startswith("made") for name in directories(tmp_path))
         node.topics.create("made")
     assert node.write("made").log_end_offset == 1

@@ -71,6 +71,12 @@ def open_partition(
     )
 
 
+def delete(partition: Partition) -> None:
+    """Delete the partition as the daemon does, in one go."""
+    partition.doom()
+    OsFileSystem().remove_tree(partition.rename_doomed())
+
+
 def config(**changes: object) -> LogConfig:
     return replace(CONFIG, **changes)
 

@@ -6,7 +6,7 @@ import gc
 from pathlib import Path
 
 import pytest
-from partition_driver import append, client_batch, open_partition
+from partition_driver import append, client_batch, delete, open_partition
 
 from logcore.file_range import MIN_RANGE_BYTES, FileRange
 from logcore.fs import OsFileSystem
@@ -73,7 +73,7 @@ def test_what_is_short_is_read_at_once(size: int, kind: type, tmp_path: Path) ->
     assert len(records) == size
 
 
-@pytest.mark.parametrize("end", [Partition.close, Partition.delete_directory])
+@pytest.mark.parametrize("end", [Partition.close, delete])
 def test_the_file_stays_for_a_range_that_is_under_way(large: Partition, end) -> None:
     handles = large._fs.handles
     expected = large.fetch(*ALL, at_least_one=True).records

@@ -13,6 +13,7 @@ from partition_driver import (
     append,
     config,
     crash_image,
+    delete,
     marker,
     open_partition,
     read_log,
@@ -181,7 +182,7 @@ def test_what_changes_under_a_flush(
 
 
 @pytest.mark.parametrize("when", ["before it is planned", "before it runs", "before it ends"])
-@pytest.mark.parametrize("how", [Partition.close, Partition.delete_directory])
+@pytest.mark.parametrize("how", [Partition.close, delete])
 def test_a_partition_ends_under_its_flush(
     tmp_path: Path, when: str, how: Callable[[Partition], None]
 ) -> None:

@@ -39,6 +39,7 @@ from tests.unit.logcore.partition_driver import (
     client_batch,
     config,
     crash_image,
+    delete,
     marker,
     open_partition,
     state_of,
@@ -560,15 +561,15 @@ def test_flush_ms(tmp_path: Path) -> None:
 # --- removal ---
 
 
-def test_delete_directory(tmp_path: Path) -> None:
+def test_a_deleted_partition_leaves_nothing(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition)
     other = open_partition(tmp_path, name="t" * 249)
     append(other)
     woken = []
     partition.listen(lambda: woken.append(1))
-    partition.delete_directory()
-    other.delete_directory()
+    delete(partition)
+    delete(other)
     assert woken == [1]
     assert not list(tmp_path.iterdir())
     with pytest.raises(StorageError):

@@ -14,6 +14,7 @@ from tests.unit.logcore.partition_driver import (
     T0,
     append,
     client_batch,
+    delete,
     marker,
     open_partition,
 )
@@ -145,7 +146,7 @@ def test_partitions_share_the_limit(tmp_path: Path) -> None:
     append(two, producer_id=5)
     two.close()
     assert limit.count == 1
-    one.delete_directory()
+    delete(one)
     assert limit.count == 0
 
 

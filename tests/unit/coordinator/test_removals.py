@@ -1,0 +1,245 @@
+"""Topics and files on their way out: nobody waits for the disk, and a kill leaves none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from coordinator.broker import Broker
+from logcore.checkpoints import LOG_START_CHECKPOINT, read_offsets
+from logcore.errors import StorageError
+from logcore.fs import OsFileSystem
+from logcore.machine import ProducerStamp, Record
+from tests.support.cluster import Cluster
+from tests.support.disk import FaultyDisk
+from tests.support.stalls import watched_loop
+from tests.support.waits import until_async
+
+CALM = {"log.initial.task.delay.ms": "3600000"}
+
+
+def write(broker: Broker, topic: str, index: int = 0, count: int = 1) -> None:
+    partition = broker.replicas.partition(topic, index)
+    for _ in range(count):
+        partition.append_records([Record(b"k", b"v")], now_ms=broker.clock.now_ms())
+
+
+async def delete(broker: Broker, *topics: str) -> list[str]:
+    """By a request; the client is in a thread of its own."""
+
+    def ask() -> list[str]:
+        with Cluster(broker.bootstrap) as client:
+            answer = client.call("delete_topics", 5, topic_names=list(topics), timeout=60_000)
+            return [one["error_code"] for one in answer["responses"]]
+
+    return await asyncio.to_thread(ask)
+
+
+def doomed(directory: Path) -> list[str]:
+    return sorted(one.name for one in directory.glob("*-delete"))
+
+
+async def until_gone(directory: Path) -> None:
+    async def gone() -> bool:
+        return not doomed(directory)
+
+    await until_async(gone, "everything is removed")
+
+
+class ThreadsOfSteps(FaultyDisk):
+    """Notes which steps that wait for the disk are made in the loop's own thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = threading.current_thread()
+        self.on_loop: list[tuple[str, str]] = []
+        self.watched = False
+        self.before = self.note
+
+    def note(self, kind: str, path: str) -> None:
+        waits = kind in {"remove", "remove_tree", "sync", "sync_directory"}
+        if self.watched and waits and threading.current_thread() is self.loop:
+            self.on_loop.append((kind, path))
+
+
+async def test_a_deleted_topic_is_gone_from_the_loop_at_once_and_from_the_disk_soon(tmp_path):
+    disk = ThreadsOfSteps()
+    async with Broker(tmp_path, config=CALM, fs=disk) as broker:
+        broker.topics.create("t", partitions=200)
+        for index in range(200):
+            write(broker, "t", index)
+            await asyncio.sleep(0)
+        partition = broker.replicas.partition("t", 7)
+        disk.watched = True
+        with watched_loop() as watch:
+            assert await delete(broker, "t") == ["none"]
+            # Renamed before the answer, and removed behind it.
+            assert not list(tmp_path.glob("t-?"))
+            await until_gone(tmp_path)
+        disk.watched = False
+        watch.check()
+        with pytest.raises(StorageError, match="is deleted"):
+            partition.append_records([Record(b"k", b"v")], now_ms=1)
+        assert disk.on_loop == [("sync", f"{tmp_path}/__cluster_metadata-0/{0:020}.log")]
+
+
+async def test_thousands_of_topics_in_one_request_leave_room_for_others(tmp_path):
+    async with Broker(tmp_path, config=CALM) as broker:
+        names = [f"t{number}" for number in range(3_000)]
+        with broker.metadata.grouped():
+            for name in names:
+                broker.topics.create(name, partitions=1)
+        with watched_loop() as watch:
+            assert await delete(broker, *names) == ["none"] * len(names)
+        watch.check()
+        assert not broker.metadata.topics
+
+
+async def test_a_partition_of_many_producers_is_forgotten_in_turns(tmp_path):
+    async with Broker(tmp_path, config=CALM) as broker:
+        broker.topics.create("t", partitions=1)
+        partition = broker.replicas.partition("t", 0)
+        for producer in range(100_000):
+            partition.append_marker(
+                ProducerStamp(producer, 0), commit=True, coordinator_epoch=0, now_ms=1
+            )
+            if producer % 100 == 0:
+                await asyncio.sleep(0)
+        del partition
+        with watched_loop() as watch:
+            assert await delete(broker, "t") == ["none"]
+        watch.check()
+        assert broker.replicas.producer_limit.count == 0
+
+
+async def test_a_topic_of_the_same_name_does_not_meet_the_old_one(tmp_path):
+    """Made and written in the very turn in which the old one's record goes."""
+    async with Broker(tmp_path, config=CALM) as broker:
+        broker.topics.create("t", partitions=3)
+        for index in range(3):
+            write(broker, "t", index, count=5)
+        old = broker.replicas.partition("t", 2)
+        old.delete_records_before(5)
+        await broker.replicas.save(LOG_START_CHECKPOINT)
+        gone = broker.topics.delete("t")
+        broker.drop_topics([gone])
+        broker.topics.create("t", partitions=3)
+        write(broker, "t", 2)
+        new = broker.replicas.partition("t", 2)
+        assert new is not old
+        assert (new.log_start_offset, new.log_end_offset) == (0, 1)
+        stored = read_offsets(OsFileSystem(), str(tmp_path), LOG_START_CHECKPOINT)
+        assert ("t", 2) not in stored, "a kill now must not empty the new one"
+        await broker.forget_topics([gone])
+        await until_gone(tmp_path)
+        assert sorted(one.name for one in tmp_path.glob("t-*")) == ["t-2"]
+        assert new.log_end_offset == 1
+
+
+async def test_what_a_kill_leaves_is_removed_behind_the_start(tmp_path):
+    """Directories on their way out, of a deleted topic, and files of removed segments."""
+    async with Broker(tmp_path, config=CALM) as broker:
+        for name in ("deleted", "kept"):
+            broker.topics.create(name, partitions=1)
+            write(broker, name)
+        # Killed right behind the tombstone.
+        broker.metadata.delete_topic("deleted")
+    (tmp_path / "old-0.0123-delete").mkdir()
+    (tmp_path / "old-0.0123-delete" / "file").write_text("x")
+    (tmp_path / "kept-0" / f"{0:020}.log.deleted").write_bytes(b"x")
+    disk, may_remove = FaultyDisk(), threading.Event()
+
+    def before(kind: str, path: str) -> None:
+        if kind in {"remove_tree", "remove"} and ("-delete" in path or ".deleted" in path):
+            assert threading.current_thread() is not threading.main_thread()
+            assert may_remove.wait(60)
+
+    disk.before = before
+    async with Broker(tmp_path, config=CALM, fs=disk) as broker:
+        assert broker.address[1] > 0, "it listens"
+        assert len(doomed(tmp_path)) == 2
+        assert not (tmp_path / "deleted-0").exists()
+        assert broker.replicas.partition("kept", 0).log_end_offset == 1
+        may_remove.set()
+        await until_gone(tmp_path)
+        await broker.replicas.removals.finish()
+    assert not list((tmp_path / "kept-0").glob("*.deleted"))
+
+
+async def test_a_stop_waits_for_one_removal_and_leaves_the_rest(tmp_path):
+    disk, began, may_end = FaultyDisk(), threading.Event(), threading.Event()
+
+    def before(kind: str, _path: str) -> None:
+        if kind == "remove_tree":
+            began.set()
+            assert may_end.wait(60)
+
+    async with Broker(tmp_path, config=CALM, fs=disk) as broker:
+        broker.topics.create("t", partitions=5)
+        for index in range(5):
+            write(broker, "t", index)
+        disk.before = before
+        assert await delete(broker, "t") == ["none"]
+        await asyncio.to_thread(began.wait, 60)
+        stopping = asyncio.ensure_future(broker.replicas.removals.close())
+        await asyncio.sleep(0)
+        assert not stopping.done()
+        may_end.set()
+        await stopping
+        assert len(doomed(tmp_path)) == 4
+    async with Broker(tmp_path, config=CALM):
+        await until_gone(tmp_path)
+    assert (tmp_path / ".kafka_cleanshutdown").exists()
+
+
+async def test_what_can_not_be_removed_keeps_nobody_else(tmp_path):
+    disk = FaultyDisk()
+
+    def before(kind: str, path: str) -> None:
+        if kind == "remove_tree" and "/bad-0." in path:
+            raise OSError(errno.EIO, "Input/output error")
+        if kind == "rename" and path.endswith("/stuck-0"):
+            raise OSError(errno.EIO, "Input/output error")
+
+    with capture_logs() as told:
+        async with Broker(tmp_path, config=CALM, fs=disk) as broker:
+            for name in ("bad", "stuck", "good"):
+                broker.topics.create(name, partitions=1)
+                write(broker, name)
+            disk.before = before
+            assert await delete(broker, "bad", "stuck", "good") == ["none"] * 3
+            await broker.replicas.removals.finish()
+            assert [name.split(".")[0] for name in doomed(tmp_path)] == ["bad-0"]
+            assert (tmp_path / "stuck-0").exists()
+            disk.before = lambda _kind, _path: None
+    assert [one["event"] for one in told if one["log_level"] == "warning"] == [
+        "directory not removed",
+        "not removed",
+    ]
+    async with Broker(tmp_path, config=CALM) as broker:
+        await broker.replicas.removals.finish()
+    assert not doomed(tmp_path)
+    assert not list(tmp_path.glob("stuck-*"))
+
+
+async def test_nothing_is_removed_before_its_new_name_is_on_disk(tmp_path):
+    disk = FaultyDisk()
+
+    def before(kind: str, path: str) -> None:
+        if kind == "sync_directory" and path == str(tmp_path):
+            raise OSError(errno.EIO, "Input/output error")
+
+    async with Broker(tmp_path, config=CALM, fs=disk) as broker:
+        broker.topics.create("t", partitions=1)
+        write(broker, "t")
+        disk.before = before
+        assert await delete(broker, "t") == ["none"]
+        await broker.replicas.removals.finish()
+        (left,) = tmp_path.glob("t-0.*-delete")
+        assert (left / "partition.metadata").exists()
+        disk.before = lambda _kind, _path: None

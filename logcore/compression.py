@@ -110,10 +110,9 @@ def inflate(
     if codec is Codec.SNAPPY:
         return _decompress_snappy(view, max_output_bytes, strict=strict)
     if codec is Codec.LZ4:
-        if strict:
-            _check_lz4_frame(view)
+        most = _check_lz4_frame(view) if strict else None
         ceiling = min(max_output_bytes, len(view) * _LZ4_MAX_RATIO)
-        return _inflate_bounded(codec, cramjam.lz4.decompress_into, view, None, ceiling)
+        return _inflate_bounded(codec, cramjam.lz4.decompress_into, view, most, ceiling)
     declared = _zstd_content_size(view)
     if declared is not None and declared > max_output_bytes:
         raise _too_large(max_output_bytes)
@@ -255,18 +254,24 @@ def _decompress_snappy_block(block: memoryview, max_output_bytes: int) -> bytes:
         raise CorruptRecordError(f"snappy records do not inflate: {error}") from None
 
 
-def _check_lz4_frame(data: memoryview) -> None:
-    """Raise CorruptRecordError unless ``data`` is one frame of independent blocks, to its end."""
+def _check_lz4_frame(data: memoryview) -> int | None:
+    """Raise CorruptRecordError unless ``data`` is one frame of independent blocks, to its end.
+
+    Returns what it inflates to at most, None if the size of its blocks does not tell.
+    """
+    blocks = 0
     try:
-        magic, flags = data[:4], data[4]
+        magic, flags, largest = data[:4], data[4], 1 << 8 + 2 * (data[5] >> 4)
         pos = 7 + (8 if flags & _LZ4_HAS_SIZE else 0) + (4 if flags & _LZ4_HAS_DICTIONARY else 0)
         while size := _LITTLE_UINT32.unpack_from(data, pos)[0]:
             pos += 4 + (size & ~_LZ4_RAW_BLOCK) + (4 if flags & _LZ4_HAS_BLOCK_CHECKSUMS else 0)
+            blocks += 1
         pos += 4 + (4 if flags & _LZ4_HAS_CHECKSUM else 0)
     except (IndexError, struct.error):
         raise CorruptRecordError("an lz4 frame is cut short") from None
     if magic != _LZ4_FRAME_HEADER[:4] or not flags & _LZ4_INDEPENDENT_BLOCKS or pos != len(data):
         raise CorruptRecordError("lz4 records that are not one frame of independent blocks")
+    return blocks * largest if largest == _LZ4_BLOCK else None
 
 
 def _compress_lz4(data: memoryview, level: int | None) -> bytes:

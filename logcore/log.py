@@ -8,7 +8,7 @@ Source: ``LocalLog``, ``LogSegments``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from sortedcontainers import SortedDict
@@ -48,6 +48,8 @@ class Log:
         self._segments: SortedDict[int, Segment] = SortedDict()
         self._looked_into = LookedInto()
         self._doomed: list[tuple[int, str]] = []
+        self.remove_later: Callable[[str], None] | None = None
+        """Removes a file behind everybody's back: a file system may take long to give one up."""
         self.log_end_offset = 0
         self.directory_changed = False
         """Files were created, renamed or removed since the directory was last synced."""
@@ -343,21 +345,25 @@ class Log:
         self.open_segment(base_offset, has_txn_index=TXN_INDEX_SUFFIX in suffixes)
 
     def _remove_file(self, path: str, now_ms: int, delay_ms: int) -> None:
-        if delay_ms <= 0:
+        if delay_ms <= 0 and self.remove_later is None:
             self._fs.remove(path)
             return
         try:
             self._fs.rename(path, path + DELETED_SUFFIX)
         except FileNotFoundError:
             return
-        self._doomed.append((now_ms + delay_ms, path + DELETED_SUFFIX))
+        if delay_ms <= 0 and self.remove_later is not None:
+            self.remove_later(path + DELETED_SUFFIX)
+        else:
+            self._doomed.append((now_ms + delay_ms, path + DELETED_SUFFIX))
 
     def remove_doomed(self, now_ms: int | None) -> None:
         """Remove renamed files whose delay has passed; all of them with None."""
         waiting = []
+        remove = self.remove_later or self._fs.remove
         for due_ms, path in self._doomed:
             if now_ms is None or due_ms <= now_ms:
-                self._fs.remove(path)
+                remove(path)
             else:
                 waiting.append((due_ms, path))
         self._doomed = waiting

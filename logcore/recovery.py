@@ -119,6 +119,7 @@ class _Loader:
         self._producers = producers
         self._epochs = epochs
         self._log = Log(fs, directory, options.name, options.config, options.now_ms)
+        self._log.remove_later = options.remove_later
         self._report = RecoveryReport()
         self._highest_epoch: int | None = None
         self._epoch = NO_EPOCH

@@ -243,3 +243,23 @@ async def test_nothing_is_removed_before_its_new_name_is_on_disk(tmp_path):
         (left,) = tmp_path.glob("t-0.*-delete")
         assert (left / "partition.metadata").exists()
         disk.before = lambda _kind, _path: None
+
+
+@pytest.mark.parametrize("delay_ms", [0, 1])
+async def test_segments_that_retention_gives_up_are_removed_in_the_thread(tmp_path, delay_ms):
+    disk = ThreadsOfSteps()
+    async with Broker(tmp_path, config=CALM, fs=disk) as broker:
+        configs = {"retention.ms": "1", "file.delete.delay.ms": str(delay_ms)}
+        broker.topics.create("t", partitions=1, configs=configs)
+        partition, now_ms = broker.replicas.partition("t", 0), broker.clock.now_ms()
+        for _ in range(3):
+            partition.append_records([Record(b"k", b"v" * 1_000)], now_ms=1)
+            partition._roll(now_ms)
+        disk.watched = True
+        assert partition.retention(now_ms) == 3
+        partition.retention(now_ms + delay_ms)
+        disk.watched = False
+        assert not [step for step in disk.on_loop if step[0] == "remove"]
+        await broker.replicas.removals.finish()
+        assert not list((tmp_path / "t-0").glob("*.deleted"))
+        assert [one.name for one in (tmp_path / "t-0").glob("*.log")] == [f"{3:020}.log"]

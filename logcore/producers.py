@@ -13,7 +13,7 @@ Source: ``ProducerStateManager``, ``ProducerStateEntry``, ``ProducerAppendInfo``
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -56,6 +56,8 @@ BATCHES_TO_RETAIN: Final = 5
 
 PRODUCER_ID_EXPIRATION_MS: Final = 86_400_000
 """``producer.id.expiration.ms``: how long a producer that is silent is remembered."""
+
+EXPIRED_AT_ONCE: Final = 10_000
 
 _SNAPSHOT_HEADER: Final = struct.Struct(">hIi")
 _SNAPSHOT_ENTRY: Final = struct.Struct(">qhiqiqiq")
@@ -106,12 +108,15 @@ class ProducerEntry:
         "current_txn_first_offset",
         "epoch",
         "last_timestamp",
+        "packed",
         "producer_id",
     )
 
     def __init__(self, producer_id: int, epoch: int = NO_EPOCH) -> None:
         self.producer_id = producer_id
         self.epoch = epoch
+        self.packed = b""
+        """The entry as a snapshot has it. A roll must not wait for a hundred thousand of them."""
         self.batches: list[CachedBatch] = []
         self.coordinator_epoch = -1
         self.last_timestamp = -1
@@ -126,6 +131,21 @@ class ProducerEntry:
     def last_offset(self) -> int:
         """Offset of the last record of the window, −1 if it is empty."""
         return self.batches[-1].last_offset if self.batches else -1
+
+    def pack(self) -> None:
+        """Bring :attr:`packed` up to date, after every change."""
+        last = self.batches[-1] if self.batches else None
+        first_offset = self.current_txn_first_offset
+        self.packed = _SNAPSHOT_ENTRY.pack(
+            self.producer_id,
+            self.epoch,
+            last.last_sequence if last else NO_SEQUENCE,
+            last.last_offset if last else -1,
+            last.last_offset - last.first_offset if last else 0,
+            self.last_timestamp,
+            self.coordinator_epoch,
+            -1 if first_offset is None else first_offset,
+        )
 
     def move_to(self, epoch: int) -> None:
         """Take the epoch over; a new one begins a new window."""
@@ -184,11 +204,15 @@ class ProducerStateManager:
             for entry in self._producers.values()
         ]
 
-    def last_records(self) -> dict[int, LastRecord]:
-        """Return where each producer stands, for compaction to keep that record's batch."""
-        return {
-            entry.producer_id: LastRecord(entry.last_offset, entry.epoch)
-            for entry in self._producers.values()
+    def last_records(self) -> Callable[[], dict[int, LastRecord]]:
+        """Take down where each producer stands, for compaction to keep that record's batch.
+
+        What is returned reads it, in any thread: that takes longer.
+        """
+        packed = b"".join([entry.packed for entry in self._producers.values()])
+        return lambda: {
+            fields[0]: LastRecord(fields[3], fields[1])
+            for fields in _SNAPSHOT_ENTRY.iter_unpack(packed)
         }
 
     def has_open_transaction(self, producer_id: int, epoch: int | None = None) -> bool:
@@ -341,6 +365,7 @@ class ProducerStateManager:
             entry.current_txn_first_offset = base_offset
             self._open[base_offset] = producer_id
             self._update_first_unstable()
+        entry.pack()
         self._limit.wrote(entry, self._producers)
 
     def _add(self, entry: ProducerEntry) -> ProducerEntry:
@@ -365,6 +390,7 @@ class ProducerStateManager:
         entry.last_timestamp = timestamp
         first_offset = entry.current_txn_first_offset
         entry.current_txn_first_offset = None
+        entry.pack()
         self._limit.wrote(entry, self._producers)
         if first_offset is None:
             return None
@@ -431,15 +457,11 @@ class ProducerStateManager:
     # --- expiry, truncation ---
 
     def expire(self, now_ms: int) -> int:
-        """Forget producers that are silent too long and have nothing open; return how many."""
-        expired = [
-            producer_id
-            for producer_id, entry in self._producers.items()
-            if self._is_expired(entry, now_ms)
-        ]
-        for producer_id in expired:
+        """Forget up to EXPIRED_AT_ONCE that are silent too long, with nothing open; how many."""
+        expired = [key for key, one in self._producers.items() if self._is_expired(one, now_ms)]
+        for producer_id in expired[:EXPIRED_AT_ONCE]:
             self._limit.remove(self._producers.pop(producer_id))
-        return len(expired)
+        return min(len(expired), EXPIRED_AT_ONCE)
 
     def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
         return (
@@ -505,6 +527,7 @@ class ProducerStateManager:
                 self._add(entry)
                 if offset <= start:
                     entry.current_txn_first_offset = None
+                entry.pack()
                 self._limit.wrote(entry, self._producers)
                 if entry.current_txn_first_offset is not None:
                     self._open[entry.current_txn_first_offset] = entry.producer_id
@@ -542,22 +565,7 @@ def _idle_since(entry: ProducerEntry) -> int:
 
 def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
     """Encode producers as Kafka's snapshot file, version 1."""
-    parts = []
-    for entry in entries:
-        last = entry.batches[-1] if entry.batches else None
-        first_offset = entry.current_txn_first_offset
-        parts.append(
-            _SNAPSHOT_ENTRY.pack(
-                entry.producer_id,
-                entry.epoch,
-                last.last_sequence if last else NO_SEQUENCE,
-                last.last_offset if last else -1,
-                last.last_offset - last.first_offset if last else 0,
-                entry.last_timestamp,
-                entry.coordinator_epoch,
-                -1 if first_offset is None else first_offset,
-            )
-        )
+    parts = [entry.packed for entry in entries]
     body = struct.pack(">i", len(parts)) + b"".join(parts)
     return struct.pack(">hI", _SNAPSHOT_VERSION, crc32c(body)) + body
 

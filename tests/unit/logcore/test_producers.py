@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import struct
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from logcore.producers import (
     ProducerStateManager,
     decode_snapshot,
 )
+from tests.support.stalls import MAX_STALL_MS
 from tests.unit.logcore.partition_driver import (
     T0,
     append,
@@ -372,3 +375,25 @@ def test_expired_producers_of_a_snapshot_are_dropped(tmp_path: Path) -> None:
     again = open_partition(tmp_path, clock=ManualClock(T0 + 100), producer_id_expiration_ms=100)
     assert [one.producer_id for one in again.producers()] == [2]
     assert again.last_stable_offset == 1
+
+
+def test_a_hundred_thousand_producers_keep_the_thread_for_no_long_turn(tmp_path: Path) -> None:
+    """At a roll, at the plan of a compaction, and when all of them expire."""
+    partition = open_partition(tmp_path)
+    for producer_id in range(100_000):
+        marker(partition, producer_id, commit=True)
+    turns = {}
+
+    def turn(what: str, step: Callable[[], object]) -> None:
+        begin = time.thread_time()
+        step()
+        turns[what] = (time.thread_time() - begin) * 1000
+
+    turn("roll", lambda: partition._roll(T0))
+    turn("last records", partition._producers.last_records)
+    expired = []
+    while len(expired) == 0 or expired[-1]:
+        turn(f"expiry {len(expired)}", lambda: expired.append(partition.expire_producers(T0, 0)))
+    assert sum(expired) == 100_000
+    assert max(turns.values()) <= MAX_STALL_MS, turns
+    partition.close()

@@ -49,6 +49,7 @@ from logcore.fs import FileSystem
 from logcore.partition import DELETE_SUFFIX, MAX_NAME_BYTES, Partition
 from logcore.producer_limit import ProducerLimit
 from logcore.reading import ReadablePartition
+from logcore.recovery import RecoveryReport
 
 STRAY_SUFFIX: Final = "-stray"
 
@@ -109,7 +110,13 @@ class Replicas:
         self._log_starts = self._files.read(LOG_START_CHECKPOINT)
         self.cleaned = self._files.read(CLEANER_CHECKPOINT)
         """Where the last round of compaction on a partition ended."""
-        self._checkpointed = (self._recovery_points, self._log_starts, self.cleaned)
+        self._high_watermarks = self._files.read(HIGH_WATERMARK_CHECKPOINT)
+        self._checkpointed = (
+            self._recovery_points,
+            self._log_starts,
+            self.cleaned,
+            self._high_watermarks,
+        )
 
     # --- start -----------------------------------------------------------------------------------
 
@@ -257,10 +264,10 @@ class Replicas:
                 clean=self.was_clean,
                 recovery_point=self._recovery_points.get(key, 0),
                 log_start_offset=self._log_starts.get(key, 0),
-                # The only replica leads, and all it has is committed: what the checkpoint says
-                # would hide what was answered after it. It is written for a broker with followers.
-                high_watermark=None,
+                # Only to tell what is missing: the only replica leads, and all it has is committed.
+                high_watermark=self._high_watermarks.get(key, 0),
                 leader_epoch=leader_epoch,
+                gaps_below=self.cleaned.get(key, 0),
                 producer_id_expiration_ms=self._config.int("producer.id.expiration.ms"),
                 producer_limit=self.producer_limit,
                 flusher=self._flusher,
@@ -269,6 +276,8 @@ class Replicas:
         except OSError as error:
             raise StorageError(f"{path} can not be opened: {error}") from error
         partition.on_offline = _report_offline
+        if partition.recovery is not None:
+            _report_recovery(partition, partition.recovery)
         if partition.recovery_point < self._recovery_points.get(key, 0):
             # Recovery has cut the log: what comes now is not on disk because the file says so.
             self._cut = True
@@ -399,6 +408,31 @@ class Replicas:
                 exc_info=None if isinstance(error, (LogError, OSError)) else error,
             )
             return None
+
+
+def _report_recovery(partition: Partition, report: RecoveryReport) -> None:
+    """Say what a start has removed of a log, and what it has found and left."""
+    for damage in report.damaged:
+        _log.error(
+            "damage left in the log",
+            partition=partition.name,
+            offset=damage.offset,
+            next_offset=damage.next_offset,
+            cause=damage.reason,
+        )
+    if not report.reason and not report.lost_offsets:
+        return
+    tell = _log.error if report.is_loss else _log.warning
+    tell(
+        "log cut" if report.reason else "log shorter than it was",
+        partition=partition.name,
+        log_end_offset=partition.log_end_offset,
+        records=report.removed_records,
+        bytes=report.truncated_bytes,
+        cause=report.reason or "the files end before what was on disk or acknowledged",
+        acknowledged_offsets_lost=report.lost_offsets,
+        kept=[f"{partition.directory}/{name}" for name in report.kept],
+    )
 
 
 def _report_offline(partition: ReadablePartition, cause: StorageError) -> None:

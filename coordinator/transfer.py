@@ -271,6 +271,8 @@ def _stage(
         log_start_offset=source.log_start_offset,
         leader_epoch=known,
         gaps_below=source.gaps_below,
+        is_replica=True,
+        keeps_removed=False,
     )
     report = partition.recovery
     if report is not None and report.valid_data_removed and not accept_damage:

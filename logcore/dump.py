@@ -72,6 +72,7 @@ from logcore.segment import (
     TXN_INDEX_SUFFIX,
     file_stem,
 )
+from logcore.strays import without_stray_suffix
 
 Row = dict[str, object]
 
@@ -101,7 +102,7 @@ def dump_file(
 
     ValueError if a name says of no known kind of file.
     """
-    plain = name
+    plain = without_stray_suffix(name)
     for suffix in _ON_THE_WAY:
         plain = plain.removesuffix(suffix)
     dump = _Dump(fs, directory, name, plain, verify=verify, records=records, decoder=decoder)

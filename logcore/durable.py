@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from logcore.checkpoints import PARTITION_METADATA
+from logcore.errors import StorageError
 from logcore.flush import Flush, is_refusal
-from logcore.reading import ReadablePartition
+from logcore.reading import STORAGE_FAILURES, ReadablePartition
 
 SEALED_AT_ONCE: Final = 16
 """Sealed segments of one flush. After an upgrade, or a kill, there may be thousands; the recovery
@@ -172,3 +173,46 @@ class DurablePartition(ReadablePartition):
             self._flush_sealed()
             return True
         return False
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Leave the files as a clean shutdown does: flushed, indexes trimmed, producers saved."""
+        flush = self.plan_close()
+        self.finish_close(flush, None if flush is None else flush.run())
+
+    def plan_close(self) -> Flush | None:
+        """Do all of :meth:`close` that needs no disk, and plan what does; None if nothing.
+
+        :meth:`finish_close` has to follow. StorageError, and the partition is closed.
+        """
+        if self._stopped is not None:
+            return None
+        try:
+            self._log.active.seal()
+            self._producers.take_snapshot()
+            self._log.remove_doomed(None)
+            return self.plan_flush(self._clock.now_ms())
+        except STORAGE_FAILURES as error:
+            failure = self._fail(error)
+            self._stop("is closed")
+            raise failure from error
+
+    def finish_close(self, flush: Flush | None, failure: Exception | None) -> None:
+        """Take over how the flush went, and give all files back. StorageError if it failed."""
+        try:
+            if flush is not None:
+                self.finish_flush(flush, failure)
+            if failure is not None:
+                raise self._fail(failure) from failure
+        finally:
+            if self._stopped is None:
+                self._stop("is closed")
+            elif not self._log.is_empty:
+                self._log.close()
+
+    def _stop(self, why: str) -> None:
+        self._log.close()
+        self._producers.release()
+        if self._stopped is None:
+            self._stopped = StorageError(f"{self.topic}-{self.index} {why}")

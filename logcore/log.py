@@ -306,6 +306,19 @@ class Log:
             for suffix in (*SEGMENT_SUFFIXES[1:], SNAPSHOT_SUFFIX):
                 self._remove_file(segment.stem + suffix, now_ms, delay_ms)
 
+    def set_aside(self, segment: Segment, path: str) -> None:
+        """Take a segment out of the log, whose file goes on under another name in its directory.
+
+        Its other files are removed, durably behind it.
+        """
+        del self._segments[segment.base_offset]
+        segment.close()
+        self._fs.rename(segment.path, path)
+        self._fs.sync_directory(self.directory)
+        self.directory_changed = True
+        for suffix in (*SEGMENT_SUFFIXES[1:], SNAPSHOT_SUFFIX):
+            self._fs.remove(segment.stem + suffix)
+
     def holds(self, segments: Iterable[Segment]) -> bool:
         """Whether these very segments are still part of the log."""
         return all(self._segments.get(one.base_offset) is one for one in segments)

@@ -41,7 +41,6 @@ from logcore.errors import (
     LogError,
     StorageError,
 )
-from logcore.flush import Flush
 from logcore.fs import FileSystem
 from logcore.index import AbortedTxn, CorruptIndexError
 from logcore.machine import ProducerStamp, Record
@@ -51,7 +50,7 @@ from logcore.producers import (
     ProducerStateManager,
 )
 from logcore.reading import STORAGE_FAILURES, Fetched, Isolation
-from logcore.recovery import OpenOptions, load_log, replay_producers
+from logcore.recovery import OpenOptions, RecoveryReport, load_log, replay_producers
 from logcore.segment import Segment
 from logcore.shrinking import ShrinkingPartition
 from logcore.validation import Admitted, admit
@@ -102,6 +101,8 @@ class Partition(ShrinkingPartition):
         high_watermark: int | None = None,
         leader_epoch: int = 0,
         gaps_below: int = 0,
+        is_replica: bool = False,
+        keeps_removed: bool = True,
         producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
         producer_limit: ProducerLimit | None = None,
         flusher: Flusher | None = None,
@@ -109,11 +110,10 @@ class Partition(ShrinkingPartition):
     ) -> Partition:
         """Open the partition in ``directory`` (``…/<topic>-<index>``), made if it is not there.
 
-        ``clean``: the last shutdown closed every log. A high watermark beyond the log end shows in
-        :attr:`recovery` as lost offsets. Apache Kafka's cleaner may have emptied segments below
-        ``gaps_below``. Without a ``flusher`` due flushes run inside the append; ``remove_later`` is
-        for files that were on their way out. Raises StorageError if the directory can't be read or
-        belongs to another topic id.
+        ``clean``: the last shutdown closed every log. A recovery point or high watermark beyond the
+        log end shows in :attr:`recovery` as lost offsets; for the rest see :class:`OpenOptions`.
+        Without a ``flusher`` due flushes run inside the append. Raises StorageError if the
+        directory can't be read or belongs to another topic id.
         """
         path, name = str(directory), f"{topic}-{index}"
         producers = ProducerStateManager(fs, path, producer_id_expiration_ms, producer_limit)
@@ -128,6 +128,8 @@ class Partition(ShrinkingPartition):
             leader_epoch=leader_epoch,
             gaps_below=gaps_below,
             remove_later=remove_later,
+            is_replica=is_replica,
+            keeps_removed=keeps_removed,
         )
         try:
             is_known = _has_topic_id(fs, path, topic_id)
@@ -149,13 +151,19 @@ class Partition(ShrinkingPartition):
         )
         partition._metadata_pending, partition._is_new = not is_known, not clean
         partition._flusher = flusher
-        end = loaded.log.log_end_offset
-        on_disk = end if clean else min(recovery_point, end)
-        partition._recovery_point = max(on_disk, loaded.log_start_offset)
-        if high_watermark is not None and high_watermark > end and loaded.report is not None:
-            loaded.report.lost_offsets = high_watermark - end
-        producers.high_watermark_moved(partition._high_watermark)
+        partition._know(options, high_watermark or 0)
         return partition
+
+    def _know(self, options: OpenOptions, high_watermark: int) -> None:
+        """Take over what the checkpoints say of a log that was just opened."""
+        end = self._log.log_end_offset
+        known = end if options.clean else min(options.recovery_point, end)
+        self._recovery_point = max(known, self._log_start_offset)
+        lost = max(options.recovery_point, high_watermark) - end
+        if lost > 0:
+            self.recovery = self.recovery or RecoveryReport()
+            self.recovery.lost_offsets = lost
+        self._producers.high_watermark_moved(self._high_watermark)
 
     # --- appending ---
 
@@ -370,7 +378,9 @@ class Partition(ShrinkingPartition):
                 log.truncate_to(offset)
                 if self._config.is_compacted or log.active.next_offset() != offset:
                     # Recovery expects no holes in the last segment; compaction may have made some,
-                    # and a cut inside of a batch leaves one before what comes next.
+                    # and a cut inside of a batch leaves one before what comes next. No flush to
+                    # come looks at that segment any more.
+                    log.active.sync_log()
                     self._roll(now_ms)
             self._epochs.truncate_from_end(offset)
             end = log.log_end_offset
@@ -386,41 +396,6 @@ class Partition(ShrinkingPartition):
         self._notify()
 
     # --- the end ---
-
-    def close(self) -> None:
-        """Leave the files as a clean shutdown does: flushed, indexes trimmed, producers saved."""
-        flush = self.plan_close()
-        self.finish_close(flush, None if flush is None else flush.run())
-
-    def plan_close(self) -> Flush | None:
-        """Do all of :meth:`close` that needs no disk, and plan what does; None if nothing.
-
-        :meth:`finish_close` has to follow. StorageError, and the partition is closed.
-        """
-        if self._stopped is not None:
-            return None
-        try:
-            self._log.active.seal()
-            self._producers.take_snapshot()
-            self._log.remove_doomed(None)
-            return self.plan_flush(self._clock.now_ms())
-        except STORAGE_FAILURES as error:
-            failure = self._fail(error)
-            self._stop("is closed")
-            raise failure from error
-
-    def finish_close(self, flush: Flush | None, failure: Exception | None) -> None:
-        """Take over how the flush went, and give all files back. StorageError if it failed."""
-        try:
-            if flush is not None:
-                self.finish_flush(flush, failure)
-            if failure is not None:
-                raise self._fail(failure) from failure
-        finally:
-            if self._stopped is None:
-                self._stop("is closed")
-            elif not self._log.is_empty:
-                self._log.close()
 
     def doom(self) -> None:
         """Serve nothing more: the topic is deleted. :meth:`rename_doomed` has to follow."""
@@ -447,12 +422,6 @@ class Partition(ShrinkingPartition):
         except OSError as error:
             raise StorageError(f"{self.name} can't be removed: {error}") from error
         return doomed
-
-    def _stop(self, why: str) -> None:
-        self._log.close()
-        self._producers.release()
-        if self._stopped is None:
-            self._stopped = StorageError(f"{self.topic}-{self.index} {why}")
 
 
 def _has_topic_id(fs: FileSystem, directory: str, topic_id: uuid.UUID) -> bool:

@@ -7,7 +7,13 @@ second kill leaves no hole) and then the file is cut there. Indexes, transaction
 state and leader epochs of what was walked are built anew.
 
 A torn tail after ``kill -9`` is a write nobody was told of. Good batches behind a bad one are
-another matter: then a disk has lost data. Both are cut, as in Kafka, and the report says which.
+another matter: then a disk has lost data. Both are cut, as in Kafka; the report says which, and
+what was cut is kept (``strays.py``).
+
+What lies below the recovery point was on disk, and is never cut away: a batch there that does not
+read is stepped over and stays, for its reader to find, as it does in the segments that nobody
+walks. Kafka steps over nothing in the segment that holds the recovery point. Only where nothing
+good is left behind the damage does the log end there.
 
 Messages of format v0 and v1, from before an upgrade, are checked by their own CRC and kept.
 
@@ -18,31 +24,39 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from logcore.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC, BatchHeader, parse_header, verify_crc
-from logcore.config import LogConfig
+from logcore.batch import LOG_OVERHEAD, MAGIC, BatchHeader
+from logcore.config import MAX_INT64, LogConfig
 from logcore.epoch_check import NO_EPOCH, lowest_epoch
 from logcore.epochs import LeaderEpochs
 from logcore.errors import CorruptRecordError, InvalidRecordError, LogError
-from logcore.fs import TEMPORARY_SUFFIX, FileSystem
-from logcore.index import AbortedTxn, CorruptIndexError
-from logcore.legacy import as_batch_header, magic_at, parse_message, verify_message_crc
-from logcore.log import CLEANED_SUFFIX, DELETED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX, Log
+from logcore.fs import FileSystem
+from logcore.index import MAX_RELATIVE_OFFSET, AbortedTxn, CorruptIndexError
+from logcore.leftovers import OFFSET_DIGITS, finish_interrupted, offset_of
+from logcore.log import SNAPSHOT_SUFFIX, Log
 from logcore.producers import ProducerStateManager
+from logcore.scan import end_by_length, is_intact, next_intact, verified
 from logcore.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
-    SCAN_BYTES,
     SEGMENT_SUFFIXES,
     TXN_INDEX_SUFFIX,
     Segment,
     file_stem,
 )
+from logcore.strays import Strays
 
-_OFFSET_DIGITS: Final = 20
+
+class Damage(NamedTuple):
+    """A stretch of a log file that is no batch and was left where it is."""
+
+    offset: int
+    next_offset: int
+    """Where the log goes on."""
+    reason: str
 
 
 @dataclass(slots=True)
@@ -52,7 +66,12 @@ class RecoveryReport:
     scanned_segments: int = 0
     scanned_bytes: int = 0
     truncated_bytes: int = 0
+    """Those that were removed."""
     removed_segments: int = 0
+    removed_records: int = 0
+    """As far as the headers of what was removed can be read."""
+    kept: list[str] = field(default_factory=list)
+    """Names of the files in the partition's directory that hold what was removed."""
     reason: str = ""
     """Why the log was cut, empty if it was not."""
 
@@ -60,7 +79,16 @@ class RecoveryReport:
     """Whether good batches stood behind the bad one: not a torn tail but damage."""
 
     lost_offsets: int = 0
-    """How far the log ends before the checkpointed high watermark: acknowledged and gone."""
+    """How far the log ends before the checkpointed high watermark, or before what was known to be
+    on disk: acknowledged and gone."""
+
+    damaged: list[Damage] = field(default_factory=list)
+    """What does not read among data that was on disk before. Nothing behind it was removed."""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether more went than a write that nobody was told of."""
+        return self.valid_data_removed or self.lost_offsets > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +103,11 @@ class OpenOptions:
     log_start_offset: int = 0
     leader_epoch: int = 0
     gaps_below: int = 0
-    """Up to where compaction may have emptied whole segments; a gap there is no loss."""
+    """Up to where compaction may have made holes, Kafka's of whole segments: no loss there."""
+    is_replica: bool = False
+    """Whether the batches may have been fetched from a leader that compacts: holes anywhere."""
+    keeps_removed: bool = True
+    """Whether what is cut off is kept beside the log."""
 
     remove_later: Callable[[str], None] | None = None
     """Removes a file behind the open; without it that is done at once."""
@@ -101,26 +133,34 @@ def load_log(
 
     Raises OSError, and StorageError for a log that must not be opened.
     """
-    return _Loader(fs, directory, options, producers, epochs).load()
+    log = Log(fs, directory, options.name, options.config, options.now_ms)
+    log.remove_later = options.remove_later
+    with ExitStack() as undo:
+        undo.callback(log.close)
+        loaded = _Loader(fs, log, options, producers, epochs).load()
+        undo.pop_all()
+    return loaded
 
 
 class _Loader:
     def __init__(
         self,
         fs: FileSystem,
-        directory: str,
+        log: Log,
         options: OpenOptions,
         producers: ProducerStateManager,
         epochs: LeaderEpochs,
     ) -> None:
         self._fs = fs
-        self._directory = directory
+        self._log = log
+        self._directory = log.directory
         self._options = options
         self._producers = producers
         self._epochs = epochs
-        self._log = Log(fs, directory, options.name, options.config, options.now_ms)
-        self._log.remove_later = options.remove_later
         self._report = RecoveryReport()
+        self._strays: Strays | None = None
+        self._flushed = MAX_INT64 if options.clean else options.recovery_point
+        """Below, everything has been on disk: what does not read there is damage."""
         self._highest_epoch: int | None = None
         self._epoch = NO_EPOCH
         self._new_epochs: list[tuple[int, int]] = []
@@ -132,7 +172,9 @@ class _Loader:
         if names is None:
             self._fs.make_directory(self._directory)
             return self._fresh()
-        names = self._finish_interrupted(names)
+        names = finish_interrupted(self._fs, self._directory, names, self._options.remove_later)
+        if self._options.keeps_removed:
+            self._strays = Strays(self._fs, self._log, names)
         first_bad = self._open_segments(names)
         if self._log.is_empty:
             return self._fresh()
@@ -166,88 +208,13 @@ class _Loader:
 
     # --- files ---
 
-    def _finish_interrupted(self, names: list[str]) -> list[str]:
-        """Remove what was on its way out, and roll a finished compaction forward.
-
-        As in Kafka: a ``.swap`` file at or behind a ``.cleaned`` one belongs to a compaction that
-        had not finished all its files; any other ``.swap`` replaces the segments it covers. The
-        ``.cleaned`` files go last, for they tell the two apart should this be cut short as well.
-        """
-        odd = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, TEMPORARY_SUFFIX)
-        if not any(name.endswith(odd) for name in names):
-            return names
-        cleaned = [_offset_of(name) for name in names if name.endswith(CLEANED_SUFFIX)]
-        oldest_cleaned = min((one for one in cleaned if one is not None), default=None)
-        swaps: list[str] = []
-        abandoned = False
-        for name in names:
-            offset = _offset_of(name)
-            if name.endswith(DELETED_SUFFIX):
-                remove = self._options.remove_later or self._fs.remove
-                remove(f"{self._directory}/{name}")
-            elif name.endswith(TEMPORARY_SUFFIX):
-                self._remove(name)
-            elif name.endswith(SWAP_SUFFIX) and offset is not None:
-                if oldest_cleaned is not None and offset >= oldest_cleaned:
-                    self._remove(name)
-                    abandoned = True
-                else:
-                    swaps.append(name)
-        if abandoned:
-            self._fs.sync_directory(self._directory)
-        for name in names:
-            if name.endswith(CLEANED_SUFFIX):
-                self._remove(name)
-        if swaps:
-            self._swap_in(names, swaps)
-            self._fs.sync_directory(self._directory)
-        return self._fs.list_directory(self._directory) or []
-
-    def _swap_in(self, names: list[str], swaps: list[str]) -> None:
-        """Put the ``.swap`` files in the place of the segments that they cover.
-
-        A log file gives up its suffix before its indexes do: the next start, if this one is cut
-        short, must not take the new indexes for old ones.
-        """
-        logs = [name for name in swaps if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
-        if logs:
-            bases = {_offset_of(name) or 0 for name in logs}
-            low, high = min(bases), max(self._end_of(name) for name in logs)
-            for name in names:
-                offset = _offset_of(name)
-                if offset is None or not low <= offset < max(high, low + 1):
-                    continue
-                # The producers as of the beginning of a new segment are what they were.
-                if name.endswith(SEGMENT_SUFFIXES) or (
-                    name.endswith(SNAPSHOT_SUFFIX) and offset not in bases
-                ):
-                    self._remove(name)
-            self._fs.sync_directory(self._directory)
-        for name in logs + sorted(set(swaps) - set(logs)):
-            path = f"{self._directory}/{name}"
-            self._fs.rename(path, path.removesuffix(SWAP_SUFFIX))
-
-    def _end_of(self, name: str) -> int:
-        """Return the offset behind the last batch of a ``.swap`` log, its base if it is empty."""
-        end = _offset_of(name) or 0
-        handle = self._fs.open(f"{self._directory}/{name}")
-        try:
-            position, size = 0, self._fs.size(handle)
-            while position < size:
-                header = parse_header(self._fs.read(handle, HEADER_SIZE, position))
-                end = header.next_offset
-                position += header.size
-        finally:
-            self._fs.close(handle)
-        return end
-
     def _open_segments(self, names: list[str]) -> int | None:
         """Open what is there; return the base of the first segment whose indexes are unusable."""
         bases: dict[str, set[int]] = defaultdict(set)
         for name in names:
-            offset = _offset_of(name)
+            offset = offset_of(name)
             if offset is not None:
-                bases[name[_OFFSET_DIGITS:]].add(offset)
+                bases[name[OFFSET_DIGITS:]].add(offset)
         logs = bases[LOG_SUFFIX]
         for suffix in SEGMENT_SUFFIXES:
             for offset in bases[suffix] - logs:
@@ -295,20 +262,19 @@ class _Loader:
         end = first.base_offset
         # Whoever made these files may have been killed before their names were on disk.
         self._log.directory_changed = True
+        before: Segment | None = None
         for segment in segments:
-            if segment.base_offset < end:
-                self._report.reason = f"segment {segment.base_offset} overlaps the one before"
-                self._drop(segments[segments.index(segment) :])
-                break
-            if segment.base_offset > end and self._is_loss(end):
-                self._report.reason = f"offsets {end} to {segment.base_offset - 1} are missing"
-                self._drop(segments[segments.index(segment) :])
-                break
+            if before is not None and segment.base_offset != end:
+                reason = self._misfit(segment.base_offset, end)
+                if reason:
+                    self._report.reason = reason
+                    self._end_with(before, end)
+                    break
             if segment is not first:
                 self._producers.map_end_offset = segment.base_offset
                 self._producers.remove_snapshots_above(segment.base_offset - 1)
                 self._producers.take_snapshot()
-            end = self._recover_segment(segment)
+            end, before = self._recover_segment(segment), segment
             if self._report.reason:
                 break
         self._log.log_end_offset = end
@@ -317,14 +283,19 @@ class _Loader:
         # What the file says already need not be written again.
         self._epochs.is_synced = self._epochs.entries == known
 
-    def _is_loss(self, end: int) -> bool:
-        """Whether a gap between two segments is what a power loss has left.
+    def _misfit(self, base_offset: int, end: int) -> str:
+        """Say why a segment can not follow one that ends at ``end``, nothing if it can.
 
-        Compaction makes gaps as well: below the recovery point, and hardly ever at the end of a
-        segment that has none inside. Ours makes none between segments; Apache Kafka's leaves an
-        empty segment, below the cleaner's checkpoint.
+        A gap between two segments is what a power loss leaves. Compaction makes gaps as well: below
+        the recovery point, and hardly ever at the end of a segment that has none inside. Ours makes
+        none between segments; Apache Kafka's leaves an empty segment, below the cleaner's
+        checkpoint.
         """
-        return self._is_dense and end >= max(self._options.recovery_point, self._options.gaps_below)
+        if base_offset < end:
+            return f"segment {base_offset} overlaps the one before"
+        if self._is_dense and end >= max(self._options.recovery_point, self._options.gaps_below):
+            return f"offsets {end} to {base_offset - 1} are missing"
+        return ""
 
     def _recover_segment(self, segment: Segment) -> int:
         """Walk one segment, build its indexes, cut it at the first bad batch; return its end."""
@@ -333,38 +304,77 @@ class _Loader:
         report.scanned_bytes += segment.size
         segment.reset_indexes()
         position, expected = 0, segment.base_offset
-        # Only compaction makes holes, and it never touches the last segment.
-        strict = segment is self._log.active
+        is_active = segment is self._log.active
         self._is_dense = True
         aborted: list[AbortedTxn] = []
         chunk, start = memoryview(b""), 0
         while position < segment.size:
             try:
-                chunk, start, header = _verified(segment, chunk, start, position)
-                self._check_order(header, expected, strict=strict)
+                chunk, start, header = verified(segment, chunk, start, position)
+                self._check_order(header, expected, strict=is_active and self._is_strict(expected))
+                wrong_epoch = self._wrong_epoch(header, is_fatal=expected >= self._flushed)
                 if header.base_offset > expected and header.magic >= MAGIC:
                     self._check_gap(segment, position + header.size, header)
                 batch = chunk[position - start : position - start + header.size]
                 completed = self._producers.replay(header, batch)
             except (CorruptRecordError, InvalidRecordError) as error:
-                if self._options.config.preallocate and segment.is_blank_from(position):
-                    # Nobody got to trim the file; there is nothing in what goes.
+                if self._is_untrimmed(segment, position):
                     segment.cut(position)
-                else:
-                    self._cut(segment, position, str(error))
-                break
+                    break
+                behind = self._behind(segment, position, expected)
+                if behind is None:
+                    self._cut(segment, position, expected, str(error))
+                    break
+                report.damaged.append(Damage(expected, behind[1], str(error)))
+                segment.index_next()
+                position, expected = behind
+                self._is_dense = False
+                continue
             segment.index_batch(header.last_offset, header.max_timestamp, position, header.size)
             if completed is not None and not completed.commit:
                 aborted.append(self._producers.aborted_txn(completed))
-            self._note_epoch(header, expected)
-            self._is_dense = self._is_dense and header.base_offset == expected
-            expected, self._epoch = header.next_offset, max(self._epoch, header.leader_epoch)
             position += header.size
+            if wrong_epoch:
+                report.damaged.append(Damage(expected, header.next_offset, wrong_epoch))
+                self._settle_epoch(segment, position, header)
+            else:
+                self._note_epoch(header, expected)
+            self._is_dense = self._is_dense and header.base_offset == expected
+            expected = header.next_offset
         segment.txn_index.rebuild(aborted)
         if segment is not self._log.active:
             segment.seal()
             self._log.sealed.append(segment)
         return expected
+
+    def _is_untrimmed(self, segment: Segment, position: int) -> bool:
+        """Whether nobody got to trim a preallocated file; there is nothing in what goes then."""
+        return self._options.config.preallocate and segment.is_blank_from(position)
+
+    def _is_strict(self, expected: int) -> bool:
+        """Whether a hole in the active segment is damage: compaction never touches that.
+
+        It may have, and then the segment became the active one, with what was compacted by then
+        and what was on disk; and what a replica of Apache Kafka fetches has holes anywhere.
+        """
+        options = self._options
+        return not options.is_replica and expected >= max(self._flushed, options.gaps_below)
+
+    def _behind(self, segment: Segment, position: int, expected: int) -> tuple[int, int] | None:
+        """Find where the log goes on behind a bad batch that was on disk: position and offset.
+
+        None where it has to be cut, for nothing tells that anything behind was ever acknowledged,
+        or nothing is there.
+        """
+        if expected >= self._flushed:
+            return None
+        later = self._log.from_offset(segment.base_offset)[1:]
+        high = later[0].base_offset if later else segment.base_offset + MAX_RELATIVE_OFFSET
+        behind = next_intact(segment, position, expected, min(high, self._flushed))
+        if behind is None and later and high <= self._flushed:
+            # The end of a sealed segment; what follows it was on disk as well.
+            return segment.size, high
+        return behind
 
     def _check_order(self, header: BatchHeader, expected: int, *, strict: bool) -> None:
         """Check what the CRC does not cover: base offset and leader epoch."""
@@ -378,13 +388,31 @@ class _Loader:
             raise CorruptRecordError(f"offset {base_offset} where {expected} is next")
         if header.last_offset_delta < 0:
             raise CorruptRecordError(f"the batch at offset {base_offset} ends before it begins")
-        highest = self._highest_epoch
-        if header.leader_epoch < self._epoch or (
-            highest is not None and header.leader_epoch > highest
-        ):
-            raise CorruptRecordError(
-                f"the batch at offset {base_offset} has leader epoch {header.leader_epoch}"
-            )
+
+    def _wrong_epoch(self, header: BatchHeader, *, is_fatal: bool) -> str:
+        """Say so if the leader epoch, which no CRC covers, can not be that of the batch."""
+        epoch, highest = header.leader_epoch, self._highest_epoch
+        if header.magic < MAGIC or (epoch >= self._epoch and (highest is None or epoch <= highest)):
+            return ""
+        reason = f"the batch at offset {header.base_offset} has leader epoch {epoch}"
+        if is_fatal:
+            raise CorruptRecordError(reason)
+        return reason
+
+    def _settle_epoch(self, segment: Segment, behind: int, header: BatchHeader) -> None:
+        """Take an epoch for right that falls, if the one behind it is as low: then it rose wrongly.
+
+        For data that was on disk, and is not given up for a number that only replicas ask for.
+        """
+        if header.leader_epoch >= self._epoch:
+            return
+        try:
+            following = segment.header_at(behind).leader_epoch
+        except CorruptRecordError:
+            following = header.leader_epoch
+        if following < self._epoch:
+            self._epoch = header.leader_epoch
+            self._new_epochs = [one for one in self._new_epochs if one[0] <= self._epoch]
 
     def _check_gap(self, segment: Segment, behind: int, header: BatchHeader) -> None:
         """Check a batch behind a gap against what follows it: no CRC covers its base offset."""
@@ -400,6 +428,7 @@ class _Loader:
 
     def _note_epoch(self, header: BatchHeader, expected: int) -> None:
         """Note a new epoch. Compaction may have taken its first batch: the file knows where."""
+        self._epoch = max(self._epoch, header.leader_epoch)
         latest = self._new_epochs[-1][0] if self._new_epochs else self._epochs.latest
         if header.leader_epoch > latest:
             start = self._known_starts.get(header.leader_epoch, -1)
@@ -407,20 +436,53 @@ class _Loader:
                 start = header.base_offset
             self._new_epochs.append((header.leader_epoch, start))
 
-    def _cut(self, segment: Segment, position: int, reason: str) -> None:
-        self._report.reason = reason
-        self._report.valid_data_removed = _good_batch_behind(segment, position)
-        self._drop([one for one in self._log.segments if one.base_offset > segment.base_offset])
-        self._report.truncated_bytes += segment.size - position
+    def _cut(self, segment: Segment, position: int, end: int, reason: str) -> None:
+        """End the log before the bad batch at ``position``, where the offset ``end`` is next."""
+        report = self._report
+        report.reason = reason
+        report.valid_data_removed = is_intact(segment, end_by_length(segment, position))
+        report.truncated_bytes += segment.size - position
+        report.removed_records += _count_records(segment, position)
+        later = self._log.from_offset(segment.base_offset)[1:]
+        is_wanted = report.valid_data_removed or any(one.size for one in later)
+        if self._strays is not None and not segment.is_blank_from(position):
+            self._strays.copy_end(segment, position, end, is_wanted=is_wanted)
+        self._end_with(segment, end)
         segment.cut(position)
+        if segment is not self._log.active:
+            # The flushes to come begin with the active segment.
+            segment.sync_log()
+        report.kept = [] if self._strays is None else self._strays.kept
 
-    def _drop(self, segments: list[Segment]) -> None:
-        """Remove segments, the last one first, each before the next one: no order survives else."""
-        for segment in reversed(segments):
-            self._report.truncated_bytes += segment.size
-            self._report.removed_segments += 1
-            if segment.size:
-                self._report.valid_data_removed = True
+    def _end_with(self, segment: Segment, end: int) -> None:
+        """Remove the segments behind one that is to end at ``end``, and let an empty one follow it.
+
+        Compaction may have made holes in that one, which the active segment must not have. Where
+        it can, the empty one comes first, so that no second kill finds the other as the last. The
+        last of the later ones goes first, each before the next one: no order survives else.
+        """
+        log, later = self._log, self._log.from_offset(segment.base_offset)[1:]
+        if not later:
+            return
+        if end > segment.base_offset and end < later[0].base_offset:
+            log.create_segment(end, self._options.now_ms)
+            self._fs.sync_directory(self._directory)
+        for one in reversed(later):
+            self._drop(one)
+        if end > segment.base_offset and log.active is segment:
+            log.create_segment(end, self._options.now_ms)
+
+    def _drop(self, segment: Segment) -> None:
+        report = self._report
+        report.truncated_bytes += segment.size
+        report.removed_segments += 1
+        report.removed_records += _count_records(segment, 0)
+        if segment.size:
+            report.valid_data_removed = True
+        if self._strays is not None and segment.size:
+            self._strays.take(segment)
+            report.kept = self._strays.kept
+        else:
             self._log.remove([segment], now_ms=0, delay_ms=0)
 
     # --- producers and the end of loading ---
@@ -429,83 +491,58 @@ class _Loader:
         """Build the producer state as of ``upto``: newest snapshot, then the log behind it."""
         producers = self._producers
         offset = producers.load_snapshot(upto, self._log.first_offset, self._options.now_ms)
-        replay_producers(self._log, producers, offset, upto)
+        self._report.damaged += replay_producers(self._log, producers, offset, upto)
 
     def _finish(self, start: int) -> LoadedLog:
         log, producers = self._log, self._producers
         if log.log_end_offset < start:
             self._report.reason = f"the log ends at {log.log_end_offset}, before its start {start}"
+            self._report.truncated_bytes += log.size_bytes
             log.restart_at(start, self._options.now_ms)
             producers.remove_snapshots_above(-1)
             producers.clear(start)
         end = log.log_end_offset
         producers.map_end_offset = end
         producers.remove_snapshots_above(end)
+        if log.active.base_offset == end and self._report.removed_segments:
+            producers.take_snapshot()
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(start)
         report = self._report
-        return LoadedLog(log, start, report if report.scanned_segments or report.reason else None)
+        is_told = report.scanned_segments or report.reason or report.damaged
+        return LoadedLog(log, start, report if is_told else None)
 
 
-def replay_producers(log: Log, producers: ProducerStateManager, offset: int, upto: int) -> None:
-    """Bring the producer state from ``offset`` to ``upto`` by reading the log between them."""
-    if offset < upto:
-        for _, header, batch in log.batches(offset, upto):
-            if offset <= header.base_offset < upto:
-                producers.replay(header, batch)
+def replay_producers(
+    log: Log, producers: ProducerStateManager, offset: int, upto: int
+) -> list[Damage]:
+    """Bring the producer state from ``offset`` to ``upto`` by reading the log between them.
+
+    Returns where it could not be read: the producers of that are as they were before it.
+    """
+    damaged: list[Damage] = []
+    ends = [*(segment.base_offset for segment in log.segments), log.log_end_offset]
+    for segment in log.from_offset(offset) if offset < upto else ():
+        if segment.base_offset >= upto:
+            break
+        reached = max(offset, segment.base_offset)
+        try:
+            position = segment.locate(offset)
+            for _, header, batch in segment.batches(position) if position is not None else ():
+                if offset <= header.base_offset < upto:
+                    producers.replay(header, batch)
+                reached = header.next_offset
+        except (CorruptRecordError, InvalidRecordError) as error:
+            following = next(end for end in ends if end > segment.base_offset)
+            damaged.append(Damage(reached, following, str(error)))
     producers.map_end_offset = upto
+    return damaged
 
 
-def _verified(
-    segment: Segment, chunk: memoryview, start: int, position: int
-) -> tuple[memoryview, int, BatchHeader]:
-    """Return a chunk of the file, its position, and the header of the whole batch at ``position``.
-
-    CorruptRecordError when the file ends before its end, or its CRC is wrong.
-    """
-    # A message of an older format may be shorter than the header of a batch.
-    count = min(HEADER_SIZE, segment.size - position)
-    chunk, start = _cover(segment, chunk, start, position, count)
-    if magic_at(chunk, position - start) < MAGIC:
-        message = parse_message(chunk, position - start)
-        chunk, start = _cover(segment, chunk, start, position, message.size)
-        verify_message_crc(chunk, position - start, message)
-        return chunk, start, as_batch_header(message)
-    header = parse_header(chunk, position - start)
-    chunk, start = _cover(segment, chunk, start, position, header.size)
-    verify_crc(chunk, position - start, header)
-    return chunk, start, header
-
-
-def _cover(
-    segment: Segment, chunk: memoryview, start: int, position: int, count: int
-) -> tuple[memoryview, int]:
-    """Return a chunk of the file, and its position, that holds ``count`` bytes at ``position``.
-
-    CorruptRecordError when the file ends before.
-    """
-    if position + count > segment.size:
-        raise CorruptRecordError(f"the file ends inside the batch at position {position}")
-    if position - start + count <= len(chunk):
-        return chunk, start
-    end = min(position + max(count, SCAN_BYTES), segment.size)
-    return memoryview(segment.read(position, end)), position
-
-
-def _good_batch_behind(segment: Segment, position: int) -> bool:
-    """Whether an intact batch follows the bad one, as far as the bad one's length leads to it."""
-    try:
-        length = int.from_bytes(segment.read(position + 8, position + LOG_OVERHEAD), "big")
-        position += LOG_OVERHEAD + length
-        _verified(segment, memoryview(b""), position, position)
-    except LogError:
-        return False
-    return True
-
-
-def _offset_of(name: str) -> int | None:
-    """Return the offset a file of a segment is named by, None for any other file."""
-    digits = name[:_OFFSET_DIGITS]
-    if len(digits) == _OFFSET_DIGITS and digits.isdecimal() and name[_OFFSET_DIGITS:][:1] == ".":
-        return int(digits)
-    return None
+def _count_records(segment: Segment, position: int) -> int:
+    """Count the records from ``position`` on, as far as one header leads to the next."""
+    count = 0
+    with suppress(LogError):
+        for _, header, _ in segment.batches(position, with_payload=False):
+            count += header.record_count
+    return count

@@ -108,6 +108,8 @@ def _open(fs: FileSystem, directory: str, config: LogConfig, clock: Clock) -> Pa
         clean=False,
         log_start_offset=starts.get((topic, int(index)), 0),
         leader_epoch=max(epochs, default=0),
+        is_replica=True,
+        keeps_removed=False,
     )
 
 

@@ -19,6 +19,7 @@ import errno
 import struct
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from logcore.batch import (
@@ -32,13 +33,7 @@ from logcore.batch import (
 )
 from logcore.errors import CorruptRecordError
 from logcore.file_range import MIN_RANGE_BYTES, FileRange
-from logcore.fs import (
-    NO_ROOM,
-    FileSystem,
-    ReadableBuffer,
-    is_blank,
-    sync_handle,
-)
+from logcore.fs import NO_ROOM, FileSystem, ReadableBuffer, is_blank, sync_handle
 from logcore.index import (
     MAX_RELATIVE_OFFSET,
     LookedInto,
@@ -174,7 +169,8 @@ class Segment:
         nothing can be said about its end; the caller must stop.
         """
         if not self._index_checked or self._max_timestamp is None:
-            self._load_max_timestamp()
+            with suppress(CorruptRecordError):  # damage keeps nobody from appending
+                self._load_max_timestamp()
         if self._bytes_since_index_entry > self._index_interval_bytes:
             self.offset_index.reserve()
             self.time_index.reserve()
@@ -210,6 +206,10 @@ class Segment:
             self._bytes_since_index_entry = 0
         self._bytes_since_index_entry += size
 
+    def index_next(self) -> None:
+        """Give the next batch an index entry: no reader gets there by walking."""
+        self._bytes_since_index_entry = self._index_interval_bytes + 1
+
     def _append_time_entry(self) -> None:
         if self._max_timestamp is not None and self._max_timestamp > NO_TIMESTAMP:
             self.time_index.maybe_append(self._max_timestamp, self._max_timestamp_offset)
@@ -233,11 +233,6 @@ class Segment:
     def is_blank_from(self, position: int) -> bool:
         """Whether nothing but zeros follows: the tail of a preallocated file after a kill."""
         return is_blank(self._fs, self._handle, position)
-
-    def sync(self) -> None:
-        """Make the batches and the aborted transactions survive power loss."""
-        self.sync_log()
-        self.txn_index.sync()
 
     def sync_log(self) -> None:
         """Make the batches survive power loss. Any thread may call this on a pinned segment."""
@@ -328,7 +323,10 @@ class Segment:
 
     def age_ms(self, batch_max_timestamp: int, now_ms: int) -> int:
         """How long the segment has been filled, by the clock of its batches where they have one."""
-        first = self.first_batch_timestamp
+        try:
+            first = self.first_batch_timestamp
+        except CorruptRecordError:
+            first = None
         if first is not None and first > NO_TIMESTAMP:
             return batch_max_timestamp - first
         return now_ms - self.created_ms
@@ -352,7 +350,9 @@ class Segment:
     @property
     def largest_timestamp_ms(self) -> int:
         """What retention by time goes by: the largest timestamp, else when the file was written."""
-        timestamp = self.max_timestamp
+        timestamp = NO_TIMESTAMP
+        with suppress(CorruptRecordError):  # damage keeps no segment for ever
+            timestamp = self.max_timestamp
         return timestamp if timestamp >= 0 else self._fs.modified_ms(self.path)
 
     def _load_max_timestamp(self) -> None:

@@ -35,6 +35,7 @@ from logcore.producers import (
     decode_snapshot,
 )
 from logcore.segment import INDEX_SUFFIX, LOG_SUFFIX, TXN_INDEX_SUFFIX, file_stem
+from logcore.strays import is_stray
 
 SMALL_FILES: Final = (
     *OFFSET_CHECKPOINTS,
@@ -102,7 +103,7 @@ def verify_partition(
     fs: FileSystem, directory: str, *, decoder: Decoder | None = None
 ) -> Iterator[Row]:
     """Yield what is wrong with the files of a partition. Raises OSError."""
-    names = sorted(fs.list_directory(directory) or [])
+    names = sorted(name for name in fs.list_directory(directory) or [] if not is_stray(name))
     bases = bases_of(names)
     for name in names:
         try:

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from coordinator import Broker
 from coordinator.cli import main
+from logcore.batch import iter_headers
 from logcore.checkpoints import (
     CLEAN_SHUTDOWN,
     CLEANER_CHECKPOINT,
@@ -134,6 +135,39 @@ def test_partitions_that_nobody_wrote_to_have_no_directory(data: Path, tmp_path:
     assert read_offsets(FS, str(target), CLEANER_CHECKPOINT) == {}
     with Broker.in_thread(target) as broker, Cluster(broker.bootstrap) as cluster:
         assert [cluster.offset("orders", index) for index in range(3)] == [0, 5, 0]
+
+
+def holed(directory: Path) -> int:
+    """Take batches out of the active segment, as a follower does whose leader compacts; its end."""
+    (path,) = directory.glob("*.log")
+    raw = path.read_bytes()
+    batches = [(at, at + header.size, header) for at, header in iter_headers(raw)]
+    assert len(batches) > 4
+    path.write_bytes(b"".join(raw[a:b] for at, (a, b, _) in enumerate(batches) if at % 3 != 2))
+    for suffix in ("*.index", "*.timeindex", "*.snapshot"):
+        for one in directory.glob(suffix):
+            one.unlink()
+    return batches[-1][2].next_offset
+
+
+def test_a_replica_with_holes_in_its_active_segment_comes_in_whole(
+    data: Path, tmp_path: Path
+) -> None:
+    end = holed(data / "orders-0")
+    (data / RECOVERY_POINT_CHECKPOINT).unlink()
+    orders = directories(data, "orders")
+    moved, _ = rows("log", "import", *orders, "--data-dir", tmp_path / "data")
+    assert (moved["log_end_offset"], moved["cut_bytes"]) == (end, 0)
+
+
+def test_indexes_built_anew_cost_no_record(data: Path) -> None:
+    end = holed(data / "orders-0")
+    (path,) = (data / "orders-0").glob("*.log")
+    before = path.read_bytes()
+    assert run("log", "rebuild-index", data / "orders-0").exit_code == 0
+    assert path.read_bytes() == before
+    with Broker.in_thread(data) as broker, Cluster(broker.bootstrap) as cluster:
+        assert cluster.offset("orders") == end
 
 
 def test_an_import_over_a_topic_is_refused(data: Path, tmp_path: Path) -> None:

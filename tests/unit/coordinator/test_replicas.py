@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from coordinator.config import BrokerConfig
 from coordinator.data_errors import UnknownTopicOrPartitionError
@@ -12,7 +13,12 @@ from coordinator.metadata import MetadataLog
 from coordinator.polls import Poll, Polls, Watched
 from coordinator.replicas import Replicas
 from coordinator.topics import TopicAdmin
-from logcore.checkpoints import HIGH_WATERMARK_CHECKPOINT, read_offsets
+from logcore.checkpoints import (
+    CLEANER_CHECKPOINT,
+    HIGH_WATERMARK_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    read_offsets,
+)
 from logcore.clock import ManualClock
 from logcore.errors import StorageError
 from logcore.fs import OsFileSystem
@@ -477,3 +483,119 @@ async def test_a_failing_answer_is_told(tmp_path):
     reader.poll.wake()
     with pytest.raises(ZeroDivisionError):
         await reader.poll.answer
+
+
+# --- what a start has done to the logs is told ---------------------------------------------------
+
+
+def told_of(told, event):
+    return [
+        {key: value for key, value in line.items() if key != "event"}
+        for line in told
+        if line["event"] == event
+    ]
+
+
+def damage(path: Path, position: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[position] ^= 1
+    path.write_bytes(raw)
+
+
+def test_what_a_recovery_removes_is_an_error_with_all_there_is_to_know(tmp_path):
+    node = Node(tmp_path)
+    node.topics.create("a", partitions=2)
+    node.write("a", 0, 10)
+    node.write("a", 1, 1)
+    node.replicas.checkpoint(HIGH_WATERMARK_CHECKPOINT)
+    path = tmp_path / "a-0" / f"{0:020d}.log"
+    size = path.stat().st_size
+    damage(path, size // 2 + 50)
+    with capture_logs() as told:
+        again = Node(tmp_path)
+    end = again.replicas.partition("a", 0).log_end_offset
+    assert end == 5
+    (line,) = told_of(told, "log cut")
+    assert "CRC" in line.pop("cause")
+    assert line == {
+        "partition": "a-0",
+        "log_end_offset": 5,
+        "records": 5,
+        "bytes": size - path.stat().st_size,
+        "acknowledged_offsets_lost": 5,
+        "kept": [str(tmp_path / "a-0" / f"{5:020d}.log.1-stray")],
+        "log_level": "error",
+    }
+    # The next start has nothing to say, and knows of no loss any more.
+    again.replicas.checkpoint(HIGH_WATERMARK_CHECKPOINT)
+    with capture_logs() as told:
+        Node(tmp_path)
+    assert not [line for line in told if line["log_level"] in {"warning", "error"}]
+
+
+def test_a_torn_write_is_a_warning(tmp_path):
+    node = Node(tmp_path)
+    node.topics.create("a", partitions=1)
+    node.write("a", 0, 3)
+    node.replicas.checkpoint(HIGH_WATERMARK_CHECKPOINT)
+    path = tmp_path / "a-0" / f"{0:020d}.log"
+    path.write_bytes(path.read_bytes() + path.read_bytes()[:70])
+    with capture_logs() as told:
+        Node(tmp_path)
+    (line,) = told_of(told, "log cut")
+    assert (line["log_level"], line["bytes"], line["acknowledged_offsets_lost"]) == (
+        "warning",
+        70,
+        0,
+    )
+
+
+def test_a_log_that_has_lost_its_end_without_a_trace_is_an_error(tmp_path):
+    """Cut at the end of a batch, or gone with its files: there is no bad batch to find."""
+    node = Node(tmp_path)
+    node.topics.create("a", partitions=2)
+    for index in (0, 1):
+        node.write("a", index, 4).flush()
+    node.replicas.checkpoint(RECOVERY_POINT_CHECKPOINT)
+    path = tmp_path / "a-0" / f"{0:020d}.log"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    for one in (tmp_path / "a-1").glob("*.log"):
+        one.unlink()
+    with capture_logs() as told:
+        Node(tmp_path)
+    lines = told_of(told, "log shorter than it was")
+    assert {one["log_level"] for one in lines} == {"error"}
+    assert {one["partition"]: one["acknowledged_offsets_lost"] for one in lines} == {
+        "a-0": 2,
+        "a-1": 4,
+    }
+
+
+def test_damage_below_the_recovery_point_is_told_and_left(tmp_path):
+    node = Node(tmp_path)
+    node.topics.create("a", partitions=1)
+    node.write("a", 0, 4).flush()
+    node.replicas.checkpoint(RECOVERY_POINT_CHECKPOINT)
+    path = tmp_path / "a-0" / f"{0:020d}.log"
+    damage(path, 50)
+    rotten = path.read_bytes()
+    with capture_logs() as told:
+        again = Node(tmp_path)
+    (line,) = told_of(told, "damage left in the log")
+    assert (line["log_level"], line["offset"], line["next_offset"]) == ("error", 0, 1)
+    assert not told_of(told, "log cut")
+    assert again.replicas.partition("a", 0).log_end_offset == 4
+    assert path.read_bytes() == rotten
+
+
+def test_what_the_cleaner_has_emptied_is_no_hole(tmp_path):
+    """The last segment of an older version's log may have been compacted."""
+    node = Node(tmp_path)
+    node.topics.create("a", partitions=1)
+    node.write("a", 0, 6)
+    node.replicas.cleaned["a", 0] = 5
+    node.replicas.checkpoint(CLEANER_CHECKPOINT)
+    path = tmp_path / "a-0" / f"{0:020d}.log"
+    raw, size = path.read_bytes(), path.stat().st_size // 6
+    path.write_bytes(raw[:size] + raw[3 * size :])
+    assert Node(tmp_path).replicas.partition("a", 0).log_end_offset == 6

@@ -1,0 +1,110 @@
+"""What a kill has left half done in a partition's directory: removed, or finished.
+
+Source: ``LogLoader.removeTempFilesAndCollectSwapFiles`` and what follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from logcore.batch import HEADER_SIZE, parse_header
+from logcore.fs import TEMPORARY_SUFFIX, FileSystem
+from logcore.log import CLEANED_SUFFIX, DELETED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX
+from logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES
+
+OFFSET_DIGITS: Final = 20
+
+_UNFINISHED: Final = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, TEMPORARY_SUFFIX)
+
+
+def finish_interrupted(
+    fs: FileSystem,
+    directory: str,
+    names: list[str],
+    remove_later: Callable[[str], None] | None = None,
+) -> list[str]:
+    """Remove what was on its way out, roll a finished compaction forward; return the names then.
+
+    ``remove_later`` takes the path of a file that needs not be gone at once, if it is there.
+
+    As in Kafka: a ``.swap`` file at or behind a ``.cleaned`` one belongs to a compaction that had
+    not finished all its files; any other ``.swap`` replaces the segments it covers. The
+    ``.cleaned`` files go last, for they tell the two apart should this be cut short as well.
+    Raises OSError.
+    """
+    if not any(name.endswith(_UNFINISHED) for name in names):
+        return names
+    cleaned = [offset_of(name) for name in names if name.endswith(CLEANED_SUFFIX)]
+    oldest_cleaned = min((one for one in cleaned if one is not None), default=None)
+    swaps: list[str] = []
+    abandoned = False
+    for name in names:
+        offset = offset_of(name)
+        if name.endswith(DELETED_SUFFIX):
+            (remove_later or fs.remove)(f"{directory}/{name}")
+        elif name.endswith(TEMPORARY_SUFFIX):
+            fs.remove(f"{directory}/{name}")
+        elif name.endswith(SWAP_SUFFIX) and offset is not None:
+            if oldest_cleaned is not None and offset >= oldest_cleaned:
+                fs.remove(f"{directory}/{name}")
+                abandoned = True
+            else:
+                swaps.append(name)
+    if abandoned:
+        fs.sync_directory(directory)
+    for name in names:
+        if name.endswith(CLEANED_SUFFIX):
+            fs.remove(f"{directory}/{name}")
+    if swaps:
+        _swap_in(fs, directory, names, swaps)
+        fs.sync_directory(directory)
+    return fs.list_directory(directory) or []
+
+
+def _swap_in(fs: FileSystem, directory: str, names: list[str], swaps: list[str]) -> None:
+    """Put the ``.swap`` files in the place of the segments that they cover.
+
+    A log file gives up its suffix before its indexes do: the next start, if this one is cut short,
+    must not take the new indexes for old ones.
+    """
+    logs = [name for name in swaps if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
+    if logs:
+        bases = {offset_of(name) or 0 for name in logs}
+        low, high = min(bases), max(_end_of(fs, directory, name) for name in logs)
+        for name in names:
+            offset = offset_of(name)
+            if offset is None or not low <= offset < max(high, low + 1):
+                continue
+            # The producers as of the beginning of a new segment are what they were.
+            if name.endswith(SEGMENT_SUFFIXES) or (
+                name.endswith(SNAPSHOT_SUFFIX) and offset not in bases
+            ):
+                fs.remove(f"{directory}/{name}")
+        fs.sync_directory(directory)
+    for name in logs + sorted(set(swaps) - set(logs)):
+        path = f"{directory}/{name}"
+        fs.rename(path, path.removesuffix(SWAP_SUFFIX))
+
+
+def _end_of(fs: FileSystem, directory: str, name: str) -> int:
+    """Return the offset behind the last batch of a ``.swap`` log, its base if it is empty."""
+    end = offset_of(name) or 0
+    handle = fs.open(f"{directory}/{name}")
+    try:
+        position, size = 0, fs.size(handle)
+        while position < size:
+            header = parse_header(fs.read(handle, HEADER_SIZE, position))
+            end = header.next_offset
+            position += header.size
+    finally:
+        fs.close(handle)
+    return end
+
+
+def offset_of(name: str) -> int | None:
+    """Return the offset a file of a segment is named by, None for any other file."""
+    digits = name[:OFFSET_DIGITS]
+    if len(digits) == OFFSET_DIGITS and digits.isdecimal() and name[OFFSET_DIGITS:][:1] == ".":
+        return int(digits)
+    return None

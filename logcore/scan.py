@@ -1,0 +1,100 @@
+"""Batches whose every byte is checked, and the search for the next good one behind a bad one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+from typing import Final
+
+from logcore.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC, BatchHeader, parse_header, verify_crc
+from logcore.errors import CorruptRecordError, LogError
+from logcore.index import MAX_RELATIVE_OFFSET
+from logcore.legacy import MAGIC_POS, as_batch_header, magic_at, parse_message, verify_message_crc
+from logcore.segment import SCAN_BYTES, Segment
+
+_HIGH_BYTES: Final = 4
+"""Of a base offset: those that hardly change within a segment."""
+
+
+def verified(
+    segment: Segment, chunk: memoryview, start: int, position: int
+) -> tuple[memoryview, int, BatchHeader]:
+    """Return a chunk of the file, its position, and the header of the whole batch at ``position``.
+
+    ``chunk`` and ``start`` are those of the batch before, or an empty one. CorruptRecordError when
+    the file ends before the batch does, or its CRC is wrong.
+    """
+    # A message of an older format may be shorter than the header of a batch.
+    count = min(HEADER_SIZE, segment.size - position)
+    chunk, start = _cover(segment, chunk, start, position, count)
+    if magic_at(chunk, position - start) < MAGIC:
+        message = parse_message(chunk, position - start)
+        chunk, start = _cover(segment, chunk, start, position, message.size)
+        verify_message_crc(chunk, position - start, message)
+        return chunk, start, as_batch_header(message)
+    header = parse_header(chunk, position - start)
+    chunk, start = _cover(segment, chunk, start, position, header.size)
+    verify_crc(chunk, position - start, header)
+    return chunk, start, header
+
+
+def _cover(
+    segment: Segment, chunk: memoryview, start: int, position: int, count: int
+) -> tuple[memoryview, int]:
+    """Return a chunk of the file, and its position, that holds ``count`` bytes at ``position``.
+
+    CorruptRecordError when the file ends before.
+    """
+    if position + count > segment.size:
+        raise CorruptRecordError(f"the file ends inside the batch at position {position}")
+    if position - start + count <= len(chunk):
+        return chunk, start
+    end = min(position + max(count, SCAN_BYTES), segment.size)
+    return memoryview(segment.read(position, end)), position
+
+
+def is_intact(segment: Segment, position: int) -> bool:
+    """Whether a whole batch stands there, and its CRC is right."""
+    try:
+        verified(segment, memoryview(b""), position, position)
+    except LogError:
+        return False
+    return True
+
+
+def end_by_length(segment: Segment, position: int) -> int:
+    """Return where a batch ends by what its length says, which may be anything."""
+    raw = segment.read(position, min(position + LOG_OVERHEAD, segment.size))
+    return position + LOG_OVERHEAD + int.from_bytes(raw[8:LOG_OVERHEAD], "big")
+
+
+def next_intact(segment: Segment, position: int, low: int, high: int) -> tuple[int, int] | None:
+    """Find the first intact batch behind the bad one at ``position``; its position and base offset.
+
+    Its base offset lies above ``low`` and not above ``high``: bytes of a record that look like a
+    batch will hardly say so. The bad one's length is tried first, then every position behind it,
+    for the length itself may be what is damaged.
+    """
+    by_length = end_by_length(segment, position)
+    for found in chain((by_length,), _candidates(segment, position + 1, low)):
+        raw = segment.read(found, found + 8) if found < segment.size else b""
+        base_offset = int.from_bytes(raw, "big", signed=True)
+        if low < base_offset <= high and is_intact(segment, found):
+            return found, base_offset
+    return None
+
+
+def _candidates(segment: Segment, position: int, low: int) -> Iterator[int]:
+    """Yield the positions where a batch v2 might stand that begins within a segment of ``low``."""
+    highs = {offset.to_bytes(8, "big")[:_HIGH_BYTES] for offset in (low, low + MAX_RELATIVE_OFFSET)}
+    between = MAGIC_POS - _HIGH_BYTES
+    pattern = re.compile(
+        b"(?=(?:%b).{%d}\\x02)" % (b"|".join(map(re.escape, sorted(highs))), between), re.DOTALL
+    )
+    while position + HEADER_SIZE <= segment.size:
+        chunk = segment.read(position, min(position + SCAN_BYTES, segment.size))
+        for match in pattern.finditer(chunk):
+            yield position + match.start()
+        # What spans two chunks is found in the second.
+        position += len(chunk) - MAGIC_POS

@@ -1,0 +1,88 @@
+"""What a recovery takes out of a log is kept beside it, under names that nobody looks at.
+
+``<offset>.log.<n>-stray`` holds the bytes of a log file from that offset on: a whole segment, or
+the end of one behind the place where it was cut. ``n`` counts the recoveries that took something.
+The files go with the topic; before, nobody removes them but an operator who is done with them.
+
+The suffix is the one of directories that no topic explains (``UnifiedLog.StrayDirSuffix``). Apache
+Kafka passes over files of such a name.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from logcore.fs import NO_ROOM, FileSystem
+from logcore.log import Log
+from logcore.segment import LOG_SUFFIX, SCAN_BYTES, Segment, file_stem
+
+STRAY_SUFFIX: Final = "-stray"
+
+_NAME: Final = re.compile(
+    rf"(?P<offset>[0-9]{{20}}){re.escape(LOG_SUFFIX)}\.(?P<number>[0-9]+){STRAY_SUFFIX}"
+)
+
+
+def is_stray(name: str) -> bool:
+    """Whether a file in a partition's directory was taken out of its log."""
+    return _NAME.fullmatch(name) is not None
+
+
+def without_stray_suffix(name: str) -> str:
+    """Return the name that a log file with the same content would have; others as they are."""
+    match = _NAME.fullmatch(name)
+    return name if match is None else match["offset"] + LOG_SUFFIX
+
+
+class Strays:
+    """Where one recovery puts what it takes out of ``log``."""
+
+    def __init__(self, fs: FileSystem, log: Log, names: Iterable[str]) -> None:
+        """``names`` are those of the directory."""
+        self._fs = fs
+        self._log = log
+        matches = filter(None, map(_NAME.fullmatch, names))
+        self._number = 1 + max((int(match["number"]) for match in matches), default=0)
+        self.kept: list[str] = []
+        """Names of the files that were made."""
+
+    def take(self, segment: Segment) -> None:
+        """Take a whole segment; durably, so that no later one goes before an earlier one."""
+        name = self._name(segment.base_offset)
+        self._log.set_aside(segment, f"{self._log.directory}/{name}")
+        self.kept.append(name)
+
+    def copy_end(self, segment: Segment, position: int, offset: int, *, is_wanted: bool) -> None:
+        """Copy a segment from ``position`` on, where ``offset`` is next.
+
+        Without room on disk that is left out, unless it ``is_wanted``: then OSError.
+        """
+        name = self._name(offset)
+        path = f"{self._log.directory}/{name}"
+        handle = self._fs.open(path, create=True)
+        try:
+            self._copy(segment, position, handle, path)
+        except OSError as error:
+            self._fs.remove(path)
+            if is_wanted or error.errno not in NO_ROOM:
+                raise
+            return
+        finally:
+            self._fs.close(handle)
+        self._fs.sync_directory(self._log.directory)
+        self.kept.append(name)
+
+    def _copy(self, segment: Segment, position: int, handle: int, path: str) -> None:
+        start = position
+        while position < segment.size:
+            data = segment.read(position, min(position + SCAN_BYTES, segment.size))
+            if self._fs.write(handle, (data,), position - start) != len(data):
+                raise OSError(errno.ENOSPC, "short write", path)
+            position += len(data)
+        self._fs.sync(handle)
+
+    def _name(self, offset: int) -> str:
+        return f"{file_stem(offset)}{LOG_SUFFIX}.{self._number}{STRAY_SUFFIX}"

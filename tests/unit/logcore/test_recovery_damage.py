@@ -1,0 +1,370 @@
+"""Damage that a recovery meets: what it may cut, what it must not, and what becomes of it."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from partition_driver import (
+    T0,
+    append,
+    config,
+    crash_image,
+    delete,
+    fetch_all,
+    open_partition,
+    state_of,
+)
+from test_recovery import DyingFileSystem, Killed, damage, last_batches, segments
+
+from logcore.batch import iter_headers, parse_header
+from logcore.dump import dump_file
+from logcore.errors import CorruptRecordError, StorageError
+from logcore.fs import OsFileSystem
+from logcore.partition import Isolation, Partition
+from logcore.strays import is_stray
+from logcore.verify import verify_partition
+from tests.support.disk import FaultyDisk
+
+FS = OsFileSystem()
+LOG = f"orders-0/{0:020d}.log"
+
+
+def strays(root: Path) -> dict[str, bytes]:
+    return {
+        one.name: one.read_bytes() for one in (root / "orders-0").iterdir() if is_stray(one.name)
+    }
+
+
+def bases(partition: Partition) -> list[int]:
+    return [header.base_offset for header, _ in partition.read_all()]
+
+
+# --- below the recovery point: stepped over ------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
+def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int) -> None:
+    """Every byte of the flushed batches in the active segment, and an append behind them."""
+    whole = open_partition(tmp_path / "whole", config=config(index_interval_bytes=100))
+    last_batches(whole)
+    flushed = whole.flush()
+    append(whole, 2)
+    root = crash_image(whole, tmp_path / "crash")
+    raw = (root / LOG).read_bytes()
+    starts = dict(iter_headers(raw))
+    ends = [header.next_offset for header in starts.values()]
+    for position in range(len(raw)):
+        at = max(one for one in starts if one <= position)
+        rotten = bytearray(raw)
+        rotten[position] ^= mask
+        (root / LOG).write_bytes(rotten)
+        partition = open_partition(root, clean=False, recovery_point=flushed)
+        report = partition.recovery
+        assert report is not None
+        if starts[at].base_offset >= flushed:
+            # Nobody was told that this one is on disk.
+            assert partition.log_end_offset == starts[at].base_offset, position
+            partition._log.close()
+            break
+        assert (root / LOG).read_bytes() == rotten, position
+        assert partition.log_end_offset == ends[-1], position
+        # One batch is reported; with a wrong leader epoch, which no reader sees, it is two at most.
+        assert 1 <= len(report.damaged) <= 2, (position, report.damaged)
+        assert not report.is_loss
+        # What follows is found by its last offset, as the index has it.
+        behind = at + starts[at].size
+        offset, size = starts[behind].last_offset, starts[behind].size
+        read = partition.fetch(offset, 1, Isolation.READ_UNCOMMITTED, at_least_one=True)
+        assert read.records[:size] == raw[behind : behind + size], position
+        assert append(partition).base_offset == ends[-1]
+        partition._log.close()
+    else:
+        pytest.fail("the batch that was not flushed has bytes as well")
+    assert strays(root)
+
+
+def test_a_segment_without_index_is_built_anew_and_not_cut(tmp_path: Path) -> None:
+    """After a clean stop, and after a kill, with the segment below the recovery point."""
+    whole = segments(tmp_path / "whole")
+    end = whole.log_end_offset
+    whole.close()
+    for clean in (True, False):
+        root = tmp_path / str(clean)
+        shutil.copytree(tmp_path / "whole", root)
+        (root / "orders-0" / f"{9:020d}.index").unlink()
+        damage(root / "orders-0" / f"{9:020d}.log", 500)
+        # The last batch of a segment as well: what follows it is in the next one.
+        damage(root / "orders-0" / f"{18:020d}.log", -1)
+        again = open_partition(root, clean=clean, recovery_point=27)
+        assert again.log_end_offset == end
+        assert again.recovery is not None
+        assert [one.offset for one in again.recovery.damaged] == [12, 26]
+        assert not strays(root)
+        assert again.fetch(27, 1, Isolation.READ_UNCOMMITTED, at_least_one=True).records
+
+
+def test_producers_are_found_again_past_damage(tmp_path: Path) -> None:
+    """Without the snapshot at its beginning, what precedes a segment has to be read."""
+    whole = segments(tmp_path / "whole")
+    root = crash_image(whole, tmp_path / "crash")
+    for base in (9, 18, 27):
+        (root / "orders-0" / f"{base:020d}.snapshot").unlink()
+    # The length of the segment's second batch: no header leads on from there.
+    raw = bytearray((root / "orders-0" / f"{9:020d}.log").read_bytes())
+    second = parse_header(raw).size
+    raw[second + 9] ^= 0x40
+    (root / "orders-0" / f"{9:020d}.log").write_bytes(raw)
+    again = open_partition(root, clean=False, recovery_point=27)
+    assert again.log_end_offset == whole.log_end_offset
+    assert again.producers() == whole.producers()
+    assert again.recovery is not None
+    assert [(one.offset, one.next_offset) for one in again.recovery.damaged] == [(12, 18)]
+    with pytest.raises(CorruptRecordError):
+        fetch_all(again)
+
+
+def test_retention_and_rolls_go_on_past_damage(tmp_path: Path) -> None:
+    """No header of the only segment leads on from its first batch."""
+    small = config(segment_bytes=1000, retention_ms=10, file_delete_delay_ms=0)
+    whole = open_partition(tmp_path, config=small)
+    for _ in range(4):
+        append(whole, 2)
+    whole.close()
+    raw = bytearray((tmp_path / LOG).read_bytes())
+    raw[9] ^= 0x40
+    (tmp_path / LOG).write_bytes(raw)
+    again = open_partition(tmp_path, config=small, recovery_point=8, clean=False)
+    assert again.log_end_offset == 8
+    for _ in range(20):
+        append(again, 2)
+    assert again.retention(T0 + 1000) > 1
+    assert again.log_start_offset == again.log_end_offset
+
+
+def test_nothing_good_behind_it_and_the_log_ends_there(tmp_path: Path) -> None:
+    """A file that has lost its end, whatever the checkpoint says."""
+    whole = open_partition(tmp_path / "whole")
+    for _ in range(4):
+        append(whole, 2)
+    whole.flush()
+    root = crash_image(whole, tmp_path / "crash")
+    raw = (root / LOG).read_bytes()
+    (root / LOG).write_bytes(raw[: len(raw) // 4 * 3 - 5])
+    again = open_partition(root, clean=False, recovery_point=8)
+    assert again.log_end_offset == 4
+    report = again.recovery
+    assert report is not None
+    assert (report.lost_offsets, report.is_loss, report.valid_data_removed) == (4, True, False)
+
+
+# --- holes ---------------------------------------------------------------------------------------
+
+
+def with_holes(root: Path) -> Path:
+    """A segment that was compacted, and one behind it; neither is known to be on disk."""
+    whole = open_partition(root)
+    for _ in range(6):
+        append(whole, 2)
+    whole._roll(T0)
+    append(whole, 2)
+    whole._log.close()
+    raw = (root / LOG).read_bytes()
+    size = len(raw) // 6
+    kept = (0, 2, 4, 5)
+    (root / LOG).write_bytes(b"".join(raw[at * size : (at + 1) * size] for at in kept))
+    return root
+
+
+def test_a_compacted_segment_never_becomes_the_active_one(tmp_path: Path) -> None:
+    """Its last batch is bad, and what stood behind it goes. Then ten appends, and a kill."""
+    root = with_holes(tmp_path / "a")
+    damage(root / LOG, -1)
+    partition = open_partition(root, clean=False)
+    assert bases(partition) == [0, 4, 8]
+    assert partition.log_end_offset == 10
+    for _ in range(10):
+        append(partition)
+    again = open_partition(crash_image(partition, tmp_path / "b"), clean=False)
+    assert again.log_end_offset == 20
+    assert bases(again) == [0, 4, 8, *range(10, 20)]
+    assert again.recovery is not None
+    assert not again.recovery.reason
+
+
+def test_nor_when_the_segments_behind_it_do_not_follow(tmp_path: Path) -> None:
+    root = with_holes(tmp_path / "a")
+    name = f"orders-0/{12:020d}"
+    for suffix in (".log", ".index", ".timeindex", ".snapshot"):
+        (root / f"{name}{suffix}").rename(root / f"orders-0/{11:020d}{suffix}")
+    partition = open_partition(root, clean=False)
+    assert [one.base_offset for one in partition._log.segments] == [0, 12]
+    assert partition.recovery is not None
+    assert "overlaps" in partition.recovery.reason
+    append(partition)
+    again = open_partition(crash_image(partition, tmp_path / "b"), clean=False)
+    assert bases(again) == [0, 4, 8, 10, 12]
+
+
+@pytest.mark.parametrize(
+    ("known", "end"),
+    [
+        ({"recovery_point": 14}, 14),
+        ({"gaps_below": 12}, 14),
+        ({"is_replica": True}, 14),
+        # The first hole ends at what was known to be on disk, the second lies behind it.
+        ({"recovery_point": 3}, 6),
+        ({}, 2),
+    ],
+)
+def test_a_hole_in_the_active_segment_below_what_is_known(
+    tmp_path: Path, known: dict[str, object], end: int
+) -> None:
+    """An older version left compacted segments active; Kafka's replicas fetch such batches."""
+    root = with_holes(tmp_path)
+    last = root / f"orders-0/{12:020d}.log"
+    (root / LOG).write_bytes((root / LOG).read_bytes() + last.read_bytes())
+    for one in (root / "orders-0").glob(f"{12:020d}.*"):
+        one.unlink()
+    partition = open_partition(root, clean=False, **known)
+    assert partition.log_end_offset == end
+
+
+# --- what is cut is kept -------------------------------------------------------------------------
+
+
+def test_what_was_cut_off_stands_beside_the_log(tmp_path: Path) -> None:
+    root = crash_image(segments(tmp_path / "whole"), tmp_path / "crash")
+    files = {base: (root / "orders-0" / f"{base:020d}.log") for base in (9, 18, 27)}
+    damage(files[9], 500)
+    before = {base: path.read_bytes() for base, path in files.items()}
+    partition = open_partition(root, clean=False)
+    assert partition.log_end_offset == 12
+    at = files[9].stat().st_size
+    assert strays(root) == {
+        f"{12:020d}.log.1-stray": before[9][at:],
+        f"{18:020d}.log.1-stray": before[18],
+        f"{27:020d}.log.1-stray": before[27],
+    }
+    report = partition.recovery
+    assert report is not None
+    assert set(report.kept) == set(strays(root))
+    assert report.truncated_bytes == sum(map(len, strays(root).values()))
+    assert report.removed_records == 36 - 12
+    # Another time the numbers go on, and nothing takes the place of what was kept before.
+    kept = strays(root)
+    append(partition, 3)
+    again_root = crash_image(partition, tmp_path / "again")
+    damage(again_root / "orders-0" / f"{12:020d}.log", -1)
+    again = open_partition(again_root, clean=False)
+    assert again.log_end_offset == 12
+    assert strays(again_root).keys() - kept.keys() == {f"{12:020d}.log.2-stray"}
+    assert kept.items() <= strays(again_root).items()
+    again.close()
+    # They are read as log files, and are no part of the log that is verified.
+    directory = str(again_root / "orders-0")
+    dumped = dump_file(FS, directory, f"{18:020d}.log.1-stray", verify=True)
+    assert [row["base_offset"] for row in dumped if row["kind"] == "batch"] == [18, 21, 24, 26]
+    assert not list(verify_partition(FS, directory))
+    # A start does not mind them, and they go with the partition.
+    last = open_partition(again_root)
+    assert last.recovery is None
+    delete(last)
+    assert not list(again_root.iterdir())
+
+
+def test_a_torn_tail_is_kept_as_well_and_zeros_are_not(tmp_path: Path) -> None:
+    whole = open_partition(tmp_path / "whole")
+    append(whole)
+    append(whole)
+    root = crash_image(whole, tmp_path / "crash")
+    raw = (root / LOG).read_bytes()
+    for tail in (raw[:50], bytes(5000)):
+        (root / LOG).write_bytes(raw + tail)
+        partition = open_partition(root, clean=False)
+        report = partition.recovery
+        assert report is not None
+        assert report.truncated_bytes == len(tail)
+        assert not report.is_loss
+        assert list(strays(root).values()) == ([] if not any(tail) else [tail])
+        partition._log.close()
+        for name in strays(root):
+            (root / "orders-0" / name).unlink()
+
+
+def test_without_room_to_keep_it_nothing_good_is_given_up(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    root = crash_image(segments(tmp_path / "whole"), tmp_path / "crash")
+    torn = crash_image(segments(tmp_path / "whole-2"), tmp_path / "torn")
+    damage(root / "orders-0" / f"{9:020d}.log", 500)
+    damage(torn / "orders-0" / f"{27:020d}.log", -1)
+    before = {one: one.read_bytes() for one in (root / "orders-0").glob("*.log")}
+
+    def full(kind: str, path: str) -> None:
+        if kind == "write" and "stray" in path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    disk.before = full
+    with pytest.raises(StorageError, match="No space left"):
+        open_partition(root, clean=False, fs=disk)
+    assert {one: one.read_bytes() for one in (root / "orders-0").glob("*.log")} == before
+    # The write that nobody was told of is not worth that.
+    partition = open_partition(torn, clean=False, fs=disk)
+    assert partition.log_end_offset == 35
+    assert not strays(torn)
+    assert partition.recovery is not None
+    assert partition.recovery.kept == []
+    partition._log.close()
+    assert open_partition(root, clean=False).log_end_offset == 12
+    assert not disk.open_paths
+
+
+def test_nothing_is_kept_of_a_copy(tmp_path: Path) -> None:
+    root = crash_image(segments(tmp_path / "whole"), tmp_path / "crash")
+    damage(root / "orders-0" / f"{9:020d}.log", 500)
+    partition = open_partition(root, clean=False, keeps_removed=False)
+    assert partition.log_end_offset == 12
+    assert not strays(root)
+
+
+def broken_after_compaction(root: Path) -> Path:
+    with_holes(root)
+    damage(root / LOG, -1)
+    return root
+
+
+def broken_in_the_middle(root: Path) -> Path:
+    crash_image(segments(root / "whole"), root)
+    damage(root / "orders-0" / f"{9:020d}.log", 500)
+    return root
+
+
+@pytest.mark.parametrize("build", [broken_after_compaction, broken_in_the_middle])
+def test_a_kill_at_every_step_of_a_recovery_loses_nothing(
+    tmp_path: Path, build: Callable[[Path], Path]
+) -> None:
+    """Neither of the log nor of what is kept, and a compacted segment is never the active one."""
+    source = build(tmp_path / "source")
+    shutil.copytree(source / "orders-0", tmp_path / "straight" / "orders-0")
+    straight = open_partition(tmp_path / "straight", clean=False)
+    expected, kept = state_of(straight), set(strays(tmp_path / "straight").values())
+    for steps in range(200):
+        root = tmp_path / f"again-{steps}"
+        shutil.copytree(source / "orders-0", root / "orders-0")
+        try:
+            open_partition(root, clean=False, fs=DyingFileSystem(steps, half_write=True))
+        except Killed:
+            partition = open_partition(root, clean=False)
+            assert state_of(partition) == expected, steps
+            assert kept <= set(strays(root).values()), steps
+            append(partition)
+            end = partition.log_end_offset
+            third = open_partition(crash_image(partition, tmp_path / f"third-{steps}"), clean=False)
+            assert third.log_end_offset == end, steps
+        else:
+            break
+        shutil.rmtree(root)
+    assert steps > 10

@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from logcore.batch import MAGIC, BatchHeader
 from logcore.checkpoints import (
+    CLEAN_SHUTDOWN,
     COPIED_CHECKPOINTS,
     COPY_SUFFIX,
     LEADER_EPOCH_CHECKPOINT,
     META_PROPERTIES,
+    RECOVERY_POINT_CHECKPOINT,
     CheckpointError,
     read_epochs,
     read_offsets,
 )
+from logcore.config import MAX_INT64
 from logcore.dump import OFFSET_CHECKPOINTS, Decoder, Row, dump_file, is_problem, read_batches
 from logcore.errors import LogError
 from logcore.fs import FileSystem
@@ -88,6 +92,23 @@ def _bounds(fs: FileSystem, directory: str) -> tuple[int, int]:
         if not isinstance(header, str):
             end = header.next_offset
     return bases[0], end
+
+
+def _flushed_below(fs: FileSystem, directory: str) -> int:
+    """Up to where the partition in ``directory`` was flushed, as the files beside it tell.
+
+    All of it after a clean stop, and where nothing tells.
+    """
+    path = Path(directory)
+    match = _DIRECTORY.fullmatch(path.name)
+    names = fs.list_directory(str(path.parent)) or ()
+    if match is None or CLEAN_SHUTDOWN in names or META_PROPERTIES not in names:
+        return MAX_INT64
+    try:
+        points = read_offsets(fs, str(path.parent), RECOVERY_POINT_CHECKPOINT)
+    except CheckpointError:
+        return 0  # said of the file itself
+    return points.get((match["topic"], int(match["index"])), 0)
 
 
 def bases_of(names: list[str]) -> list[int]:
@@ -263,12 +284,15 @@ class _Replay:
             cached = read_epochs(self._fs, self._directory)
         except CheckpointError:
             return  # said of the file itself
+        flushed = _flushed_below(self._fs, self._directory)
         if cached is None:
-            if self._epochs:
+            if any(offset < flushed for _, offset in self._epochs):
                 yield _problem(file, "the file is missing")
             return
         starts = dict(cached)
         for epoch, offset in self._epochs:
+            if epoch not in starts and offset >= flushed:
+                continue  # it is written with the flush, and a start finds it again
             if epoch not in starts:
                 yield _problem(file, f"epoch {epoch}, from offset {offset} on, is missing")
             elif starts[epoch] > offset > self._bases[0]:

@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 from on_faulty_disk import Running, running
 
-from logcore.checkpoints import RECOVERY_POINT_CHECKPOINT, read_offsets
+from logcore.checkpoints import (
+    LEADER_EPOCH_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    read_offsets,
+)
 from logcore.fs import OsFileSystem
 from logcore.partition import Partition
+from logcore.verify import verify_partition
 from tests.support.cluster import EARLIEST, LATEST, Cluster
 from tests.support.daemon import Daemon
 from tests.support.disk import FaultyDisk
@@ -144,3 +149,21 @@ def test_a_log_that_was_killed_before_its_flush_gets_to_disk_after_the_start(tmp
         assert one.client.offset(topic) == 8
         until(lambda: partition_of(one, topic).recovery_point == 6, "the sealed ones are on disk")
         until(lambda: checkpointed(daemon.data_dir, topic) == 6, "and it is written down")
+
+
+def test_a_healthy_directory_verifies_after_a_kill(tmp_path):
+    """The leader epochs are written with the first flush; before, a start reads them anew."""
+    daemon = Daemon(tmp_path / "data", SETTINGS).start()
+    with Cluster(daemon.bootstrap) as cluster:
+        few, many = cluster.create_topic("few"), cluster.create_topic("many", 1, SMALL)
+        assert cluster.produce(few, [b"x"])["error_code"] == "none"
+        fill(cluster, many, 3)
+        until(lambda: checkpointed(daemon.data_dir, many) == 4, "the sealed segments are on disk")
+    daemon.kill()
+    fs, directory = OsFileSystem(), str(daemon.data_dir / "many-0")
+    assert not (daemon.data_dir / "few-0" / LEADER_EPOCH_CHECKPOINT).exists()
+    assert not list(verify_partition(fs, str(daemon.data_dir / "few-0")))
+    assert not list(verify_partition(fs, directory))
+    # What was flushed has to be there.
+    (daemon.data_dir / "many-0" / LEADER_EPOCH_CHECKPOINT).unlink()
+    assert [row["problem"] for row in verify_partition(fs, directory)] == ["the file is missing"]

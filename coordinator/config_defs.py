@@ -467,14 +467,6 @@ _TXN_KEYS = (
         1,
     ),
     ConfigKey(
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-        _I,
-        "10000",
-        "How often timed-out transactions are looked for.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
         "transaction.remove.expired.transaction.cleanup.interval.ms",
         _I,
         "3600000",

@@ -36,6 +36,13 @@ INERT_KEYS = (
     inert_key("num.replica.fetchers", _I, "1", ONE_NODE),
     inert_key("replica.lag.time.max.ms", _L, "30000", ONE_NODE),
     inert_key("offsets.topic.replication.factor", _SH, "1", ONE_NODE),
+    inert_key(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        _I,
+        "10000",
+        "a transaction is aborted when its timeout runs out",
+        low=1,
+    ),
     inert_key("transaction.state.log.replication.factor", _SH, "1", ONE_NODE),
     inert_key("transaction.state.log.min.isr", _I, "1", ONE_NODE),
     inert_key("controlled.shutdown.enable", _B, "true", ONE_NODE),

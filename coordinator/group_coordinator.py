@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from coordinator.assignor_process import AssignorProcesses
-from coordinator.background import Pace, each_in_turn, survived
+from coordinator.background import Pace, each_in_turn
 from coordinator.group_settings import applied
 from coordinator.metadata import CONSUMER_OFFSETS, GROUP_VERSION
 from coordinator.runtime import Shard
@@ -97,7 +97,7 @@ class GroupCoordinator(ShardedCoordinator):
         """
         command, pace = TopicsDeleted(tuple(topics)), Pace()
         for shard in self._shards.shards:
-            self._shards.send(shard, command, insist=True)
+            self._shards.send(shard, command)
             await pace()
 
     def complete_transaction(
@@ -125,9 +125,7 @@ class GroupCoordinator(ShardedCoordinator):
 
     def _expire_offsets(self, _key: Hashable, _now_ms: int) -> None:
         self._set_upkeep()
-        for shard in self._shards.shards:
-            with survived("expiry of offsets", shard=shard.name):
-                self._shards.send(shard, ExpireOffsets())
+        self._shards.sweep(ExpireOffsets(), "expiry of offsets")
 
     def _set_upkeep(self) -> None:
         interval_ms = self._broker.config.int("offsets.retention.check.interval.ms")

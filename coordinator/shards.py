@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from coordinator.background import Pace, call_later, spawn, survived
@@ -155,11 +156,26 @@ class ShardSet:
         future.set_exception(NotCoordinatorError(f"{self.topic} does not exist"))
         return future
 
-    def send(self, shard: Shard, command: object, *, insist: bool = False) -> None:
-        """Send a command of upkeep, and again, in turns of its own, while its result has ``more``.
+    def sweep(self, command: object, what: str) -> None:
+        """Send a command of upkeep to all shards in turn, to each while its result has ``more``.
 
-        ``insist``: a shard that does not serve is asked again later, until it is closed; otherwise
-        it is passed over until the next time.
+        Others are served meanwhile. A shard that does not serve is passed over.
+        """
+        spawn(self._sweep(command, what), what)
+
+    async def _sweep(self, command: object, what: str) -> None:
+        pace = Pace()
+        for shard in list(self.shards):
+            with survived(what, shard=shard.name), suppress(ShardError):
+                while not self._closed and getattr(await shard.submit(command), "more", False):
+                    await pace()
+            await pace()
+
+    def send(self, shard: Shard, command: object) -> None:
+        """Send a command that must not get lost, and again while its result has ``more``.
+
+        Each time in a turn of its own; a shard that does not serve is asked again later, until it
+        is closed.
         """
 
         def again(future: asyncio.Future[object]) -> None:
@@ -167,13 +183,13 @@ class ShardSet:
                 return
             error = future.exception()
             if error is None and getattr(future.result(), "more", False):
-                self.send(shard, command, insist=insist)
-            elif insist and isinstance(error, ShardError):
+                self.send(shard, command)
+            elif isinstance(error, ShardError):
                 call_later(self._loop, RETRY_MS, f"upkeep of {shard.name}", resend)
 
         def resend() -> None:
             if not self._closed:
-                self.send(shard, command, insist=insist)
+                self.send(shard, command)
 
         shard.submit(command).add_done_callback(again)
 

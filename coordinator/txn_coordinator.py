@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from coordinator.background import survived
 from coordinator.history import Origin
 from coordinator.markers import LocalMarkerWriter, MarkerWriter
 from coordinator.metadata import TRANSACTION_STATE, TRANSACTION_VERSION
@@ -31,7 +30,6 @@ from logcore.errors import (
 from logcore.machine import DomainError, InvariantViolation
 from logcore.partition import Partition
 from txn.commands import (
-    AbortTimedOut,
     AddPartitions,
     AddPartitionsResult,
     ExpireTransactionalIds,
@@ -61,12 +59,12 @@ ADDS_PARTITIONS = {"Produce": 12, "TxnOffsetCommit": 5}
 KNOWS_ABORTABLE = {"Produce": 11, "TxnOffsetCommit": 4}
 """From which version an API may be answered TRANSACTION_ABORTABLE."""
 
-_ABORT_TIMED_OUT = "abort timed out"
+RESERVE_INTERVAL_MS = 10_000
+"""How often it is looked whether producer ids run short."""
+
+_EXPIRY_INTERVAL = "transaction.remove.expired.transaction.cleanup.interval.ms"
+_RESERVE_IDS = "reserve producer ids"
 _EXPIRE_IDS = "expire transactional ids"
-_INTERVALS = {
-    _ABORT_TIMED_OUT: "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-    _EXPIRE_IDS: "transaction.remove.expired.transaction.cleanup.interval.ms",
-}
 
 
 class TxnCoordinator(ShardedCoordinator):
@@ -84,9 +82,9 @@ class TxnCoordinator(ShardedCoordinator):
         """
         self._shards.bind(asyncio.get_running_loop())
         self.markers = LocalMarkerWriter(self._broker, self._shards.timers)
-        self._upkeep = self._shards.timers.timers(self._sweep)
-        for key in _INTERVALS:
-            self._set_upkeep(key)
+        self._upkeep = self._shards.timers.timers(self._do_upkeep)
+        self._upkeep.set(_RESERVE_IDS, self._broker.clock.now_ms() + RESERVE_INTERVAL_MS)
+        self._set_expiry()
         await self._open_existing()
 
     async def stop(self) -> None:
@@ -190,19 +188,19 @@ class TxnCoordinator(ShardedCoordinator):
             raise InvariantViolation(f"not an effect of transactions: {effect!r}")
         self.markers.write(effect, shard.feed, tried)
 
-    def _sweep(self, key: Hashable, _now_ms: int) -> None:
-        self._set_upkeep(str(key))
-        command = AbortTimedOut() if key == _ABORT_TIMED_OUT else ExpireTransactionalIds()
-        for shard in self._shards.shards:
-            with survived(str(key), shard=shard.name):
-                self._shards.send(shard, command)
+    def _do_upkeep(self, key: Hashable, now_ms: int) -> None:
+        if key == _EXPIRE_IDS:
+            self._set_expiry()
+            self._shards.sweep(ExpireTransactionalIds(), _EXPIRE_IDS)
+            return
+        self._upkeep.set(_RESERVE_IDS, now_ms + RESERVE_INTERVAL_MS)
         # An idle moment is as good as any to reserve producer ids; taking one will try again.
         with suppress(ProducerIdsUnavailableError):
             self._ids.prefetch()
 
-    def _set_upkeep(self, key: str) -> None:
-        interval_ms = self._broker.config.int(_INTERVALS[key])
-        self._upkeep.set(key, self._broker.clock.now_ms() + interval_ms)
+    def _set_expiry(self) -> None:
+        interval_ms = self._broker.config.int(_EXPIRY_INTERVAL)
+        self._upkeep.set(_EXPIRE_IDS, self._broker.clock.now_ms() + interval_ms)
 
     def _allocate(self) -> ProducerIdBlock:
         first, length = self._broker.metadata.allocate_producer_ids()

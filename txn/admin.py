@@ -1,4 +1,4 @@
-"""What is asked about transactions, and the sweeps over all of them.
+"""What is asked about transactions, their timeouts, and the sweep that forgets ids.
 
 Sources: ``TransactionStateManager.listTransactionStates`` and its expiry task,
 ``TransactionCoordinator.handleDescribeTransactions`` and ``abortTimedOutTransactions``.
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from logcore.machine import Decision, Reply, Token
 from txn import end_txn, id_pattern, records, state
 from txn.commands import (
-    AbortTimedOutResult,
     DescribeTransaction,
     DescribeTransactionResult,
     ExpireTransactionalIdsResult,
@@ -20,7 +19,7 @@ from txn.commands import (
     ListTransactionsResult,
 )
 from txn.errors import ProducerIdsUnavailableError, TransactionalIdNotFoundError
-from txn.shard import TIMEOUT_TIMER, Draft, Shard, require_id, timeout_deadline_ms
+from txn.shard import TIMEOUT_TIMER, Draft, Shard, require_id
 from txn.state import TransactionState
 
 _STATES_BY_NAME = {one.kafka_name: one for one in TransactionState}
@@ -67,26 +66,6 @@ def describe_transaction(shard: Shard, token: Token, command: DescribeTransactio
     return Decision(replies=(Reply(token, described),))
 
 
-def abort_timed_out(shard: Shard, token: Token, now_ms: int) -> Decision:
-    """Abort every transaction past its timeout, up to the limit of a sweep."""
-    overdue = [
-        transactional_id
-        for transactional_id, txn in shard.transactions.items()
-        if not shard.is_pending(transactional_id)
-        and (deadline_ms := timeout_deadline_ms(txn)) is not None
-        and deadline_ms <= now_ms
-    ]
-    draft = Draft(shard)
-    aborted = tuple(
-        transactional_id
-        for transactional_id in overdue[: shard.limits.max_sweep]
-        if abort_overdue(shard, draft, transactional_id, now_ms)
-    )
-    more = len(overdue) > shard.limits.max_sweep
-    draft.reply(token, AbortTimedOutResult(aborted, more=more))
-    return draft.decision()
-
-
 def abort_overdue(shard: Shard, draft: Draft, transactional_id: str, now_ms: int) -> bool:
     """Abort one transaction for its timeout; False if that has to be tried again later."""
     txn = shard.transactions[transactional_id]
@@ -107,18 +86,30 @@ def abort_overdue(shard: Shard, draft: Draft, transactional_id: str, now_ms: int
 
 
 def expire_transactional_ids(shard: Shard, token: Token, now_ms: int) -> Decision:
-    """Forget ids that rested for too long, up to the limit of a sweep."""
+    """Forget ids that rested for too long, up to the limits of one decision.
+
+    Where the sweep stands is soft state: the next decision goes on from there.
+    """
     oldest_ms = now_ms - shard.limits.transactional_id_expiration_ms
-    overdue = [
-        transactional_id
-        for transactional_id, txn in shard.transactions.items()
-        if txn.state in state.AT_REST and txn.last_update_ms <= oldest_ms
-        if not shard.is_pending(transactional_id)
-    ]
+    unswept = shard.unswept
+    if not unswept:
+        unswept.extend(shard.transactions)
     draft = Draft(shard)
-    expired = tuple(overdue[: shard.limits.max_sweep])
-    for transactional_id in expired:
-        txn = state.dead(shard.transactions[transactional_id])
+    expired: list[str] = []
+    for _ in range(min(len(unswept), shard.limits.max_sweep_looks)):
+        if len(expired) == shard.limits.max_sweep:
+            break
+        transactional_id = unswept.popleft()
+        txn = shard.transactions.get(transactional_id)
+        if (
+            txn is None
+            or txn.state not in state.AT_REST
+            or txn.last_update_ms > oldest_ms
+            or shard.is_pending(transactional_id)
+        ):
+            continue
+        expired.append(transactional_id)
+        state.dead(txn)
         draft.records.append(records.tombstone(transactional_id))
         draft.note(
             "transactional-id-expired",
@@ -126,8 +117,7 @@ def expire_transactional_ids(shard: Shard, token: Token, now_ms: int) -> Decisio
             producer_id=txn.producer_id,
             rested_ms=now_ms - txn.last_update_ms,
         )
-    more = len(overdue) > len(expired)
-    draft.reply(token, ExpireTransactionalIdsResult(expired, more=more))
+    draft.reply(token, ExpireTransactionalIdsResult(tuple(expired), more=bool(unswept)))
     return draft.decision()
 
 

@@ -223,19 +223,6 @@ class DescribeTransactionResult:
 
 
 @dataclass(frozen=True, slots=True)
-class AbortTimedOut:
-    """Abort every transaction past its timeout: a sweep behind the timers, never needed by them."""
-
-
-@dataclass(frozen=True, slots=True)
-class AbortTimedOutResult:
-    """The ids aborted; ``more`` says that the sweep stopped at its limit and should be repeated."""
-
-    aborted: tuple[str, ...]
-    more: bool
-
-
-@dataclass(frozen=True, slots=True)
 class ExpireTransactionalIds:
     """Forget ids that rested longer than ``transactional_id_expiration_ms``."""
 
@@ -255,7 +242,6 @@ Command = (
     | MarkersWritten
     | ListTransactions
     | DescribeTransaction
-    | AbortTimedOut
     | ExpireTransactionalIds
 )
 """Everything ``TxnMachine.decide`` understands."""

@@ -45,9 +45,12 @@ class TxnLimits:
     Markers take one turn unless a partition is off line; a connection serves nothing else while
     its request waits, and clients give up after 30 s."""
 
-    max_sweep: int = 500
-    """Transactions ended, or ids forgotten, by one decision of a sweep. Its records are one batch
-    and one turn of the loop, during which no other request is served."""
+    max_sweep: int = 100
+    """Ids forgotten by one decision of a sweep. Its records are one batch, its events as many lines
+    of the log, and all that one turn of the loop, during which no other request is served."""
+
+    max_sweep_looks: int = 5_000
+    """Ids that one decision of a sweep looks at, for the same reason: about 2 ms."""
 
     retry_backoff_ms: int = 1_000
     """Wait before a timed-out transaction is tried again that could not be aborted for want of a

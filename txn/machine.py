@@ -21,7 +21,6 @@ from logcore.machine import (
 )
 from txn import add_partitions, admin, completion, end_txn, init_producer, records, state
 from txn.commands import (
-    AbortTimedOut,
     AddPartitions,
     DescribeTransaction,
     EndTxn,
@@ -98,8 +97,6 @@ class TxnMachine:
                 return admin.list_transactions(shard, token, command, now_ms)
             case DescribeTransaction():
                 return admin.describe_transaction(shard, token, command)
-            case AbortTimedOut():
-                return admin.abort_timed_out(shard, token, now_ms)
             case ExpireTransactionalIds():
                 return admin.expire_transactional_ids(shard, token, now_ms)
             case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
@@ -47,7 +48,8 @@ class Shard:
 
     ``offsets`` holds the offset of the last record of each id; ``successors`` which identity was
     handed out last, and to the holder of which (Kafka's *last producer epoch*, likewise lost by a
-    restart: a repeated InitProducerId is fenced then).
+    restart: a repeated InitProducerId is fenced then); ``unswept`` the ids that the sweep under way
+    has not looked at.
     """
 
     limits: TxnLimits
@@ -60,6 +62,7 @@ class Shard:
     markers: MarkerTable = field(default_factory=MarkerTable)
     parked: dict[str, Parked] = field(default_factory=dict)
     successors: dict[str, tuple[Identity, Identity]] = field(default_factory=dict)
+    unswept: deque[str] = field(default_factory=deque)
     passed_over: int = 0
     serving: bool = False
 

@@ -15,9 +15,11 @@ from coordinator import Broker
 from tests.support.cluster import TRANSACTION, Cluster
 from tests.support.raw import errors_in
 from tests.support.stalls import LoopWatch, watched_loop
+from tests.support.waits import until
 
 CONFIG = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
 PARTITIONS = 2_000
+IDS = 2_000
 NAME = "spans-many"
 
 
@@ -56,6 +58,32 @@ def end(client: Cluster, producer: tuple[int, int], *, commit: bool) -> None:
         committed=commit,
     )
     assert answer["error_code"] == "none"
+
+
+def test_many_ids_that_are_forgotten_at_once(tmp_path: Path, watch: LoopWatch) -> None:
+    expiring = {
+        "transactional.id.expiration.ms": "1",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
+    }
+    with (
+        Broker.in_thread(tmp_path, config={**CONFIG, **expiring}) as broker,
+        Cluster(broker.bootstrap) as client,
+    ):
+        client.coordinator(NAME, TRANSACTION)
+        for number in range(IDS):
+            client.send(
+                "init_producer_id",
+                4,
+                transactional_id=f"id-{number}",
+                transaction_timeout=60_000,
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+        for _ in range(IDS):
+            assert client.receive()["error_code"] == "none"
+        nothing = lambda: not client.call("list_transactions", 0)["transaction_states"]  # noqa: E731
+        until(nothing, "all are forgotten")
+    watch.check()
 
 
 def test_a_transaction_over_partitions_that_were_never_used(

@@ -26,6 +26,7 @@ from groups.commands import (
 )
 from groups.errors import UnknownMemberIdError, UnstableOffsetCommitError
 from logcore.machine import ProducerStamp
+from tests.support.waits import until_async
 from tests.unit.coordinator.services import Services
 
 HEARTBEAT = Heartbeat("g", 1, "member", None)
@@ -154,7 +155,11 @@ async def test_offsets_expire_on_the_timer(tmp_path: Path) -> None:
     assert await committed(services, "g") == 5
     services.clock.advance(1_000)  # type: ignore[attr-defined]
     services.groups._shards.timers.run_due()
-    assert await committed(services, "g") == -1
+
+    async def is_gone() -> bool:
+        return await committed(services, "g") == -1
+
+    await until_async(is_gone, "the offset is forgotten")
     assert (await services.groups.list_groups(ListGroups())).groups == ()
     await services.stop()
 

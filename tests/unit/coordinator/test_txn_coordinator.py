@@ -23,6 +23,7 @@ from logcore.errors import InvalidProducerEpochError, InvalidTxnStateError, Stor
 from logcore.fs import OsFileSystem
 from logcore.machine import DomainError, ProducerStamp
 from logcore.partition import Isolation
+from tests.support.waits import until_async
 from tests.unit.coordinator.services import Services
 from tests.unit.coordinator.test_group_coordinator import commit, committed
 from txn.commands import (
@@ -233,9 +234,13 @@ async def test_ids_expire_on_the_timer(tmp_path: Path) -> None:
     for _ in range(4):
         services.clock.advance(500)  # type: ignore[attr-defined]
         services.txns._shards.timers.run_due()
+
+    async def is_gone() -> bool:
+        return (await services.txns.list_transactions(ListTransactions())).transactions == ()
+
+    await until_async(is_gone, "the id is forgotten")
     with pytest.raises(InvalidProducerIdMappingError):
         await producer.add(("t", 0))
-    assert (await services.txns.list_transactions(ListTransactions())).transactions == ()
     await services.stop()
 
 

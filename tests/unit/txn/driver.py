@@ -12,7 +12,6 @@ from typing import Any
 from logcore.machine import Decision, DomainError, Event, Record, Token
 from txn import records, state
 from txn.commands import (
-    AbortTimedOut,
     AddPartitions,
     AddPartitionsResult,
     DescribeTransaction,
@@ -399,7 +398,6 @@ __all__ = [
     "START_MS",
     "TIMEOUT_MS",
     "A",
-    "AbortTimedOut",
     "AppendFailedError",
     "B",
     "C",

@@ -192,6 +192,24 @@ def test_expiry_sweeps_up_to_its_limit(shard: Callable[..., Driver]) -> None:
     assert [(len(one.expired), one.more) for one in answers] == [(2, True), (1, False), (0, False)]
 
 
+def test_expiry_looks_at_so_many_ids_and_goes_on_from_there(shard: Callable[..., Driver]) -> None:
+    driver = shard(limits=TxnLimits(max_sweep_looks=2))
+    names = ("one", "two", "three", "four")
+    for name in names:
+        driver.started(transactional_id=name)
+    driver.now_ms += driver.limits.transactional_id_expiration_ms
+    # Two that were used since are passed over, the others found; one comes behind the sweep.
+    identities = [driver.started(transactional_id=name) for name in names[:2]]
+    assert driver.ask(ExpireTransactionalIds()) == ExpireTransactionalIdsResult((), more=True)
+    driver.started(transactional_id="late")
+    found = driver.ask(ExpireTransactionalIds())
+    assert found == ExpireTransactionalIdsResult(("three", "four"), more=False)
+    driver.now_ms += driver.limits.transactional_id_expiration_ms
+    driver.add(identities[1], transactional_id="two")
+    answers = [driver.ask(ExpireTransactionalIds()) for _ in range(2)]
+    assert [(one.expired, one.more) for one in answers] == [(("one",), True), (("late",), False)]
+
+
 def test_every_use_puts_expiry_off(shard: Callable[..., Driver]) -> None:
     driver = shard(limits=TxnLimits(transactional_id_expiration_ms=1_000))
     identity = driver.started()

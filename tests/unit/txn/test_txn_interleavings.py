@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.txn.driver import (
     TIMEOUT_MS,
-    AbortTimedOut,
     AppendFailedError,
     Driver,
     ExpireTransactionalIds,
@@ -197,7 +196,6 @@ class Schedules(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        self.driver.ask(AbortTimedOut())
         self.driver.ask(ExpireTransactionalIds())
         self._deliver()
 

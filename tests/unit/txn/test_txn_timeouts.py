@@ -4,15 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.txn.driver import START_MS, TIMEOUT_MS, AbortTimedOut, Driver, S, T, metadata
-from txn.commands import AbortTimedOutResult, InitProducerIdResult
+from tests.unit.txn.driver import START_MS, TIMEOUT_MS, Driver, S, T, metadata
+from txn.commands import InitProducerIdResult
 from txn.epochs import Identity
 from txn.errors import (
     ConcurrentTransactionsError,
     InvalidTransactionStateError,
     ProducerFencedError,
 )
-from txn.limits import TxnLimits
 from txn.machine import TIMEOUT_TIMER
 
 KEY = (TIMEOUT_TIMER, T)
@@ -128,7 +127,6 @@ def test_a_timeout_does_not_touch_a_decided_outcome(shard: Callable[..., Driver]
     driver.begin(identity)
     driver.ended(identity, commit=True)
     driver.advance(10 * TIMEOUT_MS)
-    driver.ask(AbortTimedOut())
     assert driver.state is S.PREPARE_COMMIT
     assert type(driver.init()) is ConcurrentTransactionsError
     driver.write_markers()
@@ -146,18 +144,3 @@ def test_without_a_producer_id_the_abort_is_tried_again(shard: Callable[..., Dri
     driver.advance(driver.limits.retry_backoff_ms)
     assert driver.state is S.COMPLETE_ABORT
     assert driver.stored == (1000, 0)
-
-
-def test_the_sweep_takes_what_is_due_up_to_its_limit(shard: Callable[..., Driver]) -> None:
-    driver = shard(limits=TxnLimits(max_sweep=2))
-    for name in ("one", "two", "three"):
-        identity = driver.started(transactional_id=name)
-        driver.add(identity, transactional_id=name)
-    late = driver.started(transactional_id="late")
-    driver.now_ms += 10
-    driver.add(late, transactional_id="late")
-    driver.now_ms += TIMEOUT_MS - 9
-    assert driver.ask(AbortTimedOut()) == AbortTimedOutResult(("one", "two"), more=True)
-    assert driver.ask(AbortTimedOut()) == AbortTimedOutResult(("three",), more=False)
-    assert driver.ask(AbortTimedOut()) == AbortTimedOutResult((), more=False)
-    assert driver.txn("late").state is S.ONGOING

@@ -1,0 +1,65 @@
+"""What the broker does by itself keeps the event loop for no long turn, all of it at once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from coordinator.broker import Broker
+from logcore.batch import LogRecord, encode_batch
+from logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
+from logcore.machine import ProducerStamp, Record
+from tests.support.stalls import watched_loop
+from tests.support.waits import until_async
+
+PARTITIONS = 300
+PRODUCERS = 20_000
+BUSY = {
+    "log.cleaner.backoff.ms": "10",
+    "log.initial.task.delay.ms": "0",
+    "log.retention.check.interval.ms": "50",
+    "log.flush.offset.checkpoint.interval.ms": "50",
+    "log.flush.start.offset.checkpoint.interval.ms": "50",
+    "replica.high.watermark.checkpoint.interval.ms": "50",
+    "producer.id.expiration.check.interval.ms": "500",
+}
+COMPACTED = {
+    "cleanup.policy": "compact,delete",
+    "segment.bytes": "1048576",
+    "min.cleanable.dirty.ratio": "0",
+}
+
+
+async def test_upkeep_of_many_partitions_and_producers_beside_a_compaction(tmp_path: Path) -> None:
+    async with Broker(tmp_path, config=BUSY | {"log.cleaner.enable": "false"}) as broker:
+        broker.topics.create("many", partitions=PARTITIONS)
+        broker.topics.create("keyed", partitions=1, configs=COMPACTED)
+        now_ms = broker.clock.now_ms()
+        for index in range(PARTITIONS):
+            partition = broker.replicas.partition("many", index)
+            partition.append_records([Record(b"k", b"v")], now_ms=now_ms)
+            await asyncio.sleep(0)
+        keyed = broker.replicas.partition("keyed", 0)
+        crowded = broker.replicas.partition("many", 0)
+        for producer_id in range(PRODUCERS):
+            crowded.append_marker(
+                ProducerStamp(producer_id, 0), commit=True, coordinator_epoch=0, now_ms=now_ms
+            )
+            if producer_id % 100 == 0:
+                await asyncio.sleep(0)
+        for _ in range(100):
+            records = [LogRecord(at, now_ms, b"%d" % (at % 100), b"v" * 100) for at in range(1_000)]
+            keyed.append(encode_batch(records), now_ms=now_ms)
+            await asyncio.sleep(0)
+    async with Broker(tmp_path, config=BUSY) as broker:
+        with watched_loop() as watch:
+
+            async def compacted() -> bool:
+                return ("keyed", 0) in broker.replicas.cleaned
+
+            await until_async(compacted, "a round of compaction")
+            broker.replicas.partition("many", 0)._roll(now_ms)
+            await broker.replicas.save(RECOVERY_POINT_CHECKPOINT)
+        watch.check()
+        assert broker.cleaner is not None
+        assert not broker.cleaner.uncleanable

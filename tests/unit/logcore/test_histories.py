@@ -37,7 +37,7 @@ from logcore.config import LogConfig
 from logcore.errors import OffsetOutOfRangeError
 from logcore.machine import ProducerStamp
 from logcore.partition import Isolation, Partition
-from tests.support.memory_disk import MemoryDisk
+from tests.support.memory_disk import MemoryDisk, split
 
 HISTORIES = int(os.environ.get("HISTORIES", "500"))
 """How many histories, over all cleanup policies."""
@@ -86,6 +86,8 @@ class History:
         self.clock = ManualClock(T0)
         self.model = DumbLog()
         self.cleaned: int | None = None
+        self.point = 0
+        """The recovery point that is written down."""
         self.sequences: dict[int, int] = {}
         self.partition = self.open(clean=False)
 
@@ -99,7 +101,9 @@ class History:
             config=self.config,
             clock=self.clock,
             clean=clean,
+            recovery_point=self.point,
             log_start_offset=self.model.start,
+            gaps_below=self.cleaned or 0,
         )
 
     def step(self, kind: str, who: int, what: int) -> None:
@@ -167,6 +171,38 @@ class History:
         items = [Item(end + one.offset, one.timestamp_ms, one.key, one.value) for one in records]
         self.model.data(items, producer=producer, transactional=transactional)
         self.partition.append(data, now_ms=now_ms, transaction_verified=True)
+
+    # --- what a disk does ---
+
+    def rot(self, who: int, what: int) -> None:
+        """A kill, and a bit of a sealed segment is wrong: it costs nothing that is elsewhere."""
+        self.point = self.partition.recovery_point
+        sealed = sorted(self.sizes())[:-1]
+        if not sealed:
+            return
+        path = f"{DIRECTORY}/{sealed[who % len(sealed)]:020d}.log"
+        self.disk = self.disk.after_kill()
+        directory, name = split(path)
+        content = self.disk.contents[self.disk.names[directory][name]]
+        if not content:
+            return
+        at = len(content) * what // 64
+        content[at] ^= 1 << who % 8
+        self.partition = self.open(clean=False)
+        assert self.partition.log_end_offset == self.model.end
+        assert self.partition.recovery is not None
+        assert not self.partition.recovery.reason
+        content[at] ^= 1 << who % 8
+
+    def unroll(self) -> None:
+        """A power loss takes the name of a segment that nothing was written to."""
+        *before, last = sorted(self.sizes())
+        self.disk = self.disk.after_kill()
+        if before and not self.sizes()[last]:
+            for name in self.disk.list_directory(DIRECTORY) or []:
+                if name.startswith(f"{last:020d}.") and not name.endswith(".snapshot"):
+                    self.disk.remove(f"{DIRECTORY}/{name}")
+        self.partition = self.open(clean=False)
 
     # --- what takes away ---
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from bench import report
 from bench.brokers import FENCEPOST, KAFKA, SIDES
+from bench.ping import pinged
 from bench.report import Samples
 from bench.suite import Figures, Local, Pair, Suite, Workload
 from bench.suites import SUITES
@@ -37,7 +38,9 @@ def measure(workload: Workload | Local | Pair, side: str) -> Iterator[tuple[str,
         broker = SIDES[side](Path(home), workload.settings)
         broker.start()
         try:
-            yield side, workload.run(broker)
+            with pinged(broker.bootstrap) as longest:
+                figures = workload.run(broker)
+            yield side, figures | {report.STALL: max(longest)}
         finally:
             broker.kill()  # nobody needs what is in there any more
 
@@ -60,12 +63,10 @@ def run(suites: list[Suite], arguments: argparse.Namespace) -> tuple[dict[str, S
                 for side in sides_of(workload, number, without_kafka=arguments.without_kafka):
                     what = f"round {number + 1}: {suite.name}: {workload.name} on {side}"
                     print(what, file=sys.stderr, flush=True)
-                    samples = measured[suite.name]
                     try:
                         for of, figures in measure(workload, side):
                             print(f"  {of}: {report.plain(figures)}", file=sys.stderr, flush=True)
-                            for figure, value in figures.items():
-                                samples[f"{workload.name}: {figure}"][of].append(value)
+                            report.take(measured[suite.name], number, workload.name, of, figures)
                     except Exception:  # noqa: BLE001 - the other figures must not be lost with it
                         traceback.print_exc()
                         failed.append(what)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.brokers import FENCEPOST, KAFKA
-from bench.suite import BROKERS, lower_is_better
+from bench.suite import BROKERS, Figures, lower_is_better
 
 KAFKA_VERSION = "4.3.0"
 
@@ -21,6 +21,23 @@ Samples = dict[str, dict[str, list[float]]]
 
 def no_samples() -> Samples:
     return defaultdict(lambda: defaultdict(list))
+
+
+STALL = "slowest ping of another client ms"
+"""The figure of :mod:`bench.ping`. A suite tells one, that of its worst workload."""
+
+
+def take(samples: Samples, number: int, workload: str, side: str, figures: Figures) -> None:
+    """Take the figures of a workload's run in round ``number``, the first being 0."""
+    for figure, value in figures.items():
+        if figure != STALL:
+            samples[f"{workload}: {figure}"][side].append(value)
+            continue
+        rounds = samples[STALL][side]
+        if len(rounds) > number:
+            rounds[number] = max(rounds[number], value)
+        else:
+            rounds.append(value)
 
 
 def machine() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.report import as_json, detailed, no_samples, summary
+from bench.report import STALL, as_json, detailed, no_samples, summary, take
 from bench.suites.spark import SPARK
 
 
@@ -29,3 +29,13 @@ def test_the_first_page_compares_brokers_alone() -> None:
     text = summary(as_json(1, {"spark": pair, "data": brokers}))
     assert "both brokers" in text
     assert "a pair" not in text
+
+
+def test_a_suite_tells_the_worst_stall_of_its_workloads() -> None:
+    samples = no_samples()
+    for number, stalls in enumerate([(3.0, 9.0, 4.0), (2.0, 1.0, 8.0)]):
+        for workload, stall in zip("abc", stalls, strict=True):
+            for side, factor in (("fencepost", 1), ("kafka", 10)):
+                take(samples, number, workload, side, {"/s": 5.0, STALL: stall * factor})
+    assert samples[STALL] == {"fencepost": [9.0, 8.0], "kafka": [90.0, 80.0]}
+    assert samples["a: /s"] == {"fencepost": [5.0, 5.0], "kafka": [5.0, 5.0]}

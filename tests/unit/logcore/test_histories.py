@@ -53,6 +53,7 @@ IDEMPOTENT = 10
 KINDS = (
     *("plain", "plain", "idempotent", "data", "data", "data", "end", "end", "roll"),
     *("stop", "kill", "delete", "retain", "compact", "compact", "compact-and", "look"),
+    *("checkpoint", "rot", "unroll"),
 )
 MEANWHILE = ("delete", "retain", "delete", "roll", "delete", "data", "delete", "end")
 """What may come between two steps of a round."""

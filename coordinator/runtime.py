@@ -337,7 +337,7 @@ class Shard:
         if decision.records:
             self._append(decision.records, decision.stamp, now_ms)
         for timer in decision.timers:
-            self._timers.set(timer.key, timer.deadline_ms)
+            self._timers.set(timer.key, timer.deadline_ms, now_ms)
         for event in decision.events:
             level = logging.DEBUG if event.kind in ROUTINE_EVENTS else logging.INFO
             if _log.is_enabled_for(level):

@@ -85,9 +85,12 @@ class TimerQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, owner: Timers, key: Hashable, deadline_ms: int) -> Entry:
+    def add(
+        self, owner: Timers, key: Hashable, deadline_ms: int, now_ms: int | None = None
+    ) -> Entry:
         """Put a timer into the queue (called by :class:`Timers`)."""
-        due_ms = self._clock.monotonic_ms() + deadline_ms - self._clock.now_ms()
+        wait_ms = deadline_ms - (self._clock.now_ms() if now_ms is None else now_ms)
+        due_ms = self._clock.monotonic_ms() + wait_ms
         self._sequence += 1
         entry: Entry = (due_ms, self._sequence, deadline_ms, owner, key)
         self._queue.add(entry)
@@ -135,13 +138,17 @@ class Timers:
         self._fire = fire
         self._entries: dict[Hashable, Entry] = {}
 
-    def set(self, key: Hashable, deadline_ms: int | None) -> None:
-        """Let ``key`` fire at ``deadline_ms`` (wall clock), or never with None."""
+    def set(self, key: Hashable, deadline_ms: int | None, now_ms: int | None = None) -> None:
+        """Let ``key`` fire at ``deadline_ms`` (wall clock), or never with None.
+
+        ``now_ms`` is the instant that the deadline was counted from, which is later than now where
+        a timer set it that fires after the wall clock was set back.
+        """
         old = self._entries.pop(key, None)
         if old is not None:
             self._queue.discard(old)
         if deadline_ms is not None:
-            self._entries[key] = self._queue.add(self, key, deadline_ms)
+            self._entries[key] = self._queue.add(self, key, deadline_ms, now_ms)
 
     def clear(self) -> None:
         """Cancel all."""

@@ -77,7 +77,7 @@ def heartbeat(shard: Shard, outcome: Outcome, token: Token, command: ConsumerHea
     if isinstance(former, ClassicGroup):
         finish_upgrade(outcome, former)
     group.stop_classic_timers(outcome, beat.member_id)
-    remember(shard, outcome, beat)
+    remember(outcome, beat)
     outcome.arm(session_timer(group.group_id, beat.member_id), settings.session_timeout_ms)
     outcome.reply(token, _answer(beat, before))
 
@@ -191,7 +191,7 @@ def _member(
     member_id = command.member_id or command.new_member_id
     known = group.members.get(member_id)
     is_static = command.instance_id is not None
-    owner = group.static_members.get(command.instance_id or "")
+    owner = group.owner_of(command.instance_id)
     if known is None and owner is None and len(group.members) >= settings.max_size:
         raise GroupMaxSizeReachedError(f"group {group.group_id!r} is full")
     working = Working.of(group, command.topics)

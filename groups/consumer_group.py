@@ -163,6 +163,10 @@ class ConsumerGroup(Group):
         """See :class:`Group`."""
         return False
 
+    def owner_of(self, instance_id: str | None) -> str | None:
+        """Return the member that has an instance id, None for no instance id too."""
+        return None if instance_id is None else self.static_members.get(instance_id)
+
     def current(self, member_id: str) -> CurrentAssignment:
         """Return what the member has; a new one has nothing, at epoch 0."""
         return self.currents.get(member_id) or CurrentAssignment()
@@ -281,13 +285,14 @@ class ConsumerGroup(Group):
         if old is not None:
             self._totals.members -= 1
             self._totals.metadata_bytes -= metadata_bytes(old)
-            if self.static_members.get(old.instance_id or "") == member_id:
-                del self.static_members[old.instance_id or ""]
+            if old.instance_id is not None and self.owner_of(old.instance_id) == member_id:
+                del self.static_members[old.instance_id]
         if value is not None:
             self.members[member_id] = value
             self._totals.members += 1
             self._totals.metadata_bytes += metadata_bytes(value)
-            if value.instance_id:
+            # An empty one is one too: JoinGroup takes it.
+            if value.instance_id is not None:
                 self.static_members[value.instance_id] = member_id
 
     def _put_current(self, member_id: str, current: CurrentAssignment | None) -> None:
@@ -429,7 +434,11 @@ class ConsumerGroup(Group):
 
     def check(self) -> None:
         """See :class:`Group`."""
-        static = {m.instance_id: name for name, m in self.members.items() if m.instance_id}
+        static = {
+            member.instance_id: name
+            for name, member in self.members.items()
+            if member.instance_id is not None
+        }
         self._require(static == self.static_members, "instance ids and members differ")
         self._require(self.currents.keys() <= self.members.keys(), "a stranger has an assignment")
         self._require(self.targets.keys() <= self.members.keys(), "a stranger has a target")

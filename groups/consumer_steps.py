@@ -96,11 +96,10 @@ def require_small(shard: Shard, outcome: Outcome) -> None:
         raise GroupLimitExceededError(f"the group's change exceeds max_group_record_bytes={limit}")
 
 
-def remember(shard: Shard, outcome: Outcome, beat: Beat) -> None:
+def remember(outcome: Outcome, beat: Beat) -> None:
     """Note what is soft, once nothing can be refused any more."""
     if beat.replaced not in {None, beat.member_id}:
         beat.group.stop_timers(outcome, beat.replaced or "")
-    shard.image = beat.command.topics
     beat.working.remember()
 
 

@@ -107,8 +107,8 @@ class GroupMachine:
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
         """Decide on a command of the ``commands`` modules; raises its errors (see there)."""
         shard, outcome = self._shard, Outcome(now_ms)
-        if isinstance(command, JoinGroup | SyncGroup | LeaveGroup) and command.topics is not None:
-            shard.image = command.topics
+        if isinstance(command, ConsumerHeartbeat | JoinGroup | SyncGroup | LeaveGroup):
+            shard.image = command.topics or shard.image
         match command:
             case ConsumerHeartbeat():
                 consumer.heartbeat(shard, outcome, token, command)

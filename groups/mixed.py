@@ -84,7 +84,7 @@ def join_group(
         outcome.reply(token, MemberIdRequiredError(command.new_member_id))
         return
     beat = _beat(shard, group, command, settings)
-    owner = None if instance_id is None else group.static_members.get(instance_id)
+    owner = group.owner_of(instance_id)
     if instance_id is not None and not is_new:
         require_owner(instance_id, command.member_id, owner)
     elif owner is not None:
@@ -93,7 +93,7 @@ def join_group(
     if owner is None or not _replace_last(shard, outcome, beat, owner):
         move_member(outcome, beat)
         require_small(shard, outcome)
-        remember(shard, outcome, beat)
+        remember(outcome, beat)
         timer = session_timer(group.group_id, beat.member_id)
         outcome.arm(timer, command.session_timeout_ms)
         group.joined(outcome, beat.member_id, beat.command.rebalance_timeout_ms)
@@ -121,6 +121,10 @@ def _beat(
         owned[topic_id] = (*owned.get(topic_id, ()), index)
     shard.require_small_subscription(subscription.topics, subscription.rack_id)
     member_id, rebalance_ms = command.member_id, command.rebalance_timeout_ms
+    if member_id and member_id not in group.members and subscription.owned:
+        # Ids that were handed out are not remembered, so a stranger may be new. This one is not: it
+        # was removed while it rebalanced, and reads on what others may have by now.
+        raise UnknownMemberIdError(f"{member_id!r} was removed; what it owns is lost")
     said = ConsumerHeartbeat(
         group_id=group.group_id,
         member_id=member_id or command.new_member_id,

@@ -33,10 +33,11 @@ class ManualClock:
 
     def __init__(self, now_ms: int = 1_000_000) -> None:
         self._now_ms = now_ms
+        self._jumped_ms = 0
 
     def now_ms(self) -> int:
         """See :class:`Clock`."""
-        return self._now_ms
+        return self._now_ms + self._jumped_ms
 
     def monotonic_ms(self) -> int:
         """See :class:`Clock`."""
@@ -47,4 +48,8 @@ class ManualClock:
         if by_ms < 0:
             raise ValueError("a manual clock moves forward only")
         self._now_ms += by_ms
-        return self._now_ms
+        return self.now_ms()
+
+    def jump(self, by_ms: int) -> None:
+        """Set the wall clock, forward or back; the monotonic one does not notice."""
+        self._jumped_ms += by_ms

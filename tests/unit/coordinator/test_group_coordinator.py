@@ -25,10 +25,15 @@ from groups.commands import (
     TxnCommitOffsets,
 )
 from groups.errors import UnknownMemberIdError, UnstableOffsetCommitError
+from logcore.clock import ManualClock
 from logcore.machine import ProducerStamp
 from tests.support.waits import until_async
 from tests.unit.coordinator.services import Services
 
+JOIN = JoinGroup(
+    "g", "", "instance", "client", "/127.0.0.1", 120_000, 60_000, "consumer",
+    (("range", b""),), True, True, "instance-1",
+)  # fmt: skip
 HEARTBEAT = Heartbeat("g", 1, "member", None)
 
 
@@ -188,20 +193,36 @@ async def test_transactional_offsets_and_their_marker(
     await again.stop()
 
 
+async def test_a_clock_that_is_set_back_makes_no_phase_of_a_rebalance_longer(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    config = {"group.initial.rebalance.delay.ms": "100"}
+    services = await Services(tmp_path, config, clock=clock).start()
+    services.groups.ensure_open()
+    timers = services.groups._shards.timers
+    joined = services.groups.submit("g", JOIN)
+    clock.jump(-3_600_000)
+    clock.advance(100)
+    timers.run_due()
+    assert joined.result().generation_id == 1  # type: ignore[attr-defined]
+    clock.advance(JOIN.rebalance_timeout_ms)
+    timers.run_due()
+    (group,) = (await services.groups.list_groups(ListGroups())).groups
+    assert group.state == "Empty", "who does not sync in time is removed"
+    await services.stop()
+
+
 async def test_a_parked_join_is_answered_when_the_broker_stops(services: Services) -> None:
     services.groups.ensure_open()
-    join = JoinGroup(
-        "g", "", "instance", "client", "/127.0.0.1", 10_000, 60_000, "consumer",
-        (("range", b""),), True, True, "instance-1",
-    )  # fmt: skip
-    first = services.groups.submit("g", join)
+    first = services.groups.submit("g", JOIN)
     shards = services.groups._shards
     services.clock.advance(1)  # type: ignore[attr-defined]
     shards.timers.run_due()
     assert first.result().leader == "instance-1"  # type: ignore[attr-defined]
     # A second member starts a rebalance, which the first one never joins.
     second = services.groups.submit(
-        "g", replace(join, group_instance_id="other", new_member_id="other-1")
+        "g", replace(JOIN, group_instance_id="other", new_member_id="other-1")
     )
     assert not second.done()
     await services.groups.stop()

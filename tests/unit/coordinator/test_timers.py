@@ -209,28 +209,41 @@ async def test_real_time_drives_it() -> None:
     assert [key for key, _ in fired.fired] == ["past", "soon", "late"]
 
 
-class JumpingClock(ManualClock):
-    """The wall clock jumps; the monotonic one does not."""
-
-    jumped_ms = 0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self.jumped_ms
-
-
 @pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000])
 async def test_a_jump_of_the_wall_clock_expires_nothing(jump_ms: int) -> None:
-    clock = JumpingClock(10_000_000)
+    clock = ManualClock(10_000_000)
     queue = TimerQueue(clock, asyncio.get_running_loop())
     fired = Recorder()
     queue.timers(fired).set("session", 10_000_100)
-    clock.jumped_ms = jump_ms
+    clock.jump(jump_ms)
     clock.advance(99)
     assert queue.run_due() == 0
     clock.advance(1)
     assert queue.run_due() == 1
     [(_, now_ms)] = fired.fired
     assert now_ms >= 10_000_100
+
+
+async def test_what_a_late_timer_sets_waits_no_longer_because_of_a_jump() -> None:
+    clock = ManualClock(10_000_000)
+    queue = TimerQueue(clock, asyncio.get_running_loop())
+    fired: list[tuple[Hashable, int]] = []
+
+    def fire(key: Hashable, now_ms: int) -> None:
+        fired.append((key, now_ms))
+        if key == "join":
+            timers.set("sync", now_ms + 50, now_ms)
+
+    timers: Timers = queue.timers(fire)
+    timers.set("join", 10_000_100)
+    clock.jump(-3_600_000)
+    clock.advance(100)
+    assert queue.run_due() == 1
+    clock.advance(49)
+    assert queue.run_due() == 0
+    clock.advance(1)
+    assert queue.run_due() == 1
+    assert fired == [("join", 10_000_100), ("sync", 10_000_150)]
 
 
 async def test_closed_queue_is_silent(queue: TimerQueue, clock: ManualClock) -> None:

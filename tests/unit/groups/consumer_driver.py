@@ -31,6 +31,10 @@ class ConsumerDriver(Driver):
         self.image = image
         super().__init__(*args, **{"consumer": SETTINGS, **settings})
 
+    def reload(self) -> None:
+        self.settings["topics"] = self.image
+        super().reload()
+
     def beat(self, member_id: str, epoch: int, **fields: Any) -> ConsumerHeartbeatResult:
         result = self.ask(
             ConsumerHeartbeat(
@@ -86,9 +90,12 @@ class Client:
         self.owned: frozenset[tuple[bytes, int]] = frozenset()
         self.told: frozenset[tuple[bytes, int]] = frozenset()
         self.unsure = False
+        self.times_lost = 0
+        """How often it has lost everything that it owned."""
 
     def rejoin(self) -> None:
         self.owned = self.told = frozenset()
+        self.times_lost += 1
         self.unsure = False
         self._take(self.driver.join(self.member_id, *self.names, **self.fields))
         self.owned = self.told

@@ -3,7 +3,8 @@
 Each member commits what it has read of the partitions that it owns. A ledger holds the last commit
 that was accepted of each partition, and looks for three things: two members that own a partition
 and may both commit it, a commit that was accepted behind an earlier one, and a committed offset
-that is not there any more.
+that is not there any more. From time to time the fleet is left in peace: then every partition must
+find its reader.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections import Counter
 
 from consumer_driver import CONSUMER_SESSION, Client, ConsumerDriver, TopicImage, changed, settings
 from group_driver import REBALANCE, SESSION, G
-from mixed_driver import ClassicClient
+from mixed_driver import COOPERATIVE, ClassicClient
+from telling import GONE
 
 from groups.classic_group import ClassicGroup
 from groups.commands import CommitOffsets, FetchOffsets, FetchTopic, OffsetToCommit, TopicsDeleted
@@ -25,6 +27,17 @@ Partition = tuple[bytes, int]
 REBALANCES = ("group_epoch_bumped", "generation_started")
 MAX_MEMBERS = 7
 TOPICS = (("t",), ("t", "u"), ("u", "w"))
+OFFERS = (
+    (("range",), ("range", COOPERATIVE)),
+    ((COOPERATIVE,), (COOPERATIVE, "range")),
+)
+"""What the classic members of a fleet offer: they need not offer the same, but have one in common.
+Those of the second fleet read on while they rebalance, if they offer nothing else."""
+EXPRESSION = "t|w.*"
+HOUR_MS = 3_600_000
+PATIENCE_S = 400
+"""Of simulated time: of somebody who is gone a JoinGroup may be parked, which is answered at the
+end of one rebalance timeout, and missed at the end of the next."""
 
 
 class Member:
@@ -33,6 +46,7 @@ class Member:
     def __init__(self, client: Client | ClassicClient) -> None:
         self.client = client
         self.read: dict[Partition, int] = {}
+        self.times_lost = 0
         self.paused_until = 0
         self.is_out = False
         """A refusal ended what it was in the group; it must join anew."""
@@ -63,6 +77,10 @@ class Fleet:
         self.made = 0
         self.topics_made = 0
         self.rebalances = 0
+        self.events_seen = 0
+        self.removed: set[str] = set()
+        """Members that the coordinator removed, until they have an assignment again."""
+        self.offers = self.rng.choice(OFFERS)
         self.classic_share = 0.5
         """How likely a new member speaks the classic protocol; it drifts, so groups migrate."""
 
@@ -82,6 +100,8 @@ class Fleet:
             self.take_place: 2,
             self.change_topics: 1,
             self.crash: 1,
+            self.set_clock: 0.5,
+            self.be_left_in_peace: 0.4,
         }
         self.rng.choices(list(actions), list(actions.values()))[0]()
         self.look()
@@ -94,12 +114,15 @@ class Fleet:
         instance = f"i{self.rng.randrange(2)}" if is_static else None
         names = self.rng.choice(TOPICS)
         if self.rng.random() < self.classic_share:
-            return Member(ClassicClient(self.driver, f"c{self.made}", names, instance))
+            offers = self.rng.choice(self.offers)
+            client = ClassicClient(self.driver, f"c{self.made}", names, instance, offers)
+            client.is_slow = self.rng.random() < 0.3
+            return Member(client)
         fields = {"rebalance_timeout_ms": 20_000}
         if instance is not None:
             fields["instance_id"] = instance
         if self.rng.random() < 0.2:
-            fields["subscribed_topic_regex"] = "t|w.*"
+            fields["subscribed_topic_regex"] = EXPRESSION
         member = Member(Client(self.driver, f"m{self.made}", names, fields))
         member.is_out = True
         return member
@@ -122,6 +145,9 @@ class Fleet:
             self.members.remove(other)
         self.members.append(member)
         self.advance_member(member)
+        if self.rng.random() < 0.3:
+            # Nothing comes that would make good what has gone wrong here.
+            self.be_left_in_peace()
 
     def leave(self) -> None:
         if self.members:
@@ -173,9 +199,47 @@ class Fleet:
         for (topic_id, index), offset in self.ledger.items():
             assert self.committed(topic_id, index) == offset, "a committed offset is lost"
 
+    def set_clock(self) -> None:
+        self.driver.jump(self.rng.choice((-HOUR_MS, HOUR_MS)))
+        for member in self.members:
+            member.paused_until = min(member.paused_until, self.driver.now)
+
+    def be_left_in_peace(self) -> None:
+        """Everybody does what it should: before long all that is subscribed to is read."""
+        for _ in range(PATIENCE_S):
+            for member in self.members:
+                member.paused_until = 0
+                self.advance_member(member, calm=True)
+                self.look()
+            self.driver.advance(1_000)
+            if not self.unread():
+                self.counts["peace"] += 1
+                return
+        raise AssertionError(f"nobody reads {sorted(self.unread())}")
+
+    def unread(self) -> set[Partition]:
+        """What members of the group subscribe to and nobody owns; all of it if nobody is in."""
+        group, topics = self.driver.groups.get(G), self.driver.image.topics
+        wanted: set[Partition] = set()
+        read: set[Partition] = set()
+        for member in self.members:
+            if group is not None and member.client.member_id in group.members:
+                read |= self.rightly_owned(member)
+            for name in self.subscribed(member) & topics.keys():
+                topic_id, count = topics[name]
+                wanted |= {(topic_id, index) for index in range(count)}
+        return wanted - read
+
+    def subscribed(self, member: Member) -> set[str]:
+        client = member.client
+        if isinstance(client, ClassicClient):
+            return set(client.topics)
+        matched = {"t", "w"} if "subscribed_topic_regex" in client.fields else set()
+        return {*client.names, *matched}
+
     # --- a member's work -------------------------------------------------------------------------
 
-    def advance_member(self, member: Member) -> None:
+    def advance_member(self, member: Member, *, calm: bool = False) -> None:
         client = member.client
         try:
             if isinstance(client, ClassicClient):
@@ -184,8 +248,8 @@ class Fleet:
                 client.rejoin()
                 member.is_out = False
             else:
-                client.beat(lost=self.rng.random() < 0.05)
-                if self.rng.random() < 0.7:
+                client.beat(lost=not calm and self.rng.random() < 0.05)
+                if calm or self.rng.random() < 0.7:
                     client.catch_up()
         except GroupError:
             client.owned = frozenset()
@@ -197,11 +261,17 @@ class Fleet:
     def take_up(self, member: Member) -> None:
         """Begin to read at what is committed, and forget what is not one's own any more."""
         owned = member.client.owned
+        if member.times_lost != member.client.times_lost:
+            # Somebody else may have read on; what was committed since is what counts.
+            member.times_lost = member.client.times_lost
+            member.read.clear()
         member.read = {tp: at for tp, at in member.read.items() if tp in owned}
-        for topic_id, index in owned - member.read.keys():
+        for topic_id, index in sorted(owned - member.read.keys()):
             member.read[topic_id, index] = max(self.committed(topic_id, index), 0)
 
     def read_and_commit(self, member: Member) -> None:
+        if isinstance(member.client, ClassicClient) and not member.client.is_stable:
+            return
         names = self.driver.image.names()
         for partition, at in list(member.read.items()):
             topic_id, index = partition
@@ -249,6 +319,10 @@ class Fleet:
 
     def look(self) -> None:
         """No partition has two owners that the coordinator takes for members as they are."""
+        for event in self.driver.events[self.events_seen :]:
+            if event.kind in GONE:
+                self.removed.add(str(event.detail["member"]))
+        self.events_seen = len(self.driver.events)
         owners: dict[Partition, str] = {}
         for member in self.members:
             for partition in self.rightly_owned(member):
@@ -261,6 +335,12 @@ class Fleet:
         group, client = self.driver.groups.get(G), member.client
         if member.is_out or group is None or client.member_id not in group.members:
             return frozenset()
+        if isinstance(client, ClassicClient):
+            if client.is_stable:
+                self.removed.discard(client.member_id)
+            elif client.reads_on:
+                # While it rebalances it need not know the newest generation.
+                return frozenset() if client.member_id in self.removed else client.owned
         if isinstance(group, ClassicGroup):
             is_current = member.is_classic and member.epoch == group.generation_id
         else:
@@ -278,6 +358,7 @@ class Fleet:
             self.counts[event.kind] += 1
         self.rebalances = sum(self.counts[kind] for kind in REBALANCES)
         self.driver.events.clear()
+        self.events_seen = 0
 
     def finish(self) -> None:
         self.crash()

@@ -134,6 +134,8 @@ class Driver:
         self.machine = load(self.log, **self.settings)
         MADE.append(self)
         self.timers: dict[Hashable, int] = {}
+        self._set_for: dict[Hashable, int] = {}
+        """Deadlines as the machine gave them: whenever they pass, it sees no time before."""
         self.answers: dict[int, object] = {}
         self.events: list[Event] = []
         self.effects: list[object] = []
@@ -186,10 +188,16 @@ class Driver:
             self.now = max(self.now, deadline)
             del self.timers[key]
             before = self._watched()
-            decision = self.machine.fire(key, self.now)
+            now = max(self.now, self._set_for.pop(key))
+            decision = self.machine.fire(key, now)
             assert before in {None, self._watched()}, "fire changed durable state"
-            self._apply(decision)
+            self._apply(decision, now)
         self.now = end
+
+    def jump(self, by_ms: int) -> None:
+        """Somebody sets the wall clock; what waits goes on to wait as long as before."""
+        self.now += by_ms
+        self.timers = {key: deadline + by_ms for key, deadline in self.timers.items()}
 
     def marker(self, producer_id: int, *, commit: bool) -> None:
         """The transaction of ``producer_id`` ends."""
@@ -208,14 +216,14 @@ class Driver:
         assert self.machine.digest() == digest, "a reload changed durable state"
         self._apply(self.machine.loaded(self.now))
 
-    def _apply(self, decision: Decision) -> None:
+    def _apply(self, decision: Decision, now: int | None = None) -> None:
         self.decisions += 1
         # What a decision brings about shows when it is replayed, or at once where nothing durable
         # changes; the state of before is therefore that after the step before.
         before = self._told
         for record in decision.records:
             self._append(Entry(len(self.log), record, decision.stamp))
-        self._collect(decision)
+        self._collect(decision, now)
         self.check()
         self._told = seen(self.groups) if self.watch_every == 1 else {}
         if before is not None and self.watch_every == 1:
@@ -225,13 +233,15 @@ class Driver:
         self.log.append(entry)
         replay(self.machine, entry)
 
-    def _collect(self, decision: Decision) -> None:
+    def _collect(self, decision: Decision, now: int | None = None) -> None:
         for timer in decision.timers:
             if timer.deadline_ms is None:
                 self.timers.pop(timer.key, None)
             else:
-                assert timer.deadline_ms >= self.now
-                self.timers[timer.key] = timer.deadline_ms
+                wait = timer.deadline_ms - (self.now if now is None else now)
+                assert wait >= 0
+                self.timers[timer.key] = self.now + wait
+                self._set_for[timer.key] = timer.deadline_ms
         for reply in decision.replies:
             assert self.answers[reply.token] is PARKED, "a token was answered twice"
             self.answers[reply.token] = reply.response

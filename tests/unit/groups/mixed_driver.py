@@ -38,8 +38,15 @@ def assigned(*partitions: tuple[str, tuple[int, ...]], user_data: bytes = b"") -
     return out + (struct.pack(">i", len(user_data)) + user_data if user_data else b"\xff" * 4)
 
 
+COOPERATIVE = "cooperative-sticky"
+
+
 class ClassicClient:
-    """What an eager consumer knows. ``owned`` is empty from its JoinGroup to its SyncGroup."""
+    """What a consumer of the classic protocol knows.
+
+    One that offers nothing but the cooperative protocol reads on while it rebalances; any other is
+    eager: it owns nothing from its JoinGroup to its SyncGroup.
+    """
 
     def __init__(
         self,
@@ -47,18 +54,47 @@ class ClassicClient:
         name: str,
         topics: tuple[str, ...] = ("t",),
         instance_id: str | None = None,
+        offers: tuple[str, ...] = ("range",),
     ) -> None:
         self.driver, self.name, self.topics, self.instance_id = driver, name, topics, instance_id
-        self.member_id, self.generation, self.leader = "", -1, ""
+        self.offers = offers
+        self.member_id, self.generation, self.leader, self.protocol = "", -1, "", ""
         self.owned: frozenset[tuple[bytes, int]] = frozenset()
         self.members: dict[str, bytes] = {}
+        self.is_slow = False
+        """Whether it takes its time between the answer to its JoinGroup and its SyncGroup."""
+        self.must_sync = False
+        self.planned_for = -1
+        self.times_lost = 0
+        """How often it has given up, or lost, everything that it owned."""
         self.join_token: int | None = None
         self.sync_token: int | None = None
 
+    @property
+    def reads_on(self) -> bool:
+        return self.offers == (COOPERATIVE,)
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether it has its generation's assignment; one that has not commits nothing."""
+        waits = self.join_token is not None or self.sync_token is not None
+        return self.generation >= 0 and not waits and not self.must_sync
+
+    def _subscription(self) -> bytes:
+        """Version 1: with what it owns."""
+        names, owned = self.driver.image.names(), {}
+        for topic_id, index in sorted(self.owned):
+            if topic_id in names:
+                owned.setdefault(names[topic_id], []).append(index)
+        # An assignment is written as the owned partitions are, between a version and user data.
+        written = assigned(*((name, tuple(indexes)) for name, indexes in owned.items()))[2:-4]
+        return struct.pack(">h", 1) + subscription(*self.topics)[2:] + written
+
     def join(self) -> None:
-        """Give everything up and (re)join; the answer may come later."""
-        self.owned = frozenset()
-        self.sync_token = None
+        """(Re)join, an eager one without anything; the answer may come later."""
+        if not self.reads_on:
+            self._lose()
+        self.sync_token, self.must_sync = None, False
         self.driver._ids += 1
         command = JoinGroup(
             group_id=G,
@@ -69,7 +105,7 @@ class ClassicClient:
             session_timeout_ms=SESSION,
             rebalance_timeout_ms=REBALANCE,
             protocol_type="consumer",
-            protocols=(("range", subscription(*self.topics)),),
+            protocols=tuple((name, self._subscription()) for name in self.offers),
             require_known_member_id=True,
             supports_skip_assignment=True,
             new_member_id=f"{self.name}-{self.driver._ids}",
@@ -92,9 +128,11 @@ class ClassicClient:
             self.join_token = None
             if isinstance(answer, JoinGroupResult):
                 self.member_id, self.generation = answer.member_id, answer.generation_id
-                self.leader = answer.leader
+                self.leader, self.protocol = answer.leader, answer.protocol_name or ""
                 self.members = {member.member_id: member.metadata for member in answer.members}
-                self.sync()
+                self.must_sync = True
+                if not self.is_slow:
+                    self.sync()
             else:
                 self._fail(answer)
         elif self.sync_token is not None:
@@ -103,18 +141,29 @@ class ClassicClient:
                 return
             self.sync_token = None
             if isinstance(answer, SyncGroupResult):
+                lost = self.owned - self._read(answer.assignment)
                 self.owned = self._read(answer.assignment)
+                if lost and self.reads_on:
+                    self.join()  # so that others get what it has just given up
             else:
                 self._fail(answer)
 
     def _fail(self, answer: object) -> None:
-        self.owned = frozenset()
+        if self.reads_on and isinstance(answer, RebalanceInProgressError):
+            self.generation = -1
+            return
+        self._lose()
         if isinstance(answer, MY_FAULT) and not isinstance(answer, IllegalGenerationError):
             self.member_id = ""
         self.generation = -1
 
+    def _lose(self) -> None:
+        self.owned = frozenset()
+        self.times_lost += 1
+
     def sync(self) -> None:
         """Ask for one's assignment; a leader shares out what everybody subscribes to."""
+        self.must_sync = False
         plan = self._plan() if self.leader == self.member_id else {}
         self.sync_token = self.driver.send(
             SyncGroup(
@@ -123,7 +172,7 @@ class ClassicClient:
                 self.member_id,
                 self.instance_id,
                 "consumer",
-                "range",
+                self.protocol,
                 tuple(plan.items()),
                 self.driver.image,
             )
@@ -139,7 +188,13 @@ class ClassicClient:
         if self.join_token is not None or self.sync_token is not None:
             self.hear()
             return
+        if self.must_sync:
+            self.sync()
+            return
         if self.generation < 0:
+            self.join()
+            return
+        if self.leader == self.member_id and self.planned_for != self.driver.image.version:
             self.join()
             return
         try:
@@ -157,14 +212,24 @@ class ClassicClient:
         self.member_id, self.generation = "", -1
 
     def _plan(self) -> dict[str, bytes]:
-        wants = {name: read_subscription(said).topics for name, said in self.members.items()}
-        plan: dict[str, dict[str, list[int]]] = {name: {} for name in wants}
+        said = {name: read_subscription(metadata) for name, metadata in self.members.items()}
+        self.planned_for = self.driver.image.version
+        owners = {
+            (topic, index): name
+            for name, one in said.items()
+            for topic, indexes in one.owned
+            for index in indexes
+        }
+        plan: dict[str, dict[str, list[int]]] = {name: {} for name in said}
         turn = 0
         for topic, (_, count) in sorted(self.driver.image.topics.items()):
-            takers = sorted(name for name, topics in wants.items() if topic in topics)
+            takers = sorted(name for name, one in said.items() if topic in one.topics)
             for index in range(count if takers else 0):
-                plan[takers[turn % len(takers)]].setdefault(topic, []).append(index)
+                taker = takers[turn % len(takers)]
                 turn += 1
+                # What somebody else reads is given to nobody, until that one has given it up.
+                if self.protocol != COOPERATIVE or owners.get((topic, index), taker) == taker:
+                    plan[taker].setdefault(topic, []).append(index)
         return {
             name: assigned(*((topic, tuple(indexes)) for topic, indexes in mine.items()))
             for name, mine in plan.items()

@@ -344,14 +344,14 @@ def test_at_most_one_target_in_an_interval():
 def test_a_clock_that_goes_back_stops_no_assignment():
     driver = ConsumerDriver(consumer=settings(assignment_interval_ms=1_000))
     driver.join("m")
-    driver.now -= 3_600_000
+    driver.jump(-3_600_000)
     assert driver.join("n").member_epoch == 3
 
 
 def test_a_clock_that_goes_back_hides_no_topic_from_an_expression():
     driver = ConsumerDriver()
     driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="t|w")
-    driver.now -= 3_600_000
+    driver.jump(-3_600_000)
     driver.image = changed(driver.image, w=(V, 1))
     driver.beat("m", 2)
     assert driver.consumer_group().subscribed_topics() == {"t", "w"}

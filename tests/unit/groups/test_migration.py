@@ -27,6 +27,7 @@ from groups.errors import (
     UnknownMemberIdError,
 )
 from groups.limits import GroupLimits
+from groups.subscription import read_assignment
 
 
 def classic_pair(**more: Any) -> tuple[ConsumerDriver, ClassicClient, ClassicClient]:
@@ -350,6 +351,17 @@ def test_who_is_told_to_rejoin_and_does_not_is_removed():
     assert driver.event("member_expired")["reason"] == "did not rejoin in time"
 
 
+def test_who_was_removed_while_it_rebalanced_does_not_go_on_with_what_it_reads():
+    driver, one = mixed()
+    one.sync()
+    driver.leave(one.member_id)
+    owned = subscription("t")[2:] + struct.pack(">ihc", 1, 1, b"t") + struct.pack(">ii", 1, 0)
+    protocols = (("range", struct.pack(">h", 1) + owned),)
+    with pytest.raises(UnknownMemberIdError):
+        driver.answer(Driver.join(driver, one.member_id, protocols=protocols))
+    assert driver.answer(Driver.join(driver, one.member_id)).member_id == one.member_id
+
+
 def test_nobody_is_told_to_rejoin_before_that_can_change_anything():
     driver = ConsumerDriver(consumer=settings(assignment_interval_ms=1_000))
     driver.client("m")
@@ -442,9 +454,9 @@ def test_the_last_consumer_goes_and_the_group_is_classic_again(how):
             with_rebalance(one)
     assert driver.state() == "PreparingRebalance"
     assert driver.group().generation_id == epoch
-    assert driver.group().members[one.member_id].assignment == assigned(
-        ("t", tuple(sorted(index for _, index in had)))
-    )
+    kept = assigned(("t", tuple(sorted(index for _, index in had))))
+    # In the version of the member's subscription.
+    assert driver.group().members[one.member_id].assignment == b"\0\1" + kept[2:]
     with pytest.raises(RebalanceInProgressError):
         one.heartbeat()
     driver.reload()
@@ -453,6 +465,18 @@ def test_the_last_consumer_goes_and_the_group_is_classic_again(how):
     one.step()
     assert len(one.owned) == 4
     assert driver.event("group_downgraded")["members"] == 1
+
+
+def test_the_topics_that_a_last_heartbeat_brings_name_what_the_others_keep():
+    driver, one, consumer = settled_mix()
+    had = one.owned
+    Driver.reload(driver)
+    driver.machine._shard.image = None  # nobody has told of topics since the load
+    consumer.leave()
+    kept = tuple(sorted(index for _, index in had))
+    assert read_assignment(driver.group().members[one.member_id].assignment).partitions == (
+        ("t", kept),
+    )
 
 
 @pytest.mark.parametrize("policy", [MigrationPolicy.DISABLED, MigrationPolicy.UPGRADE])
@@ -581,6 +605,7 @@ def test_joins_that_never_come_back_stay_bounded_in_both_protocols():
 def test_a_subscription_can_be_read_in_every_version():
     driver = ConsumerDriver()
     driver.client("m", "t", "u")
+    driver.answer(Driver.join(driver, "x"))
     owned = struct.pack(">ih", 1, 1) + b"t" + struct.pack(">ii", 1, 0)
     for version, tail in (
         (0, b""),
@@ -590,7 +615,7 @@ def test_a_subscription_can_be_read_in_every_version():
         (9, owned + struct.pack(">ih", 3, 1) + b"r" + b"more"),
     ):
         metadata = struct.pack(">h", version) + subscription("t")[2:] + tail
-        token = Driver.join(driver, f"x{version}", protocols=(("range", metadata),))
+        token = Driver.join(driver, "x", protocols=(("range", metadata),))
         result = driver.answer(token)
         member = driver.consumer_group().members[result.member_id]
         assert member.subscribed_topic_names == ("t",)

@@ -1,0 +1,234 @@
+"""Random lives of a group that anybody of either protocol may come to, in every phase of it.
+
+Nothing here behaves: a step may send any request of either protocol, with names that are known,
+stale, empty or too long, while offsets make the group, clocks are set back and topics change. What
+must hold is that nothing but a refusal comes of it, that each request is answered exactly once,
+that the invariants of both kinds of group hold, and that every form of the log loads back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from churn import live, lives, log_loads_back, long_life
+from consumer_driver import CONSUMER_SESSION, ConsumerDriver, T, V, changed, settings
+from group_driver import DELAY, PARKED, REBALANCE, SESSION, Driver, G, subscription
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from mixed_driver import assigned
+
+from groups.classic_group import ClassicGroup
+from groups.commands import (
+    DeleteGroup,
+    DeleteOffsets,
+    ExpireOffsets,
+    Heartbeat,
+    JoinGroupResult,
+    LeaveGroup,
+    LeavingMember,
+    SyncGroup,
+    TopicsDeleted,
+)
+from groups.consumer_group import ConsumerGroup
+from groups.errors import GroupError, MemberIdRequiredError
+from groups.limits import GroupLimits
+
+LIMITS = GroupLimits(
+    max_group_size=5,
+    max_pending_members=3,
+    max_identifier_bytes=20,
+    max_member_id_bytes=24,
+    max_topic_name_bytes=8,
+    max_regex_steps_per_turn=20,
+)
+SUBSCRIBED = (subscription("t"), subscription("t", "u"), subscription("u"), b"s")
+OFFERS = (("cooperative-sticky", "range"), ("range",), ("range", "cooperative-sticky"), ("sticky",))
+LONG = "n" * 40_000
+"""More than a string of a record holds."""
+NAMES: tuple[tuple[str, ...], ...] = (("t",), ("t", "u"), ("u", "new"), (LONG,))
+REGEXES = ("", "t|n.*", "(", "(.?){9}")
+ODD_NAMES = ("", " ", "ü" * 12, "m" * 24, "m" * 25, LONG)
+
+
+class Churn:
+    """Requests of both protocols that come at any time, and what was told in answer to them."""
+
+    def __init__(self) -> None:
+        self.driver = ConsumerDriver(
+            LIMITS, consumer=settings(max_size=5, assignment_interval_ms=100)
+        )
+        self.ids: list[str] = []
+        self.asked: list[int] = []
+
+    def step(self, action: int, who: int, what: int) -> None:
+        actions = (
+            *(self.join, self.join, self.join_static, self.rejoin, self.rejoin, self.rejoin),
+            *(self.sync, self.sync, self.heartbeat, self.settle, self.settle),
+            *(self.enter, self.enter_static, self.beat, self.beat, self.leave),
+            *(self.commit, self.wait, self.set_clock if what == 0 else self.wait, self.upkeep),
+        )
+        with contextlib.suppress(GroupError):
+            actions[action % len(actions)](who, what)
+        self.hear()
+
+    # --- who --------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> list[str]:
+        group = self.driver.groups.get(G)
+        return [] if group is None else list(group.members)
+
+    def member(self, who: int) -> str:
+        """Somebody in the group, somebody who was or is about to be, or nobody that can be."""
+        known = [*self.members * 3, *self.ids[-3:], ODD_NAMES[who % len(ODD_NAMES)]]
+        return known[who * 5 % len(known)]
+
+    def epoch(self, member_id: str) -> int:
+        group = self.driver.groups.get(G)
+        if isinstance(group, ConsumerGroup):
+            return group.current(member_id).member_epoch
+        return group.generation_id if isinstance(group, ClassicGroup) else 0
+
+    def send(self, command: Any) -> Any:
+        token = self.driver.send(command)
+        self.asked.append(token)
+        return self.driver.answers[token]
+
+    # --- the classic protocol ---------------------------------------------------------------------
+
+    def join(self, who: int, what: int, member_id: str = "", **more: Any) -> None:
+        offered = tuple((name, SUBSCRIBED[who % 4]) for name in OFFERS[what])
+        version = 3 if who % 3 == 0 else 9
+        fields = {"protocols": offered, "topics": self.driver.image, **more}
+        self.asked.append(Driver.join(self.driver, member_id, version=version, **fields))
+
+    def join_static(self, who: int, what: int) -> None:
+        self.join(who, what, instance=("i", "j", "", LONG)[who % 4])
+
+    def rejoin(self, who: int, what: int) -> None:
+        member_id = self.member(who)
+        group = self.driver.groups.get(G)
+        known = group.members.get(member_id) if isinstance(group, ClassicGroup) else None
+        said = {} if known is None or what == 3 else {"protocols": known.protocols}
+        instance = None if known is None else known.group_instance_id
+        self.join(who, what, member_id, instance=instance, **said)
+
+    def sync(self, who: int, what: int) -> None:
+        member_id = self.member(who)
+        group = self.driver.groups.get(G)
+        plan: list[tuple[str, bytes]] = []
+        if isinstance(group, ClassicGroup):
+            for index, name in enumerate(group.members):
+                mine = (index,) if what else (0,)  # at times everybody is given the same
+                plan.append((name, assigned(("t", mine)) if what < 3 else b"odd"))
+        generation = self.epoch(member_id)
+        self.send(
+            SyncGroup(G, generation, member_id, None, None, None, tuple(plan), self.driver.image)
+        )
+
+    def settle(self, who: int, what: int) -> None:
+        """Most of a classic group does for a while what it should."""
+        for index in range(len(self.members)):
+            self.rejoin(index * 2, 0)
+        self.driver.advance(DELAY)
+        for _ in self.members:
+            self.sync(who, 1 + what % 2)
+
+    def heartbeat(self, who: int, what: int) -> None:
+        member_id = self.member(who)
+        self.send(Heartbeat(G, self.epoch(member_id) - (what == 3), member_id, None))
+
+    def leave(self, who: int, what: int) -> None:
+        leaving = [LeavingMember(self.member(who + index)) for index in range(1 + what % 2)]
+        self.send(LeaveGroup(G, tuple(leaving), self.driver.image))
+
+    # --- the consumer protocol --------------------------------------------------------------------
+
+    def enter(self, who: int, what: int, **more: Any) -> None:
+        """A heartbeat of epoch 0: of somebody new, or of whoever is there already."""
+        member_id = f"m{who}" if what else self.member(who)
+        fields = {"subscribed_topic_regex": REGEXES[who % 4], **more}
+        self.driver.join(member_id, *NAMES[what], rebalance_timeout_ms=500, **fields)
+
+    def enter_static(self, who: int, what: int) -> None:
+        self.enter(who, what, instance_id=("i", "j", "", LONG)[who % 4])
+
+    def beat(self, who: int, what: int) -> None:
+        member_id = self.member(who)
+        group = self.driver.groups.get(G)
+        fields: dict[str, Any] = {"owned": ((T, (0, 1)),) if who % 2 else ()}
+        if isinstance(group, ConsumerGroup) and member_id in group.members:
+            fields["instance_id"] = group.members[member_id].instance_id
+        epoch = (self.epoch(member_id), self.epoch(member_id), who - 3, -2)[what]
+        if what == 1:
+            fields |= {"subscribed_topic_names": NAMES[who % 4], "server_assignor": "range"}
+        self.driver.beat(member_id, epoch, **fields)
+
+    # --- the rest ---------------------------------------------------------------------------------
+
+    def commit(self, who: int, what: int) -> None:
+        """As a member, by a transaction, or as nobody, which alone makes a group."""
+        member_id = self.member(who) if who % 2 else ""
+        generation = self.epoch(member_id) if who % 2 else -1
+        producer = {"producer": 1} if what == 2 else {"is_v9_or_later": True}
+        if what == 3:
+            self.driver.marker(1, commit=who > 3)
+        self.driver.commit(
+            ("t", who % 2, who, -1, "", T), generation=generation, member_id=member_id, **producer
+        )
+
+    def wait(self, who: int, what: int) -> None:
+        longest = (REBALANCE, CONSUMER_SESSION)[who % 2] if who > 5 else SESSION - 1
+        self.driver.advance((100, 500, DELAY, longest)[what])
+
+    def set_clock(self, who: int, what: int) -> None:
+        self.driver.jump((-3_600_000, 3_600_000)[who % 2])
+
+    def upkeep(self, who: int, what: int) -> None:
+        match who:
+            case 0:
+                # A group that only has offsets comes after it.
+                self.send(LeaveGroup(G, tuple(map(LeavingMember, self.members))))
+                self.driver.advance(REBALANCE)
+                self.driver.ask(DeleteGroup(G))
+                self.driver.commit(("t", 0, what))
+            case 1:
+                self.driver.ask(ExpireOffsets())
+            case 2:
+                self.driver.ask(DeleteOffsets(G, (("t", (0, 1)),)))
+            case 3:
+                self.driver.ask(TopicsDeleted((("t", None),)))
+            case 4:
+                self.driver.reload()
+            case _:
+                sizes = {"t": (T, 3 + what), "new": None if what == 1 else (V, 1)}
+                self.driver.image = changed(self.driver.image, **sizes)
+
+    def hear(self) -> None:
+        """Remember the ids that were handed out."""
+        for token in [token for token in self.asked if self.driver.answers[token] is not PARKED]:
+            self.asked.remove(token)
+            answer = self.driver.answers[token]
+            if isinstance(answer, MemberIdRequiredError | JoinGroupResult):
+                self.ids.append(answer.member_id)
+
+    def finish(self) -> None:
+        """Nobody is left without an answer, and every form of the log says the same."""
+        self.driver.reload()
+        assert PARKED not in self.driver.answers.values()
+        log_loads_back(self.driver.log, self.driver.machine.digest(), variants=10)
+
+
+@hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lives(max_size=60))
+def test_any_life_of_a_group_of_either_protocol(steps):
+    live(Churn(), steps)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_long_life_of_a_group_of_either_protocol(seed):
+    churn = Churn()
+    long_life(churn, seed, 300)
+    assert {"group_upgraded", "member_joined"} <= set(churn.driver.kinds())

@@ -272,6 +272,7 @@ class Broker:
         limits = ConnectionLimits(
             max_request_bytes=config.int("socket.request.max.bytes"),
             max_queued_request_bytes=config.int("queued.max.request.bytes"),
+            max_queued_response_bytes=config.int("queued.max.response.bytes"),
             max_connections=config.int("max.connections"),
             max_connections_per_ip=config.int("max.connections.per.ip"),
             max_idle_ms=config.int("connections.max.idle.ms"),

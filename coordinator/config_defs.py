@@ -398,6 +398,15 @@ _BROKER_KEYS = (
         -1,
     ),
     ConfigKey(
+        "queued.max.response.bytes",
+        _L,
+        "67108864",
+        "Responses in memory that clients have not taken yet, of all connections together. Beyond "
+        "it, requests with large answers wait; -1 sets no bound. Fencepost's own.",
+        "bytes",
+        -1,
+    ),
+    ConfigKey(
         "connections.max.idle.ms",
         _L,
         "600000",

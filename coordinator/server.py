@@ -15,6 +15,8 @@ from kio.schema.errors import ErrorCode
 from coordinator.background import call_later, survived
 from coordinator.connection import Connection
 from coordinator.handlers import Registry
+from coordinator.response_budget import ResponseBudget
+from coordinator.turns import Turns
 from coordinator.wire.budget import RequestBudget
 from coordinator.wire.limits import RESERVED_FILES, ConnectionLimits
 from logcore.machine import DomainError
@@ -59,6 +61,8 @@ class Server:
         self.limits = ConnectionLimits() if limits is None else limits
         self.error_code = error_code
         self.loop: asyncio.AbstractEventLoop
+        self.turns: Turns
+        self.responses: ResponseBudget
         self.budget = RequestBudget(self.limits.max_queued_request_bytes)
         self.connections: set[Connection] = set()
         self.refused = 0
@@ -76,6 +80,8 @@ class Server:
         Raises OSError if the address cannot be bound.
         """
         self.loop = asyncio.get_running_loop()
+        self.turns = Turns(self.loop)
+        self.responses = ResponseBudget(self.loop, self.limits.max_queued_response_bytes)
         self._listener = await self.loop.create_server(
             lambda: Connection(self), host, port, backlog=BACKLOG
         )

@@ -16,7 +16,12 @@ How to write one
         return ctx.respond.HeartbeatResponse(throttle_time_ms=0, error_code=0)
 
 * ``run`` may be a plain function that returns the response entity (fastest), a plain function that
-  returns a future, or a coroutine function. None means that no response is sent (acks=0).
+  returns a future, a coroutine function, or a generator function. None means that no response is
+  sent (acks=0).
+* Whoever walks over all that a request names does so in a generator, and yields None after each
+  thing: others get their turn there (``coordinator.turns``). A future that is yielded is waited
+  for. After a ``yield`` the world may have changed; and it is the last if the client has gone, so
+  what must be done then stands in a ``finally``.
 * ``ctx.body`` is the request as kio's class of ``ctx.version``. A field that only newer versions
   have does not exist on older ones: read it with ``getattr(ctx.body, "name", default)``, or branch
   on ``ctx.version``. kio's types: durations are ``timedelta`` (``request_ms`` makes milliseconds of
@@ -45,11 +50,14 @@ from pkgutil import iter_modules
 from typing import Any
 
 from coordinator.history import Origin
+from coordinator.turns import Work
 from coordinator.wire.api import APIS, Api, ApiKey
 from coordinator.wire.build import ResponseFactory
 from coordinator.wire.schema import Entity
 
-Run = Callable[["Context"], "Entity | Awaitable[Entity | None] | None"]
+Answer = Entity | None
+Run = Callable[["Context"], "Answer | Awaitable[Answer | Work[Answer]] | Work[Any]"]
+"""Steps may end in an awaitable, and an awaitable in steps: a long poll does both."""
 
 
 class CloseConnection(Exception):  # noqa: N818 - an order, not an error

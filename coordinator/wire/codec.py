@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
@@ -28,13 +29,17 @@ from coordinator.wire.schema import (
     message_class,
     response_header_is_tagged,
 )
-from coordinator.wire.skim import Frame, check, read_uvarint, strip
+from coordinator.wire.skim import Cut, Frame, check, check_in_steps, read_uvarint, without
+from coordinator.wire.steps import Steps, finish
 from coordinator.wire.writer import Chunk, InFile, compile_writer, total_size
 
 _HEADER = struct.Struct(">hhih")
 _LENGTH_AND_ID = struct.Struct(">ii")
 _LENGTH_AND_REQUEST = struct.Struct(">ihhih")
 _ID = struct.Struct(">i")
+PARTS_PER_STEP = 256
+"""Pieces of a response that are written and joined in one step: some tenths of a millisecond."""
+
 _TOO_MANY_HEADER_TAGS = 16
 """Header tags that are looked at; no version of Kafka defines any."""
 
@@ -66,6 +71,35 @@ def decode_request(
     :class:`MalformedRequest` for everything else that is not a request within the limits. No other
     exception leaves, and nothing large is allocated, whatever the bytes are.
     """
+    if len(frame) <= SMALL_FRAME_BYTES:
+        frame = bytes(frame)  # indexing a view costs twice as much as indexing bytes
+    head = _head(frame, versions)
+    cuts = check(head.cls, frame, head.end, max_objects)
+    return _request(head, _read(head.cls, frame, head.end, cuts))
+
+
+def decode_request_in_steps(
+    frame: Frame, versions: Mapping[int, tuple[int, int]], *, max_objects: int
+) -> Steps[Request]:
+    """The same in steps; ``frame`` must stay as it is until they are done."""
+    head = _head(frame, versions)
+    cuts = yield from check_in_steps(head.cls, frame, head.end, max_objects)
+    yield
+    return _request(head, _read(head.cls, frame, head.end, cuts))
+
+
+class _Head(NamedTuple):
+    """A request's header: what it says, where it ends, and of what class the body is."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str | None
+    cls: type
+    end: int
+
+
+def _head(frame: Frame, versions: Mapping[int, tuple[int, int]]) -> _Head:
     try:
         api_key, version, correlation_id, size = _HEADER.unpack_from(frame)
     except struct.error as error:
@@ -73,12 +107,15 @@ def decode_request(
     served = versions.get(api_key)
     if served is None or not served[0] <= version <= served[1]:
         raise UnsupportedVersion(api_key, version, correlation_id)
-    client_id, pos = _client_id(frame, size)
+    client_id, end = _client_id(frame, size)
     if is_flexible(api_key, version):
-        pos = _skip_header_tags(frame, pos)
+        end = _skip_header_tags(frame, end)
     cls = message_class(api_key, version, "request")
-    body = _decode(cls, frame, pos, max_objects)
-    return Request(api_key, version, correlation_id, client_id, body)
+    return _Head(api_key, version, correlation_id, client_id, cls, end)
+
+
+def _request(head: _Head, body: Entity) -> Request:
+    return Request(head.api_key, head.version, head.correlation_id, head.client_id, body)
 
 
 def _client_id(frame: Frame, size: int) -> tuple[str | None, int]:
@@ -115,18 +152,24 @@ def _reader(cls: type) -> Any:
     return entity_reader(lenient_class(cls))
 
 
-def _decode(cls: type, frame: Frame, pos: int, max_objects: int) -> Entity:
-    if len(frame) <= SMALL_FRAME_BYTES:
-        frame = bytes(frame)  # indexing a view costs twice as much as indexing bytes
-    if check(cls, frame, pos, max_objects):
-        frame, pos = strip(cls, frame, pos), 0
+def _read(cls: type, frame: Frame, pos: int, cuts: list[Cut]) -> Entity:
+    """Decode what has been checked."""
+    if cuts:
+        frame, pos = without(frame, cuts, pos, len(frame)), 0
     elif type(frame) is not bytes:
         frame = memoryview(frame).toreadonly()  # the native reader takes no writable buffer
+    collecting = gc.isenabled()
+    # Nothing of what is built here is garbage yet, and to look through it again and again takes
+    # several times as long as to build it.
+    gc.disable()
     try:
         return _reader(cls)(frame, pos)[0]
     except (SerialError, ArithmeticError, ValueError, TypeError) as error:
         # Arithmetic and value errors come from durations and dates beyond Python's range.
         raise MalformedRequest(f"not a {cls.__name__}: {error}") from error
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def encode_response(
@@ -137,41 +180,58 @@ def encode_response(
     Large values (``records``) are chunks of their own, neither copied nor joined; such a value may
     be a range of a file, of which only the length matters here. Raises :class:`EncodeError`.
     """
-    parts: list[Chunk] = []
+    return finish(encode_response_in_steps(api_key, version, correlation_id, entity))
+
+
+def encode_response_in_steps(
+    api_key: int, version: int, correlation_id: int, entity: Entity
+) -> Steps[list[Chunk | InFile]]:
+    """The same in steps."""
     header = b"\0" if response_header_is_tagged(api_key, version) else b""
-    size = _write(entity, parts) + 4 + len(header)
-    return [*_chunks(_LENGTH_AND_ID.pack(size, correlation_id) + header, parts, size)]
+    size, chunks = yield from _write(entity)
+    return _framed(_LENGTH_AND_ID.pack(size + 4 + len(header), correlation_id) + header, chunks)
 
 
 def encode_request(
     api_key: int, version: int, correlation_id: int, client_id: str | None, entity: Entity
 ) -> list[Chunk]:
-    """The frame of a request; see :func:`encode_response`."""
-    parts: list[Chunk] = []
+    """The frame of a request; see :func:`encode_response`. No value of it may be in a file."""
+    size, chunks = finish(_write(entity))
     name = b"" if client_id is None else client_id.encode()
     tags = b"\0" if is_flexible(api_key, version) else b""
-    size = _write(entity, parts) + _HEADER.size + len(name) + len(tags)
+    size += _HEADER.size + len(name) + len(tags)
     name_size = -1 if client_id is None else len(name)
     head = _LENGTH_AND_REQUEST.pack(size, api_key, version, correlation_id, name_size)
-    return _chunks(head + name + tags, parts, size)
+    return cast("list[Chunk]", _framed(head + name + tags, chunks))
 
 
-def _write(entity: Entity, parts: list[Chunk]) -> int:
+def _write(entity: Entity) -> Steps[tuple[int, list[Chunk | InFile]]]:
+    """The size of a message and its chunks."""
     cls: type = type(entity)
+    parts: list[Chunk | InFile] = []
+    chunks: list[Chunk | InFile] = []
+    size = 0
     try:
-        compile_writer(cls)(entity, parts.append)
-        return total_size(parts)
+        for _ in compile_writer(cls)(entity, parts.append) or ():
+            if len(parts) >= PARTS_PER_STEP:
+                size += total_size(parts)
+                chunks += _joined(parts)
+                parts.clear()
+                yield
+        rest = total_size(parts)
     except (struct.error, TypeError, AttributeError, ValueError) as error:
         raise EncodeError(f"cannot write a {cls.__name__}: {error}") from error
+    # A value in a file is never as short as that.
+    chunks += [b"".join(cast("list[Chunk]", parts))] if rest < SMALL_FRAME_BYTES else _joined(parts)
+    return size + rest, chunks
 
 
-def _chunks(head: bytes, parts: list[Chunk], size: int) -> list[Chunk]:
-    if size < BIG_CHUNK_BYTES:
-        return [b"".join([head, *parts])]
-    chunks: list[Chunk] = []
-    small: list[Chunk] = [head]
+def _joined(parts: list[Chunk | InFile]) -> list[Chunk | InFile]:
+    """The same bytes in few chunks."""
+    chunks: list[Chunk | InFile] = []
+    small: list[Chunk] = []
     for part in parts:
-        if len(part) < BIG_CHUNK_BYTES:
+        if len(part) < BIG_CHUNK_BYTES and (type(part) is bytes or isinstance(part, Chunk)):
             small.append(part)
             continue
         if small:
@@ -180,6 +240,15 @@ def _chunks(head: bytes, parts: list[Chunk], size: int) -> list[Chunk]:
         chunks.append(part)
     if small:
         chunks.append(b"".join(small))
+    return chunks
+
+
+def _framed(head: bytes, chunks: list[Chunk | InFile]) -> list[Chunk | InFile]:
+    """Put what comes before a message to its first chunk, unless that is a large value."""
+    if chunks and type(chunks[0]) is bytes and len(chunks[0]) < BIG_CHUNK_BYTES:
+        chunks[0] = head + chunks[0]
+    else:
+        chunks.insert(0, head)
     return chunks
 
 
@@ -194,9 +263,8 @@ def decode_response(
     pos = 4
     if response_header_is_tagged(api_key, version):
         pos = _skip_header_tags(frame, pos)
-    return correlation_id, _decode(
-        message_class(api_key, version, "response"), frame, pos, max_objects
-    )
+    cls = message_class(api_key, version, "response")
+    return correlation_id, _read(cls, frame, pos, check(cls, frame, pos, max_objects))
 
 
 def unsupported_api_versions(served: tuple[int, int], correlation_id: int) -> list[Chunk | InFile]:

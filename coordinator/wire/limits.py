@@ -24,6 +24,10 @@ MAX_ERROR_TEXT_CHARACTERS = 1_000
 """Characters of the text that explains an error. It quotes names as the client sent them: with the
 longest, the text would be no string that can be sent."""
 
+UNKNOWN_TAG_OBJECTS = 10
+"""An unknown tag counts as so many elements. Tags are what later releases add to a version: a few
+(KIP-482). The section they stand in is walked over in one go, at a microsecond each."""
+
 MAX_RESPONSE_OBJECTS = 2_000_000
 """The same for a response that our client reads: Metadata of a whole cluster may be large, and a
 broker is chosen by its user, so this only guards against nonsense."""
@@ -31,6 +35,11 @@ broker is chosen by its user, so this only guards against nonsense."""
 MAX_RESPONSE_BYTES = 1 << 30
 """Bytes of one response frame that our client accepts. Kafka's own clients set no bound; a Fetch
 stays below ``fetch.max.bytes`` plus one batch."""
+
+MAX_QUEUED_RESPONSE_BYTES = 67_108_864
+"""Bytes of responses in memory that clients have not taken yet, of all connections together. Most
+records are sent from their file and do not count: this is what a listing of everything takes, or
+the send buffers of 256 connections that do not read."""
 
 FIRST_BUFFER_BYTES = 65_536
 """Bytes given to a frame before any of it has arrived: a prefix alone may not reserve more. The
@@ -65,10 +74,13 @@ class ConnectionLimits:
     """A connection on which nothing happens for this long is closed [connections.max.idle.ms]."""
     max_queued_request_bytes: int = MAX_QUEUED_REQUEST_BYTES
     """Bytes of all large frames together [queued.max.request.bytes]."""
+    max_queued_response_bytes: int = MAX_QUEUED_RESPONSE_BYTES
+    """Bytes of responses that wait to be taken [queued.max.response.bytes, which Kafka lacks]."""
     min_frame_bytes_per_second: int = 1_048_576
-    """A large frame slower than this is given up when others wait for the memory that it holds."""
+    """A large frame slower than this is given up when others wait for the memory that it holds, and
+    so is a response."""
     slow_frame_grace_ms: int = 5_000
-    """How long a large frame may be slow even then."""
+    """How long a large frame, or a response, may be slow even then."""
     frame_timeout_ms: int = 30_000
     """A frame that has begun must keep growing: no byte for this long closes the connection."""
     drain_timeout_ms: int = 2_000

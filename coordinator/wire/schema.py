@@ -144,6 +144,15 @@ def all_fields(cls: type) -> tuple[FieldInfo, ...]:
 
 
 @cache
+def has_struct_arrays(cls: type) -> bool:
+    """Whether an instance may hold many structures: what works through it does so in steps."""
+    return any(
+        info.struct is not None and (info.is_array or has_struct_arrays(info.struct))
+        for info in all_fields(cls)
+    )
+
+
+@cache
 def module_of(api_key: int, version: int, side: Side) -> ModuleType:
     """The kio module with the classes of one message. KeyError for an API or version unknown."""
     api = APIS[api_key]

@@ -8,11 +8,11 @@ So no frame reaches it before :func:`check` has seen that
 * all elements of all arrays, and all unknown tags, together stay within a budget;
 * every length and every tag section ends inside the frame, and no string is longer than Kafka's.
 
-Unknown tagged fields, which Kafka skips and kio refuses, are found on the way; :func:`strip` copies
-a message without them.
+Unknown tagged fields, which Kafka skips and kio refuses, are found on the way, and what is to stand
+in the place of their sections.
 
 The walker is compiled from the schema once per message class, like the writer: numbers are stepped
-over together, and only lengths, counts and tags are looked at.
+over together, and only lengths, counts and tags are looked at. Arrays are walked over in steps.
 """
 
 from __future__ import annotations
@@ -23,24 +23,31 @@ from functools import cache
 from typing import Any
 
 from coordinator.wire.errors import MalformedRequest
-from coordinator.wire.limits import MAX_STRING_BYTES
-from coordinator.wire.schema import FIXED_SIZES, FieldInfo, StructInfo, fields_of
+from coordinator.wire.limits import MAX_STRING_BYTES, UNKNOWN_TAG_OBJECTS
+from coordinator.wire.schema import FIXED_SIZES, FieldInfo, fields_of
+from coordinator.wire.steps import Steps, finish
 from coordinator.wire.writer import uvarint
 
 Frame = bytes | bytearray | memoryview
+Cut = tuple[int, int, bytes]
+"""From where to where a frame is replaced, and by what."""
 _MAX_UVARINT_BYTES = 5
 _INT16 = struct.Struct(">h").unpack_from
 _INT32 = struct.Struct(">i").unpack_from
 
 
 class _Walk:
-    """What one walk has found: the budget that is left, and whether tags are unknown."""
+    """What one walk has found: the budget that is left, and what is to be cut out."""
 
-    __slots__ = ("budget", "unknown_tags")
+    __slots__ = ("budget", "cuts")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.unknown_tags = False
+        self.cuts: list[Cut] = []
+
+
+Walker = Callable[[Frame, int, int, _Walk], "int | Steps[int]"]
+"""Walks over one instance of a class; gives the position after it, or the steps to there."""
 
 
 def read_uvarint(frame: Frame, pos: int) -> tuple[int, int]:
@@ -142,13 +149,14 @@ def _length(src: _Source, indent: str, code: str, *, flexible: bool) -> None:
 
 def _single(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> None:
     if field.struct is not None:
-        walk = src.name(compile_walker(field.struct), "walk")
+        walk = src.name(_compile(field.struct), "walk")
+        call = f"{'yield from ' if _has_loops(field.struct) else ''}{walk}(b, p, e, w)"
         src.flush(indent)
         if field.nullable and field.tag is None and not field.is_array:
             src.line(indent, "p += 1")
-            src.line(indent, f"if b[p - 1] < 128: p = {walk}(b, p, e, w)")
+            src.line(indent, f"if b[p - 1] < 128: p = {call}")
         else:
-            src.line(indent, f"p = {walk}(b, p, e, w)")
+            src.line(indent, f"p = {call}")
         return
     size = FIXED_SIZES.get(field.kafka_type or "")
     if size is not None:
@@ -168,61 +176,93 @@ def _field(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> No
     smallest = _smallest_element(field, flexible=flexible)
     src.line(indent, "if n > 0:")
     src.line(indent, f"    enter(n, {smallest}, e - p, w)")
-    if field.struct is None and field.kafka_type in FIXED_SIZES:
-        src.line(indent, f"    p += n * {smallest}")
-    else:
+    if _is_loop(field):
         src.line(indent, "    for _ in range(n):")
         inner = indent + "        "
         _single(src, inner, field, flexible=flexible)
         src.flush(inner)
+        src.line(inner, "yield")
+    else:
+        src.line(indent, f"    p += n * {smallest}")
     src.line(indent, "elif n < -1: raise MalformedRequest('a count is negative')")
+
+
+def _is_loop(field: FieldInfo) -> bool:
+    return field.is_array and (field.struct is not None or field.kafka_type not in FIXED_SIZES)
+
+
+@cache
+def _has_loops(cls: type) -> bool:
+    """Whether the walker of ``cls`` works in steps. What is tagged is never large."""
+    return any(
+        _is_loop(field) or (field.struct is not None and _has_loops(field.struct))
+        for field in fields_of(cls).plain
+    )
 
 
 def _enter(count: int, smallest: int, left: int, walk: _Walk) -> None:
     if count * smallest > left:
         raise MalformedRequest(f"an array of {count} elements in {left} bytes")
+    _charge(count, walk)
+
+
+def _charge(count: int, walk: _Walk) -> None:
     walk.budget -= count
     if walk.budget < 0:
         raise MalformedRequest("the message has too many elements")
 
 
 @cache
-def _tag_walker(field: FieldInfo) -> Callable[[Frame, int, int, _Walk], int]:
+def _tag_walker(field: FieldInfo) -> Walker:
     src = _Source()
     _field(src, "    ", field, flexible=True)
     src.flush("    ")
-    return _compile(src, f"tag {field.name}")
+    return _compiled(src, f"tag {field.name}")
 
 
 def _skip_tags(frame: Frame, pos: int, end: int, walk: _Walk, known: dict[int, FieldInfo]) -> int:
-    """Step over a tag section that is not empty."""
+    """Step over a tag section that is not empty; note what it is to be if tags are unknown."""
+    start = pos
+    kept: list[tuple[int, int, int, list[Cut]]] = []
     count, pos = read_uvarint(frame, pos)
     _enter(count, 2, end - pos, walk)
+    _charge(max(count - len(known), 0) * (UNKNOWN_TAG_OBJECTS - 1), walk)
     for _ in range(count):
         tag, pos = read_uvarint(frame, pos)
         size, pos = read_uvarint(frame, pos)
         if size > end - pos:
             raise MalformedRequest("a tagged field is longer than the message")
-        if tag not in known:
-            walk.unknown_tags = True
-        elif _tag_walker(known[tag])(frame, pos, pos + size, walk) != pos + size:
-            raise MalformedRequest(f"tagged field {tag} does not have the size it says")
+        if tag in known:
+            cuts_before = len(walk.cuts)
+            if _finished(_tag_walker(known[tag])(frame, pos, pos + size, walk)) != pos + size:
+                raise MalformedRequest(f"tagged field {tag} does not have the size it says")
+            kept.append((tag, pos, pos + size, walk.cuts[cuts_before:]))
+            del walk.cuts[cuts_before:]
         pos += size
+    if len(kept) < count or any(cuts for _, _, _, cuts in kept):
+        section = [uvarint(len(kept))]
+        for tag, first, behind, cuts in kept:
+            value = without(frame, cuts, first, behind)
+            section += (uvarint(tag), uvarint(len(value)), value)
+        walk.cuts.append((start, pos, b"".join(section)))
     return pos
 
 
-def _compile(src: _Source, label: str) -> Callable[[Frame, int, int, _Walk], int]:
+def _finished(result: int | Steps[int]) -> int:
+    return result if isinstance(result, int) else finish(result)
+
+
+def _compiled(src: _Source, label: str) -> Walker:
     text = "\n".join(["def walk(b, p, e, w):", *src.lines, "    return p"])
     scope: dict[str, Any] = dict(src.names)
     # The text holds positions and sizes from kio's schema and nothing that came over the wire.
     exec(compile(text, f"<walker of {label}>", "exec"), scope)  # noqa: S102
-    walker: Callable[[Frame, int, int, _Walk], int] = scope["walk"]
+    walker: Walker = scope["walk"]
     return walker
 
 
 @cache
-def compile_walker(cls: type) -> Callable[[Frame, int, int, _Walk], int]:
-    """The function that steps over one instance of ``cls`` and returns the position after it."""
+def _compile(cls: type) -> Walker:
     info = fields_of(cls)
     src = _Source()
     for field in info.plain:
@@ -232,95 +272,39 @@ def compile_walker(cls: type) -> Callable[[Frame, int, int, _Walk], int]:
         known = src.name({field.tag: field for field in info.tagged}, "known")
         src.line("    ", "if b[p]: p = skip_tags(b, p, e, w, " + known + ")")
         src.line("    ", "else: p += 1")
-    return _compile(src, f"{cls.__module__}.{cls.__qualname__}")
+    return _compiled(src, f"{cls.__module__}.{cls.__qualname__}")
 
 
-def check(cls: type, frame: Frame, pos: int, budget: int) -> bool:
+def check(cls: type, frame: Frame, pos: int, budget: int) -> list[Cut]:
     """Make sure that the rest of ``frame`` from ``pos`` on may be decoded as ``cls``.
 
-    Returns whether there are unknown tagged fields, which must be stripped first. Bytes behind the
-    message are ignored, as Kafka ignores them. Raises MalformedRequest.
+    Returns what must be replaced before, by :func:`without`: unknown tagged fields. Bytes behind
+    the message are ignored, as Kafka ignores them. Raises MalformedRequest.
     """
+    return finish(check_in_steps(cls, frame, pos, budget))
+
+
+def check_in_steps(cls: type, frame: Frame, pos: int, budget: int) -> Steps[list[Cut]]:
+    """The same in steps."""
     walk = _Walk(budget)
     end = len(frame)
     try:
-        after = compile_walker(cls)(frame, pos, end, walk)
+        after = _compile(cls)(frame, pos, end, walk)
+        if not isinstance(after, int):
+            after = yield from after
     except (IndexError, struct.error) as error:
         raise MalformedRequest("the message is longer than its frame") from error
     if after > end:
         raise MalformedRequest("the message is longer than its frame")
-    return walk.unknown_tags
+    return walk.cuts
 
 
-def strip(cls: type, frame: Frame, pos: int) -> bytes:
-    """A copy of the message at ``pos``, without the tagged fields that ``cls`` does not know.
-
-    The message must have passed :func:`check`.
-    """
+def without(frame: Frame, cuts: list[Cut], start: int, end: int) -> bytes:
+    """A copy of the frame from ``start`` to ``end`` in which the cuts are made."""
+    view = memoryview(frame)
     parts: list[Frame] = []
-    _copy_struct(fields_of(cls), memoryview(frame), pos, parts)
+    for first, behind, instead in cuts:
+        parts += (view[start:first], instead)
+        start = behind
+    parts.append(view[start:end])
     return b"".join(parts)
-
-
-def _copy_struct(info: StructInfo, frame: memoryview, pos: int, parts: list[Frame]) -> int:
-    for field in info.plain:
-        pos = _copy_field(field, frame, pos, parts, flexible=info.flexible)
-    if not info.flexible:
-        return pos
-    known = {field.tag: field for field in info.tagged}
-    count, pos = read_uvarint(frame, pos)
-    kept: list[Frame] = []
-    for _ in range(count):
-        tag, pos = read_uvarint(frame, pos)
-        size, pos = read_uvarint(frame, pos)
-        if tag in known:
-            value: list[Frame] = []
-            _copy_field(known[tag], frame, pos, value, flexible=True)
-            data = b"".join(value)
-            kept.append(uvarint(tag) + uvarint(len(data)) + data)
-        pos += size
-    parts.append(uvarint(len(kept)))
-    parts.extend(kept)
-    return pos
-
-
-def _copy_field(
-    field: FieldInfo, frame: memoryview, pos: int, parts: list[Frame], *, flexible: bool
-) -> int:
-    if not field.is_array:
-        return _copy_single(field, frame, pos, parts, flexible=flexible)
-    start = pos
-    count, pos = _read_length(frame, pos, "int32", flexible=flexible)
-    parts.append(frame[start:pos])
-    for _ in range(count):
-        pos = _copy_single(field, frame, pos, parts, flexible=flexible)
-    return pos
-
-
-def _copy_single(
-    field: FieldInfo, frame: memoryview, pos: int, parts: list[Frame], *, flexible: bool
-) -> int:
-    if field.struct is not None:
-        if field.nullable and field.tag is None and not field.is_array:
-            parts.append(frame[pos : pos + 1])
-            pos += 1
-            if frame[pos - 1] >= 0x80:
-                return pos
-        return _copy_struct(fields_of(field.struct), frame, pos, parts)
-    size = FIXED_SIZES.get(field.kafka_type or "")
-    end = pos
-    if size is None:
-        code = "int16" if field.kafka_type == "string" else "int32"
-        size, end = _read_length(frame, pos, code, flexible=flexible)
-    end += max(size, 0)
-    parts.append(frame[pos:end])
-    return end
-
-
-def _read_length(frame: memoryview, pos: int, code: str, *, flexible: bool) -> tuple[int, int]:
-    if flexible:
-        value, pos = read_uvarint(frame, pos)
-        return value - 1, pos
-    if code == "int16":
-        return int(_INT16(frame, pos)[0]), pos + 2
-    return int(_INT32(frame, pos)[0]), pos + 4

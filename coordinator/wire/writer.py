@@ -6,6 +6,9 @@ kio's own writer walks the schema anew for every value and makes one ``write`` c
 are packed together. The bytes are the same; a property test compares them with kio's for every API
 and version.
 
+A message with arrays of structures is written in steps, one per element: the answer to a request
+may have a hundred thousand of them.
+
 Beyond kio's types the writer accepts integers of milliseconds for every time (kio's own type
 refuses -1, which Kafka sends for "none"), any sequence for an array and any buffer for bytes.
 """
@@ -18,7 +21,15 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Protocol
 
-from coordinator.wire.schema import DURATIONS, TIMES, FieldInfo, StructInfo, fields_of
+from coordinator.wire.schema import (
+    DURATIONS,
+    TIMES,
+    FieldInfo,
+    StructInfo,
+    fields_of,
+    has_struct_arrays,
+)
+from coordinator.wire.steps import Steps
 
 Chunk = bytes | bytearray | memoryview
 
@@ -33,8 +44,9 @@ class InFile(Protocol):
         """Read the next ``count`` bytes, or all that are left. Raises OSError."""
 
 
-Append = Callable[[Chunk], object]
-Write = Callable[[Any, Append], None]
+Append = Callable[[Any], object]
+"""Takes the pieces: a :data:`Chunk` or an :class:`InFile` each."""
+Write = Callable[[Any, Append], "Steps[None] | None"]
 
 STRUCT_CODES = {
     "bool": "?",
@@ -171,12 +183,13 @@ def _single(src: _Source, indent: str, field: FieldInfo, value: str, *, flexible
     """One value, or one element of an array."""
     if field.struct is not None:
         write = src.name(compile_writer(field.struct), "write")
+        call = f"{'yield from ' if has_struct_arrays(field.struct) else ''}{write}({value}, a)"
         src.flush(indent)
         if field.nullable and field.tag is None and not field.is_array:
             src.line(indent, f"if {value} is None: a(b'\\xff')")
-            src.line(indent, f"else: a(b'\\x01'); {write}({value}, a)")
+            src.line(indent, f"else: a(b'\\x01'); {call}")
         else:
-            src.line(indent, f"{write}({value}, a)")
+            src.line(indent, call)
     elif field.kafka_type in STRUCT_CODES:
         if field.kafka_type in TIMES or field.kafka_type == "uuid":
             local = src.variable()
@@ -208,6 +221,8 @@ def _field(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> No
     src.line(inner, f"for {element} in {local}:")
     _single(src, inner + "    ", field, element, flexible=flexible)
     src.flush(inner + "    ")
+    if field.struct is not None:
+        src.line(inner, "    yield")
 
 
 def _is_default(field: FieldInfo, value: str, default: str) -> str:
@@ -241,7 +256,9 @@ def _tags(src: _Source, info: StructInfo) -> None:
 def compile_writer(cls: type) -> Write:
     """The function that writes an instance of ``cls`` piece by piece: ``write(entity, append)``.
 
-    It raises ``struct.error``, TypeError or AttributeError for a value that its field cannot hold.
+    What it returns are steps to take, or None where all is written, because ``cls`` has no arrays
+    of structures. It raises ``struct.error``, TypeError or AttributeError for a value that its
+    field cannot hold.
     """
     info = fields_of(cls)
     src = _Source()
@@ -259,6 +276,6 @@ def compile_writer(cls: type) -> Write:
     return write
 
 
-def total_size(chunks: Sequence[Chunk]) -> int:
+def total_size(chunks: Sequence[Chunk | InFile]) -> int:
     """Bytes of all chunks together. A memoryview must be one of bytes."""
     return sum(map(len, chunks))

@@ -233,6 +233,22 @@ async def test_large_frames_both_ways() -> None:
         assert (await peer.answer(12, 4))[0] == 5
 
 
+async def test_a_request_of_many_parts_gives_way_and_is_answered_in_its_order() -> None:
+    async with serving() as service:
+        many, other = await Peer.of(service), await Peer.of(service)
+        rest = produce(3, b"\1" * 200_000)
+        many.send(produce(1, b"\1", topics=49_000) + heartbeat(2) + rest)
+        await wait_until(lambda: service.server.turns._queue)
+        other.send(heartbeat(4))
+        assert (await other.answer(12, 4))[0] == 4
+        answer = (await many.answer(0, 9))[1]
+        assert answer.responses[0].partition_responses[0].base_offset == 1
+        assert (await many.answer(12, 4))[0] == 2
+        assert (await many.answer(0, 9))[1].responses[0].partition_responses[
+            0
+        ].base_offset == 200_000
+
+
 async def test_no_answer_to_acks_0_and_the_next_request_is_served() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
@@ -261,6 +277,79 @@ async def test_a_response_of_any_size_arrives_whole(size: int) -> None:
         fetched = (await peer.answer(1, 11))[1].responses[0].partitions[0].records
         assert fetched == bytes(size)
         assert (await peer.answer(12, 4))[0] == 2
+
+
+async def stuck(service: Service, size: int) -> Peer:
+    """A client that has asked for ``size`` bytes and does not read them."""
+    before = len(service.seen)
+    peer = await Peer.of(service)
+    peer.writer.transport.pause_reading()
+    peer.send(fetch(1, size))
+    await wait_until(lambda: len(service.seen) > before)
+    return peer
+
+
+async def test_responses_that_are_not_taken_stay_within_one_budget() -> None:
+    size = 20 << 20  # more than a socket takes
+    async with serving(max_queued_response_bytes=2 * size) as service:
+        budget = service.server.responses
+        held = [await stuck(service, size) for _ in range(2)]
+        assert 2 * size > budget.held_bytes > size
+        held.append(await stuck(service, size))  # there was room, as there is for the last one
+        assert 3 * size > budget.held_bytes > 2 * size
+        waiting, small = await Peer.of(service), await Peer.of(service)
+        waiting.send(fetch(2, 1) + heartbeat(3))
+        await wait_until(lambda: budget.contended)
+        small.send(heartbeat(4))  # what has no large answer is served meanwhile
+        assert (await small.answer(12, 4))[0] == 4
+        assert budget.contended
+        held[0].writer.transport.resume_reading()
+        assert (await held[0].answer(1, 11))[0] == 1
+        assert (await waiting.answer(1, 11))[0] == 2
+        assert (await waiting.answer(12, 4))[0] == 3
+        for peer in held:
+            peer.writer.transport.abort()
+        await wait_until(lambda: budget.held_bytes == 0)
+
+
+async def test_who_waits_for_room_and_goes_lets_the_next_one_on() -> None:
+    size = 20 << 20
+    async with serving(max_queued_response_bytes=1) as service:
+        budget = service.server.responses
+        held = await stuck(service, size)
+        gone, waiting = await Peer.of(service), await Peer.of(service)
+        for number, peer in enumerate((gone, waiting), 2):
+            peer.send(fetch(number, 1))
+            await wait_until(lambda number=number: len(budget._for_room) == number - 1)
+        gone.writer.transport.abort()
+        await wait_until(lambda: len(budget._for_room) == 1)
+        held.writer.transport.abort()
+        assert (await waiting.answer(1, 11))[0] == 3
+
+
+async def test_a_slow_reader_is_cut_off_only_when_others_wait() -> None:
+    size = 20 << 20
+    limits = {"slow_frame_grace_ms": 100, "frame_timeout_ms": 200}
+    async with serving(max_queued_response_bytes=size // 2, **limits) as service:
+        slow = await stuck(service, size)
+        await asyncio.sleep(0.5)  # longer than grace and the time between two sweeps
+        assert len(service.server.connections) == 1
+        other = await Peer.of(service)
+        other.send(fetch(2, 1))
+        assert (await other.answer(1, 11))[0] == 2
+        slow.writer.transport.resume_reading()
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await slow.answer(1, 11)
+
+
+async def test_an_idle_connection_with_an_answer_not_taken_is_cut_off() -> None:
+    async with serving(max_idle_ms=200) as service:
+        peer = await stuck(service, 20 << 20)
+        await wait_until(lambda: not service.server.connections)
+        assert service.server.responses.held_bytes == 0
+        peer.writer.transport.resume_reading()
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await peer.answer(1, 11)
 
 
 @pytest.mark.parametrize("cut", [False, True])

@@ -31,7 +31,8 @@ ROUNDS = 12
 
 def ours(entity: Any) -> bytes:
     parts: list[Any] = []
-    compile_writer(type(entity))(entity, parts.append)
+    for _ in compile_writer(type(entity))(entity, parts.append) or ():
+        pass
     return b"".join(parts)
 
 
@@ -51,7 +52,7 @@ def test_same_bytes_as_kio_and_back_in_every_version(api: Any, side: Any) -> Non
             entity = random_entity(cls, rng)
             data = ours(entity)
             assert data == kios(entity)
-            assert check(cls, data, 0, 10_000) is False
+            assert check(cls, data, 0, 10_000) == []
             back, size = entity_reader(cls)(data, 0)
             assert size == len(data)
             assert ours(back) == data

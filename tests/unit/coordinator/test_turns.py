@@ -1,0 +1,138 @@
+"""Work in steps: it is done at once if it is short, and takes turns if it is long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from coordinator.background import SLICE_MS
+from coordinator.turns import Job, Turns, Work
+from coordinator.wire.steps import Steps, finish
+
+
+class Desk:
+    """A loop's turns, and what was done in them."""
+
+    def __init__(self) -> None:
+        self.turns = Turns(asyncio.get_running_loop())
+        self.done: list[object] = []
+        self.ended: list[str] = []
+
+    def steps(self, name: str, count: int, spent_ms: float = 0.0) -> Work:
+        """As many steps, each of which keeps the loop for a while."""
+        try:
+            for number in range(count):
+                until = time.perf_counter() + spent_ms / 1000
+                while time.perf_counter() < until:
+                    pass
+                self.done.append((name, number))
+                yield None
+        finally:
+            self.ended.append(name)
+
+    def begin(self, work: Work, on_end: Callable[[], None] = lambda: None) -> Job | None:
+        return self.turns.begin(work, self.turns.until(), on_end)
+
+
+async def test_short_work_is_done_at_once() -> None:
+    desk = Desk()
+    assert desk.begin(desk.steps("a", 1000)) is None
+    assert desk.done == [("a", number) for number in range(1000)]
+
+
+async def test_long_work_gives_way_to_everybody_else() -> None:
+    desk = Desk()
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.call_soon(desk.done.append, "somebody else")
+    assert desk.begin(desk.steps("a", 6, SLICE_MS / 2), over.set) is not None
+    async with asyncio.timeout(30):
+        await over.wait()
+    assert desk.done.index("somebody else") <= 2
+    assert desk.done[-1] == ("a", 5)
+
+
+async def test_what_is_long_takes_turns_and_a_newcomer_goes_first_for_a_moment() -> None:
+    desk = Desk()
+    over = [asyncio.Event() for _ in range(2)]
+    for name, event in zip("ab", over, strict=True):
+        assert desk.begin(desk.steps(name, 4, SLICE_MS), event.set) is not None
+    assert desk.begin(desk.steps("short", 3)) is None
+    async with asyncio.timeout(30):
+        for event in over:
+            await event.wait()
+    order = [name for name, number in desk.done if name != "short"]
+    assert order == ["a", "b"] * 4
+
+
+async def test_work_goes_on_when_what_it_waits_for_is_there() -> None:
+    desk = Desk()
+    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def work() -> Work:
+        yield answer
+        desk.done.append(answer.result())
+
+    over = asyncio.Event()
+    job = desk.begin(work(), over.set)
+    assert job is not None
+    assert job.waits_for is answer
+    await asyncio.sleep(0)
+    assert desk.done == []
+    answer.set_result("it is there")
+    async with asyncio.timeout(30):
+        await over.wait()
+    assert desk.done == ["it is there"]
+    assert job.is_over
+
+
+async def test_work_that_nobody_wants_any_more_goes_no_further() -> None:
+    desk = Desk()
+    waits: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def waiting() -> Work:
+        try:
+            yield waits
+        finally:
+            desk.ended.append("waiting")
+
+    jobs = [desk.begin(waiting()), desk.begin(desk.steps("long", 9, SLICE_MS))]
+    for job in jobs:
+        assert job is not None
+        job.drop()
+    assert sorted(desk.ended) == ["long", "waiting"]
+    assert waits.cancelled()
+    await asyncio.sleep(0.02)
+    assert desk.done == [("long", 0)]
+
+
+async def test_work_may_end_itself() -> None:
+    desk = Desk()
+    jobs: list[Job] = []
+    release: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def work() -> Work:
+        yield release
+        jobs[0].drop()
+        desk.done.append("came to its end")
+
+    job = desk.begin(work())
+    assert job is not None
+    jobs.append(job)
+    release.set_result(None)
+    await asyncio.sleep(0.01)
+    assert desk.done == ["came to its end"]
+
+
+def test_finish() -> None:
+    def inner() -> Steps[int]:
+        yield
+        return 4
+
+    def outer() -> Steps[int]:
+        first = yield from inner()
+        yield
+        return first + 1
+
+    assert finish(outer()) == 5

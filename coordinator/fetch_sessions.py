@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -22,6 +22,7 @@ from coordinator.data_errors import (
     FetchSessionTopicIdError,
     InvalidFetchSessionEpochError,
 )
+from coordinator.wire.steps import Steps
 
 NO_SESSION = 0
 FINAL_EPOCH = -1
@@ -85,25 +86,26 @@ class FetchSession:
     """What the next request must say."""
     last_used_ms: int = 0
 
-    def change(self, asked: Iterable[tuple[Key, Any]], forgotten: Iterable[Key]) -> None:
-        """Add, renew and drop partitions."""
-        for key, part in asked:
-            known = self.partitions.get(key)
-            if known is None:
-                self.partitions[key] = CachedPartition(key, part)
-            else:
-                known.asked = part
-        for key in forgotten:
-            self.partitions.pop(key, None)
+    def put(self, key: Key, part: Any) -> int:
+        """Add or renew a partition; how many more there are now."""
+        known = self.partitions.get(key)
+        if known is not None:
+            known.asked = part
+            return 0
+        self.partitions[key] = CachedPartition(key, part)
+        return 1
 
-    def news(self, answers: Iterable[tuple[CachedPartition, Any]]) -> Iterator[tuple[Key, Any]]:
-        """The answers worth sending. Their partitions are served last the next time."""
-        for cached, answer in answers:
-            if not cached.learn(answer):
-                continue
-            if self.partitions.pop(cached.key, None) is not None:
-                self.partitions[cached.key] = cached
-            yield cached.key, answer
+    def drop(self, key: Key) -> int:
+        """Forget a partition; how many fewer there are now."""
+        return 0 if self.partitions.pop(key, None) is None else 1
+
+    def is_news(self, cached: CachedPartition, answer: Any) -> bool:
+        """Whether an answer is worth sending. Its partition is served last the next time."""
+        if not cached.learn(answer):
+            return False
+        if self.partitions.pop(cached.key, None) is not None:
+            self.partitions[cached.key] = cached
+        return True
 
 
 class FetchSessions:
@@ -135,27 +137,36 @@ class FetchSessions:
             raise FetchSessionTopicIdError("names and ids of topics do not mix in a session")
         return session
 
-    def advance(
+    def advance(self, session: FetchSession, now_ms: int) -> None:
+        """Begin an incremental request; its :meth:`change` follows."""
+        session.epoch = 1 if session.epoch == _MAX_INT32 else session.epoch + 1
+        session.last_used_ms = now_ms
+        self._sessions.move_to_end(session.id)
+
+    def change(
         self,
         session: FetchSession,
         asked: Iterable[tuple[Key, Any]],
         forgotten: Iterable[Key],
-        now_ms: int,
-    ) -> None:
+    ) -> Steps[None]:
         """Take an incremental request's changes.
 
         A session without partitions is closed, as is one with which all together would have too
         many; its client reads so in the answer's session id and begins anew.
         """
-        before = len(session.partitions)
-        session.change(asked, forgotten)
-        self.partitions += len(session.partitions) - before
+        for key, part in asked:
+            self._count(session, session.put(key, part))
+            yield
+        for key in forgotten:
+            self._count(session, -session.drop(key))
+            yield
         if not session.partitions or self.partitions > self.max_partitions:
             self.close(session.id)
-            return
-        session.epoch = 1 if session.epoch == _MAX_INT32 else session.epoch + 1
-        session.last_used_ms = now_ms
-        self._sessions.move_to_end(session.id)
+
+    def _count(self, session: FetchSession, more: int) -> None:
+        """Have a session's partitions counted, unless it was closed meanwhile."""
+        if more and self.id_of(session) != NO_SESSION:
+            self.partitions += more
 
     def id_of(self, session: FetchSession) -> int:
         """What to answer as the session's id: 0 once it is closed."""

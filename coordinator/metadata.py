@@ -171,7 +171,7 @@ class MetadataLog:
         self._node_id = node_id
         self._state = _State()
         self._records = 0
-        self._grouped = False
+        self._forces = True
         self._listeners: list[Callable[[Topic], None]] = []
         self._load()
 
@@ -426,23 +426,25 @@ class MetadataLog:
         return topic
 
     @contextmanager
-    def grouped(self) -> Iterator[None]:
-        """Force the changes made inside to disk together, at the end: for one answer on many.
+    def unforced(self) -> Iterator[None]:
+        """Do not wait for the disk with each change made inside; :meth:`force` must follow.
 
-        Raises :class:`logcore.errors.LogError` if that fails; then none of them may be answered.
+        For one answer on many changes. Nothing may give way to others inside.
         """
-        begin = self.partition.log_end_offset
-        self._grouped = True
+        self._forces = False
         try:
             yield
         finally:
-            self._grouped = False
-            if self.partition.log_end_offset > begin:
-                self.partition.flush()
+            self._forces = True
+
+    def force(self) -> None:
+        """Have all changes on disk. Raises :class:`logcore.errors.LogError`: answer none then."""
+        if self.partition.recovery_point < self.partition.log_end_offset:
+            self.partition.flush()
 
     def _append(self, records: list[Record]) -> None:
         self.partition.append_records(records, now_ms=self._clock.now_ms())
-        if not self._grouped:
+        if self._forces:
             self.partition.flush()
         for record in records:
             self._apply(record)

@@ -5,13 +5,16 @@ partition; when the sum reaches what the request asked for, or something other t
 happened, it is done. The answer is read afresh then, in a turn of its own: nothing is read inside
 the append that woke it.
 
+The bytes that are there count from the beginning, also those that a read has left behind because it
+takes whole batches only.
+
 Source: ``DelayedFetch``, ``DelayedOperationPurgatory``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from coordinator.background import call_later
@@ -28,7 +31,7 @@ class Watched(NamedTuple):
 
 
 class Poll:
-    """Waits until ``watched`` hold ``min_bytes``, or for ``max_wait_ms``.
+    """Waits until what it watches holds ``min_bytes``, or for ``max_wait_ms``.
 
     ``finish`` then makes the answer, which becomes the result of :attr:`answer`.
     """
@@ -36,7 +39,6 @@ class Poll:
     def __init__(
         self,
         polls: Polls,
-        watched: Sequence[Watched],
         isolation: Isolation,
         *,
         min_bytes: int,
@@ -51,14 +53,21 @@ class Poll:
         self._loop = loop
         self.answer: asyncio.Future[Any] = loop.create_future()
         self._woken = False
-        self._bytes = [self._available(one) for one in watched]
-        self._total = sum(self._bytes)
-        self._undo = [
-            one.partition.listen(self._listener(place, one)) for place, one in enumerate(watched)
-        ]
+        self._bytes: list[int] = []
+        self._total = 0
+        self._undo: list[Callable[[], None]] = []
         self._timer = call_later(loop, max_wait_ms, "long poll", self._complete)
         self.answer.add_done_callback(self._done)
         polls.add(self)
+
+    def watch(self, one: Watched) -> None:
+        """Listen to one more partition."""
+        place, now = len(self._bytes), self._available(one)
+        self._bytes.append(now)
+        self._undo.append(one.partition.listen(self._listener(place, one)))
+        self._total += now
+        if self._total >= self._min_bytes:
+            self.wake()
 
     def _listener(self, place: int, one: Watched) -> Callable[[], None]:
         def changed() -> None:

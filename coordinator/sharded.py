@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from coordinator.background import Pace
 from coordinator.history import Origin
 from coordinator.runtime import Shard
 from coordinator.shard_errors import (
@@ -96,7 +97,9 @@ class ShardedCoordinator:
         Raises CoordinatorLoadInProgressError while any shard loads, and the command's own errors.
         """
         found: list[R] = []
+        pace = Pace()
         for shard in self._shards.shards:
+            await pace()
             try:
                 result = await shard.submit(command)
             except CoordinatorLoadInProgressError:

@@ -106,7 +106,7 @@ class TopicAdmin:
             partitions = self._partition_count(partitions)
             self._check_replication_factor(replication_factor)
         check_topic_configs(self._config, configs or {})
-        self._check_request_size(partitions)
+        self.check_request_size(partitions)
         if validate_only:
             self._metadata.check_room(1, partitions)
             return partitions
@@ -146,7 +146,8 @@ class TopicAdmin:
         if unknown:
             raise InvalidReplicaAssignmentError(f"there is no broker {unknown[0]}")
 
-    def _check_request_size(self, partitions: int) -> None:
+    def check_request_size(self, partitions: int) -> None:
+        """Raise TopicLimitExceededError if that is more than one request may add to a topic."""
         limit = self._metadata.limits.max_partitions_per_request
         if partitions > limit:
             raise TopicLimitExceededError(
@@ -185,7 +186,7 @@ class TopicAdmin:
                 )
             for index, replicas in enumerate(assignments, topic.partitions):
                 self._check_replicas(index, replicas)
-        self._check_request_size(added)
+        self.check_request_size(added)
         self._metadata.check_room(0, added)
         if not validate_only:
             self._metadata.set_partitions(name, count)

@@ -1,8 +1,8 @@
 """Records that a reader was promised and that are still in their file.
 
-A fetch of megabytes need not be in memory as a whole: its length and its first byte are known, and
-what lies below the high watermark does not change. So it is read as the socket takes it, in pieces
-that stay in the processor's cache.
+A fetch need not be in memory as a whole, where a client that does not read would keep it: its
+length and its first byte are known, and what lies below the high watermark does not change. So it
+is read as the socket takes it, in pieces that stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from logcore.segment import Segment
 
-MIN_RANGE_BYTES: Final = 131_072
-"""What is shorter is read at once: one read is cheaper than a range and its pieces."""
+MIN_RANGE_BYTES: Final = 4_096
+"""What is shorter is read at once: as an object of its own it would take hardly less memory."""
 
 
 class FileRange:

@@ -441,12 +441,14 @@ class TransactionIndex:
         """
         entries = self.entries
         start = bisect_left(entries, fetch_offset, key=_last_offset)
-        for entry in entries[start:]:
-            if entry.first_offset < upper_bound:
-                into.append((entry.producer_id, entry.first_offset))
-            if entry.last_stable_offset >= upper_bound:
-                return True
-        return False
+        # The last stable offset grows with every marker.
+        last = bisect_left(entries, upper_bound, start, key=_last_stable_offset)
+        into += [
+            (entry.producer_id, entry.first_offset)
+            for entry in entries[start : last + 1]
+            if entry.first_offset < upper_bound
+        ]
+        return last < len(entries)
 
     def truncate_to(self, offset: int) -> None:
         """Remove the transactions whose marker lies at ``offset`` or above."""
@@ -494,6 +496,10 @@ class TransactionIndex:
 
 def _last_offset(entry: AbortedTxn) -> int:
     return entry.last_offset
+
+
+def _last_stable_offset(entry: AbortedTxn) -> int:
+    return entry.last_stable_offset
 
 
 def offset_entries(raw: bytes, base_offset: int) -> tuple[list[tuple[int, int]], str]:

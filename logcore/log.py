@@ -32,6 +32,8 @@ class ReadBytes(NamedTuple):
 
     records: bytes | FileRange
     upper_bound: int
+    is_behind: bool = False
+    """Whether the limit lies in a later segment; a read never goes on to the next one."""
 
 
 class Log:
@@ -125,6 +127,11 @@ class Log:
         index = max(self._segments.bisect_right(offset) - 1, 0)
         return list(self._segments.values()[index:])
 
+    def end_of(self, segment: Segment) -> int:
+        """The offset behind a segment of this log: where the next one begins, or the log ends."""
+        slot = self._segments.bisect_right(segment.base_offset)
+        return self._segments.keys()[slot] if slot < len(self._segments) else self.log_end_offset
+
     def _floor(self, offset: int) -> int:
         return max(int(self._segments.bisect_right(offset)) - 1, 0)
 
@@ -179,12 +186,13 @@ class Log:
         limit: int,
         *,
         at_least_one: bool,
-        in_pieces: bool = False,
+        min_range_bytes: int | None = None,
     ) -> ReadBytes:
         """Read whole batches from the one that holds ``offset`` on, below the boundary ``limit``.
 
-        Empty when nothing is below the limit, or (without ``at_least_one``) nothing fits. The
-        caller has checked that ``offset`` is between log start and log end.
+        What has ``min_range_bytes`` stays in its file. Empty when nothing is below the limit, or
+        (without ``at_least_one``) nothing fits. The caller has checked that ``offset`` is between
+        log start and log end.
         """
         if offset >= limit:
             return ReadBytes(b"", offset)
@@ -206,9 +214,11 @@ class Log:
             stop, bound = self._range(
                 segment, start, end, max_bytes, min(limit, next_base), at_least_one
             )
+            is_behind = slot < count and limit >= next_base
             if stop == start:
-                return ReadBytes(b"", bound)
-            return ReadBytes(segment.read_batches(start, stop, in_pieces=in_pieces), bound)
+                return ReadBytes(b"", bound, is_behind)
+            records = segment.read_batches(start, stop, min_range_bytes=min_range_bytes)
+            return ReadBytes(records, bound, is_behind)
         return ReadBytes(b"", offset)
 
     @staticmethod
@@ -236,7 +246,7 @@ class Log:
         for segment in self.from_offset(offset):
             if segment.base_offset >= limit:
                 break
-            start = segment.locate(offset)
+            start = 0 if segment.base_offset > offset else segment.locate(offset)
             if start is None:
                 continue
             end = segment.locate(limit) if limit < self.log_end_offset else None

@@ -13,7 +13,7 @@ Source: ``ProducerStateManager``, ``ProducerStateEntry``, ``ProducerAppendInfo``
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -190,10 +190,10 @@ class ProducerStateManager:
         """Return the state of a producer, None if it is unknown or expired."""
         return self._producers.get(producer_id)
 
-    def view(self) -> list[ProducerState]:
-        """Return every producer, as DescribeProducers answers it."""
-        return [
-            ProducerState(
+    def view(self) -> Iterator[ProducerState]:
+        """Yield every producer of now, as DescribeProducers answers it."""
+        for entry in list(self._producers.values()):
+            yield ProducerState(
                 entry.producer_id,
                 entry.epoch,
                 entry.last_sequence,
@@ -201,8 +201,6 @@ class ProducerStateManager:
                 entry.coordinator_epoch,
                 -1 if entry.current_txn_first_offset is None else entry.current_txn_first_offset,
             )
-            for entry in self._producers.values()
-        ]
 
     def last_records(self) -> Callable[[], dict[int, LastRecord]]:
         """Take down where each producer stands, for compaction to keep that record's batch.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple, cast
 
-from logcore.batch import BatchHeader, decode_records
+from logcore.batch import BatchHeader
 from logcore.clock import Clock
 from logcore.config import LogConfig
 from logcore.epoch_check import agree, epochs_of
@@ -23,13 +23,13 @@ from logcore.errors import (
     StorageError,
     UnknownLeaderEpochError,
 )
-from logcore.file_range import FileRange
+from logcore.file_range import MIN_RANGE_BYTES, FileRange
 from logcore.fs import NO_HANDLES, NO_ROOM, FileSystem
 from logcore.index import CorruptIndexError
 from logcore.log import Log
 from logcore.producers import ProducerState, ProducerStateManager
 from logcore.recovery import LoadedLog, RecoveryReport
-from logcore.segment import NO_TIMESTAMP, Segment, TimestampOffset
+from logcore.timestamps import Search, first_not_before, latest
 
 STORAGE_FAILURES: Final = (OSError, CorruptIndexError)
 """After one of these a partition is off line."""
@@ -63,6 +63,8 @@ class FetchedRange(NamedTuple):
     last_stable_offset: int
     log_start_offset: int
     aborted: tuple[tuple[int, int], ...] | None
+    is_behind: bool
+    """Whether the reader is in an older segment than the end: to wait would bring nothing more."""
 
 
 class ReadablePartition:
@@ -203,9 +205,9 @@ class ReadablePartition:
         ``offset`` and are those of one segment. OffsetOutOfRangeError outside of log start … end.
         """
         found = self.fetch_range(
-            offset, max_bytes, isolation, at_least_one=at_least_one, in_pieces=False
+            offset, max_bytes, isolation, at_least_one=at_least_one, min_range_bytes=None
         )
-        return Fetched(cast("bytes", found.records), *found[1:])
+        return Fetched(cast("bytes", found.records), *found[1:-1])
 
     def fetch_range(
         self,
@@ -214,9 +216,9 @@ class ReadablePartition:
         isolation: Isolation,
         *,
         at_least_one: bool,
-        in_pieces: bool = True,
+        min_range_bytes: int | None = MIN_RANGE_BYTES,
     ) -> FetchedRange:
-        """Find the same, and leave it in the file for whoever can take it piece by piece."""
+        """Find the same, and leave what has ``min_range_bytes`` in its file."""
         if self._stopped is not None:
             raise self._stopped
         log = self._log
@@ -230,7 +232,11 @@ class ReadablePartition:
         aborted: tuple[tuple[int, int], ...] | None = None
         try:
             read = log.read(
-                offset, max_bytes, limit, at_least_one=at_least_one, in_pieces=in_pieces
+                offset,
+                max_bytes,
+                limit,
+                at_least_one=at_least_one,
+                min_range_bytes=min_range_bytes,
             )
             if committed:
                 aborted = ()
@@ -238,7 +244,14 @@ class ReadablePartition:
                     aborted = tuple(log.aborted_between(offset, read.upper_bound))
         except STORAGE_FAILURES as error:
             raise self._refuse(error) from error
-        return FetchedRange(read.records, high_watermark, stable, self._log_start_offset, aborted)
+        return FetchedRange(
+            read.records,
+            high_watermark,
+            stable,
+            self._log_start_offset,
+            aborted,
+            read.is_behind,
+        )
 
     def available_bytes(self, offset: int, isolation: Isolation) -> int:
         """Count the bytes a reader at ``offset`` could get; 0 outside of the log."""
@@ -257,64 +270,29 @@ class ReadablePartition:
             return self.last_stable_offset
         return self._high_watermark
 
-    def offset_for_timestamp(
-        self, timestamp_ms: int, isolation: Isolation
-    ) -> TimestampOffset | None:
-        """Find the first readable record that is not older than ``timestamp_ms``."""
-        self._throw_if_stopped()
+    def offset_for_timestamp(self, timestamp_ms: int, isolation: Isolation) -> Search:
+        """Find, in steps, the first readable record that is not older than ``timestamp_ms``."""
         limit = self._limit(isolation)
-        try:
-            for segment in self._log.segments:
-                found = segment.find_timestamp(timestamp_ms, self._log_start_offset)
-                if found is not None:
-                    return found if found.offset < limit else None
-        except STORAGE_FAILURES as error:
-            raise self._refuse(error) from error
-        return None
-
-    def max_timestamp_offset(self) -> TimestampOffset | None:
-        """Find the first record with the largest timestamp; None while no record has one.
-
-        A batch's header may promise more than is left of its records, to the log start or to
-        compaction: then its segment is walked. (Kafka answers none there.)
-        """
-        self._throw_if_stopped()
-        found: list[TimestampOffset] = []
-        try:
-            bounds = [(self._max_timestamp(one), one) for one in self._log.segments]
-            for bound, segment in sorted(bounds, key=lambda one: -one[0]):
-                if bound < max((one.timestamp_ms for one in found), default=0):
-                    break
-                one = segment.find_timestamp(bound, self._log_start_offset)
-                one = one or self._latest_in(segment)
-                if one is not None:
-                    found.append(one)
-        except STORAGE_FAILURES as error:
-            raise self._refuse(error) from error
-        return max(found, key=lambda one: (one.timestamp_ms, -one.offset), default=None)
-
-    def _latest_in(self, segment: Segment) -> TimestampOffset | None:
-        """Walk what the log start leaves of a segment for its first record of the largest time."""
-        latest = NO_TIMESTAMP
-        for position, header, _ in segment.batches(with_payload=False):
-            if header.max_timestamp <= latest or header.last_offset < self._log_start_offset:
-                continue
-            _, whole, batch = next(segment.batches(position))
-            for record in decode_records(batch, 0, whole):
-                if record.offset >= self._log_start_offset:
-                    latest = max(latest, record.timestamp_ms)
-        return segment.find_timestamp(latest, self._log_start_offset) if latest >= 0 else None
-
-    def _max_timestamp(self, segment: Segment) -> int:
-        """Return the largest timestamp in what the log start leaves of the segment."""
-        if segment.base_offset >= self._log_start_offset:
-            return segment.max_timestamp
-        position = segment.locate(self._log_start_offset)
-        if position is None:
-            return NO_TIMESTAMP
-        return max(
-            header.max_timestamp for _, header, _ in segment.batches(position, with_payload=False)
+        found = yield from self._searched(
+            first_not_before(self._log, timestamp_ms, self._log_start_offset)
         )
+        return found if found is not None and found.offset < limit else None
+
+    def max_timestamp_offset(self) -> Search:
+        """Find, in steps, the first record with the largest timestamp; None if no record has one.
+
+        (Kafka answers none where the record that a batch's header promises is gone.)
+        """
+        return self._searched(latest(self._log, self._log_start_offset))
+
+    def _searched(self, search: Search) -> Search:
+        self._throw_if_stopped()
+        try:
+            found = yield from search
+        except STORAGE_FAILURES as error:
+            raise self._refuse(error) from error
+        self._throw_if_stopped()
+        return found
 
     def offset_for_leader_epoch(self, epoch: int) -> tuple[int, int]:
         """Return (epoch, end offset) of the largest epoch not above ``epoch``; (−1, −1) if none."""
@@ -365,6 +343,10 @@ class ReadablePartition:
 
     def producers(self) -> list[ProducerState]:
         """Every producer that is remembered, as DescribeProducers answers it."""
+        return list(self._producers.view())
+
+    def each_producer(self) -> Iterator[ProducerState]:
+        """The same one by one, as of now: they may be very many."""
         return self._producers.view()
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:

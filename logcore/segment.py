@@ -19,20 +19,19 @@ import errno
 import struct
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from typing import Final, NamedTuple
+from contextlib import contextmanager, suppress
+from typing import Final
 
 from logcore.batch import (
     HEADER_SIZE,
     LOG_OVERHEAD,
     MAGIC,
     BatchHeader,
-    decode_records,
     iter_headers,
     parse_header,
 )
 from logcore.errors import CorruptRecordError
-from logcore.file_range import MIN_RANGE_BYTES, FileRange
+from logcore.file_range import FileRange
 from logcore.fs import NO_ROOM, FileSystem, ReadableBuffer, is_blank, sync_handle
 from logcore.index import (
     MAX_RELATIVE_OFFSET,
@@ -81,14 +80,6 @@ def _named(error: OSError, path: str) -> OSError:
 def file_stem(base_offset: int) -> str:
     """Kafka's name of a segment: its base offset in 20 digits."""
     return f"{base_offset:020d}"
-
-
-class TimestampOffset(NamedTuple):
-    """The answer to a search by time."""
-
-    offset: int
-    timestamp_ms: int
-    leader_epoch: int
 
 
 class Segment:
@@ -144,6 +135,7 @@ class Segment:
         self._hints: dict[int, int] = {}
         self._index_checked = False
         self._first_batch_timestamp: int | None = None
+        self._first_magic: int | None = None
         self._max_timestamp: int | None = NO_TIMESTAMP if self.size == 0 else None
         self._max_timestamp_offset = base_offset
 
@@ -238,6 +230,15 @@ class Segment:
         """Make the batches survive power loss. Any thread may call this on a pinned segment."""
         sync_handle(self._fs, self._handle, self.path)
 
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        """Keep the handle meanwhile."""
+        self.pin()
+        try:
+            yield
+        finally:
+            self.unpin()
+
     def pin(self) -> None:
         """Keep the handle, whatever happens to the segment, until :meth:`unpin`."""
         self._pins += 1
@@ -293,7 +294,7 @@ class Segment:
         self._hints.clear()
         self._bytes_since_index_entry = 0
         if size == 0:
-            self._first_batch_timestamp = None
+            self._first_batch_timestamp = self._first_magic = None
             self._max_timestamp = NO_TIMESTAMP
             self._max_timestamp_offset = self.base_offset
 
@@ -368,22 +369,6 @@ class Segment:
                 timestamp, offset = header.max_timestamp, header.last_offset
         self._max_timestamp, self._max_timestamp_offset = timestamp, offset
 
-    def find_timestamp(self, timestamp_ms: int, start_offset: int) -> TimestampOffset | None:
-        """Find the first record at or behind ``start_offset`` that is not older than the target."""
-        if self.max_timestamp < timestamp_ms:
-            return None
-        _, offset = self.time_index.lookup(timestamp_ms)
-        position = self.locate(max(offset, start_offset))
-        if position is None:
-            return None
-        for _, header, batch in self.batches(position):
-            if header.max_timestamp < timestamp_ms or header.last_offset < start_offset:
-                continue
-            for record in decode_records(batch, 0, header):
-                if record.timestamp_ms >= timestamp_ms and record.offset >= start_offset:
-                    return TimestampOffset(record.offset, record.timestamp_ms, header.leader_epoch)
-        return None
-
     # --- reading ---
 
     def locate(self, offset: int) -> int | None:
@@ -448,21 +433,29 @@ class Segment:
         """Read a range of positions."""
         return self._fs.read(self._handle, end - start, start)
 
-    def read_batches(self, start: int, end: int, *, in_pieces: bool = False) -> bytes | FileRange:
+    def read_batches(
+        self, start: int, end: int, *, min_range_bytes: int | None = None
+    ) -> bytes | FileRange:
         """Read the batches between two boundaries; those of an older format come converted.
 
-        ``in_pieces``: the caller can do with a range of the file where there is much to read.
-        CorruptRecordError, InvalidRecordError if that fails.
+        From ``min_range_bytes`` on they stay in the file, as a range of it; None reads all.
+        CorruptRecordError, InvalidRecordError if they can't be read or converted.
         """
-        if in_pieces and end - start >= MIN_RANGE_BYTES:
-            head = self._fs.read(self._handle, MAGIC_POS + 1, start)
-            if len(head) > MAGIC_POS and head[MAGIC_POS] >= MAGIC:
-                return FileRange(self, start, end)
+        if min_range_bytes is not None and end - start >= min_range_bytes and self._is_new(start):
+            return FileRange(self, start, end)
         raw = self._fs.read(self._handle, end - start, start)
-        # In a log that was upgraded the older formats come first.
         if len(raw) > MAGIC_POS and raw[MAGIC_POS] < MAGIC:
             return to_v2(raw)
         return raw
+
+    def _is_new(self, position: int) -> bool:
+        """Whether v2 batches stand from ``position`` on: older formats can only come first."""
+        if self._first_magic is None:
+            self._first_magic = self._magic(0)
+        return self._first_magic >= MAGIC or self._magic(position) >= MAGIC
+
+    def _magic(self, position: int) -> int:
+        return magic_at(self._fs.read(self._handle, MAGIC_POS + 1, position), 0)
 
     def next_offset(self) -> int:
         """Return the offset behind the last batch, the base offset if there is none."""

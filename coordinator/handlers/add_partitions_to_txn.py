@@ -10,19 +10,25 @@ in but the offsets topic, which group coordinators add.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import answer, before_producer_fenced, code_of, outcome
+from coordinator.handlers.answers import before_producer_fenced, code_of, result_of
 from coordinator.metadata import INTERNAL_TOPICS, OUTSIDE_TRANSACTIONS
+from coordinator.turns import Work
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
 from txn.commands import AddPartitions, AddPartitionsResult, TopicPartition
 
+FIRST_WITH_PRODUCER_FENCED = 2
 FIRST_BATCHED_VERSION = 4
+
+Code = Callable[[TopicPartition], ErrorCode]
+"""The answer for each partition of a transaction."""
 
 
 @handles(
@@ -30,52 +36,39 @@ FIRST_BATCHED_VERSION = 4
     versions=(0, 5),
     permission="WRITE TransactionalId, WRITE Topic; from v4 CLUSTER_ACTION Cluster",
 )
-def run(ctx: Context) -> Entity | Awaitable[Entity]:
+def run(ctx: Context) -> Work[Entity]:
     """Add the partitions of one transaction, or of many."""
     return _run_one(ctx) if ctx.version < FIRST_BATCHED_VERSION else _run_many(ctx)
 
 
-def _run_one(ctx: Context) -> Entity | Awaitable[Entity]:
+def _run_one(ctx: Context) -> Work[Entity]:
     body = ctx.body
     topics = body.v3_and_below_topics
-    refused = _refused(ctx, topics, INTERNAL_TOPICS)
+    refused = yield from _refused(ctx, topics, INTERNAL_TOPICS)
+    code: Code
     if refused:
-        return _client_response(
-            ctx, lambda key: refused.get(key, ErrorCode.operation_not_attempted)
+        code = _refusal(refused)
+    else:
+        command = AddPartitions(
+            body.v3_and_below_transactional_id,
+            body.v3_and_below_producer_id,
+            body.v3_and_below_producer_epoch,
+            _partitions(topics),
         )
-    command = AddPartitions(
-        body.v3_and_below_transactional_id,
-        body.v3_and_below_producer_id,
-        body.v3_and_below_producer_epoch,
-        _partitions(topics),
-    )
-
-    def refuse(code: ErrorCode) -> Entity:
-        said = before_producer_fenced(code, known=ctx.version >= 2)
-        return _client_response(ctx, lambda _: said)
-
-    return answer(
-        ctx.broker.txns.submit(command.transactional_id, command, ctx.origin),
-        lambda result: _client_response(ctx, lambda key: code_of(result.errors.get(key))),
-        refuse,
-    )
+        code = yield from _added(ctx, command)
+    results = yield from _topic_results(ctx, topics, code)
+    return ctx.respond.AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
 
 
-def _client_response(ctx: Context, code: Callable[[TopicPartition], ErrorCode]) -> Entity:
-    return ctx.respond.AddPartitionsToTxnResponse(
-        results_by_topic_v3_and_below=_topic_results(ctx, ctx.body.v3_and_below_topics, code)
-    )
-
-
-async def _run_many(ctx: Context) -> Entity:
+def _run_many(ctx: Context) -> Work[Entity]:
     respond = ctx.respond
     results = []
     for transaction in ctx.body.transactions:
-        code = await _transaction(ctx, transaction)
+        code = yield from _transaction(ctx, transaction)
+        topics = yield from _topic_results(ctx, transaction.topics, code)
         results.append(
             respond.AddPartitionsToTxnResult(
-                transactional_id=transaction.transactional_id,
-                topic_results=_topic_results(ctx, transaction.topics, code),
+                transactional_id=transaction.transactional_id, topic_results=topics
             )
         )
     return respond.AddPartitionsToTxnResponse(
@@ -83,11 +76,11 @@ async def _run_many(ctx: Context) -> Entity:
     )
 
 
-async def _transaction(ctx: Context, transaction: Any) -> Callable[[TopicPartition], ErrorCode]:
-    """One transaction's answer, as a function from partition to code."""
-    refused = _refused(ctx, transaction.topics, OUTSIDE_TRANSACTIONS)
+def _transaction(ctx: Context, transaction: Any) -> Work[Code]:
+    """One transaction's answer."""
+    refused = yield from _refused(ctx, transaction.topics, OUTSIDE_TRANSACTIONS)
     if refused:
-        return lambda key: refused.get(key, ErrorCode.operation_not_attempted)
+        return _refusal(refused)
     command = AddPartitions(
         transaction.transactional_id,
         transaction.producer_id,
@@ -96,14 +89,23 @@ async def _transaction(ctx: Context, transaction: Any) -> Callable[[TopicPartiti
         verify_only=transaction.verify_only,
         client_transaction_version=2,
     )
-    result: AddPartitionsResult | DomainError = await outcome(
-        ctx.broker.txns.submit(command.transactional_id, command, ctx.origin)
-    )
+    return (yield from _added(ctx, command))
+
+
+def _added(ctx: Context, command: AddPartitions) -> Work[Code]:
+    future = ctx.broker.txns.submit(command.transactional_id, command, ctx.origin)
+    result: AddPartitionsResult | DomainError = yield from result_of(future)
     if isinstance(result, DomainError):
         code = code_of(result)
+        if ctx.version < FIRST_BATCHED_VERSION:
+            code = before_producer_fenced(code, known=ctx.version >= FIRST_WITH_PRODUCER_FENCED)
         return lambda _: code
     errors = result.errors
     return lambda key: code_of(errors.get(key))
+
+
+def _refusal(refused: Mapping[TopicPartition, ErrorCode]) -> Code:
+    return lambda key: refused.get(key, ErrorCode.operation_not_attempted)
 
 
 def _partitions(topics: Any) -> tuple[TopicPartition, ...]:
@@ -112,7 +114,7 @@ def _partitions(topics: Any) -> tuple[TopicPartition, ...]:
 
 def _refused(
     ctx: Context, topics: Any, closed: Container[str]
-) -> Mapping[TopicPartition, ErrorCode]:
+) -> Steps[Mapping[TopicPartition, ErrorCode]]:
     """Those that nobody may add, the topics of ``closed`` among them, with the reason."""
     refused: dict[TopicPartition, ErrorCode] = {}
     for topic in topics:
@@ -122,22 +124,25 @@ def _refused(
                 refused[topic.name, index] = ErrorCode.topic_authorization_failed
             elif found is None or not 0 <= index < found.partitions:
                 refused[topic.name, index] = ErrorCode.unknown_topic_or_partition
+            yield
     return refused
 
 
-def _topic_results(
-    ctx: Context, topics: Any, code: Callable[[TopicPartition], ErrorCode]
-) -> tuple[Entity, ...]:
+def _topic_results(ctx: Context, topics: Any, code: Code) -> Steps[tuple[Entity, ...]]:
     respond = ctx.respond
-    return tuple(
-        respond.AddPartitionsToTxnTopicResult(
-            name=topic.name,
-            results_by_partition=tuple(
+    results = []
+    for topic in topics:
+        parts = []
+        for index in topic.partitions:
+            parts.append(
                 respond.AddPartitionsToTxnPartitionResult(
                     partition_index=index, partition_error_code=code((topic.name, index))
                 )
-                for index in topic.partitions
-            ),
+            )
+            yield
+        results.append(
+            respond.AddPartitionsToTxnTopicResult(
+                name=topic.name, results_by_partition=tuple(parts)
+            )
         )
-        for topic in topics
-    )
+    return tuple(results)

@@ -8,10 +8,11 @@ from coordinator.config_admin import replace
 from coordinator.handlers import Context, handles
 from coordinator.handlers.config_changes import each_resource
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 
 
 @handles(ApiKey.ALTER_CONFIGS, versions=(0, 2), permission="ALTER_CONFIGS Topic or Cluster")
-def run(ctx: Context) -> Entity:
+def run(ctx: Context) -> Steps[Entity]:
     """Replace the settings of each resource."""
 
     def apply(resource: Any) -> None:
@@ -23,4 +24,5 @@ def run(ctx: Context) -> Entity:
             validate_only=ctx.body.validate_only,
         )
 
-    return ctx.respond.AlterConfigsResponse(throttle_time_ms=0, responses=each_resource(ctx, apply))
+    responses = yield from each_resource(ctx, apply)
+    return ctx.respond.AlterConfigsResponse(throttle_time_ms=0, responses=responses)

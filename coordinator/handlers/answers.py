@@ -9,6 +9,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from coordinator.errors import error_code
+from coordinator.turns import Work
 from coordinator.wire import Entity
 from logcore.machine import DomainError
 
@@ -58,14 +59,12 @@ class Wait:
         self._disk = asyncio.get_running_loop().create_future()
         return self._disk
 
-    def then(self, run: Callable[[], Entity | Awaitable[Entity | None] | None]) -> Awaitable[Any]:
-        """Run the request once more when the time has come."""
+    def then(self, run: Callable[[], Any]) -> Awaitable[Any]:
+        """Run the request once more when the time has come, with what a handler may return."""
         return self._after(self.over(), run)
 
     @staticmethod
-    async def _after(
-        disk: Awaitable[None], run: Callable[[], Entity | Awaitable[Entity | None] | None]
-    ) -> Any:
+    async def _after(disk: Awaitable[None], run: Callable[[], Any]) -> Any:
         await disk
         result = run()
         return await result if isinstance(result, Awaitable) else result
@@ -75,6 +74,16 @@ async def outcome(future: Future) -> Any | DomainError:
     """The result, or the domain error as a value: for requests that ask for many things."""
     try:
         return await future
+    except DomainError as error:
+        return error
+
+
+def result_of(future: Future) -> Work[Any]:
+    """The same in a handler that works in steps."""
+    if not future.done():
+        yield future
+    try:
+        return future.result()
     except DomainError as error:
         return error
 

@@ -12,30 +12,40 @@ from coordinator.data_errors import InvalidRequestError
 from coordinator.errors import error_code
 from coordinator.handlers import Context
 from coordinator.wire import Entity
+from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
 
 Apply = Callable[[Any], None]
 """Changes one resource of the request; raises a DomainError to refuse."""
 
 
-def each_resource(ctx: Context, apply: Apply) -> tuple[Entity, ...]:
+def each_resource(ctx: Context, apply: Apply) -> Steps[tuple[Entity, ...]]:
     """Change each resource by itself; one that is named twice is refused."""
-    named = Counter((one.resource_type, one.resource_name) for one in ctx.body.resources)
-    answers = []
+    metadata = ctx.broker.metadata
+    named: Counter[tuple[int, str]] = Counter()
     for one in ctx.body.resources:
-        code, message = ErrorCode.none, None
-        try:
-            if named[one.resource_type, one.resource_name] > 1:
-                raise InvalidRequestError("Each resource must appear at most once.")
-            apply(one)
-        except DomainError as error:
-            code, message = error_code(error), str(error)
-        answers.append(
-            ctx.respond.AlterConfigsResourceResponse(
-                error_code=code,
-                error_message=message,
-                resource_type=one.resource_type,
-                resource_name=one.resource_name,
+        named[one.resource_type, one.resource_name] += 1
+        yield
+    answers = []
+    try:
+        for one in ctx.body.resources:
+            code, message = ErrorCode.none, None
+            try:
+                if named[one.resource_type, one.resource_name] > 1:
+                    raise InvalidRequestError("Each resource must appear at most once.")
+                with metadata.unforced():
+                    apply(one)
+            except DomainError as error:
+                code, message = error_code(error), str(error)
+            answers.append(
+                ctx.respond.AlterConfigsResourceResponse(
+                    error_code=code,
+                    error_message=message,
+                    resource_type=one.resource_type,
+                    resource_name=one.resource_name,
+                )
             )
-        )
+            yield
+    finally:
+        metadata.force()
     return tuple(answers)

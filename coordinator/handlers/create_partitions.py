@@ -14,32 +14,42 @@ from coordinator.data_errors import InvalidRequestError
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
 
 
 @handles(ApiKey.CREATE_PARTITIONS, versions=(0, 3), permission="ALTER Topic")
-def run(ctx: Context) -> Entity:
+def run(ctx: Context) -> Steps[Entity]:
     """Grow, or only check, each topic by itself; one that is named twice is refused."""
+    metadata = ctx.broker.metadata
     named = Counter(topic.name for topic in ctx.body.topics)
     results = []
-    for topic in {topic.name: topic for topic in ctx.body.topics}.values():
-        code, message = ErrorCode.none, None
-        try:
-            if named[topic.name] > 1:
-                raise InvalidRequestError("Duplicate topic name.")
-            _grow(ctx, topic)
-        except DomainError as error:
-            code, message = error_code(error), str(error)
-        results.append(
-            ctx.respond.CreatePartitionsTopicResult(
-                name=topic.name, error_code=code, error_message=message
-            )
-        )
+    try:
+        for topic in {topic.name: topic for topic in ctx.body.topics}.values():
+            yield
+            with metadata.unforced():
+                results.append(_answer(ctx, topic, is_double=named[topic.name] > 1))
+    finally:
+        metadata.force()
     return ctx.respond.CreatePartitionsResponse(throttle_time_ms=0, results=tuple(results))
+
+
+def _answer(ctx: Context, topic: Any, *, is_double: bool) -> Entity:
+    code, message = ErrorCode.none, None
+    try:
+        if is_double:
+            raise InvalidRequestError("Duplicate topic name.")
+        _grow(ctx, topic)
+    except DomainError as error:
+        code, message = error_code(error), str(error)
+    return ctx.respond.CreatePartitionsTopicResult(
+        name=topic.name, error_code=code, error_message=message
+    )
 
 
 def _grow(ctx: Context, topic: Any) -> None:
     assignments = topic.assignments
+    ctx.broker.topics.check_request_size(len(assignments or ()))
     ctx.broker.topics.grow(
         topic.name,
         topic.count,

@@ -17,26 +17,34 @@ from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
 from coordinator.metadata import Topic
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
 
 
 @handles(ApiKey.CREATE_TOPICS, versions=(2, 7), permission="CREATE Cluster or Topic")
-def run(ctx: Context) -> Entity:
+def run(ctx: Context) -> Steps[Entity]:
     """Create, or only check, each topic by itself; a name that stands there twice is refused."""
+    metadata = ctx.broker.metadata
     named = Counter(topic.name for topic in ctx.body.topics)
-    with ctx.broker.metadata.grouped():
-        topics = tuple(
-            _create(ctx, topic)
-            if named[topic.name] == 1
-            else _refused(ctx, topic.name, ErrorCode.invalid_request, "Duplicate topic name.")
-            for topic in {topic.name: topic for topic in ctx.body.topics}.values()
-        )
-    return ctx.respond.CreateTopicsResponse(throttle_time_ms=0, topics=topics)
+    topics = []
+    try:
+        for topic in {topic.name: topic for topic in ctx.body.topics}.values():
+            yield
+            if named[topic.name] > 1:
+                code = ErrorCode.invalid_request
+                topics.append(_refused(ctx, topic.name, code, "Duplicate topic name."))
+                continue
+            with metadata.unforced():
+                topics.append(_create(ctx, topic))
+    finally:
+        metadata.force()
+    return ctx.respond.CreateTopicsResponse(throttle_time_ms=0, topics=tuple(topics))
 
 
 def _create(ctx: Context, topic: Any) -> Entity:
     try:
         configs = _configs(topic)
+        ctx.broker.topics.check_request_size(len(topic.assignments))
         assignment = _assignment(topic)
         made = ctx.broker.topics.create(
             topic.name,

@@ -5,6 +5,7 @@ Source: ``ReplicaManager.deleteRecordsOnLocalLog``.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -14,6 +15,7 @@ from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
 from coordinator.metadata import INTERNAL_TOPICS
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 from logcore.checkpoints import LOG_START_CHECKPOINT
 from logcore.errors import OffsetOutOfRangeError
 from logcore.machine import DomainError
@@ -23,18 +25,22 @@ INVALID_LOW_WATERMARK = -1
 
 
 @handles(ApiKey.DELETE_RECORDS, versions=(0, 2), permission="DELETE Topic")
-async def run(ctx: Context) -> Entity:
+def run(ctx: Context) -> Steps[Awaitable[Entity]]:
     """Delete, then write the new log starts down: a kill must not bring records back."""
     make = ctx.respond
-    topics = tuple(
-        make.DeleteRecordsTopicResult(
-            name=topic.name,
-            partitions=tuple(_partition(ctx, topic.name, part) for part in topic.partitions),
-        )
-        for topic in ctx.body.topics
-    )
+    topics = []
+    for topic in ctx.body.topics:
+        parts = []
+        for part in topic.partitions:
+            parts.append(_partition(ctx, topic.name, part))
+            yield
+        topics.append(make.DeleteRecordsTopicResult(name=topic.name, partitions=tuple(parts)))
+    return _saved(ctx, make.DeleteRecordsResponse(throttle_time_ms=0, topics=tuple(topics)))
+
+
+async def _saved(ctx: Context, answer: Entity) -> Entity:
     await ctx.broker.replicas.save(LOG_START_CHECKPOINT)
-    return make.DeleteRecordsResponse(throttle_time_ms=0, topics=topics)
+    return answer
 
 
 def _partition(ctx: Context, topic: str, part: Any) -> Entity:

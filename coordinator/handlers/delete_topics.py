@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from kio.schema.errors import ErrorCode
 
+from coordinator.background import Pace
 from coordinator.data_errors import (
     InvalidRequestError,
     TopicDeletionDisabledError,
@@ -31,14 +32,20 @@ FIRST_WITH_DELETION_DISABLED = 3
 FIRST_BY_ID = 6
 
 Asked = tuple[str | None, uuid.UUID | None]
+Resolved = str | uuid.UUID | None
 
 
 @handles(ApiKey.DELETE_TOPICS, versions=(1, 6), permission="DELETE Topic")
 async def run(ctx: Context) -> Entity:
     """Delete each topic by itself; one that is named twice, also by name and id, is refused."""
-    asked = list(_asked(ctx))
-    named = Counter(_resolved(ctx, one) for one in asked)
-    waiting = deque((one, named[_resolved(ctx, one)] > 1) for one in dict.fromkeys(asked))
+    asked: dict[Asked, Resolved] = {}
+    named: Counter[Resolved] = Counter()
+    pace = Pace()
+    for one in _asked(ctx):
+        asked[one] = _resolved(ctx, one)
+        named[asked[one]] += 1
+        await pace()
+    waiting = deque((one, named[resolved] > 1) for one, resolved in asked.items())
     results: list[Entity] = []
     deleted: list[Topic] = []
     while waiting:
@@ -54,10 +61,11 @@ def _some(ctx: Context, waiting: deque[tuple[Asked, bool]], deleted: list[Topic]
     until = time.perf_counter() + TURN_MS / 1000
     before = len(deleted)
     results: list[Entity] = []
-    with ctx.broker.metadata.grouped():
+    with ctx.broker.metadata.unforced():
         while waiting and time.perf_counter() < until:
             one, is_double = waiting.popleft()
             results.append(_answer(ctx, one, deleted, is_double=is_double))
+    ctx.broker.metadata.force()
     # Only when no power loss can bring the topics back may their records go.
     ctx.broker.drop_topics(deleted[before:])
     return results
@@ -89,7 +97,7 @@ def _asked(ctx: Context) -> Iterator[Asked]:
             yield topic.name, topic.topic_id
 
 
-def _resolved(ctx: Context, one: Asked) -> str | uuid.UUID | None:
+def _resolved(ctx: Context, one: Asked) -> Resolved:
     name, topic_id = one
     if name is not None:
         return name

@@ -13,6 +13,7 @@ from coordinator.config_admin import Described, describe
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
 
 
@@ -21,12 +22,17 @@ from logcore.machine import DomainError
     versions=(1, 4),
     permission="DESCRIBE_CONFIGS Topic or Cluster",
 )
-def run(ctx: Context) -> Entity:
-    """Describe each resource by itself."""
-    return ctx.respond.DescribeConfigsResponse(
-        throttle_time_ms=0,
-        results=tuple(_resource(ctx, resource) for resource in ctx.body.resources),
-    )
+def run(ctx: Context) -> Steps[Entity]:
+    """Describe each resource by itself, and only once."""
+    results = []
+    seen: set[tuple[int, str]] = set()
+    for resource in ctx.body.resources:
+        key = resource.resource_type, resource.resource_name
+        if key not in seen:
+            seen.add(key)
+            results.append(_resource(ctx, resource))
+        yield
+    return ctx.respond.DescribeConfigsResponse(throttle_time_ms=0, results=tuple(results))
 
 
 def _resource(ctx: Context, resource: Any) -> Entity:

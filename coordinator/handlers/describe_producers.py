@@ -10,45 +10,50 @@ from kio.schema.errors import ErrorCode
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
 
 
 @handles(ApiKey.DESCRIBE_PRODUCERS, versions=(0, 0), permission="READ Topic")
-def run(ctx: Context) -> Entity:
-    """List the producers of every partition asked for."""
+def run(ctx: Context) -> Steps[Entity]:
+    """List the producers of every partition asked for, each partition only once."""
     make = ctx.respond
-    return make.DescribeProducersResponse(
-        throttle_time_ms=0,
-        topics=tuple(
-            make.TopicResponse(
-                name=topic.name,
-                partitions=tuple(
-                    _partition(ctx, topic.name, index) for index in topic.partition_indexes
-                ),
-            )
-            for topic in ctx.body.topics
-        ),
-    )
+    topics = []
+    seen: set[tuple[str, int]] = set()
+    for topic in ctx.body.topics:
+        parts = []
+        for index in topic.partition_indexes:
+            if (topic.name, index) not in seen:
+                seen.add((topic.name, index))
+                part = yield from _partition(ctx, topic.name, index)
+                parts.append(part)
+            yield
+        topics.append(make.TopicResponse(name=topic.name, partitions=tuple(parts)))
+    return make.DescribeProducersResponse(throttle_time_ms=0, topics=tuple(topics))
 
 
-def _partition(ctx: Context, topic: str, index: int) -> Entity:
+def _partition(ctx: Context, topic: str, index: int) -> Steps[Entity]:
     make = ctx.respond
     code, message = ErrorCode.none, None
-    active: tuple[Entity, ...] = ()
+    active: list[Entity] = []
     try:
-        active = tuple(
-            make.ProducerState(
-                producer_id=one.producer_id,
-                producer_epoch=one.producer_epoch,
-                last_sequence=one.last_sequence,
-                last_timestamp=one.last_timestamp,
-                coordinator_epoch=one.coordinator_epoch,
-                current_txn_start_offset=one.current_txn_first_offset,
+        for one in ctx.broker.replicas.partition(topic, index).each_producer():
+            active.append(
+                make.ProducerState(
+                    producer_id=one.producer_id,
+                    producer_epoch=one.producer_epoch,
+                    last_sequence=one.last_sequence,
+                    last_timestamp=one.last_timestamp,
+                    coordinator_epoch=one.coordinator_epoch,
+                    current_txn_start_offset=one.current_txn_first_offset,
+                )
             )
-            for one in ctx.broker.replicas.partition(topic, index).producers()
-        )
+            yield
     except DomainError as error:
         code, message = error_code(error), str(error)
     return make.PartitionResponse(
-        partition_index=index, error_code=code, error_message=message, active_producers=active
+        partition_index=index,
+        error_code=code,
+        error_message=message,
+        active_producers=tuple(active),
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from kio.schema.errors import ErrorCode
 
 from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import code_of, outcome
+from coordinator.handlers.answers import code_of, result_of
+from coordinator.turns import Work
 from coordinator.wire import ApiKey, Entity
 from logcore.machine import DomainError
 from txn.commands import DescribeTransaction, DescribeTransactionResult
@@ -14,16 +15,15 @@ from txn.commands import DescribeTransaction, DescribeTransactionResult
 @handles(
     ApiKey.DESCRIBE_TRANSACTIONS, versions=(0, 0), permission="DESCRIBE TransactionalId and Topic"
 )
-async def run(ctx: Context) -> Entity:
-    """Describe each id; errors are told id by id."""
+def run(ctx: Context) -> Work[Entity]:
+    """Describe each id, and only once; errors are told id by id."""
     submit = ctx.broker.txns.submit
-    asked = [(name, outcome(submit(name, DescribeTransaction(name)))) for name in _names(ctx)]
-    states = [_state(ctx, name, await answer) for name, answer in asked]
+    states = []
+    for name in dict.fromkeys(ctx.body.transactional_ids):
+        result = yield from result_of(submit(name, DescribeTransaction(name)))
+        states.append(_state(ctx, name, result))
+        yield None
     return ctx.respond.DescribeTransactionsResponse(transaction_states=tuple(states))
-
-
-def _names(ctx: Context) -> tuple[str, ...]:
-    return tuple(ctx.body.transactional_ids)
 
 
 def _state(ctx: Context, name: str, result: DescribeTransactionResult | DomainError) -> Entity:

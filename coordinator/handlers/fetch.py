@@ -14,7 +14,6 @@ Source: ``KafkaApis.handleFetchRequest``, ``FetchManager``, ``ReplicaManager.rea
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Sequence
 from itertools import groupby
 from typing import Any
@@ -40,7 +39,9 @@ from coordinator.handlers import Context, handles, request_ms
 from coordinator.handlers.epochs import end_of_epoch
 from coordinator.polls import Poll, Watched
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 from logcore.errors import OffsetOutOfRangeError, StorageError
+from logcore.file_range import MIN_RANGE_BYTES
 from logcore.machine import DomainError
 from logcore.partition import Isolation, Partition
 
@@ -49,73 +50,83 @@ LAST_WITHOUT_STORAGE_ERROR = 5
 
 NO_EPOCH = -1
 
-_Told = tuple[Key, Entity]
+MAX_COPIED_BYTES = 262_144
+"""Bytes of short reads that one response holds in memory; any more stay in their files."""
+
+_Told = tuple[int, list[tuple[Key, Entity]]]
 
 
 @handles(ApiKey.FETCH, versions=(4, 18), permission="READ Topic")
-def run(ctx: Context) -> Entity | Awaitable[Entity]:
+def run(ctx: Context) -> Steps[Entity | Awaitable[Any]]:
     """Read, and wait for more if that was not enough."""
-    fetch = _Fetch(ctx, _Round.of(ctx))
-    fetch.read()
+    asked = yield from _Round.of(ctx)
+    fetch = _Fetch(ctx, asked)
+    yield from fetch.read()
     if fetch.is_answer or ctx.broker.polls.closed:
-        return fetch.answer()
-    return fetch.wait()
+        return (yield from fetch.answer())
+    return (yield from fetch.wait())
 
 
 class _Round:
     """What one request reads, and what its answer means for the client's session."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, session: FetchSession | None, *, keep: bool) -> None:
         self._ctx = ctx
-        self._session: FetchSession | None = None
-        self._epoch = NO_EPOCH
-        self._keep = False
-        self.asked: Sequence[CachedPartition] = ()
+        self._session = session
+        self._epoch = NO_EPOCH if session is None else session.epoch
+        self._keep = keep
+        self.asked: list[CachedPartition] = []
         """The partitions to read, in this order."""
 
     @classmethod
-    def of(cls, ctx: Context) -> _Round:
+    def of(cls, ctx: Context) -> Steps[_Round]:
         """Find or drop the session that the request names; raises its DomainErrors."""
         body, sessions = ctx.body, ctx.broker.fetch_sessions
         epoch = getattr(body, "session_epoch", FINAL_EPOCH)
-        made = cls(ctx)
         by_id = ctx.version >= FIRST_BY_ID
-        asked = [
+        asked = (
             ((topic.topic_id if by_id else topic.topic, part.partition), part)
             for topic in body.topics
             for part in topic.partitions
-        ]
+        )
         if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             sessions.close(getattr(body, "session_id", NO_SESSION))
-            made._keep = epoch == INITIAL_EPOCH
-            made.asked = [CachedPartition(key, part) for key, part in asked]
+            made = cls(ctx, None, keep=epoch == INITIAL_EPOCH)
+            for key, part in asked:
+                made.asked.append(CachedPartition(key, part))
+                yield
             return made
         session = sessions.resume(body.session_id, epoch, by_topic_id=by_id)
-        forgotten = [
+        sessions.advance(session, ctx.broker.clock.now_ms())
+        made = cls(ctx, session, keep=False)
+        forgotten = (
             (topic.topic_id if by_id else topic.topic, index)
             for topic in body.forgotten_topics_data
             for index in topic.partitions
-        ]
-        sessions.advance(session, asked, forgotten, ctx.broker.clock.now_ms())
-        made._session, made._epoch = session, session.epoch
+        )
+        yield from sessions.change(session, asked, forgotten)
         made.asked = list(session.partitions.values())
         return made
 
-    def tell(self, answers: Sequence[tuple[CachedPartition, Entity]]) -> tuple[int, list[_Told]]:
+    def tell(self, answers: Sequence[tuple[CachedPartition, Entity]]) -> Steps[_Told]:
         """The session id to answer with, and what to say of which partition.
 
         Raises InvalidFetchSessionEpochError when another request overtook this one.
         """
         session, sessions = self._session, self._ctx.broker.fetch_sessions
+        told: list[tuple[Key, Entity]] = []
+        if session is not None and session.epoch != self._epoch:
+            raise InvalidFetchSessionEpochError(f"fetch session {session.id} went on meanwhile")
+        for cached, answer in answers:
+            if session is None or session.is_news(cached, answer):
+                told.append((cached.key, answer))
+            if self._keep:
+                cached.learn(answer)
+            yield
         if session is not None:
-            if session.epoch != self._epoch:
-                raise InvalidFetchSessionEpochError(f"fetch session {session.id} went on meanwhile")
-            return sessions.id_of(session), list(session.news(answers))
-        told = [(cached.key, answer) for cached, answer in answers]
+            return sessions.id_of(session), told
         if not self._keep:
             return NO_SESSION, told
-        for cached, answer in answers:
-            cached.learn(answer)
         session_id = sessions.open(
             [cached for cached, _ in answers],
             by_topic_id=self._ctx.version >= FIRST_BY_ID,
@@ -145,6 +156,7 @@ class _Fetch:
         self._answers: list[tuple[CachedPartition, Entity]] = []
         self._watched: list[Watched] = []
         self._bytes = 0
+        self._copied_bytes = 0
         self._urgent = False
 
     @property
@@ -157,12 +169,11 @@ class _Fetch:
             or self._bytes >= self._min_bytes
         )
 
-    def wait(self) -> asyncio.Future[Entity]:
+    def wait(self) -> Steps[Awaitable[Steps[Entity]]]:
         """Read again when enough has been appended or the time is over."""
         ctx = self._ctx
         poll = Poll(
             ctx.broker.polls,
-            self._watched,
             self._isolation,
             min_bytes=self._min_bytes,
             max_wait_ms=self._max_wait_ms,
@@ -170,21 +181,28 @@ class _Fetch:
         )
         stay = ctx.connection.on_close(poll.cancel)
         poll.answer.add_done_callback(lambda _: stay())
+        for one in self._watched:
+            poll.watch(one)
+            yield
         return poll.answer
 
-    def _finish(self) -> Entity:
-        self.read()
-        return self.answer()
+    def _finish(self) -> Steps[Entity]:
+        yield from self.read()
+        return (yield from self.answer())
 
-    def read(self) -> None:
+    def read(self) -> Steps[None]:
         """Read every partition once, in the order of the request or of the session."""
-        self._watched, self._bytes, self._urgent = [], 0, False
-        self._answers = [(one, self._partition(one)) for one in self._round.asked]
+        self._answers, self._watched = [], []
+        self._bytes, self._copied_bytes, self._urgent = 0, 0, False
+        for one in self._round.asked:
+            answer = yield from self._partition(one)
+            self._answers.append((one, answer))
+            yield
 
-    def answer(self) -> Entity:
+    def answer(self) -> Steps[Entity]:
         """The response to what was read last."""
         make = self._ctx.respond
-        session_id, told = self._round.tell(self._answers)
+        session_id, told = yield from self._round.tell(self._answers)
         topics = []
         for key, group in groupby(told, key=lambda one: one[0][0]):
             parts = tuple(answer for _, answer in group)
@@ -192,6 +210,7 @@ class _Fetch:
                 topics.append(make.FetchableTopicResponse(topic=key, partitions=parts))
             else:
                 topics.append(make.FetchableTopicResponse(topic_id=key, partitions=parts))
+            yield
         return make.FetchResponse(
             throttle_time_ms=0,
             error_code=ErrorCode.none,
@@ -207,7 +226,7 @@ class _Fetch:
             raise UnknownTopicIdError(f"no topic has the id {key}")
         return str(known.name)
 
-    def _partition(self, one: CachedPartition) -> Entity:
+    def _partition(self, one: CachedPartition) -> Steps[Entity]:
         part = one.asked
         try:
             name = self._name(one.key[0])
@@ -217,27 +236,35 @@ class _Fetch:
             if diverging is not None:
                 self._urgent = True
                 return diverging
-            return self._records(partition, part)
+            return (yield from self._records(partition, part))
         except DomainError as error:
             self._urgent = True
             return self._refused(part.partition, error)
 
-    def _records(self, partition: Partition, part: Any) -> Entity:
+    def _records(self, partition: Partition, part: Any) -> Steps[Entity]:
         offset, limit = part.fetch_offset, part.partition_max_bytes
         left = self._max_bytes - self._bytes
         # Only the first partition that has anything may go beyond the limits, by one batch.
         read = partition.fetch_range(
-            offset, max(0, min(limit, left)), self._isolation, at_least_one=self._bytes == 0
+            offset,
+            max(0, min(limit, left)),
+            self._isolation,
+            at_least_one=self._bytes == 0,
+            min_range_bytes=MIN_RANGE_BYTES if self._copied_bytes < MAX_COPIED_BYTES else 1,
         )
         self._bytes += len(read.records)
+        if isinstance(read.records, bytes):
+            self._copied_bytes += len(read.records)
+        # To wait would bring this reader no more: the next read begins in a later segment.
+        self._urgent |= read.is_behind
         self._watched.append(Watched(partition, offset, max(limit, 1)))
         make = self._ctx.respond
-        aborted = None
+        aborted: list[Entity] | None = None
         if read.aborted is not None:
-            aborted = tuple(
-                make.AbortedTransaction(producer_id=producer_id, first_offset=first)
-                for producer_id, first in read.aborted
-            )
+            aborted = []
+            for producer_id, first in read.aborted:
+                aborted.append(make.AbortedTransaction(producer_id=producer_id, first_offset=first))
+                yield
         return make.PartitionData(
             partition_index=part.partition,
             error_code=ErrorCode.none,

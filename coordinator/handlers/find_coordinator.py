@@ -14,6 +14,7 @@ from kio.schema.errors import ErrorCode
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
 
 GROUP = 0
@@ -21,7 +22,7 @@ TRANSACTION = 1
 
 
 @handles(ApiKey.FIND_COORDINATOR, versions=(0, 6), permission="DESCRIBE Group or TransactionalId")
-def run(ctx: Context) -> Entity:
+def run(ctx: Context) -> Steps[Entity]:
     """Answer with this broker's own address, or an error."""
     code, message = _open(ctx)
     found = code is ErrorCode.none
@@ -36,11 +37,11 @@ def run(ctx: Context) -> Entity:
     respond = ctx.respond
     if ctx.version < 4:
         return respond.FindCoordinatorResponse(**place)
-    return respond.FindCoordinatorResponse(
-        coordinators=tuple(
-            respond.Coordinator(key=key, **place) for key in ctx.body.coordinator_keys
-        )
-    )
+    coordinators = []
+    for key in ctx.body.coordinator_keys:
+        coordinators.append(respond.Coordinator(key=key, **place))
+        yield
+    return respond.FindCoordinatorResponse(coordinators=tuple(coordinators))
 
 
 def _open(ctx: Context) -> tuple[ErrorCode, str | None]:

@@ -8,6 +8,7 @@ from coordinator.config_admin import Change, change
 from coordinator.handlers import Context, handles
 from coordinator.handlers.config_changes import each_resource
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 
 
 @handles(
@@ -15,7 +16,7 @@ from coordinator.wire import ApiKey, Entity
     versions=(0, 1),
     permission="ALTER_CONFIGS Topic or Cluster",
 )
-def run(ctx: Context) -> Entity:
+def run(ctx: Context) -> Steps[Entity]:
     """Change single settings of each resource."""
 
     def apply(resource: Any) -> None:
@@ -27,6 +28,5 @@ def run(ctx: Context) -> Entity:
             validate_only=ctx.body.validate_only,
         )
 
-    return ctx.respond.IncrementalAlterConfigsResponse(
-        throttle_time_ms=0, responses=each_resource(ctx, apply)
-    )
+    responses = yield from each_resource(ctx, apply)
+    return ctx.respond.IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)

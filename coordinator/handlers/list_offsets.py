@@ -19,6 +19,7 @@ from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
 from coordinator.handlers.epochs import epoch_of
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
 from logcore.partition import Isolation, Partition
 
@@ -40,47 +41,57 @@ Found = tuple[int, int, int]
 
 
 @handles(ApiKey.LIST_OFFSETS, versions=(1, 11), permission="DESCRIBE Topic")
-def run(ctx: Context) -> Entity:
+def run(ctx: Context) -> Steps[Entity]:
     """Look every partition up; one that is named twice is refused."""
     make, body = ctx.respond, ctx.body
     isolation = Isolation(1 if getattr(body, "isolation_level", 0) == 1 else 0)
-    named = Counter(
-        (topic.name, part.partition_index) for topic in body.topics for part in topic.partitions
-    )
+    named: dict[str, Counter[int]] = {}
+    for topic in body.topics:
+        indexes = (part.partition_index for part in topic.partitions)
+        named.setdefault(topic.name, Counter()).update(indexes)
+        yield
     topics = []
-    answered: set[tuple[str, int]] = set()
     for topic in body.topics:
         parts = []
+        counts = named[topic.name]
         for part in topic.partitions:
-            if (topic.name, part.partition_index) in answered:
-                continue
-            answered.add((topic.name, part.partition_index))
-            found: Found = (NONE, NONE, NONE)
-            code = ErrorCode.none
-            if named[topic.name, part.partition_index] > 1:
-                code = ErrorCode.invalid_request
-            elif part.timestamp < 0 and ctx.version < FIRST_VERSION_WITH.get(part.timestamp, 2**15):
-                code = ErrorCode.unsupported_version
-            else:
-                try:
-                    found = _look_up(ctx, topic.name, part, isolation)
-                except DomainError as error:
-                    code = error_code(error)
-            offset, timestamp, epoch = found
-            parts.append(
-                make.ListOffsetsPartitionResponse(
-                    partition_index=part.partition_index,
-                    error_code=code,
-                    timestamp=timestamp,
-                    offset=offset,
-                    leader_epoch=epoch,
-                )
-            )
+            count = counts[part.partition_index]
+            if count:
+                answer = yield from _partition(ctx, topic.name, part, isolation, count)
+                parts.append(answer)
+                # It is answered once.
+                counts[part.partition_index] = 0
+            yield
         topics.append(make.ListOffsetsTopicResponse(name=topic.name, partitions=tuple(parts)))
     return make.ListOffsetsResponse(throttle_time_ms=0, topics=tuple(topics))
 
 
-def _look_up(ctx: Context, topic: str, part: Any, isolation: Isolation) -> Found:
+def _partition(
+    ctx: Context, topic: str, part: Any, isolation: Isolation, count: int
+) -> Steps[Entity]:
+    """Answer for a partition that is named ``count`` times."""
+    found: Found = (NONE, NONE, NONE)
+    code = ErrorCode.none
+    if count > 1:
+        code = ErrorCode.invalid_request
+    elif part.timestamp < 0 and ctx.version < FIRST_VERSION_WITH.get(part.timestamp, 2**15):
+        code = ErrorCode.unsupported_version
+    else:
+        try:
+            found = yield from _look_up(ctx, topic, part, isolation)
+        except DomainError as error:
+            code = error_code(error)
+    offset, timestamp, epoch = found
+    return ctx.respond.ListOffsetsPartitionResponse(
+        partition_index=part.partition_index,
+        error_code=code,
+        timestamp=timestamp,
+        offset=offset,
+        leader_epoch=epoch,
+    )
+
+
+def _look_up(ctx: Context, topic: str, part: Any, isolation: Isolation) -> Steps[Found]:
     partition: Partition = ctx.broker.replicas.partition(topic, part.partition_index)
     partition.check_leader_epoch(getattr(part, "current_leader_epoch", NONE))
     asked = part.timestamp
@@ -96,9 +107,9 @@ def _look_up(ctx: Context, topic: str, part: Any, isolation: Isolation) -> Found
     if asked in {LATEST_TIERED, EARLIEST_PENDING}:
         return NONE, NONE, NONE
     if asked == MAX_TIMESTAMP:
-        found = partition.max_timestamp_offset()
+        found = yield from partition.max_timestamp_offset()
     else:
-        found = partition.offset_for_timestamp(asked, isolation)
+        found = yield from partition.offset_for_timestamp(asked, isolation)
     if found is None:
         return NONE, NONE, NONE
     return found.offset, found.timestamp_ms, found.leader_epoch

@@ -9,13 +9,14 @@ from kio.schema.errors import ErrorCode
 
 from coordinator.handlers import Context, handles
 from coordinator.wire import ApiKey, Entity
-from txn.commands import ListTransactions
+from coordinator.wire.steps import Steps
+from txn.commands import ListTransactions, ListTransactionsResult
 
 
 @handles(ApiKey.LIST_TRANSACTIONS, versions=(0, 2), permission="DESCRIBE TransactionalId")
-async def run(ctx: Context) -> Entity:
+async def run(ctx: Context) -> Steps[Entity]:
     """List; an error of a loading shard is the error of the whole."""
-    body, respond = ctx.body, ctx.respond
+    body = ctx.body
     listed = await ctx.broker.txns.list_transactions(
         ListTransactions(
             states=tuple(body.state_filters),
@@ -25,15 +26,23 @@ async def run(ctx: Context) -> Entity:
             id_pattern=getattr(body, "transactional_id_pattern", None) or None,
         )
     )
-    return respond.ListTransactionsResponse(
-        error_code=ErrorCode.none,
-        unknown_state_filters=listed.unknown_states,
-        transaction_states=tuple(
+    return _answer(ctx, listed)
+
+
+def _answer(ctx: Context, listed: ListTransactionsResult) -> Steps[Entity]:
+    respond = ctx.respond
+    states = []
+    for transaction in listed.transactions:
+        states.append(
             respond.TransactionState(
                 transactional_id=transaction.transactional_id,
                 producer_id=transaction.producer_id,
                 transaction_state=transaction.state,
             )
-            for transaction in listed.transactions
-        ),
+        )
+        yield
+    return respond.ListTransactionsResponse(
+        error_code=ErrorCode.none,
+        unknown_state_filters=listed.unknown_states,
+        transaction_states=tuple(states),
     )

@@ -21,6 +21,7 @@ from coordinator.handlers import Context, authorized, handles
 from coordinator.metadata import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE, Topic
 from coordinator.topics import check_name
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
 
 FIRST_WITH_NULL_FOR_ALL = 1
@@ -30,16 +31,21 @@ _log = structlog.get_logger(__name__)
 
 
 @handles(ApiKey.METADATA, versions=(0, 13), permission="DESCRIBE Topic, CREATE Topic")
-def run(ctx: Context) -> Entity:
+def run(ctx: Context) -> Steps[Entity]:
     """Describe the topics that were asked for, or all."""
     broker, body, make = ctx.broker, ctx.body, ctx.respond
     host, port = broker.advertised
     asked = body.topics
+    topics: list[Entity] = []
     if asked is None or (not asked and ctx.version < FIRST_WITH_NULL_FOR_ALL):
-        topics = [_described(ctx, topic) for topic in broker.metadata.topics.values()]
+        for topic in list(broker.metadata.topics.values()):
+            described = yield from _described(ctx, topic)
+            topics.append(described)
     else:
-        with broker.metadata.grouped():
-            topics = list(_asked(ctx, asked))
+        try:
+            yield from _asked(ctx, asked, topics)
+        finally:
+            broker.metadata.force()
     include_cluster = getattr(body, "include_cluster_authorized_operations", False)
     return make.message(
         throttle_time_ms=0,
@@ -58,10 +64,12 @@ def run(ctx: Context) -> Entity:
     )
 
 
-def _asked(ctx: Context, asked: Iterable[Any]) -> Iterable[Entity]:
-    """One entry per name or id, in their order and each only once."""
+def _asked(ctx: Context, asked: Iterable[Any], topics: list[Entity]) -> Steps[None]:
+    """Add one entry per name or id, in their order and each only once."""
+    metadata = ctx.broker.metadata
     seen = set()
     for one in asked:
+        yield
         name = one.name
         topic_id = getattr(one, "topic_id", None)
         key = name if name is not None else topic_id
@@ -69,19 +77,22 @@ def _asked(ctx: Context, asked: Iterable[Any]) -> Iterable[Entity]:
             continue
         seen.add(key)
         if name is not None:
-            yield _by_name(ctx, name)
+            topic = metadata.topic(name)
         elif ctx.version >= FIRST_BY_ID:
-            topic = ctx.broker.metadata.topic_by_id(topic_id)
-            if topic is None:
-                yield _refused(ctx, None, topic_id, ErrorCode.unknown_topic_id)
-            else:
-                yield _described(ctx, topic)
+            topic = metadata.topic_by_id(topic_id)
+        else:
+            continue
+        if topic is not None:
+            topics.append((yield from _described(ctx, topic)))
+        elif name is None:
+            topics.append(_refused(ctx, None, topic_id, ErrorCode.unknown_topic_id))
+        else:
+            with metadata.unforced():
+                topics.append(_unknown(ctx, name))
 
 
-def _by_name(ctx: Context, name: str) -> Entity:
-    topic = ctx.broker.metadata.topic(name)
-    if topic is not None:
-        return _described(ctx, topic)
+def _unknown(ctx: Context, name: str) -> Entity:
+    """Answer for a name that no topic has, yet."""
     try:
         check_name(name)
         if ctx.broker.config.bool("auto.create.topics.enable") and getattr(
@@ -112,7 +123,7 @@ def _refused(ctx: Context, name: str | None, topic_id: Any, code: ErrorCode) -> 
     )
 
 
-def _described(ctx: Context, topic: Topic) -> Entity:
+def _described(ctx: Context, topic: Topic) -> Steps[Entity]:
     broker, make = ctx.broker, ctx.respond
     nodes = (broker.node_id,)
     epoch = broker.metadata.leader_epoch(topic)
@@ -131,6 +142,7 @@ def _described(ctx: Context, topic: Topic) -> Entity:
                 offline_replicas=nodes if offline else (),
             )
         )
+        yield
     include = getattr(ctx.body, "include_topic_authorized_operations", False)
     return make.MetadataResponseTopic(
         error_code=ErrorCode.none,

@@ -13,23 +13,22 @@ from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
 from coordinator.handlers.epochs import UNKNOWN, end_of_epoch
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
 
 
 @handles(ApiKey.OFFSET_FOR_LEADER_EPOCH, versions=(2, 4), permission="DESCRIBE Topic")
-def run(ctx: Context) -> Entity:
+def run(ctx: Context) -> Steps[Entity]:
     """Answer epoch and end offset per partition."""
     make = ctx.respond
-    return make.OffsetForLeaderEpochResponse(
-        throttle_time_ms=0,
-        topics=tuple(
-            make.OffsetForLeaderTopicResult(
-                topic=topic.topic,
-                partitions=tuple(_partition(ctx, topic.topic, part) for part in topic.partitions),
-            )
-            for topic in ctx.body.topics
-        ),
-    )
+    topics = []
+    for topic in ctx.body.topics:
+        parts = []
+        for part in topic.partitions:
+            parts.append(_partition(ctx, topic.topic, part))
+            yield
+        topics.append(make.OffsetForLeaderTopicResult(topic=topic.topic, partitions=tuple(parts)))
+    return make.OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=tuple(topics))
 
 
 def _partition(ctx: Context, topic: str, part: Any) -> Entity:

@@ -7,20 +7,19 @@ other for a bug of ours, so only those are answered (``TransactionMarkerRequestC
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.background import Pace
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import Wait
 from coordinator.shard_errors import ShardError
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 from logcore.errors import LogError
 from logcore.machine import ProducerStamp
-from txn.commands import TopicPartition
+from logcore.partition import Partition
 
 ANSWERS = frozenset(
     {
@@ -36,64 +35,48 @@ ANSWERS = frozenset(
 @handles(
     ApiKey.WRITE_TXN_MARKERS, versions=(1, 2), permission="ALTER Cluster or CLUSTER_ACTION Cluster"
 )
-async def run(ctx: Context) -> Entity:
+def run(ctx: Context) -> Steps[Any]:
     """Write marker by marker, partition by partition; answer when they are on disk."""
-    codes = await _write_all(ctx)
-    replicas = ctx.broker.replicas
-    written = {place for place, code in _places(ctx, codes) if code is ErrorCode.none}
-    held = [one for one in map(replicas.find_open, written) if one is not None]
-    on_disk = asyncio.Event()
-    if ctx.broker.commit.after(held, on_disk.set):
-        await on_disk.wait()
-        if any(one.offline for one in held):
-            # A marker may be written twice: what is off line by then says so at the second time.
-            codes = await _write_all(ctx)
-    return _response(ctx, codes)
-
-
-async def _write_all(ctx: Context) -> list[ErrorCode]:
-    """Write them in the order of the request; others get their turn where there are many."""
-    pace = Pace()
-    codes = []
-    for marker in ctx.body.markers:
+    answer = yield from _write_all(ctx)
+    find = ctx.broker.replicas.find_open
+    held: dict[Partition, None] = {}
+    for marker in answer.markers:
         for topic in marker.topics:
-            for index in topic.partition_indexes:
-                codes.append(_write(ctx, marker, topic.name, index))
-                await pace()
-    return codes
+            for part in topic.partitions:
+                if part.error_code is ErrorCode.none:
+                    partition = find((topic.name, part.partition_index))
+                    if partition is not None:
+                        held[partition] = None
+                yield
+
+    def checked() -> Entity | Steps[Any]:
+        # A marker may be written twice: what is off line by now says so at the second time.
+        return _write_all(ctx) if any(one.offline for one in held) else answer
+
+    wait = Wait()
+    return wait.then(checked) if ctx.broker.commit.after(held, wait) else checked()
 
 
-def _places(ctx: Context, codes: list[ErrorCode]) -> Iterator[tuple[TopicPartition, ErrorCode]]:
-    """Each partition of the request with its code."""
-    told = iter(codes)
+def _write_all(ctx: Context) -> Steps[Any]:
+    respond = ctx.respond
+    markers = []
     for marker in ctx.body.markers:
+        topics = []
         for topic in marker.topics:
+            parts = []
             for index in topic.partition_indexes:
-                yield (topic.name, index), next(told)
-
-
-def _response(ctx: Context, codes: list[ErrorCode]) -> Entity:
-    respond, told = ctx.respond, iter(codes)
-    return respond.WriteTxnMarkersResponse(
-        markers=tuple(
-            respond.WritableTxnMarkerResult(
-                producer_id=marker.producer_id,
-                topics=tuple(
-                    respond.WritableTxnMarkerTopicResult(
-                        name=topic.name,
-                        partitions=tuple(
-                            respond.WritableTxnMarkerPartitionResult(
-                                partition_index=index, error_code=next(told)
-                            )
-                            for index in topic.partition_indexes
-                        ),
-                    )
-                    for topic in marker.topics
-                ),
+                code = _write(ctx, marker, topic.name, index)
+                parts.append(
+                    respond.WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
+                )
+                yield
+            topics.append(
+                respond.WritableTxnMarkerTopicResult(name=topic.name, partitions=tuple(parts))
             )
-            for marker in ctx.body.markers
+        markers.append(
+            respond.WritableTxnMarkerResult(producer_id=marker.producer_id, topics=tuple(topics))
         )
-    )
+    return respond.WriteTxnMarkersResponse(markers=tuple(markers))
 
 
 def _write(ctx: Context, marker: Any, topic: str, index: int) -> ErrorCode:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.wire.steps import finish
 from logcore.batch import ControlType, decode_records, iter_headers, parse_control, parse_header
 from logcore.index import AbortedTxn
 from logcore.partition import Isolation, Partition
@@ -280,7 +281,7 @@ def _check_look_ups(partition: Partition, left: Sequence[Written], choice: rando
     for _ in range(LOOK_UPS):
         time_ms = T0 + choice.randrange(10 * len(left) + 20)
         first = next((one for one in records if one.timestamp_ms >= time_ms), None)
-        found = partition.offset_for_timestamp(time_ms, Isolation.READ_UNCOMMITTED)
+        found = finish(partition.offset_for_timestamp(time_ms, Isolation.READ_UNCOMMITTED))
         _same(
             f"the offset for time {time_ms}",
             None if found is None else (found.offset, found.timestamp_ms),

@@ -14,6 +14,7 @@ from coordinator.data_errors import (
     InvalidFetchSessionEpochError,
 )
 from coordinator.fetch_sessions import EVICTION_MS, CachedPartition, FetchSessions
+from coordinator.wire.steps import finish
 from tests.support.cluster import Cluster, unique
 from tests.support.raw import Answer
 
@@ -40,11 +41,11 @@ def test_epochs_count_up_and_wrap_to_one() -> None:
     sessions = FetchSessions(1)
     session_id = opened(sessions)
     session = sessions.resume(session_id, 1, by_topic_id=False)
-    sessions.advance(session, (), (), 0)
+    sessions.advance(session, 0)
     with pytest.raises(InvalidFetchSessionEpochError):
         sessions.resume(session_id, 1, by_topic_id=False)
     session.epoch = 2**31 - 1
-    sessions.advance(sessions.resume(session_id, 2**31 - 1, by_topic_id=False), (), (), 0)
+    sessions.advance(sessions.resume(session_id, 2**31 - 1, by_topic_id=False), 0)
     assert sessions.resume(session_id, 1, by_topic_id=False) is session
 
 
@@ -95,14 +96,26 @@ def test_partitions_that_had_news_are_served_last() -> None:
         (one, Said(records=b"x" if one.key[1] == 0 else b""))
         for one in list(session.partitions.values())
     ]
-    assert [key for key, _ in session.news(answers)] == [("t", 0)]
+    news = [one.key for one, answer in answers if session.is_news(one, answer)]
+    assert news == [("t", 0)]
     assert [key[1] for key in session.partitions] == [1, 2, 0]
 
 
 def test_a_session_whose_last_partition_is_forgotten_is_closed() -> None:
     sessions = FetchSessions(1)
     session = sessions.resume(opened(sessions, 1), 1, by_topic_id=False)
-    sessions.advance(session, (), [("t", 0), ("t", 7)], 0)
+    finish(sessions.change(session, (), [("t", 0), ("t", 7)]))
+    assert (len(sessions), sessions.partitions, sessions.id_of(session)) == (0, 0, 0)
+
+
+def test_partitions_of_a_session_that_ends_under_its_request_are_not_counted() -> None:
+    sessions = FetchSessions(2)
+    session = sessions.resume(opened(sessions, 2), 1, by_topic_id=False)
+    changes = sessions.change(session, [(("t", 8), None), (("t", 9), None)], [("t", 0)])
+    next(changes)
+    assert sessions.partitions == 3
+    sessions.close(session.id)
+    finish(changes)
     assert (len(sessions), sessions.partitions, sessions.id_of(session)) == (0, 0, 0)
 
 
@@ -120,7 +133,7 @@ def test_partitions_on_both_sides_of_the_limit() -> None:
     assert opened(sessions, 3)
     assert opened(sessions, 1) == 0
     session = sessions.resume(next(iter(sessions._sessions)), 1, by_topic_id=False)
-    sessions.advance(session, [(("t", 9), None)], (), 0)
+    finish(sessions.change(session, [(("t", 9), None)], ()))
     assert (len(sessions), sessions.partitions) == (0, 0)
     assert opened(sessions, 3)
     assert opened(FetchSessions(9, max_partitions=3), 4) == 0
@@ -138,7 +151,7 @@ def test_a_stale_session_makes_room() -> None:
 def test_an_old_smaller_session_makes_room_for_a_larger_one() -> None:
     sessions = FetchSessions(1)
     session = sessions.resume(opened(sessions, 5), 1, by_topic_id=False)
-    sessions.advance(session, (), (), EVICTION_MS)  # in use, so not stale
+    sessions.advance(session, EVICTION_MS)  # in use, so not stale
     later = EVICTION_MS + 1
     assert opened(sessions, 4, at=later) == 0
     assert opened(sessions, 5, at=later)

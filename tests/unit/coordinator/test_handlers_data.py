@@ -704,6 +704,23 @@ def test_a_fetch_that_need_not_wait_does_not(client, topic, fields):
     _fetch(client, [{}], topic=topic, **{"max_wait": LONG_MS, **fields})
 
 
+def test_a_fetch_does_not_wait_where_waiting_brings_no_more(client):
+    name = client.create_topic(unique("f"), 1, {"segment.bytes": str(1 << 20)})
+    for _ in range(60):
+        client.produce(name, [b"x" * 20_000])
+    # The tail of the first segment is less than was asked for, and there is more behind it.
+    sizes = set()
+    for offset in range(48, 56):
+        part = {"fetch_offset": offset}
+        answer = _fetch(client, [part], topic=name, max_wait=LONG_MS, min_bytes=50_000)
+        sizes.add(len(batches(answer["responses"][0]["partitions"][0]["records"])))
+    assert sizes == {1, 2}
+    # There is enough, of which whole batches within the partition's limit are less than enough.
+    part = {"fetch_offset": 56, "partition_max_bytes": 30_000}
+    answer = _fetch(client, [part], topic=name, max_wait=LONG_MS, min_bytes=25_000)
+    assert len(batches(answer["responses"][0]["partitions"][0]["records"])) == 1
+
+
 def test_a_fetch_with_an_error_or_without_partitions_does_not_wait(client, topic):
     _fetch(client, [{}, {"partition": 9}], topic=topic, max_wait=LONG_MS)
     client.call("fetch", 12, max_wait=LONG_MS, min_bytes=1, max_bytes=1, topics=[])
@@ -721,6 +738,21 @@ def test_a_waiting_fetch_hears_that_its_topic_is_gone(client, bootstrap, topic):
     deleter.join()
     (part,) = answer["responses"][0]["partitions"]
     assert part["error_code"] == "unknown_topic_or_partition"
+
+
+# --- describing ----------------------------------------------------------------------------------
+
+
+def test_what_is_named_twice_is_described_once(client, topic):
+    resource = {"resource_type": TOPIC, "resource_name": topic, "configuration_keys": None}
+    answer = client.call("describe_configs", 4, resources=[resource, resource])
+    assert [one["resource_name"] for one in answer["results"]] == [topic]
+    asked = {"name": topic, "partition_indexes": [0, 0, 1]}
+    answer = client.call("describe_producers", 0, topics=[asked, asked])
+    parts = [[part["partition_index"] for part in one["partitions"]] for one in answer["topics"]]
+    assert parts == [[0, 1], []]
+    answer = client.call("describe_transactions", 0, transactional_ids=["t", "u", "t"])
+    assert [one["transactional_id"] for one in answer["transaction_states"]] == ["t", "u"]
 
 
 # --- leader epochs --------------------------------------------------------------------------------

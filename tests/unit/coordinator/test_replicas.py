@@ -418,17 +418,24 @@ async def test_the_tasks_run_by_themselves_and_stop(tmp_path):
 
 
 class Reader:
-    def __init__(self, node: Node, polls: Polls, min_bytes: int, max_wait_ms: int = 60_000) -> None:
+    def __init__(
+        self,
+        node: Node,
+        polls: Polls,
+        min_bytes: int,
+        max_wait_ms: int = 60_000,
+        offset: int | None = None,
+    ) -> None:
         self.partition = node.replicas.partition("a", 0)
-        start = self.partition.log_end_offset
         self.poll = Poll(
             polls,
-            [Watched(self.partition, start, 1 << 20)],
             Isolation.READ_UNCOMMITTED,
             min_bytes=min_bytes,
             max_wait_ms=max_wait_ms,
             finish=lambda: self.partition.log_end_offset,
         )
+        start = self.partition.log_end_offset if offset is None else offset
+        self.poll.watch(Watched(self.partition, start, 1 << 20))
 
 
 async def test_a_poll_ends_when_enough_was_appended(tmp_path):
@@ -444,6 +451,18 @@ async def test_a_poll_ends_when_enough_was_appended(tmp_path):
     await asyncio.sleep(0)
     assert len(polls) == 0
     assert not reader.partition._listeners
+
+
+async def test_a_poll_does_not_wait_for_what_is_there(tmp_path):
+    node, polls = Node(tmp_path), Polls()
+    node.topics.create("a")
+    node.write("a", count=5)
+    size = node.replicas.partition("a", 0).size_bytes
+    assert await asyncio.wait_for(Reader(node, polls, size, offset=0).poll.answer, 30) == 5
+    waiting = Reader(node, polls, size + 1, offset=0)
+    await asyncio.sleep(0.01)
+    assert not waiting.poll.answer.done()
+    waiting.poll.cancel()
 
 
 async def test_a_poll_ends_when_its_time_is_over_or_nobody_waits_or_the_broker_stops(tmp_path):

@@ -20,6 +20,7 @@ from dumb_log import Chunk, DumbLog, DumbRound, Item
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coordinator.wire.steps import finish
 from logcore.batch import (
     ControlType,
     LogRecord,
@@ -335,7 +336,7 @@ class History:
             (Isolation.READ_COMMITTED, model.stable),
         ):
             time_ms = T0 + (self.clock.now_ms() - T0) * what // 60
-            found = partition.offset_for_timestamp(time_ms, isolation)
+            found = finish(partition.offset_for_timestamp(time_ms, isolation))
             assert (found and found[:2]) == model.by_time(time_ms, limit)
             held = sum(
                 len(batch)
@@ -343,7 +344,7 @@ class History:
                 if header.last_offset >= offset and header.base_offset < limit
             )
             assert partition.available_bytes(offset, isolation) == (held if offset < limit else 0)
-        latest = partition.max_timestamp_offset()
+        latest = finish(partition.max_timestamp_offset())
         assert (latest and latest[:2]) == model.latest()
         for outside in (model.start - 1, model.end + 1):
             with pytest.raises(OffsetOutOfRangeError):

@@ -8,6 +8,7 @@ import pytest
 from compaction_driver import MortalFileSystem, committed, compact, essence, fill_active, put, small
 from partition_driver import T0, config, fetch_all, last_offset, open_partition
 
+from coordinator.wire.steps import finish
 from logcore.batch import LogRecord, decode_records, iter_headers
 from logcore.compression import Codec
 from logcore.legacy import MIN_MESSAGE_SIZE, encode_message_set, leading_messages, magic_at
@@ -98,13 +99,13 @@ def test_a_torn_message_is_cut_off(tmp_path: Path) -> None:
 def test_timestamps_of_v1_are_found(tmp_path: Path) -> None:
     old_log(tmp_path, "v1")
     partition = open_partition(tmp_path, config=config(index_interval_bytes=60))
-    found = partition.offset_for_timestamp(T0 + 5, Isolation.READ_COMMITTED)
+    found = finish(partition.offset_for_timestamp(T0 + 5, Isolation.READ_COMMITTED))
     assert found is not None
     assert found[:2] == (15, T0 + 5)
-    assert partition.max_timestamp_offset() == (21, T0 + 7, -1)
+    assert finish(partition.max_timestamp_offset()) == (21, T0 + 7, -1)
     old_log(tmp_path, "v0", name="plain")
     plain = open_partition(tmp_path, name="plain")
-    assert plain.max_timestamp_offset() is None
+    assert finish(plain.max_timestamp_offset()) is None
 
 
 def test_truncation_in_the_old_part(tmp_path: Path) -> None:

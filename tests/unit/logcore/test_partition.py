@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.wire.steps import finish
 from logcore.batch import (
     LogRecord,
     decode_records,
@@ -589,9 +590,9 @@ def test_the_latest_record_when_the_log_start_cuts_through_its_batch(tmp_path: P
     found = []
     for start in range(4):
         partition.delete_records_before(start)
-        latest = partition.max_timestamp_offset()
+        latest = finish(partition.max_timestamp_offset())
         assert latest is not None
         found.append(latest[:2])
     assert found == [(0, T0 + 9), (1, T0 + 8), (4, T0 + 8), (4, T0 + 8)]
     partition.delete_records_before(5)
-    assert partition.max_timestamp_offset() is None
+    assert finish(partition.max_timestamp_offset()) is None

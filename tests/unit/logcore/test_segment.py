@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.wire.steps import finish
 from logcore.batch import LogRecord, encode_batch, parse_header
 from logcore.errors import CorruptRecordError
 from logcore.fs import OsFileSystem
 from logcore.segment import Segment
+from logcore.timestamps import first_in
 
 FS = OsFileSystem()
 
@@ -144,7 +146,7 @@ def test_find_timestamp(tmp_path: Path) -> None:
                 ),
                 None,
             )
-            found = segment.find_timestamp(target, start)
+            found = finish(first_in(segment, target, start))
             assert (found and (found.offset, found.timestamp_ms)) == expected, (target, start)
     assert segment.max_timestamp == 6000
 
@@ -185,7 +187,7 @@ def test_no_timestamps(tmp_path: Path) -> None:
     fill(segment, [100] * 4, times=[-1] * 4)
     assert segment.max_timestamp == -1
     assert segment.age_ms(-1, now_ms=70) == 70
-    assert segment.find_timestamp(0, 0) is None
+    assert finish(first_in(segment, 0, 0)) is None
     assert segment.largest_timestamp_ms == FS.modified_ms(segment.stem + ".log")
     segment.seal()
     assert Path(segment.time_index.path).read_bytes() == b""

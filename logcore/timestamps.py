@@ -1,0 +1,136 @@
+"""Finding offsets by time, in steps.
+
+A log may have thousands of segments, and a batch a million records: a generator yields where others
+may have their turn, and returns what it found. The log may roll, be cut or compacted meanwhile. So
+the segments are taken from it one by one, each is held open while it is looked into, and where one
+has been replaced by then its successor is looked into.
+
+Source: ``LogSegment.findOffsetByTimestamp``, ``UnifiedLog.fetchOffsetByTimestamp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
+
+from logcore.batch import decode_records
+from logcore.log import Log
+from logcore.segment import NO_TIMESTAMP, Segment
+
+
+class TimestampOffset(NamedTuple):
+    """The answer to a search by time."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int
+
+
+Search = Generator[None, None, TimestampOffset | None]
+
+
+def first_not_before(log: Log, timestamp_ms: int, start_offset: int) -> Search:
+    """Find the first record at or behind ``start_offset`` that is not older than the target."""
+    for segment in _each(log):
+        found = yield from first_in(segment, timestamp_ms, start_offset)
+        if found is not None and log.holds((segment,)):
+            return found
+        yield
+    return None
+
+
+def latest(log: Log, start_offset: int) -> Search:
+    """Find the first of the records with the largest timestamp.
+
+    A batch's header may promise more than is left of its records, to the log start or to
+    compaction: then its segment is walked. (Kafka answers none there.)
+    """
+    bounds: list[tuple[int, Segment]] = []
+    for segment in _each(log):
+        bound = yield from _bound(segment, start_offset)
+        bounds.append((bound, segment))
+        yield
+    found: TimestampOffset | None = None
+    for bound, segment in sorted(bounds, key=lambda one: -one[0]):
+        if bound < (0 if found is None else found.timestamp_ms):
+            break
+        one = None
+        if log.holds((segment,)):
+            one = yield from first_in(segment, bound, start_offset)
+            if one is None:
+                one = yield from _latest_in(segment, start_offset)
+        if not log.holds((segment,)):
+            return (yield from latest(log, start_offset))
+        if one is not None and (found is None or _rank(one) > _rank(found)):
+            found = one
+        yield
+    return found
+
+
+def _rank(one: TimestampOffset) -> tuple[int, int]:
+    return one.timestamp_ms, -one.offset
+
+
+def _each(log: Log) -> Iterator[Segment]:
+    """Yield the segments of ``log``, oldest first, as they are when their turn comes.
+
+    One that is no part of the log any more when the next is asked for makes way for what has come
+    into its place.
+    """
+    offset = 0
+    while not log.is_empty and offset < log.log_end_offset:
+        segment = log.from_offset(offset)[0]
+        yield segment
+        if log.holds((segment,)):
+            offset = log.end_of(segment)
+
+
+def first_in(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
+    """Find the same in one segment."""
+    if segment.max_timestamp < timestamp_ms:
+        return None
+    _, offset = segment.time_index.lookup(timestamp_ms)
+    position = segment.locate(max(offset, start_offset))
+    if position is None:
+        return None
+    with segment.pinned():
+        for _, header, batch in segment.batches(position):
+            if header.max_timestamp < timestamp_ms or header.last_offset < start_offset:
+                yield
+                continue
+            for record in decode_records(batch, 0, header):
+                if record.timestamp_ms >= timestamp_ms and record.offset >= start_offset:
+                    return TimestampOffset(record.offset, record.timestamp_ms, header.leader_epoch)
+                yield
+    return None
+
+
+def _latest_in(segment: Segment, start_offset: int) -> Search:
+    """Walk what the log start leaves of a segment for its first record of the largest time."""
+    found: TimestampOffset | None = None
+    with segment.pinned():
+        for _, header, batch in segment.batches():
+            yield
+            most = NO_TIMESTAMP if found is None else found.timestamp_ms
+            if header.max_timestamp <= most or header.last_offset < start_offset:
+                continue
+            for record in decode_records(batch, 0, header):
+                yield
+                if record.offset >= start_offset and record.timestamp_ms > most:
+                    most = record.timestamp_ms
+                    found = TimestampOffset(record.offset, most, header.leader_epoch)
+    return found
+
+
+def _bound(segment: Segment, start_offset: int) -> Generator[None, None, int]:
+    """The largest timestamp that the batch headers promise of what the log start leaves."""
+    if segment.base_offset >= start_offset:
+        return segment.max_timestamp
+    position = segment.locate(start_offset)
+    bound = NO_TIMESTAMP
+    if position is not None:
+        with segment.pinned():
+            for _, header, _ in segment.batches(position, with_payload=False):
+                bound = max(bound, header.max_timestamp)
+                yield
+    return bound

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
+from coordinator import first_contact
 from coordinator.appends import Appends
 from coordinator.background import Step, each_in_turn
 from coordinator.cleaner import Cleaner
@@ -302,6 +303,14 @@ class Broker:
             topics=len(self.metadata.topics),
             after_clean_shutdown=self.replicas.was_clean,
         )
+
+    async def prepare_first_contact(self) -> None:
+        """Load what the first client will need, a piece a turn; for a process of the broker's own.
+
+        Where there are several brokers, or a program around one, that would be in somebody's way.
+        """
+        if self._server is not None:
+            await first_contact.prepare_first_contact(self._server.registry)
 
     async def stop(self) -> None:
         """Stop accepting, answer what waits, close everything, leave the clean-shutdown mark.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator import lean, logs
-from coordinator.background import report
+from coordinator.background import report, spawn
 from coordinator.broker import Broker, BrokerError
 from coordinator.collector import Collector
 from coordinator.config import ConfigError, load
@@ -59,7 +59,9 @@ async def _run(broker: Broker) -> None:
     host, port = broker.address
     sys.stdout.write(f"listening {f'[{host}]' if ':' in host else host}:{port}\n")
     sys.stdout.flush()
+    preparing = spawn(broker.prepare_first_contact(), "first contact")
     await stop.wait()
+    preparing.cancel()
     collector.stop()
     _log.info("broker stops")
     await broker.stop()

@@ -29,7 +29,15 @@ from coordinator.wire.schema import (
     message_class,
     response_header_is_tagged,
 )
-from coordinator.wire.skim import Cut, Frame, check, check_in_steps, read_uvarint, without
+from coordinator.wire.skim import (
+    Cut,
+    Frame,
+    check,
+    check_in_steps,
+    prepare_check,
+    read_uvarint,
+    without,
+)
 from coordinator.wire.steps import Steps, finish
 from coordinator.wire.writer import Chunk, InFile, compile_writer, total_size
 
@@ -145,6 +153,14 @@ def _skip_header_tags(frame: Frame, pos: int) -> int:
     except IndexError as error:
         raise MalformedRequest("the header is longer than the frame") from error
     return pos
+
+
+def prepare(api_key: int, version: int) -> None:
+    """Compile what a request of this version and its response take, which their first does else."""
+    request, response = (message_class(api_key, version, side) for side in ("request", "response"))
+    prepare_check(request)
+    _reader(request)
+    compile_writer(response)
 
 
 @cache

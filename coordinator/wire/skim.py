@@ -275,6 +275,11 @@ def _compile(cls: type) -> Walker:
     return _compiled(src, f"{cls.__module__}.{cls.__qualname__}")
 
 
+def prepare_check(cls: type) -> None:
+    """Compile what :func:`check` takes for messages of ``cls``."""
+    _compile(cls)
+
+
 def check(cls: type, frame: Frame, pos: int, budget: int) -> list[Cut]:
     """Make sure that the rest of ``frame`` from ``pos`` on may be decoded as ``cls``.
 

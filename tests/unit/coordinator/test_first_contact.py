@@ -1,0 +1,38 @@
+"""The first client of a fresh daemon finds what it needs loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from coordinator.first_contact import MESSAGES
+from tests.support.daemon import ROOT
+
+PREPARED = """
+import asyncio, json, sys
+from coordinator.first_contact import MESSAGES, prepare_first_contact
+from coordinator.handlers import Registry
+from coordinator.wire import ApiKey
+from coordinator.wire.build import response_factory
+from coordinator.wire.codec import encode_response
+from coordinator.wire.schema import message_class
+registry = Registry()
+asyncio.run(prepare_first_contact(registry))
+before = set(sys.modules)
+for key, version in MESSAGES:
+    registry.handler(key)
+    message_class(key, version, "request"), message_class(key, version, "response")
+respond = response_factory(ApiKey.INIT_PRODUCER_ID, 4)
+encode_response(ApiKey.INIT_PRODUCER_ID, 4, 1, respond.error(0))
+print(json.dumps([len(before), sorted(set(sys.modules) - before)]))
+"""
+
+
+def test_nothing_of_a_first_contact_is_imported_when_it_comes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARED], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded, late = json.loads(done.stdout)
+    assert late == []
+    assert loaded > 2 * len(MESSAGES)

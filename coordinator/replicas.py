@@ -66,6 +66,12 @@ CHECKPOINTS: Final = (
 CUT: Final = (RECOVERY_POINT_CHECKPOINT, CLEANER_CHECKPOINT)
 """Those that must not point beyond the end of a log that has become shorter."""
 
+LOG_CUT: Final = "log cut"
+LOG_SHORTER: Final = "log shorter than it was"
+DAMAGE_LEFT: Final = "damage left in the log"
+WHAT_A_START_DID: Final = frozenset({LOG_CUT, LOG_SHORTER, DAMAGE_LEFT})
+"""Events of this module's log lines about what an open has removed of a log, or found in it."""
+
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<index>[0-9]+)")
 
 TopicPartition = tuple[str, int]
@@ -414,7 +420,7 @@ def _report_recovery(partition: Partition, report: RecoveryReport) -> None:
     """Say what a start has removed of a log, and what it has found and left."""
     for damage in report.damaged:
         _log.error(
-            "damage left in the log",
+            DAMAGE_LEFT,
             partition=partition.name,
             offset=damage.offset,
             next_offset=damage.next_offset,
@@ -424,7 +430,7 @@ def _report_recovery(partition: Partition, report: RecoveryReport) -> None:
         return
     tell = _log.error if report.is_loss else _log.warning
     tell(
-        "log cut" if report.reason else "log shorter than it was",
+        LOG_CUT if report.reason else LOG_SHORTER,
         partition=partition.name,
         log_end_offset=partition.log_end_offset,
         records=report.removed_records,

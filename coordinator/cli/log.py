@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from coordinator.broker import Broker
     from coordinator.transfer import Moved
     from logcore.config import LogConfig
+    from logcore.fs import FileSystem
 
 _PARTITION = re.compile(r"[a-zA-Z0-9._-]+-[0-9]+")
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -39,6 +40,19 @@ _MOVED = (
     "last_stable_offset",
     "leader_epoch",
     "cut_bytes",
+)
+_TOLD = (
+    "level",
+    "event",
+    "partition",
+    "offset",
+    "next_offset",
+    "log_end_offset",
+    "records",
+    "bytes",
+    "acknowledged_offsets_lost",
+    "cause",
+    "kept",
 )
 
 
@@ -152,18 +166,21 @@ def _warn_of_producer_ids(moved: Sequence[Moved], target: Path) -> None:
 
 @command.command("verify")
 @click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=_DIRECTORY)
+@_CONFIG
 @format_option
-def verify(directories: tuple[Path, ...], form: str) -> None:
+def verify(directories: tuple[Path, ...], pairs: tuple[str, ...], form: str) -> None:
     """Check partition directories, or whole data directories; exit 1 if something is wrong.
 
     Checked are sums, orders, indexes against their log, transaction indexes and snapshots against
-    a replay, leader epochs, checkpoints. Nothing is changed.
+    a replay, leader epochs, checkpoints. Of a data directory that was not closed cleanly it is
+    said, in the words of the log, what the next start will cut. Nothing is changed.
     """
     from logcore.fs import OsFileSystem
     from logcore.verify import verify_data_directory, verify_partition
 
     fs = OsFileSystem()
     problems: list[dict[str, object]] = []
+    told: list[dict[str, object]] = []
     summary: list[dict[str, object]] = []
     for directory in _partitions_of(directories):
         if _PARTITION.fullmatch(directory.name):
@@ -171,16 +188,55 @@ def verify(directories: tuple[Path, ...], form: str) -> None:
             found = list(verify_partition(fs, str(directory), decoder=decoder))
         else:
             found = list(verify_data_directory(fs, str(directory)))
+            told += _told_by_the_next_start(fs, directory, pairs)
         problems += found
         summary.append({"directory": str(directory), "problems": len(found)})
     if form == "json":
-        emit(problems, (), form)
+        emit([*problems, *told], (), form)
     else:
         emit(summary, ("directory", "problems"), form)
         if problems:
             emit(problems, ("file", "problem", "position", "offset"), form)
-    if problems:
+        if told:
+            click.echo("the next start will say:")
+            emit(told, _TOLD, form)
+    if problems or told:
         raise click.exceptions.Exit(EXIT_REFUSED)
+
+
+def _told_by_the_next_start(
+    fs: FileSystem, directory: Path, pairs: Sequence[str]
+) -> list[dict[str, object]]:
+    """What a broker logs of the partitions it recovers: one starts here, and changes memory only.
+
+    Nothing for a directory that was closed cleanly, or is none of this broker's.
+    """
+    from structlog.testing import capture_logs
+
+    from coordinator.logs import configure_quietly
+    from coordinator.metadata import METADATA_TOPIC
+    from coordinator.replicas import WHAT_A_START_DID
+    from logcore.checkpoints import CLEAN_SHUTDOWN, META_PROPERTIES, CheckpointError
+    from logcore.checkpoints import read_meta_properties as read_meta
+    from logcore.clock import SystemClock
+    from logcore.overlay import OverlayFileSystem
+
+    names = fs.list_directory(str(directory)) or ()
+    if CLEAN_SHUTDOWN in names or not {META_PROPERTIES, f"{METADATA_TOPIC}-0"} <= set(names):
+        return []
+    rows: list[dict[str, object]] = []
+    configure_quietly()
+    with capture_logs() as lines:
+        try:
+            meta = read_meta(fs, str(directory))
+            known = [] if meta is None else [f"node.id={meta.node_id}"]
+            with _opened(directory, [*known, *pairs], OverlayFileSystem(fs, SystemClock())):
+                pass
+        except (CheckpointError, click.ClickException) as error:
+            rows = [{"level": "error", "event": "start refused", "cause": str(error)}]
+    told = [line for line in lines if line["event"] in WHAT_A_START_DID]
+    rows = [{"level": line.pop("log_level"), **line} for line in told] + rows
+    return [{"kind": "start", **row} for row in rows]
 
 
 def _partitions_of(directories: Sequence[Path]) -> Iterator[Path]:
@@ -321,7 +377,7 @@ def _show_moved(moved: Sequence[Moved], form: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(data_dir: Path, pairs: Sequence[str]) -> Iterator[Broker]:
+def _opened(data_dir: Path, pairs: Sequence[str], fs: FileSystem | None = None) -> Iterator[Broker]:
     """A broker on its data directory that serves nobody; errors become exit status 1."""
     import asyncio
 
@@ -337,7 +393,7 @@ def _opened(data_dir: Path, pairs: Sequence[str]) -> Iterator[Broker]:
     configure_quietly()
     raise_file_limit()
     try:
-        broker = Broker(data_dir, config=load(pairs, None))
+        broker = Broker(data_dir, config=load(pairs, None), fs=fs)
         try:
             broker.open()
             yield broker

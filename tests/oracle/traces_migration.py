@@ -268,13 +268,14 @@ def up_with_offsets_and_no_record(t: Tracer) -> None:
     """The group lives because of its offsets; its first generation has no assignment yet."""
     ready(t, "mo")
     topic(t, "mo-a", 2)
+    topic(t, "mo-b", 2)
     part = {"partition_index": 0, "committed_offset": 5, "committed_leader_epoch": -1}
     part |= {"committed_metadata": ""}
     topics = [{"name": "mo-a", "partitions": [part]}]
     who = {"group_id": "mo", "member_id": "", "generation_id_or_member_epoch": -1}
     t("offset_commit", 8, **who, topics=topics)
     classic = join(t, "mo", "", "mo-a")
-    enter(t, "mo", "m", "mo-a")
+    enter(t, "mo", "m", "mo-b")
     sync(t, "mo", classic)
     alive(t, "mo", classic)
     describe(t, "mo")

@@ -297,12 +297,14 @@ def _change_logger(
     _check_node(broker, name)
     level = logs.level()
     for one in changes:
+        if one.operation not in {Operation.SET, Operation.DELETE}:
+            raise InvalidRequestError(f"the level of {one.name} can only be set")
         if one.name != logs.ROOT:
-            raise InvalidRequestError(f"Logger {one.name} does not exist")
-        if one.operation != Operation.SET or one.value not in logs.LEVELS:
-            raise InvalidRequestError(
-                f"the level of {logs.ROOT} can only be set, to one of {', '.join(logs.LEVELS)}"
-            )
+            raise ConfigError(one.name, one.value, "there is no such logger")
+        if one.operation == Operation.DELETE:
+            raise InvalidRequestError(f"the level of {logs.ROOT} can not be taken away")
+        if one.value not in logs.LEVELS:
+            raise ConfigError(one.name, one.value, f"a level is one of {', '.join(logs.LEVELS)}")
         level = str(one.value)
     if not validate_only:
         logs.set_level(level)

@@ -110,6 +110,8 @@ def _delete(ctx: Context, one: Asked, *, is_double: bool) -> Topic:
     name, topic_id = one
     if name is not None and topic_id is not None:
         raise InvalidRequestError("You may not specify both topic name and topic id.")
+    if name is None and topic_id is None:
+        raise InvalidRequestError("Neither topic name nor id were specified.")
     if is_double:
         raise InvalidRequestError("Duplicate topic name or topic id.")
     if name is None:

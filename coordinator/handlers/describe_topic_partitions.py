@@ -10,7 +10,7 @@ from heapq import merge
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.data_errors import InvalidRequestError, InvalidTopicError
+from coordinator.data_errors import InvalidTopicError
 from coordinator.handlers import Context, authorized, handles
 from coordinator.metadata import Topic
 from coordinator.topics import check_name
@@ -29,11 +29,12 @@ NAMES_PER_STEP = 5_000
 def run(ctx: Context) -> Steps[Entity]:
     """Describe topics in the order of their names, from the cursor on, until the page is full."""
     body, make, topics = ctx.body, ctx.respond, ctx.broker.metadata.topics
-    names: Iterable[str] = {topic.name for topic in body.topics} or list(topics)
+    asked = {topic.name for topic in body.topics}
+    names: Iterable[str] = asked or list(topics)
     begin = None if body.cursor is None else (body.cursor.topic_name, body.cursor.partition_index)
     if begin is not None:
-        if begin[1] < 0:
-            raise InvalidRequestError("the cursor's partition is below 0")
+        if begin[1] < 0 or (asked and begin[0] not in asked):
+            return _refused(ctx)
         names = [name for name in names if name >= begin[0]]
     room = max(1, min(body.response_partition_limit, MAX_PARTITIONS))
     described: list[Entity] = []
@@ -66,6 +67,25 @@ def _sorted(names: list[str]) -> Steps[Iterator[str]]:
         runs.append(sorted(names[at : at + NAMES_PER_STEP]))
         yield
     return merge(*runs)
+
+
+def _refused(ctx: Context) -> Entity:
+    """The answer to a cursor that points nowhere: this API says what is wrong topic by topic."""
+    make = ctx.respond
+    return make.DescribeTopicPartitionsResponse(
+        throttle_time_ms=0,
+        topics=tuple(
+            make.DescribeTopicPartitionsResponseTopic(
+                error_code=ErrorCode.invalid_request,
+                name=topic.name,
+                topic_id=None,
+                partitions=(),
+                topic_authorized_operations=authorized.NOT_ASKED,
+            )
+            for topic in ctx.body.topics
+        ),
+        next_cursor=None,
+    )
 
 
 def _unknown(ctx: Context, name: str) -> Entity:

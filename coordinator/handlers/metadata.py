@@ -1,7 +1,8 @@
 """Metadata (3): brokers, topics, and who leads which partition.
 
 Versions: 0 takes an empty list for all topics, later ones null; 4 lets the client forbid that
-topics are created; 8 to 10 answer authorised operations; 10 has topic ids, 12 asks by id.
+topics are created; 8 to 10 answer authorised operations; 10 has topic ids, 12 asks by id (before,
+a request with one is refused).
 
 A topic that is created because it was asked for answers UNKNOWN_TOPIC_OR_PARTITION this once, as
 from Kafka's brokers, which let the controller create it meanwhile; every client asks again.
@@ -37,6 +38,8 @@ def run(ctx: Context) -> Steps[Entity]:
     host, port = broker.advertised
     asked = body.topics
     topics: list[Entity] = []
+    if ctx.version < FIRST_BY_ID and asked and any(map(_is_by_id, asked)):
+        return _all_refused(ctx, asked)
     if asked is None or (not asked and ctx.version < FIRST_WITH_NULL_FOR_ALL):
         for topic in list(broker.metadata.topics.values()):
             described = yield from _described(ctx, topic)
@@ -64,6 +67,30 @@ def run(ctx: Context) -> Steps[Entity]:
     )
 
 
+def _is_by_id(one: Any) -> bool:
+    return one.name is None or getattr(one, "topic_id", None) is not None
+
+
+def _all_refused(ctx: Context, asked: Iterable[Any]) -> Entity:
+    """The answer of versions 10 and 11, which have topic ids, to a request that names one."""
+    return ctx.respond.message(
+        throttle_time_ms=0,
+        brokers=(),
+        cluster_id=None,
+        controller_id=-1,
+        topics=tuple(
+            ctx.respond.MetadataResponseTopic(
+                error_code=ErrorCode.invalid_request,
+                name=one.name or "",
+                topic_id=one.topic_id,
+                partitions=(),
+            )
+            for one in asked
+        ),
+        cluster_authorized_operations=authorized.NOT_ASKED,
+    )
+
+
 def _asked(ctx: Context, asked: Iterable[Any], topics: list[Entity]) -> Steps[None]:
     """Add one entry per name or id, in their order and each only once."""
     metadata = ctx.broker.metadata
@@ -76,12 +103,7 @@ def _asked(ctx: Context, asked: Iterable[Any], topics: list[Entity]) -> Steps[No
         if key in seen:
             continue
         seen.add(key)
-        if name is not None:
-            topic = metadata.topic(name)
-        elif ctx.version >= FIRST_BY_ID:
-            topic = metadata.topic_by_id(topic_id)
-        else:
-            continue
+        topic = metadata.topic(name) if name is not None else metadata.topic_by_id(topic_id)
         if topic is not None:
             topics.append((yield from _described(ctx, topic)))
         elif name is None:

@@ -108,8 +108,6 @@ def _verify(ctx: Context, wait: Wait) -> bool:
         raise InvalidGroupIdError("a transaction commits offsets of a named group")
     if body.producer_id < 0:
         raise InvalidProducerIdMappingError("only a producer with an id has transactions")
-    if body.producer_epoch < 0:
-        raise InvalidProducerEpochError(f"no producer has epoch {body.producer_epoch}")
     partition = groups.partition_of(body.group_id)
     if partition.has_open_transaction(body.producer_id, body.producer_epoch):
         return True
@@ -129,6 +127,8 @@ def _verify(ctx: Context, wait: Wait) -> bool:
     error: DomainError | None = errors[key]
     if error is not None:
         raise error
+    if body.producer_epoch < 0:
+        raise InvalidProducerEpochError(f"no producer has epoch {body.producer_epoch}")
     return True
 
 

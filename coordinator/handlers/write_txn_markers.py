@@ -73,9 +73,12 @@ def _write_all(ctx: Context) -> Steps[Any]:
             topics.append(
                 respond.WritableTxnMarkerTopicResult(name=topic.name, partitions=tuple(parts))
             )
-        markers.append(
-            respond.WritableTxnMarkerResult(producer_id=marker.producer_id, topics=tuple(topics))
-        )
+        if topics:
+            markers.append(
+                respond.WritableTxnMarkerResult(
+                    producer_id=marker.producer_id, topics=tuple(topics)
+                )
+            )
     return respond.WriteTxnMarkersResponse(markers=tuple(markers))
 
 

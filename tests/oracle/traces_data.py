@@ -381,6 +381,10 @@ def metadata(t: Tracer) -> None:
         if version >= 12:
             t("metadata", version, topics=[{"name": None, "topic_id": topic_id}])
             t("metadata", version, topics=[{"name": None, "topic_id": UNKNOWN_ID}])
+        elif version >= 10:
+            t("metadata", version, topics=[{"name": None, "topic_id": topic_id}])
+            t("metadata", version, topics=[{"name": "described"}, {"name": None}])
+            t("metadata", version, topics=[{"name": "described", "topic_id": topic_id}])
         if version >= 8:
             t(
                 "metadata",
@@ -398,6 +402,21 @@ def metadata(t: Tracer) -> None:
         response_partition_limit=2000,
         cursor=None,
     )
+    for names, at, index in (
+        (["described", "no-such-topic"], "described", 1),
+        (["described", "no-such-topic"], "described", 7),
+        (["described", "no-such-topic"], "no-such-topic", 0),
+        (["described", "no-such-topic"], "absent", 0),
+        (["described", "no-such-topic"], "described", -1),
+        ([], "described", -1),
+    ):
+        t(
+            "describe_topic_partitions",
+            0,
+            topics=[{"name": name} for name in names],
+            response_partition_limit=2000,
+            cursor={"topic_name": at, "partition_index": index},
+        )
 
 
 def finding_coordinators(t: Tracer) -> None:
@@ -512,6 +531,7 @@ def growing_and_deleting_topics(t: Tracer) -> None:
             {"name": "deleted-v6", "topic_id": None},
             {"name": None, "topic_id": UNKNOWN_ID},
             {"name": "no-such-topic", "topic_id": None},
+            {"name": None, "topic_id": None},
         ],
     )
 

@@ -474,6 +474,9 @@ def markers_by_hand(t: Tracer) -> None:
             ],
         )
 
+    alone = {"producer_id": who[0], "producer_epoch": who[1], "topics": []}
+    for version in (1, 2):
+        t("write_txn_markers", version, markers=[alone])
     mark(1, who, 0, "no-such-topic", 0)
     mark(1, who, 0, "marked", 9)
     mark(1, (who[0], who[1] - 1), 0, "marked", 0)

@@ -943,6 +943,10 @@ def test_topics_are_described_in_pages(client):
     errors = {topic["name"]: topic["error_code"] for page in pages for topic in page}
     assert errors[f"{stem}-aa"] == "unknown_topic_or_partition"
     assert errors["bad name"] == "invalid_topic_exception"
+    for at, index in (("nowhere", 0), (names[0], -1)):
+        cursor = {"topic_name": at, "partition_index": index}
+        answer = client.call("describe_topic_partitions", 0, topics=asked, cursor=cursor)
+        assert {topic["error_code"] for topic in answer["topics"]} == {"invalid_request"}
     every = client.call("describe_topic_partitions", 0, topics=[])["topics"]
     assert {topic["name"] for topic in every} >= set(names)
     assert every == sorted(every, key=lambda topic: topic["name"])
@@ -1126,8 +1130,8 @@ def test_the_logger_and_groups(client):
     assert _alter(client, LOGGER, "3", ("root", SET, "ERROR")) == "none"
     assert _describe(client, LOGGER, "3")[1]["root"]["value"] == "ERROR"
     assert _alter(client, LOGGER, "3", ("root", SET, before)) == "none"
-    assert _alter(client, LOGGER, "3", ("root", SET, "LOUD")) == "invalid_request"
-    assert _alter(client, LOGGER, "3", ("kafka", SET, "INFO")) == "invalid_request"
+    assert _alter(client, LOGGER, "3", ("root", SET, "LOUD")) == "invalid_config"
+    assert _alter(client, LOGGER, "3", ("kafka", SET, "INFO")) == "invalid_config"
     assert _alter(client, GROUP, "g", ("consumer.session.timeout.ms", SET, "1")) == "invalid_config"
 
 

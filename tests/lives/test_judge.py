@@ -90,6 +90,8 @@ def test_a_shard_that_is_read_otherwise_is_told() -> None:
         ),
         ("__consumer_offsets", batch([b"offset"], attributes=TRANSACTIONAL), True),
     ],
+    # Batches bear the time: workers of one run would give their cases different names.
+    ids=itertools.count(),
 )
 def test_what_no_coordinator_writes_is_found(
     tmp_path: Path, topic: str, data: bytes, is_foreign: bool

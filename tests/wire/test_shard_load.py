@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from coordinator import Broker
 from groups.records import OffsetCommitValue, offset_commit
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
@@ -16,6 +17,8 @@ LOADED_S = 60.0
 
 async def fill(directory: Path) -> int:
     """Write the offsets of one group many times over; returns the last one."""
+    async with Broker(directory):
+        pass  # the directory is a broker's now
     services = await Services(directory).start()
     services.topic("t", 8)
     services.groups.ensure_open()

@@ -128,6 +128,21 @@ class DumbLog:
                 if (begins := next(left, None)) is not None:
                     self.open[producer] = begins
 
+    def cut(self, end: int, last_data: dict[int, int], open_txns: dict[int, int]) -> None:
+        """End the log at an offset; what is known of producers then depends on files, and is told.
+
+        Records of a transaction whose marker is gone are open again.
+        """
+        self.chunks = [one for one in self.chunks if one.first < end]
+        self.end, self.last_data, self.open = end, last_data, open_txns
+        self.hidden -= {
+            item.offset
+            for chunk in self.chunks
+            for item in chunk.items
+            if chunk.transactional and chunk.first >= open_txns.get(chunk.producer, end)
+        }
+        self.hidden = {offset for offset in self.hidden if offset < end}
+
     # --- retention ---
 
     def delete_before(self, offset: int) -> None:

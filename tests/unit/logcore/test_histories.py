@@ -2,9 +2,9 @@
 
     HISTORIES=20000 pytest tests/unit/logcore/test_histories.py --hypothesis-seed 7
 
-Appends of all kinds, ends of transactions, rolls, DeleteRecords, retention, compaction, stops and
-kills in any order, and retention, rolls and appends in the middle of a round of compaction, on a
-disk in memory. A failure is shrunk to the shortest history that shows it.
+Appends of all kinds, ends of transactions, rolls, DeleteRecords, retention, compaction, stops,
+kills and logs cut short in any order, and retention, rolls and appends in the middle of a round of
+compaction, on a disk in memory. A failure is shrunk to the shortest history that shows it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ IDEMPOTENT = 10
 KINDS = (
     *("plain", "plain", "idempotent", "data", "data", "data", "end", "end", "roll"),
     *("stop", "kill", "delete", "retain", "compact", "compact", "compact-and", "look"),
-    *("checkpoint", "rot", "unroll"),
+    *("checkpoint", "rot", "unroll", "cut", "cut"),
 )
 MEANWHILE = ("delete", "retain", "delete", "roll", "delete", "data", "delete", "end")
 """What may come between two steps of a round."""
@@ -135,6 +135,8 @@ class History:
             self.compact(self.clock.advance(40), 7, meanwhile=(who, what))
         elif kind in {"stop", "kill"}:
             self.restart(clean=kind == "stop")
+        elif kind == "cut":
+            self.cut(who, what)
         else:
             self.look(who, what)
 
@@ -195,6 +197,47 @@ class History:
         assert self.partition.recovery is not None
         assert not self.partition.recovery.reason
         content[at] ^= 1 << who % 8
+
+    def cut(self, who: int, what: int) -> None:
+        """A kill, and a batch behind the recovery point is bad: the log ends there."""
+        if what % 2:
+            self.make_holes(who)
+        low = max(self.point, self.model.start)
+        found: list[tuple[str, int, int]] = []
+        holed: list[tuple[str, int, int]] = []
+        for segment in self.partition._log.segments:
+            end, is_holed = segment.base_offset, False
+            for position, header, _ in segment.batches():
+                if end >= low:
+                    one = segment.path, position + header.size - 1, end
+                    (holed if is_holed else found).append(one)
+                is_holed = is_holed or header.base_offset > end
+                end = header.next_offset
+        # Where a compacted segment would be the last one, if there is such a place.
+        found = holed or found
+        if not found:
+            return
+        path, at, end = found[(who * ARGUMENTS[1] + what) * len(found) // (64 * ARGUMENTS[0])]
+        self.disk = self.disk.after_kill()
+        directory, name = split(path)
+        self.disk.contents[self.disk.names[directory][name]][at] ^= 1
+        self.partition = self.open(clean=False)
+        assert self.partition.log_end_offset == end
+        # What compaction took before is known of no producer that lost the rest.
+        entries = [
+            entry
+            for one in self.partition.producers()
+            if (entry := self.partition._producers.get(one.producer_id)) is not None
+        ]
+        self.sequences = {one.producer_id: one.last_sequence + 1 for one in entries}
+        begun = {one.producer_id: one.current_txn_first_offset for one in entries}
+        self.model.cut(
+            end,
+            {one.producer_id: one.last_offset if one.batches else -1 for one in entries},
+            {producer: first for producer, first in begun.items() if first is not None},
+        )
+        self.cleaned = None if self.cleaned is None else min(self.cleaned, end)
+        self.point = min(self.point, end)
 
     def unroll(self) -> None:
         """A power loss takes the name of a segment that nothing was written to."""
@@ -277,6 +320,14 @@ class History:
         self.model.compact(model, end)
         self.cleaned = mapped
         self.settle(model)
+
+    def make_holes(self, who: int) -> None:
+        """A segment of small batches, of which a round of compaction takes one in the middle."""
+        self.partition._roll(self.clock.now_ms())
+        for key in (0, 1, 1, 2, 3):
+            self.put(-1, who + key, 0)
+        self.partition._roll(self.clock.now_ms())
+        self.compact(self.clock.now_ms(), 7)
 
     def settle(self, model: DumbRound) -> None:
         """Let the model have the batches without records that may be, and must be, there."""

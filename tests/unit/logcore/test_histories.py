@@ -54,7 +54,7 @@ IDEMPOTENT = 10
 KINDS = (
     *("plain", "plain", "idempotent", "data", "data", "data", "end", "end", "roll"),
     *("stop", "kill", "delete", "retain", "compact", "compact", "compact-and", "look"),
-    *("checkpoint", "rot", "unroll", "cut", "cut"),
+    *("rot", "unroll", "cut", "cut"),
 )
 MEANWHILE = ("delete", "retain", "delete", "roll", "delete", "data", "delete", "end")
 """What may come between two steps of a round."""
@@ -137,6 +137,10 @@ class History:
             self.restart(clean=kind == "stop")
         elif kind == "cut":
             self.cut(who, what)
+        elif kind == "rot":
+            self.rot(who, what)
+        elif kind == "unroll":
+            self.unroll()
         else:
             self.look(who, what)
 
@@ -179,24 +183,23 @@ class History:
     # --- what a disk does ---
 
     def rot(self, who: int, what: int) -> None:
-        """A kill, and a bit of a sealed segment is wrong: it costs nothing that is elsewhere."""
-        self.point = self.partition.recovery_point
-        sealed = sorted(self.sizes())[:-1]
-        if not sealed:
-            return
-        path = f"{DIRECTORY}/{sealed[who % len(sealed)]:020d}.log"
-        self.disk = self.disk.after_kill()
-        directory, name = split(path)
-        content = self.disk.contents[self.disk.names[directory][name]]
-        if not content:
-            return
-        at = len(content) * what // 64
-        content[at] ^= 1 << who % 8
+        """A kill, and a bit of a flushed segment is wrong: it costs nothing that is elsewhere."""
+        point = self.partition.recovery_point
+        sealed = [base for base in sorted(self.sizes())[:-1] if base < point]
+        kept, self.disk = self.disk.after_kill(), self.disk.after_kill()
+        if sealed:
+            path = f"{DIRECTORY}/{sealed[who % len(sealed)]:020d}.log"
+            directory, name = split(path)
+            content = self.disk.contents[self.disk.names[directory][name]]
+            if content:
+                content[len(content) * what // 64] ^= 1 << who % 8
+                before, self.point = self.point, point
+                rotten, self.point = self.open(clean=False), before
+                assert rotten.log_end_offset == self.model.end
+                assert rotten.recovery is not None
+                assert not rotten.recovery.reason
+        self.disk = kept
         self.partition = self.open(clean=False)
-        assert self.partition.log_end_offset == self.model.end
-        assert self.partition.recovery is not None
-        assert not self.partition.recovery.reason
-        content[at] ^= 1 << who % 8
 
     def cut(self, who: int, what: int) -> None:
         """A kill, and a batch behind the recovery point is bad: the log ends there."""

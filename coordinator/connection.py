@@ -178,12 +178,6 @@ class Connection(asyncio.BufferedProtocol):
         return f"{self.peer_host}:{self.peer_port}"
 
     @property
-    def file_number(self) -> int:
-        """The file descriptor of the socket, −1 once it is closed."""
-        number: int = self._transport.get_extra_info("socket").fileno()
-        return number
-
-    @property
     def busy(self) -> bool:
         """Whether a request is being served."""
         return self._job is not None

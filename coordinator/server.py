@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import resource
-import sys
+import socket
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -12,29 +11,34 @@ from typing import Any
 import structlog
 from kio.schema.errors import ErrorCode
 
-from coordinator.background import call_later, survived
+from coordinator.background import call_later, spawn, survived
 from coordinator.connection import Connection
 from coordinator.handlers import Registry
+from coordinator.listener import Listener
 from coordinator.response_budget import ResponseBudget
 from coordinator.turns import Turns
 from coordinator.wire.budget import RequestBudget
-from coordinator.wire.limits import RESERVED_FILES, ConnectionLimits
+from coordinator.wire.limits import ConnectionLimits
+from logcore.fs import handle_limit, held_handles
 from logcore.machine import DomainError
 
 log = structlog.get_logger(__name__)
 
-BACKLOG = 1024
-"""Connections that the kernel may hold for us while the loop is busy."""
+OWN_FILES = 16
+"""File descriptors that no connection gets even where the logs keep all of theirs, or a quarter of
+the reserve if that is less: for what the broker holds for a moment, such as a file that is trimmed
+or a module that is loaded at its first use."""
 _SWEEPS_PER_LIMIT = 4
 """The idle sweep runs this often within the shortest time limit that it enforces."""
 
 
-def _first_reserved_file() -> int:
-    """The file number from which on descriptors are kept for the logs."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return sys.maxsize
-    return limit - min(RESERVED_FILES, limit // 4)
+def first_reserved_file() -> int:
+    """The file number from which on descriptors are for the logs, less what those keep already.
+
+    The system gives out the lowest free number: a high one means that few are left.
+    """
+    limit, reserve = handle_limit()
+    return limit - max(reserve - held_handles(), min(OWN_FILES, reserve // 4))
 
 
 def _always_unknown(_error: DomainError) -> int:
@@ -68,8 +72,8 @@ class Server:
         self.refused = 0
         """Connections refused so far because of a limit."""
         self._per_ip: Counter[str] = Counter()
-        self._first_reserved_file = _first_reserved_file()
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[Listener] = []
+        self._arriving: set[asyncio.Task[None]] = set()
         self._address: tuple[str, int] | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
@@ -82,11 +86,14 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop)
         self.responses = ResponseBudget(self.loop, self.limits.max_queued_response_bytes)
-        self._listener = await self.loop.create_server(
-            lambda: Connection(self), host, port, backlog=BACKLOG
-        )
-        name = self._listener.sockets[0].getsockname()
-        self._address = str(name[0]), int(name[1])
+        # asyncio resolves the name and binds; what comes is accepted by our listeners.
+        bound = await self.loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+        try:
+            for one in bound.sockets:
+                self._listeners.append(Listener(self.loop, one.dup(), self._arrived))
+        finally:
+            bound.close()
+        self._address = self._listeners[0].address
         self._arm_sweep()
         return self._address
 
@@ -101,9 +108,10 @@ class Server:
         return self._address
 
     def stop_accepting(self) -> None:
-        """Close the listening socket; open connections go on."""
-        if self._listener is not None:
-            self._listener.close()
+        """Close the listening sockets; open connections go on."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
 
     async def stop(self) -> None:
         """Stop accepting, let requests under way finish within the limit, close everything."""
@@ -111,6 +119,8 @@ class Server:
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
+        if self._arriving:
+            await asyncio.wait(self._arriving)
         deadline = self.loop.time() + self.limits.drain_timeout_ms / 1000
         while any(connection.busy for connection in self.connections):
             if self.loop.time() >= deadline:
@@ -128,11 +138,22 @@ class Server:
             except TimeoutError:
                 for connection in list(self.connections):
                     connection.abort()
-        if self._listener is not None:
-            await self._listener.wait_closed()
-            self._listener = None
 
     # --- for connections ---
+
+    def _arrived(self, client: socket.socket, address: Any) -> None:
+        """Make a connection of a socket that was accepted, if there are descriptors left."""
+        if client.fileno() >= first_reserved_file():
+            # At once, and before the next is accepted: many may come in one turn of the loop.
+            client.close()
+            self._refused(f"{address[0]}:{address[1]}", "open files")
+            return
+        task = spawn(self._connect(client), "accept a connection")
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
+
+    async def _connect(self, client: socket.socket) -> None:
+        await self.loop.connect_accepted_socket(lambda: Connection(self), client)
 
     def admit(self, connection: Connection) -> bool:
         """Whether a new connection may stay; counts it if so."""
@@ -141,16 +162,16 @@ class Server:
             reason = "max.connections"
         elif self._per_ip[host] >= self.limits.max_connections_per_ip:
             reason = "max.connections.per.ip"
-        elif connection.file_number >= self._first_reserved_file:
-            # The system gives out the lowest free number: a high one means that few are left.
-            reason = "open files"
         else:
             self.connections.add(connection)
             self._per_ip[host] += 1
             return True
-        self.refused += 1
-        log.warning("connection refused", peer=connection.peer, limit=reason)
+        self._refused(connection.peer, reason)
         return False
+
+    def _refused(self, peer: str, reason: str) -> None:
+        self.refused += 1
+        log.warning("connection refused", peer=peer, limit=reason)
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""

@@ -16,10 +16,13 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import shutil
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Final, Protocol
+from weakref import WeakSet
 
 ReadableBuffer = bytes | bytearray | memoryview
 
@@ -32,6 +35,19 @@ NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 NO_HANDLES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """What opening a file says at the limit of the process or of the system. Nothing has been done."""
+
+RESERVED_HANDLES: Final = 256
+"""File descriptors that the logs of a process leave to its connections and to steps that hold one
+for a moment, and that the connections leave to the logs; a quarter of the process's limit
+(``RLIMIT_NOFILE``) if that is less. Neither can take all, and so keep the other from working."""
+
+
+def handle_limit() -> tuple[int, int]:
+    """How many descriptors this process may hold, and how many of those each side leaves free."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        limit = sys.maxsize
+    return limit, min(RESERVED_HANDLES, limit // 4)
 
 
 class FileMap(Protocol):
@@ -61,6 +77,12 @@ class FileSystem(Protocol):
 
     def close(self, handle: int) -> None:
         """Give the handle back."""
+
+    def open_for_good(self, path: str, *, create: bool = False) -> int:
+        """As ``open``, for a handle that is kept; OSError (``EMFILE``) where too few are left.
+
+        Nothing has been done then. ``map`` keeps one as well, and is refused likewise.
+        """
 
     def size(self, handle: int) -> int:
         """Length of the file in bytes."""
@@ -121,6 +143,32 @@ class FileSystem(Protocol):
         """
 
 
+# Of the whole process, for its limit is: several brokers fit in one. Set operations are atomic.
+_handles: set[int] = set()
+_maps: WeakSet[_Map] = WeakSet()
+
+
+class _Map(mmap.mmap):
+    """A map whose descriptor is counted: Python keeps one of its own for each."""
+
+    def close(self) -> None:
+        _maps.discard(self)
+        super().close()
+
+
+def held_handles() -> int:
+    """How many descriptors the logs of this process keep: one a segment, one a map of an index."""
+    return len(_handles) + len(_maps)
+
+
+def _refuse_at_limit(path: str | None = None) -> None:
+    limit, reserve = handle_limit()
+    held = held_handles()
+    if held >= limit - reserve:
+        why = f"the logs keep {held} of {limit}, {reserve} are for connections"
+        raise OSError(errno.EMFILE, f"Too many open files: {why}", path)
+
+
 class OsFileSystem:
     """The operating system's own."""
 
@@ -128,12 +176,21 @@ class OsFileSystem:
         """See :class:`FileSystem`."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
 
+    def open_for_good(self, path: str, *, create: bool = False) -> int:
+        """See :class:`FileSystem`."""
+        _refuse_at_limit(path)
+        handle = self.open(path, create=create)
+        _handles.add(handle)
+        return handle
+
     def open_for_reading(self, path: str) -> int:
         """See :class:`FileSystem`."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self, handle: int) -> None:
         """See :class:`FileSystem`."""
+        # Before the close, behind which the number may be another thread's.
+        _handles.discard(handle)
         os.close(handle)
 
     def size(self, handle: int) -> int:
@@ -180,7 +237,9 @@ class OsFileSystem:
 
     def map(self, handle: int, size: int) -> FileMap:
         """See :class:`FileSystem`."""
-        mapped = mmap.mmap(handle, size)
+        _refuse_at_limit()
+        mapped = _Map(handle, size)
+        _maps.add(mapped)
         # Else the first touch of a page brings in all around it that the device's read-ahead says,
         # megabytes of zeros for an index that was just stretched, while the event loop waits.
         mapped.madvise(mmap.MADV_RANDOM)

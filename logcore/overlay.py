@@ -155,6 +155,10 @@ class OverlayFileSystem:
         self._handles[handle] = file
         return handle
 
+    def open_for_good(self, path: str, *, create: bool = False) -> int:
+        """See :class:`FileSystem`."""
+        return self.open(path, create=create)
+
     def open_for_reading(self, path: str) -> int:
         """See :class:`FileSystem`."""
         return self.open(path)

@@ -123,7 +123,7 @@ class Segment:
             fs, stem + TXN_INDEX_SUFFIX + suffix, exists=has_txn_index
         )
         self._index_interval_bytes = index_interval_bytes
-        self._handle = fs.open(self.path, create=fresh)
+        self._handle = fs.open_for_good(self.path, create=fresh)
         self._pins = 0
         self._closing = False
         self.size = fs.size(self._handle)

@@ -55,7 +55,7 @@ IMPURE = frozenset(
 """A state machine has no clock, no randomness and no I/O: it is told."""
 
 DOORS = {
-    "logcore/fs.py": frozenset({"os", "shutil", "mmap", "fcntl"}),
+    "logcore/fs.py": frozenset({"os", "shutil", "mmap", "fcntl", "resource"}),
     "logcore/clock.py": frozenset({"time"}),
     "logcore/flush.py": frozenset({"threading"}),
 }

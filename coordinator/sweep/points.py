@@ -324,8 +324,8 @@ class CountedLoop(asyncio.SelectorEventLoop):
 
     counter: Counter
 
-    async def create_server(self, protocol_factory: Any, *args: Any, **more: Any) -> Any:
-        """See :meth:`asyncio.loop.create_server`."""
-        return await super().create_server(
+    async def connect_accepted_socket(self, protocol_factory: Any, *args: Any, **more: Any) -> Any:
+        """See :meth:`asyncio.loop.connect_accepted_socket`."""
+        return await super().connect_accepted_socket(
             lambda: CountedProtocol(protocol_factory(), self.counter), *args, **more
         )

@@ -52,10 +52,6 @@ BIG_CHUNK_BYTES = 65_536
 """Pieces of a response at least this large go to the socket as they are; below that, one copy into
 a joined buffer is cheaper than one more write."""
 
-RESERVED_FILES = 256
-"""File descriptors that no connection gets, or a quarter of the process's limit if that is less:
-what a log needs to roll a segment or to map an index. Without one a partition goes off line."""
-
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -38,4 +37,4 @@ def killed_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for handle in left:
         with suppress(OSError):
-            os.close(handle)
+            close(OsFileSystem(), handle)

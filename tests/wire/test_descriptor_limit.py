@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import resource
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from logcore.fs import OsFileSystem
 from logcore.verify import verify_data_directory, verify_partition
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
+from tests.support.raw import ConnectionLostError, RawClient
 from tests.support.targets import SETTINGS
 
 MAX_FILES = 128
+RESERVE = MAX_FILES // 4
+FEW = RESERVE // 4
+"""Clients, or partitions, that find room in the reserve beside what else the daemon has open."""
 PARTITIONS = 200
 SERVE = (sys.executable, "-m", "coordinator.cli", "serve")
 LIMITED = ("/bin/sh", "-c", f'ulimit -n {MAX_FILES} && exec "$@"', "sh", *SERVE)
@@ -56,6 +63,86 @@ def test_partitions_past_the_limit_are_refused_and_nothing_half_made_stays(tmp_p
     assert not list(verify_data_directory(fs, str(again.data_dir)))
     for one in directories:
         assert not list(verify_partition(fs, str(one))), one
+
+
+@contextmanager
+def limited(data_dir: Path) -> Iterator[Daemon]:
+    """A daemon that may open few files; it must end in an orderly way."""
+    daemon = Daemon(data_dir, SETTINGS, command=LIMITED).start()
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+def versions(client: RawClient) -> str:
+    """The answer's error code; nothing if there is none."""
+    try:
+        error: str = client.call("api_versions", 0)["error_code"]
+    except ConnectionLostError:
+        return ""
+    return error
+
+
+def test_partitions_leave_room_for_clients(tmp_path: Path) -> None:
+    with (
+        limited(tmp_path / "data") as daemon,
+        Cluster(daemon.bootstrap) as cluster,
+        ExitStack() as stack,
+    ):
+        assert created(cluster, "wide", PARTITIONS) == "none"
+        first = [produced(cluster, index) for index in range(PARTITIONS)]
+        taken = [index for index, error in enumerate(first) if error == "none"]
+        assert MAX_FILES - 2 * RESERVE < len(taken) < MAX_FILES - RESERVE
+        # All of them at the same time, and each is served.
+        clients = [stack.enter_context(Cluster(daemon.bootstrap)) for _ in range(FEW)]
+        for client, index in zip(clients, taken, strict=False):
+            assert produced(client, index) == "none"
+            assert client.offset("wide", index) == 2
+
+
+def test_connections_leave_room_for_partitions(tmp_path: Path) -> None:
+    with (
+        limited(tmp_path / "data") as daemon,
+        Cluster(daemon.bootstrap) as cluster,
+        ExitStack() as stack,
+    ):
+        assert created(cluster, "wide", PARTITIONS) == "none"
+        clients = [stack.enter_context(RawClient(daemon.bootstrap)) for _ in range(MAX_FILES)]
+        answers = [versions(one) for one in clients]
+        served = answers.index("")
+        assert MAX_FILES - 2 * RESERVE < served < MAX_FILES - FEW
+        assert set(answers[:served]) == {"none"}
+        assert set(answers[served:]) == {""}
+        assert {produced(cluster, index) for index in range(FEW)} == {"none"}
+
+
+def test_clients_for_whom_there_is_no_descriptor_wait_and_one_line_tells(tmp_path: Path) -> None:
+    refusal = "no connection can be accepted"
+    with (
+        limited(tmp_path / "data") as daemon,
+        Cluster(daemon.bootstrap) as cluster,
+        ExitStack() as stack,
+    ):
+        child = daemon.child
+        assert child is not None
+        assert created(cluster, "wide", 1) == "none"
+        assert produced(cluster, 0) == "none"
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (open_files(child.pid), MAX_FILES))
+        clients = [stack.enter_context(RawClient(daemon.bootstrap)) for _ in range(FEW)]
+        child.wait_for_line(refusal, deadline_s=60)
+        for client in clients:
+            client.send("api_versions", 0)
+        # Who is connected is served meanwhile.
+        for _ in range(20):
+            assert produced(cluster, 0) == "none"
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
+        for client in clients:
+            assert client.receive()["error_code"] == "none"
+        child.wait_for_line("connections are accepted again", deadline_s=60)
+        told = child.tail(10_000)
+        assert told.count(refusal) == 1
+        assert "socket.accept()" not in told, "asyncio's own line, and a traceback"
 
 
 def produced(cluster: Cluster, index: int) -> str:

@@ -5,44 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from partition_driver import T0, append, client_batch, config, marker, open_partition, state_of
 
 from logcore.errors import NoRoomError, StorageError
-from logcore.fs import FileMap, OsFileSystem, ReadableBuffer
+from logcore.fs import FileMap, OsFileSystem, ReadableBuffer, handle_limit, held_handles
 from logcore.index import ALLOCATION_BYTES
 from logcore.partition import Isolation, Partition
+from tests.support.descriptors import free_descriptors
 
 ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
-
-
-@contextmanager
-def free_descriptors(count: int) -> Iterator[None]:
-    """This process may open ``count`` more files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    probe = os.dup(0)
-    os.close(probe)
-    # Descriptors are given out from the lowest: all below the limit that are free now, are taken.
-    taken: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 40 + count, hard))
-    try:
-        while True:
-            try:
-                taken.append(os.dup(0))
-            except OSError:
-                break
-        for one in taken[len(taken) - count :]:
-            os.close(one)
-        del taken[len(taken) - count :]
-        yield
-    finally:
-        for one in taken:
-            os.close(one)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_partition_is_opened_at_the_limit_and_refused_past_it(tmp_path: Path) -> None:
@@ -63,6 +38,56 @@ def test_a_partition_is_opened_at_the_limit_and_refused_past_it(tmp_path: Path) 
     append(third)
     third.close()
     first.close()
+
+
+def test_the_logs_leave_a_reserve_and_work_on_at_their_own_limit(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.dup(0)
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4 * (probe + 8), hard))
+    small = config(segment_bytes=200)
+    opened: list[Partition] = []
+    try:
+        limit, reserve = handle_limit()
+        while held_handles() < limit - reserve:
+            opened.append(open_partition(tmp_path, config=small, name=f"t{len(opened)}"))
+        refusal = f"{reserve} are for connections"
+        with pytest.raises(StorageError, match=rf"can't be opened.*{refusal}"):
+            open_partition(tmp_path, config=small, name="past-it")
+        first, second = opened[:2]
+        while first.log_end_offset < 2:
+            append(first)
+        with pytest.raises(NoRoomError, match=refusal):
+            append(first)
+        assert first.offline is None
+        # What is open for a moment may take of the reserve.
+        first.flush()
+        append(second)
+        assert second.fetch(*ALL, at_least_one=True).records
+        opened.pop().close()
+        append(first)
+        assert held_handles() == limit - reserve
+        with pytest.raises(StorageError, match=refusal):
+            open_partition(tmp_path, config=small, name="past-it")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for one in opened:
+            one.close()
+
+
+def test_a_map_is_counted_until_it_is_closed_or_dropped(tmp_path: Path) -> None:
+    fs, held = OsFileSystem(), held_handles()
+    handle = fs.open_for_good(str(tmp_path / "file"), create=True)
+    fs.truncate(handle, 4096)
+    closed, dropped = fs.map(handle, 4096), fs.map(handle, 4096)
+    assert held_handles() == held + 3
+    closed.close()
+    closed.close()
+    assert held_handles() == held + 2
+    del dropped
+    assert held_handles() == held + 1
+    fs.close(handle)
+    assert held_handles() == held
 
 
 def test_an_append_without_descriptors_is_refused_and_the_next_one_taken(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""A process that may open only so many more files."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def free_descriptors(count: int) -> Iterator[None]:
+    """This process may open ``count`` more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.dup(0)
+    os.close(probe)
+    # Descriptors are given out from the lowest: all below the limit that are free now, are taken.
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 40 + count, hard))
+    try:
+        while True:
+            try:
+                taken.append(os.dup(0))
+            except OSError:
+                break
+        for one in taken[len(taken) - count :]:
+            os.close(one)
+        del taken[len(taken) - count :]
+        yield
+    finally:
+        for one in taken:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

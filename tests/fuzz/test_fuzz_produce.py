@@ -20,7 +20,7 @@ TOPICS = {
     "compacted": {"cleanup.policy": "compact"},
     "stamped": {"message.timestamp.type": "LogAppendTime"},
     "packed": {"compression.type": "gzip"},
-    "bounded": {"message.timestamp.before.max.ms": "200000"},
+    "bounded": {"message.timestamp.before.max.ms": "86400000"},
 }
 ANSWERS = {
     *("none", "invalid_record", "invalid_timestamp", "unsupported_compression_type"),

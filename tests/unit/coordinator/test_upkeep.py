@@ -148,7 +148,7 @@ async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_pa
             log_initial_task_delay_ms="0",
             log_cleaner_backoff_ms="1",
         ) as broker:
-            configs = {**COMPACTED, "cleanup.policy": "compact,delete", "retention.bytes": "4000"}
+            configs = {**COMPACTED, "cleanup.policy": "compact,delete", "retention.bytes": "40000"}
             broker.topics.create("t", partitions=1, configs=configs)
             partition = broker.replicas.partition("t", 0)
             rounds = lambda: sum(one["event"] == "compacted" for one in told)  # noqa: E731

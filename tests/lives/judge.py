@@ -57,7 +57,11 @@ def lost(before: Mapping[str, Told], bootstrap: str, *, rewritten: frozenset[str
             now = dict(stored(cluster, uuid.UUID(told["topic_id"]), int(index)))
             gone = [at for at, crc in told["batches"].items() if now.get(int(at)) != crc]
             if gone:
-                found.append(f"{name}: batches at {gone[:5]} are not what they were")
+                found.append(
+                    f"{name}: of {len(told['batches'])} batches from {told['start']} to"
+                    f" {told['end']}, {len(gone)} are not what they were, at {gone[:5]};"
+                    f" there are {len(now)} at {sorted(now)[:5]}"
+                )
     return found
 
 

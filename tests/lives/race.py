@@ -196,6 +196,13 @@ class Race:
             return
         frame, body = made
         sent = Sent(step, body, time.monotonic())
+        # When it is sent: what a kill cuts short may have been done, and has no answer.
+        if step.request.api in REWRITING:
+            self._rewritten |= {
+                one["resource_name"] for one in body["resources"] if one["resource_type"] == 2
+            }
+        elif step.request.api == "create_topics":
+            self._rewritten |= {one["name"] for one in body["topics"] if one["configs"]}
         self.report.sent += 1
         self.report.last.append(shown(sent))
         client.may_close |= body.get("acks") == 0 or longest(body) > LONGEST_STRING
@@ -257,12 +264,6 @@ class Race:
         if number != sent.step.number:
             raise LifeError(f"correlation {number}: {shown(sent)}")
         self._judge(sent, answer)
-        if request.api in REWRITING:
-            self._rewritten |= {
-                one["resource_name"] for one in sent.body["resources"] if one["resource_type"] == 2
-            }
-        elif request.api == "create_topics":
-            self._rewritten |= {one["name"] for one in sent.body["topics"] if one["configs"]}
         learn(self.knowledge, request, sent.body, answer)
 
     def _judge(self, sent: Sent, answer: Answer) -> None:

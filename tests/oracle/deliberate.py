@@ -57,6 +57,15 @@ DELIBERATE = (
         '"unknown_server_error"',
         "the text about such a name is no string that can be sent; here it is cut",
     ),
+    *(
+        Deviation(
+            "fetching_less_than_a_batch",
+            "71",
+            theirs,
+            "what fits of the next batch is left out: no client can read it, each asks again",
+        )
+        for theirs in ("72", "141")
+    ),
     Deviation(
         "offsets_in_transactions",
         '[{"name": "txn-offsets", "partitions": [{"partition_index": 9, "error_code":'

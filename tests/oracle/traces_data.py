@@ -145,7 +145,9 @@ def keyless_in_a_compacted_topic(t: Tracer) -> None:
         produce(t, version, "compacted", batch([b"v"], key=b"k"))
 
 
-def fetch(t: Tracer, version: int, topic: str, offset: int, **more: Any) -> Answer:
+def fetch(
+    t: Tracer, version: int, topic: str, offset: int, *, quietly: bool = False, **more: Any
+) -> Answer:
     part = {
         "partition": more.pop("partition", 0),
         "fetch_offset": offset,
@@ -169,7 +171,20 @@ def fetch(t: Tracer, version: int, topic: str, offset: int, **more: Any) -> Answ
         [{"topic": topic, "topic_id": body.pop("topic_id", None), "partitions": [part]}],
     )
     body.pop("topic_id", None)
-    return t("fetch", version, **body)
+    return (t.quietly if quietly else t)("fetch", version, **body)
+
+
+def fetching_less_than_a_batch(t: Tracer) -> None:
+    """One batch comes whole, whatever the limit; where another ends would be in its middle."""
+    t.cluster.create_topic("limited")
+    for value in (b"one", b"two"):
+        t.cluster.produce("limited", [value])
+    size = len(batch([b"one"]))
+    for limit in (0, 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1):
+        for bounded in ("partition_max_bytes", "max_bytes"):
+            answer = fetch(t, 12, "limited", 0, quietly=True, **{bounded: limit})
+            part = answer["responses"][0]["partitions"][0]
+            t.note(f"{bounded} {limit - size} beyond a batch", len(part["records"]))
 
 
 def fetching(t: Tracer) -> None:
@@ -815,6 +830,7 @@ TRACES = [
     times_out_of_bounds,
     keyless_in_a_compacted_topic,
     fetching,
+    fetching_less_than_a_batch,
     fetch_sessions,
     listing_offsets,
     leader_epochs,

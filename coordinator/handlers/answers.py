@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 from coordinator.errors import error_code
 from coordinator.turns import Work
 from coordinator.wire import Entity
+from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
 
 Future = asyncio.Future[object]
@@ -86,6 +87,15 @@ def result_of(future: Future) -> Work[Any]:
         return future.result()
     except DomainError as error:
         return error
+
+
+def by_name(topics: Iterable[Any]) -> Steps[dict[str, Any | None]]:
+    """The topics of a request by their names, in its order; None for a name that is there twice."""
+    named: dict[str, Any | None] = {}
+    for topic in topics:
+        named[topic.name] = None if topic.name in named else topic
+        yield
+    return named
 
 
 def code_of(error: DomainError | None) -> ErrorCode:

@@ -5,7 +5,6 @@ Source: ``ReplicationControlManager.createPartitions``.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -13,6 +12,7 @@ from kio.schema.errors import ErrorCode
 from coordinator.data_errors import InvalidRequestError
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import by_name
 from coordinator.wire import ApiKey, Entity
 from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
@@ -22,28 +22,28 @@ from logcore.machine import DomainError
 def run(ctx: Context) -> Steps[Entity]:
     """Grow, or only check, each topic by itself; one that is named twice is refused."""
     metadata = ctx.broker.metadata
-    named = Counter(topic.name for topic in ctx.body.topics)
+    named = yield from by_name(ctx.body.topics)
     results = []
     try:
-        for topic in {topic.name: topic for topic in ctx.body.topics}.values():
+        for name, topic in named.items():
             yield
             with metadata.unforced():
-                results.append(_answer(ctx, topic, is_double=named[topic.name] > 1))
+                results.append(_answer(ctx, name, topic))
     finally:
         metadata.force()
     return ctx.respond.CreatePartitionsResponse(throttle_time_ms=0, results=tuple(results))
 
 
-def _answer(ctx: Context, topic: Any, *, is_double: bool) -> Entity:
+def _answer(ctx: Context, name: str, topic: Any | None) -> Entity:
     code, message = ErrorCode.none, None
     try:
-        if is_double:
+        if topic is None:
             raise InvalidRequestError("Duplicate topic name.")
         _grow(ctx, topic)
     except DomainError as error:
         code, message = error_code(error), str(error)
     return ctx.respond.CreatePartitionsTopicResult(
-        name=topic.name, error_code=code, error_message=message
+        name=name, error_code=code, error_message=message
     )
 
 

@@ -5,7 +5,6 @@ Source: ``ReplicationControlManager.createTopics``.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -15,6 +14,7 @@ from coordinator.config_types import text_of
 from coordinator.data_errors import InvalidReplicaAssignmentError
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
+from coordinator.handlers.answers import by_name
 from coordinator.metadata import Topic
 from coordinator.wire import ApiKey, Entity
 from coordinator.wire.steps import Steps
@@ -25,14 +25,14 @@ from logcore.machine import DomainError
 def run(ctx: Context) -> Steps[Entity]:
     """Create, or only check, each topic by itself; a name that stands there twice is refused."""
     metadata = ctx.broker.metadata
-    named = Counter(topic.name for topic in ctx.body.topics)
+    named = yield from by_name(ctx.body.topics)
     topics = []
     try:
-        for topic in {topic.name: topic for topic in ctx.body.topics}.values():
+        for name, topic in named.items():
             yield
-            if named[topic.name] > 1:
+            if topic is None:
                 code = ErrorCode.invalid_request
-                topics.append(_refused(ctx, topic.name, code, "Duplicate topic name."))
+                topics.append(_refused(ctx, name, code, "Duplicate topic name."))
                 continue
             with metadata.unforced():
                 topics.append(_create(ctx, topic))

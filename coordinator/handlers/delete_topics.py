@@ -45,26 +45,31 @@ async def run(ctx: Context) -> Entity:
         asked[one] = _resolved(ctx, one)
         named[asked[one]] += 1
         await pace()
-    waiting = deque((one, named[resolved] > 1) for one, resolved in asked.items())
+    waiting = deque(asked.items())
     results: list[Entity] = []
     deleted: list[Topic] = []
     while waiting:
-        results += _some(ctx, waiting, deleted)
+        results += _some(ctx, waiting, named, deleted)
         await asyncio.sleep(0)
     if deleted:
         await ctx.broker.forget_topics(deleted)
     return ctx.respond.DeleteTopicsResponse(throttle_time_ms=0, responses=tuple(results))
 
 
-def _some(ctx: Context, waiting: deque[tuple[Asked, bool]], deleted: list[Topic]) -> list[Entity]:
+def _some(
+    ctx: Context,
+    waiting: deque[tuple[Asked, Resolved]],
+    named: Counter[Resolved],
+    deleted: list[Topic],
+) -> list[Entity]:
     """Delete as many as fit a turn of the loop, with one flush of the metadata log for them."""
     until = time.perf_counter() + TURN_MS / 1000
     before = len(deleted)
     results: list[Entity] = []
     with ctx.broker.metadata.unforced():
         while waiting and time.perf_counter() < until:
-            one, is_double = waiting.popleft()
-            results.append(_answer(ctx, one, deleted, is_double=is_double))
+            one, resolved = waiting.popleft()
+            results.append(_answer(ctx, one, deleted, is_double=named[resolved] > 1))
     ctx.broker.metadata.force()
     # Only when no power loss can bring the topics back may their records go.
     ctx.broker.drop_topics(deleted[before:])

@@ -5,13 +5,14 @@ Source: ``DescribeTopicPartitionsRequestHandler``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from heapq import merge
 
 from kio.schema.errors import ErrorCode
 
 from coordinator.data_errors import InvalidTopicError
 from coordinator.handlers import Context, authorized, handles
+from coordinator.handlers.answers import by_name
 from coordinator.metadata import Topic
 from coordinator.topics import check_name
 from coordinator.wire import ApiKey, Entity
@@ -29,8 +30,8 @@ NAMES_PER_STEP = 5_000
 def run(ctx: Context) -> Steps[Entity]:
     """Describe topics in the order of their names, from the cursor on, until the page is full."""
     body, make, topics = ctx.body, ctx.respond, ctx.broker.metadata.topics
-    asked = {topic.name for topic in body.topics}
-    names: Iterable[str] = asked or list(topics)
+    asked = yield from by_name(body.topics)
+    names = list(asked or topics)
     begin = None if body.cursor is None else (body.cursor.topic_name, body.cursor.partition_index)
     if begin is not None:
         if begin[1] < 0 or (asked and begin[0] not in asked):
@@ -39,7 +40,7 @@ def run(ctx: Context) -> Steps[Entity]:
     room = max(1, min(body.response_partition_limit, MAX_PARTITIONS))
     described: list[Entity] = []
     cursor = None
-    for name in (yield from _sorted(list(names))):
+    for name in (yield from _sorted(names)):
         yield
         first_index = 0 if begin is None or name != begin[0] else begin[1]
         if room <= 0:

@@ -15,42 +15,41 @@ from coordinator.errors import error_code
 from coordinator.features import FeatureUpdate, UpgradeType, update_features
 from coordinator.handlers import Context, handles
 from coordinator.wire import ApiKey, Entity
+from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
 
 FIRST_WITH_UPGRADE_TYPE = 1
 
 
 @handles(ApiKey.UPDATE_FEATURES, versions=(0, 2), permission="ALTER Cluster")
-def run(ctx: Context) -> Entity:
+def run(ctx: Context) -> Steps[Entity]:
     """Check and make the updates."""
     body, make = ctx.body, ctx.respond
+    wanted: dict[str, FeatureUpdate] = {}
+    results = []
+    for one in body.feature_updates:
+        name = one.feature
+        wanted[name] = FeatureUpdate(name, one.max_version_level, _upgrade_type(ctx.version, one))
+        if ctx.version <= FIRST_WITH_UPGRADE_TYPE:
+            results.append(
+                make.UpdatableFeatureResult(
+                    feature=name, error_code=ErrorCode.none, error_message=None
+                )
+            )
+        yield
+    code, message = ErrorCode.none, None
     try:
         update_features(
             ctx.broker.metadata,
-            [
-                FeatureUpdate(one.feature, one.max_version_level, _upgrade_type(ctx.version, one))
-                for one in body.feature_updates
-            ],
+            list(wanted.values()),
             node_id=ctx.broker.node_id,
             validate_only=getattr(body, "validate_only", False),
         )
     except DomainError as error:
-        return make.UpdateFeaturesResponse(
-            throttle_time_ms=0,
-            error_code=error_code(error),
-            error_message=str(error),
-            results=(),
-        )
-    fields: dict[str, Any] = {}
-    if ctx.version <= FIRST_WITH_UPGRADE_TYPE:
-        fields["results"] = tuple(
-            make.UpdatableFeatureResult(
-                feature=one.feature, error_code=ErrorCode.none, error_message=None
-            )
-            for one in body.feature_updates
-        )
+        code, message = error_code(error), str(error)
+        results = []
     return make.UpdateFeaturesResponse(
-        throttle_time_ms=0, error_code=ErrorCode.none, error_message=None, **fields
+        throttle_time_ms=0, error_code=code, error_message=message, results=tuple(results)
     )
 
 

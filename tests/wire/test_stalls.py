@@ -1,0 +1,456 @@
+"""No request keeps the event loop: the largest of each API that the limits let through.
+
+The broker runs in a thread of this process, where its loop is watched; the requests are made before
+and their answers are only counted, so that the client takes next to none of the processor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from coordinator import Broker
+from coordinator.collector import Collector
+from coordinator.thread import BrokerThread
+from coordinator.wire import ApiKey, RequestFactory, encode_request, request_factory
+from coordinator.wire.limits import MAX_REQUEST_OBJECTS
+from tests.support.stalls import watched_loop
+
+TOPICS = 3_900
+WIDE = 2_000
+"""Partitions of one topic."""
+FEW = 2_000
+"""Things of which each has a long answer: enough for many turns."""
+MOST = MAX_REQUEST_OBJECTS - 10
+HALF = MOST // 2
+
+Make = RequestFactory
+
+
+class LikeTheDaemon(Broker):
+    """Its garbage is looked for as the daemon does it: that, too, keeps the loop."""
+
+    async def start(self) -> None:
+        await super().start()
+        self._collector = Collector(asyncio.get_running_loop())
+        self._collector.start()
+
+    async def stop(self) -> None:
+        self._collector.stop()
+        await super().stop()
+
+
+class Client:
+    """Sends frames that are ready, and reads answers without looking into them."""
+
+    def __init__(self, broker: BrokerThread) -> None:
+        self._socket = socket.create_connection(broker.address, timeout=300)
+
+    def ask(self, frame: bytes) -> int:
+        """How many bytes the answer has."""
+        self._socket.sendall(frame)
+        size = int.from_bytes(self._take(4), "big")
+        self._take(size)
+        return size
+
+    def _take(self, size: int) -> bytes:
+        taken = bytearray(size)
+        view = memoryview(taken)
+        while view:
+            count = self._socket.recv_into(view)
+            if not count:
+                raise ConnectionError("the broker has closed the connection")
+            view = view[count:]
+        return bytes(taken[:4])
+
+
+def framed(api: ApiKey, version: int, **fields: Any) -> bytes:
+    body = request_factory(api, version).message(**fields)
+    return b"".join(encode_request(api, version, 1, "test", body))
+
+
+@dataclass
+class Case:
+    api: ApiKey
+    version: int
+    fields: Callable[[Make], dict[str, Any]]
+
+    def frame(self) -> bytes:
+        return framed(
+            self.api, self.version, **self.fields(request_factory(self.api, self.version))
+        )
+
+
+def name(index: int) -> str:
+    return f"topic-{index}"
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerThread]:
+    """A broker with thousands of topics and partitions, none of them ever used."""
+    with Broker.in_thread(tmp_path_factory.mktemp("crowded")) as broker:
+        client = Client(broker)
+        assert client.ask(create([(name(index), 1) for index in range(TOPICS)])) > TOPICS
+        client.ask(create([("wide", WIDE)]))
+        yield broker
+
+
+def create(topics: list[tuple[str, int]], **fields: Any) -> bytes:
+    make = request_factory(ApiKey.CREATE_TOPICS, 4)
+    return framed(
+        ApiKey.CREATE_TOPICS,
+        4,
+        topics=[
+            make.CreatableTopic(name=one, num_partitions=count, replication_factor=1)
+            for one, count in topics
+        ],
+        timeout_ms=60_000,
+        **fields,
+    )
+
+
+def fetch(make: Make, topics: list[tuple[str, range]], **fields: Any) -> dict[str, Any]:
+    def partition(index: int) -> Any:
+        return make.FetchPartition(
+            partition=index,
+            current_leader_epoch=-1,
+            fetch_offset=0,
+            last_fetched_epoch=-1,
+            log_start_offset=-1,
+            partition_max_bytes=1 << 20,
+        )
+
+    return {
+        "replica_id": -1,
+        "max_wait_ms": 0,
+        "min_bytes": 1,
+        "max_bytes": 50 << 20,
+        "session_epoch": -1,
+        "rack_id": "",
+        "topics": [
+            make.FetchTopic(topic=one, partitions=[partition(index) for index in indexes])
+            for one, indexes in topics
+        ],
+        **fields,
+    }
+
+
+def list_offsets(make: Make, topics: list[tuple[str, range]], timestamp: int) -> dict[str, Any]:
+    return {
+        "replica_id": -1,
+        "topics": [
+            make.ListOffsetsTopic(
+                name=one,
+                partitions=[
+                    make.ListOffsetsPartition(
+                        partition_index=index, current_leader_epoch=-1, timestamp=timestamp
+                    )
+                    for index in indexes
+                ],
+            )
+            for one, indexes in topics
+        ],
+    }
+
+
+def leader_epochs(make: Make, topics: list[tuple[str, range]]) -> dict[str, Any]:
+    return {
+        "replica_id": -1,
+        "topics": [
+            make.OffsetForLeaderTopic(
+                topic=one,
+                partitions=[
+                    make.OffsetForLeaderPartition(
+                        partition=index, current_leader_epoch=-1, leader_epoch=0
+                    )
+                    for index in indexes
+                ],
+            )
+            for one, indexes in topics
+        ],
+    }
+
+
+def delete_records(make: Make, topics: list[tuple[str, range]]) -> dict[str, Any]:
+    return {
+        "timeout_ms": 60_000,
+        "topics": [
+            make.DeleteRecordsTopic(
+                name=one,
+                partitions=[
+                    make.DeleteRecordsPartition(partition_index=index, offset=-1)
+                    for index in indexes
+                ],
+            )
+            for one, indexes in topics
+        ],
+    }
+
+
+def settings(make: Make, names: list[str], **operation: int) -> dict[str, Any]:
+    resource, entry = make.AlterConfigsResource, make.AlterableConfig
+    return {
+        "validate_only": False,
+        "resources": [
+            resource(
+                resource_type=TOPIC,
+                resource_name=one,
+                configs=[entry(name="retention.ms", value="7200000", **operation)],
+            )
+            for one in names
+        ],
+    }
+
+
+def creation(make: Make, names: list[str], *, assignments: int = 0) -> dict[str, Any]:
+    return {
+        "timeout_ms": 60_000,
+        "topics": [
+            make.CreatableTopic(
+                name=one,
+                num_partitions=-1 if assignments else 1,
+                replication_factor=-1 if assignments else 1,
+                assignments=[
+                    make.CreatableReplicaAssignment(partition_index=index, broker_ids=[1])
+                    for index in range(assignments)
+                ],
+            )
+            for one in names
+        ],
+    }
+
+
+def growth(make: Make, names: list[str], count: int, assignments: int | None) -> dict[str, Any]:
+    return {
+        "timeout_ms": 60_000,
+        "topics": [
+            make.CreatePartitionsTopic(
+                name=one,
+                count=count,
+                assignments=None
+                if assignments is None
+                else [make.CreatePartitionsAssignment(broker_ids=[1])] * assignments,
+            )
+            for one in names
+        ],
+    }
+
+
+KNOWN = [name(index) for index in range(TOPICS)]
+ALL = [("wide", range(WIDE)), *((one, range(1)) for one in KNOWN)]
+UNKNOWN = [f"unknown-{index}" for index in range(MOST)]
+NOWHERE = [("nowhere", range(MOST - 1))]
+TOPIC, BROKER = 2, 4
+
+CASES = {
+    "fetch of partitions never used": Case(ApiKey.FETCH, 12, lambda make: fetch(make, ALL)),
+    "fetch of everything, waiting": Case(
+        ApiKey.FETCH, 12, lambda make: fetch(make, ALL, max_wait_ms=10)
+    ),
+    "fetch of unknown topics": Case(
+        ApiKey.FETCH, 12, lambda make: fetch(make, [(one, range(1)) for one in UNKNOWN[:HALF]])
+    ),
+    "fetch session": Case(ApiKey.FETCH, 12, lambda make: fetch(make, NOWHERE, session_epoch=0)),
+    "latest offsets": Case(ApiKey.LIST_OFFSETS, 7, lambda make: list_offsets(make, ALL, -1)),
+    "earliest offsets": Case(ApiKey.LIST_OFFSETS, 7, lambda make: list_offsets(make, ALL, -2)),
+    "offsets by time": Case(ApiKey.LIST_OFFSETS, 7, lambda make: list_offsets(make, ALL, 5)),
+    "offsets of unknown partitions": Case(
+        ApiKey.LIST_OFFSETS, 7, lambda make: list_offsets(make, NOWHERE, -1)
+    ),
+    "metadata of everything": Case(ApiKey.METADATA, 12, lambda make: {"topics": None}),
+    "metadata by name": Case(
+        ApiKey.METADATA,
+        12,
+        lambda make: {
+            "topics": [make.MetadataRequestTopic(name=one) for one in UNKNOWN],
+            "allow_auto_topic_creation": False,
+        },
+    ),
+    "metadata that creates topics": Case(
+        ApiKey.METADATA,
+        12,
+        lambda make: {
+            "topics": [make.MetadataRequestTopic(name=one) for one in UNKNOWN[:FEW]],
+            "allow_auto_topic_creation": True,
+        },
+    ),
+    "creation of topics": Case(ApiKey.CREATE_TOPICS, 7, lambda make: creation(make, UNKNOWN)),
+    "creation by assignment": Case(
+        ApiKey.CREATE_TOPICS, 7, lambda make: creation(make, ["one"], assignments=HALF)
+    ),
+    "growth of unknown topics": Case(
+        ApiKey.CREATE_PARTITIONS, 2, lambda make: growth(make, UNKNOWN, 5, None)
+    ),
+    "growth of all topics": Case(
+        ApiKey.CREATE_PARTITIONS, 2, lambda make: growth(make, KNOWN, 2, None)
+    ),
+    "growth by assignment": Case(
+        ApiKey.CREATE_PARTITIONS, 2, lambda make: growth(make, ["wide"], WIDE + HALF, HALF)
+    ),
+    "deletion of unknown topics": Case(
+        ApiKey.DELETE_TOPICS,
+        6,
+        lambda make: {
+            "topics": [make.DeleteTopicState(name=one) for one in UNKNOWN],
+            "timeout_ms": 60_000,
+        },
+    ),
+    "deletion of records": Case(ApiKey.DELETE_RECORDS, 2, lambda make: delete_records(make, ALL)),
+    "deletion of unknown records": Case(
+        ApiKey.DELETE_RECORDS, 2, lambda make: delete_records(make, NOWHERE)
+    ),
+    "ends of epochs": Case(
+        ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, lambda make: leader_epochs(make, ALL)
+    ),
+    "ends of unknown epochs": Case(
+        ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, lambda make: leader_epochs(make, NOWHERE)
+    ),
+    "settings of many topics": Case(
+        ApiKey.DESCRIBE_CONFIGS,
+        4,
+        lambda make: {
+            "resources": [
+                make.DescribeConfigsResource(
+                    resource_type=TOPIC, resource_name=one, configuration_keys=None
+                )
+                for one in KNOWN[:FEW]
+            ],
+            "include_synonyms": True,
+            "include_documentation": True,
+        },
+    ),
+    "settings of one broker again and again": Case(
+        ApiKey.DESCRIBE_CONFIGS,
+        4,
+        lambda make: {
+            "resources": [
+                make.DescribeConfigsResource(
+                    resource_type=BROKER, resource_name="1", configuration_keys=None
+                )
+            ]
+            * MOST,
+        },
+    ),
+    "new settings": Case(ApiKey.ALTER_CONFIGS, 1, lambda make: settings(make, KNOWN)),
+    "changed settings": Case(
+        ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, lambda make: settings(make, KNOWN, config_operation=0)
+    ),
+    "producers of unknown partitions": Case(
+        ApiKey.DESCRIBE_PRODUCERS,
+        0,
+        lambda make: {
+            "topics": [make.TopicRequest(name="nowhere", partition_indexes=list(range(MOST - 1)))]
+        },
+    ),
+    "producers of all partitions": Case(
+        ApiKey.DESCRIBE_PRODUCERS,
+        0,
+        lambda make: {
+            "topics": [
+                make.TopicRequest(name=one, partition_indexes=list(many)) for one, many in ALL
+            ]
+        },
+    ),
+    "topics in pages": Case(
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+        0,
+        lambda make: {
+            "topics": [make.TopicRequest(name=one) for one in UNKNOWN],
+            "response_partition_limit": 2_000,
+        },
+    ),
+    "unknown transactions": Case(
+        ApiKey.DESCRIBE_TRANSACTIONS, 0, lambda make: {"transactional_ids": UNKNOWN}
+    ),
+    "coordinators": Case(
+        ApiKey.FIND_COORDINATOR,
+        6,
+        lambda make: {"key_type": 0, "coordinator_keys": UNKNOWN},
+    ),
+    "markers of unknown partitions": Case(
+        ApiKey.WRITE_TXN_MARKERS,
+        1,
+        lambda make: {
+            "markers": [
+                make.WritableTxnMarker(
+                    producer_id=1,
+                    producer_epoch=0,
+                    transaction_result=True,
+                    coordinator_epoch=0,
+                    topics=[
+                        make.WritableTxnMarkerTopic(
+                            name="nowhere", partition_indexes=list(range(MOST - 2))
+                        )
+                    ],
+                )
+            ]
+        },
+    ),
+    "markers of all partitions": Case(
+        ApiKey.WRITE_TXN_MARKERS,
+        1,
+        lambda make: {
+            "markers": [
+                make.WritableTxnMarker(
+                    producer_id=1,
+                    producer_epoch=0,
+                    transaction_result=True,
+                    coordinator_epoch=0,
+                    topics=[
+                        make.WritableTxnMarkerTopic(name=one, partition_indexes=list(many))
+                        for one, many in ALL
+                    ],
+                )
+            ]
+        },
+    ),
+    "partitions for a transaction": Case(
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        3,
+        lambda make: {
+            "v3_and_below_transactional_id": "t",
+            "v3_and_below_producer_id": 1,
+            "v3_and_below_producer_epoch": 0,
+            "v3_and_below_topics": [
+                make.AddPartitionsToTxnTopic(name="nowhere", partitions=list(range(MOST - 1)))
+            ],
+        },
+    ),
+    "unknown features": Case(
+        ApiKey.UPDATE_FEATURES,
+        1,
+        lambda make: {
+            "timeout_ms": 60_000,
+            "feature_updates": [
+                make.FeatureUpdateKey(feature=one, max_version_level=1, upgrade_type=1)
+                for one in UNKNOWN
+            ],
+        },
+    ),
+    "a feature again and again": Case(
+        ApiKey.UPDATE_FEATURES,
+        1,
+        lambda make: {
+            "timeout_ms": 60_000,
+            "feature_updates": [
+                make.FeatureUpdateKey(feature="group.version", max_version_level=1, upgrade_type=1)
+            ]
+            * MOST,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_the_largest_request(case: Case, crowded: BrokerThread) -> None:
+    frame = case.frame()
+    client = Client(crowded)
+    with watched_loop() as watch:
+        size = client.ask(frame)
+    print(f"{len(frame):,} → {size:,} bytes", watch.cpu, watch.wall)
+    watch.check()

@@ -19,7 +19,7 @@ from tests.oracle import (
     traces_txn,
 )
 from tests.oracle.deliberate import DELIBERATE
-from tests.oracle.tracer import Step, Tracer
+from tests.oracle.tracer import Step, Tracer, leaves
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka
@@ -51,19 +51,12 @@ def run(trace: Callable[[Tracer], None], bootstrap: str) -> list[Step]:
     return tracer.steps
 
 
-def differences(ours: object, theirs: object, where: str = "") -> list[str]:
+def differences(ours: object, theirs: object) -> list[str]:
     """The leaves that differ, each on a line."""
-    if ours == theirs:
-        return []
-    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
-        return [d for k in ours for d in differences(ours[k], theirs[k], f"{where}.{k}")]
-    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        return [
-            d
-            for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
-            for d in differences(a, b, f"{where}[{i}]")
-        ]
-    return [f"{where or 'answer'}: {_text(ours)} instead of {_text(theirs)}"]
+    return [
+        f"{where or 'answer'}: {_text(our)} instead of {_text(their)}"
+        for where, our, their in leaves(ours, theirs)
+    ]
 
 
 def unintended(trace: str, found: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import kio.schema
@@ -32,12 +32,16 @@ PASSING = frozenset(
 )
 """Asked again until they pass: whether a broker needs a moment is not what is compared."""
 
-WORDING = frozenset({"throttle_time", "error_message", "batch_index_error_message"})
+WORDING = frozenset(
+    {"throttle_time", "error_message", "batch_index_error_message", "documentation"}
+)
 NAMED = {
     "member_id": "member",
     "leader": "member",
     "topic_id": "topic",
     "producer_id": "producer",
+    "producer_id_filters": "producer",
+    "v3_and_below_producer_id": "producer",
     "cluster_id": "cluster",
     "session_id": "session",
 }
@@ -105,13 +109,66 @@ def _fitting(api: str, hint: Any, value: Any) -> Any:
     return value
 
 
+class Masks:
+    """Makes answers of different brokers comparable; the same id gets the same name each time."""
+
+    unordered = UNORDERED
+
+    def __init__(self, names: Mapping[tuple[str, Any], str] | None = None) -> None:
+        self.names = dict(names or {})
+
+    def shown(self, value: Any, name: str | None = None) -> Any:
+        """``value``, which stands in a field ``name``, with all that brokers choose masked."""
+        if isinstance(value, Mapping):
+            return {k: self.shown(v, k) for k, v in value.items() if k not in WORDING}
+        if isinstance(value, list | tuple):
+            if name == "configs":
+                value = [c for c in value if not c["name"].startswith(FOREIGN_SETTINGS)]
+            items = [self.shown(item, name) for item in value]
+            # Apache Kafka answers in the order of its hash tables.
+            return sorted(items, key=_order) if name in self.unordered else items
+        if name == "topic_id" and uuid.UUID(value or NO_ID).int < FIRST_MADE_ID:
+            return value
+        if name == "session_id" and not value:
+            return value
+        if name in NAMED and value not in (None, "", -1):
+            known = self.names
+            kind = NAMED[name]
+            count = sum(other == kind for other, _ in known) + 1
+            return known.setdefault((kind, value), f"{kind} {count}")
+        if name in INSTANTS:
+            return "an instant" if value is not None and value > 0 else "none"
+        if name in ADDRESSES:
+            return "an address"
+        if name == "records":
+            return [
+                (b.base_offset, b.last_offset, b.attributes, b.producer_epoch, b.values)
+                for b in batches(value or b"")
+            ]
+        return value
+
+
+def leaves(ours: Any, theirs: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where two answers differ, as in ``.topics[0].error_code``, and what stands there."""
+    if ours == theirs:
+        return
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
+        for name in ours:
+            yield from leaves(ours[name], theirs[name], f"{where}.{name}")
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for number, pair in enumerate(zip(ours, theirs, strict=True)):
+            yield from leaves(*pair, f"{where}[{number}]")
+    else:
+        yield where, ours, theirs
+
+
 class Tracer:
     """``t("heartbeat", 4, group_id="g")`` sends, writes down, and returns the answer as it came."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self.steps: list[Step] = []
-        self._names: dict[tuple[str, Any], str] = {}
+        self._masks = Masks()
         self._connection: Cluster | None = None
 
     @property
@@ -129,17 +186,17 @@ class Tracer:
     def after_a_move(self, bootstrap: str) -> Tracer:
         """A tracer on the broker that took over: ids that were seen before keep their names."""
         moved = Tracer(bootstrap)
-        moved._names = dict(self._names)
+        moved._masks = Masks(self._masks.names)
         return moved
 
     def note(self, what: str, value: Any) -> None:
         """Write down something else, made comparable as well."""
-        self.steps.append((what, self._comparable(None, value)))
+        self.steps.append((what, self._masks.shown(value)))
 
     def __call__(self, api: str, version: int, /, **body: Any) -> Answer:
         """Send one request. An answer of ``{}`` means that the broker closed the connection."""
         answer = self.quietly(api, version, **body)
-        shown = self._comparable(None, answer) if answer else "connection closed"
+        shown = self._masks.shown(answer) if answer else "connection closed"
         self.steps.append((f"{api} v{version} {_short(body)}", shown))
         return answer
 
@@ -175,41 +232,12 @@ class Tracer:
         self.steps.append((what, shown))
         return answer
 
-    def _comparable(self, name: str | None, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {k: self._comparable(k, v) for k, v in value.items() if k not in WORDING}
-        if isinstance(value, list | tuple):
-            if name == "configs":
-                value = [c for c in value if not c["name"].startswith(FOREIGN_SETTINGS)]
-            items = [self._comparable(name, item) for item in value]
-            # Apache Kafka answers in the order of its hash tables.
-            return sorted(items, key=_order) if name in UNORDERED else items
-        if name == "topic_id" and uuid.UUID(value or NO_ID).int < FIRST_MADE_ID:
-            return value
-        if name == "session_id" and not value:
-            return value
-        if name in NAMED and value not in (None, "", -1):
-            known = self._names
-            kind = NAMED[name]
-            count = sum(other == kind for other, _ in known) + 1
-            return known.setdefault((kind, value), f"{kind} {count}")
-        if name in INSTANTS:
-            return "an instant" if value is not None and value > 0 else "none"
-        if name in ADDRESSES:
-            return "an address"
-        if name == "records":
-            return [
-                (b.base_offset, b.last_offset, b.attributes, b.producer_epoch, b.values)
-                for b in batches(value or b"")
-            ]
-        return value
-
 
 def _order(item: Any) -> str:
     if not isinstance(item, Mapping):
         return repr(item)
     keys = ("member_id", "producer_id", "group_id", "transactional_id", "name", "topic", "topic_id")
-    keys += ("partition_index", "index", "partition")
+    keys += ("partition_index", "index", "partition", "resource_name", "resource_type")
     return repr([item.get(key) for key in keys])
 
 

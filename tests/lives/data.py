@@ -54,7 +54,7 @@ def fetch(d: Draw, client: int) -> Request:
     """Outside of sessions, at the start of one, or within one."""
 
     def topic() -> dict[str, Any]:
-        name, index = d.topic(), d.partition()
+        name, index = d.readable(), d.partition()
         return {
             "topic": name,
             "topic_id": d.topic_id(name),
@@ -82,11 +82,11 @@ def fetch(d: Draw, client: int) -> Request:
             lambda k: k.sessions.get(client, (0, 0))[1],
         )
     else:
-        number = d.pick([1, -1, 2**31 - 1])
+        number = d.pick([1, -1, 4711 if d.calm else 2**31 - 1])
         epoch = d.pick([0, 1, 5, -1])
         session = lambda _: number, lambda _: epoch
     topics = [topic() for _ in range(d.rng.choices((0, 1, 2), (1, 6, 2))[0])]
-    forgotten = [d.topic() for _ in range(d.pick([0, 0, 0, 1]))]
+    forgotten = [d.readable() for _ in range(d.pick([0, 0, 0, 1]))]
     wait = 0 if d.calm else d.rng.choices((0, 20, 300, -1), (6, 4, 2, 0.2))[0]
     return Request(
         "fetch",
@@ -96,7 +96,7 @@ def fetch(d: Draw, client: int) -> Request:
             "max_wait": wait,
             "min_bytes": d.pick([0, 1, 1, 1_000]),
             "max_bytes": d.pick([1, 1_000, 1 << 20, 0]),
-            "isolation_level": d.rng.choices((0, 1, 2), (5, 5, 0.2))[0],
+            "isolation_level": d.rng.choices((0, 1, 2), (5, 5, 0 if d.calm else 0.2))[0],
             "session_id": session[0],
             "session_epoch": session[1],
             "topics": topics,
@@ -112,7 +112,7 @@ def fetch(d: Draw, client: int) -> Request:
 def list_offsets(d: Draw) -> Request:
     def topic() -> dict[str, Any]:
         return {
-            "name": d.topic(),
+            "name": d.readable(),
             "partitions": [
                 {
                     "partition_index": d.partition(),
@@ -127,7 +127,7 @@ def list_offsets(d: Draw) -> Request:
         d.version("list_offsets"),
         {
             "replica_id": d.rng.choices((-1, -2, 1), (97, 2, 1))[0],
-            "isolation_level": d.rng.choices((0, 1, 2), (5, 5, 0.2))[0],
+            "isolation_level": d.rng.choices((0, 1, 2), (5, 5, 0 if d.calm else 0.2))[0],
             "topics": d.some(topic),
             "timeout": 1_000,
         },
@@ -142,7 +142,7 @@ def offset_for_leader_epoch(d: Draw) -> Request:
             "replica_id": d.rng.choices((-1, -2, 1), (8, 1, 1))[0],
             "topics": d.some(
                 lambda: {
-                    "topic": d.topic(),
+                    "topic": d.readable(),
                     "partitions": [
                         {
                             "partition": d.partition(),
@@ -187,6 +187,8 @@ def metadata(d: Draw) -> Request:
 
 def describe_topic_partitions(d: Draw) -> Request:
     names = d.some(d.topic)
+    if d.calm and not names:
+        names = [d.topic()]
     cursor = {"topic_name": d.topic(), "partition_index": d.partition()}
     return Request(
         "describe_topic_partitions",

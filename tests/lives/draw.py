@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from coordinator.wire.api import APIS
 from tests.lives.knowledge import Knowledge, Slot
-from tests.lives.pools import INTERNAL_TOPICS, ODD, SMALL_INTS, TOO_LONG, Pools
+from tests.lives.pools import COMMON_INTERNAL, INTERNAL_TOPICS, ODD, SMALL_INTS, TOO_LONG, Pools
 
 T = TypeVar("T")
 Later = Callable[[Knowledge], Any]
@@ -26,6 +26,7 @@ VERSIONS = {api.module: (api.min_version, api.stable_max) for api in APIS.values
 SLOTS = 6
 """Members of a group, and claims of a transactional id, that a life distinguishes."""
 
+UNKNOWN_PRODUCER = 10**9
 UNKNOWN_ID = uuid.UUID(int=0x5EED)
 
 
@@ -88,6 +89,10 @@ class Draw:
 
     def odd(self) -> str:
         """A name that nobody has, and few may have."""
+        if self.calm:
+            # Longer ids are refused by limits of ours. Lives on one broker keep apart.
+            name = self.pick(ODD[:-2])
+            return name if len(name) < 9 else self.pools.stem + name[len(self.pools.stem) :]
         return TOO_LONG if self.chance(0.03) else self.pick(ODD)
 
     def topic(self) -> str:
@@ -95,10 +100,15 @@ class Draw:
             [
                 (self.rng.choices(self.pools.topics, (6, 4, 2, 1))[0], 92),
                 (self.pools.missing_topic, 2),
-                (self.pick(INTERNAL_TOPICS), 4),
+                (self.pick(COMMON_INTERNAL if self.calm else INTERNAL_TOPICS), 4),
                 (self.odd(), 2),
             ]
         )
+
+    def readable(self) -> str:
+        """A topic to read from. What the coordinators' hold is each broker's own affair."""
+        name = self.topic()
+        return self.pools.missing_topic if self.calm and name in COMMON_INTERNAL[:2] else name
 
     def topic_id(self, name: str) -> Later:
         """The id of ``name``, as its clients know it; or an old one, or nobody's."""
@@ -144,11 +154,14 @@ class Draw:
             ]
         )
 
-    def instance(self, about: Slot) -> str | None:
-        """Slots 2 and 3 of the groups with an odd number are static, nearly always."""
+    def instance(self, about: Slot, *, steady: bool = False) -> str | None:
+        """The later slots of the groups with an odd number are static, nearly always.
+
+        ``steady``: with Apache Kafka a member may change its instance id, with us it may not.
+        """
         group, number = about
         is_static = number >= 2 and group[-1:] in "135"
-        if self.chance(0.04):
+        if self.chance(0.04) and not (steady and self.calm):
             return self.pick([None, "", "instance-2", "instance-9", self.odd()])
         return f"instance-{number}" if is_static else None
 
@@ -183,6 +196,18 @@ class Draw:
 
     def identity(self, about: Slot, live: float = 0.82) -> Callable[[Knowledge], Identity]:
         """Producer id and epoch, live or else."""
+        drawn = self._identity(about, live)
+        if not self.calm:
+            return drawn
+
+        def somebody(k: Knowledge) -> Identity:
+            """Apache Kafka takes a transactional batch of nobody for a plain one."""
+            pid, epoch = drawn(k)
+            return (pid, epoch) if pid >= 0 else (UNKNOWN_PRODUCER, max(epoch, 0))
+
+        return somebody
+
+    def _identity(self, about: Slot, live: float) -> Callable[[Knowledge], Identity]:
         if self.chance(live):
             return lambda k: k.producers[about].identity
         other = self.slot(self.txn_id()) if self.chance(0.5) else self.slot(about[0])

@@ -25,7 +25,10 @@ def _joined(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
         member.older = [*member.older[-4:], member.generation]
         member.generation = answer["generation_id"]
         member.protocol = answer["protocol_name"]
-        member.leads = [one["member_id"] for one in answer["members"]]
+        slots = {k.members[slot].id: slot for slot in list(k.members)}
+        ids = (one["member_id"] for one in answer["members"])
+        # Brokers list them in the order of their tables.
+        member.leads = sorted(ids, key=lambda one: slots.get(one, (one, 0)))
     elif error in ("unknown_member_id", "fenced_instance_id"):
         member.ids = [*member.ids, ""]
 

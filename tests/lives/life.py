@@ -279,7 +279,7 @@ class Life:
             (data.describe_configs, 1),
             (data.alter_configs, 1),
             (data.incremental_alter_configs, 1),
-            (data.update_features, 0.3),
+            (data.update_features, 0 if self.calm else 0.3),
             (data.describe_cluster, 0.5),
             (data.api_versions, 0.5),
         ]

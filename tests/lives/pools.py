@@ -12,6 +12,9 @@ INTERNAL_TOPICS = (
     "__share_group_state",
 )
 
+COMMON_INTERNAL = INTERNAL_TOPICS[:3]
+"""Those that Apache Kafka has as well; the first two are its coordinators'."""
+
 LONGEST_STRING = 32_767
 """Bytes of the longest string."""
 

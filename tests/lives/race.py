@@ -76,12 +76,20 @@ class Report:
     last: deque[str] = field(default_factory=lambda: deque(maxlen=4000))
 
 
-def frame_of(request: Request, knowledge: Knowledge, number: int) -> tuple[bytes, Any] | None:
-    """The bytes of a request and what they say; None if it is left out, or can't be said."""
+def frame_of(
+    request: Request,
+    knowledge: Knowledge,
+    number: int,
+    mend: Callable[[Any], Any] = lambda body: body,
+) -> tuple[bytes, Any] | None:
+    """The bytes of a request and what they say; None if it is left out, or can't be said.
+
+    ``mend`` is what becomes of the body.
+    """
     if request.only_if is not None and not request.only_if(knowledge):
         return None
     entity = _entity(request.api, request.version, "request")
-    body = _fitting(request.api, entity, settled(request.shape, knowledge))
+    body = _fitting(request.api, entity, mend(settled(request.shape, knowledge)))
     if not entity.__flexible__ and longest(body) > LONGEST_STRING:
         return None
     frame = encode(request.api, request.version, number, "life", body)

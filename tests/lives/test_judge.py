@@ -30,7 +30,8 @@ def test_every_api_is_asked_in_every_version(calm: bool) -> None:
 
     asked = {row[2:] for row in shapes(Life(1, calm=calm), 40_000)}
     served = {(api, v) for api, (low, high) in VERSIONS.items() for v in range(low, high + 1)}
-    assert asked == served
+    # What a feature is set to holds for all lives on a broker.
+    assert asked == {one for one in served if not calm or one[0] != "update_features"}
 
 
 def part(topic: str, error: str) -> dict[str, object]:

@@ -143,7 +143,10 @@ def _records(d: Draw, who: Who | None, about: Slot, at: tuple[str, int], number:
     off = d.rng.choices((0, -1, 1, 7, 2**31 - 1 - 10), (90, 4, 3, 2, 1))[0]
     transactional = about[0] != "" and d.chance(0.97)
     timestamp = NOW_MS if d.chance(0.97) else d.pick([0, NOW_MS + 10**7, -1])
-    spoil = d.rng.choices(("", "crc", "cut", "twice", "none"), (970, 8, 8, 8, 6))[0]
+    spoilt = 0 if d.calm and who is not None else 8
+    spoil = d.rng.choices(
+        ("", "crc", "cut", "twice", "none"), (970, spoilt, spoilt, spoilt, 0 if d.calm else 6)
+    )[0]
     attributes = 0x20 if d.chance(0.005) else 0
 
     def make(k: Knowledge) -> bytes | None:
@@ -173,13 +176,21 @@ def _records(d: Draw, who: Who | None, about: Slot, at: tuple[str, int], number:
     return make
 
 
+def _acks(d: Draw, who: Who | None) -> int:
+    """Of two mistakes in one request Apache Kafka sees the transaction's first; we do not."""
+    if d.calm:
+        return d.rng.choices((-1, 1, 2, -2), (85, 10, who is None, who is None))[0]
+    return d.rng.choices((-1, 1, 0, 2, -2), (85, 10, 2, 1, 1))[0]
+
+
 def produce(
     d: Draw, about: Slot | None, number: int, level: int | None = None, *, plain: bool = False
 ) -> Request:
     """Batches in a transaction, of an idempotent producer (``about`` without a name), or plain."""
     slot = about or ("", 0)
     who = None if plain else d.identity(slot)
-    name = d.topic()
+    # Of two mistakes Apache Kafka sees the transaction's first.
+    name = d.topic() if plain or not slot[0] else d.readable()
     indexes = sorted({d.partition() for _ in range(d.rng.choices((1, 2), (8, 2))[0])})
     transactional_id: str | None = slot[0] if not plain and slot[0] else None
     if d.chance(0.03):
@@ -189,7 +200,7 @@ def produce(
         version_of(d, "produce", level),
         {
             "transactional_id": transactional_id,
-            "acks": d.rng.choices((-1, 1, 0, 2, -2), (85, 10, 2, 1, 1))[0],
+            "acks": _acks(d, who),
             "timeout": d.pick([10_000, 1_000, 0] if not d.calm else [10_000]),
             "topic_data": [
                 {
@@ -263,5 +274,5 @@ def describe_producers(d: Draw) -> Request:
     return Request(
         "describe_producers",
         0,
-        {"topics": d.some(lambda: {"name": d.topic(), "partition_indexes": [d.partition()]})},
+        {"topics": d.some(lambda: {"name": d.readable(), "partition_indexes": [d.partition()]})},
     )

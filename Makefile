@@ -7,7 +7,7 @@ RUN    := $(BIN)/python -m
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart demo examples spark-examples test lint oracle containers crash lives mqtt spark bench readme clean
+.PHONY: help setup setup-dev quickstart demo examples spark-examples test lint oracle containers crash lives compared-lives mqtt spark bench readme clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ crash: $(VENV)/.dev  ## kills and power loss at every step, a simulated fleet of
 
 lives: $(VENV)/.dev  ## a long life of clients that ask anything (SEED=7 N=1000000)
 	$(RUN) pytest -s tests/lives/test_lives.py --seed $(or $(SEED),1) --requests $(or $(N),1000000)
+
+compared-lives: $(VENV)/.dev  ## a life led on Apache Kafka 4.3 as well, answers compared (SEED=7 N=1000; needs java and mvn)
+	$(RUN) pytest -s tests/oracle/test_lives.py --compare-lives --seed $(or $(SEED),1) --requests $(or $(N),300)
 
 mqtt: $(VENV)/.dev  ## 50,000 messages over MQTT, under kill -9 of bridge, broker and daemon (needs Mosquitto)
 	MQTT_MESSAGES=50000 $(RUN) pytest tests/mqtt $(ARGS)

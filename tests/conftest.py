@@ -51,6 +51,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=300,
         help="rebalances of the simulated fleet of consumers (tests/unit/groups/test_fleet.py)",
     )
+    parser.addoption(
+        "--compare-lives",
+        action="store_true",
+        help="lead a life on Apache Kafka as well and compare (tests/oracle/test_lives.py)",
+    )
     parser.addoption("--seed", type=int, default=1, help="the life that tests/lives leads")
     parser.addoption(
         "--requests", type=int, default=20_000, help="how many requests that life sends"

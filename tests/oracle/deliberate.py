@@ -1,11 +1,15 @@
 """Where Fencepost answers otherwise on purpose. Everything else that differs is a failure.
 
-An entry that no longer matches anything fails its trace as well, so that the list stays true.
+An entry that no longer matches anything fails its trace as well, so that the list stays true. What
+random lives come upon stands at the end, by its kind; not all of that is on purpose.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +162,203 @@ DELIBERATE = (
         )
     ),
 )
+
+
+# --- lives led on both brokers -------------------------------------------------------------------
+
+Anything = EllipsisType
+UNDECIDED = "not decided yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of difference that a life led on both brokers may come upon (test_lives.py)."""
+
+    api: str | Anything
+    where: str | Anything
+    """The leaf of the answer, without the numbers of its rows."""
+    ours: str | int | Anything | None
+    theirs: str | int | Anything | None
+    """``...`` stands for whatever the broker said."""
+    why: str
+    when: Callable[[Mapping[str, Any]], bool] = lambda _: True
+    """Looks at the request."""
+    parts: bool = False
+    """Whether the brokers hold different things from then on, so that the life ends there."""
+
+    def __str__(self) -> str:
+        api, where, ours, theirs = (
+            "…" if one is ... else one for one in (self.api, self.where, self.ours, self.theirs)
+        )
+        return f"{api} {where}: {ours} instead of {theirs}: {self.why}"
+
+
+REFUSED_JOIN = "a JoinGroup that is refused creates no group; with Apache Kafka an empty one stays"
+ELIGIBLE = "eligible leader replicas (KIP-966) make min.insync.replicas a dynamic default there"
+BY_IDS = "who is given what goes by ids of members and topics, and those are random"
+ROW = ".topics[].partitions[].error_code"
+
+
+def _of_a_replica(request: Mapping[str, Any]) -> bool:
+    state = request.get("replica_state") or {}
+    return int(request.get("replica_id", state.get("replica_id", -1))) >= 0
+
+
+def _of_every_broker(request: Mapping[str, Any]) -> bool:
+    return any(
+        one["resource_type"] == 4 and not one["resource_name"] for one in request["resources"]
+    )
+
+
+def _of_client_metrics(request: Mapping[str, Any]) -> bool:
+    return any(one["resource_type"] == 16 for one in request["resources"])
+
+
+KINDS = (
+    Kind("join_group", ".member_id", ..., "", "a refused JoinGroup tells the id that was asked"),
+    Kind("list_groups", ".groups", ..., ..., REFUSED_JOIN),
+    Kind("describe_groups", ".groups[].error_code", "group_id_not_found", "none", REFUSED_JOIN),
+    Kind("describe_groups", ".groups[].group_state", "Dead", "Empty", REFUSED_JOIN),
+    Kind("delete_groups", ".results[].error_code", "group_id_not_found", "none", REFUSED_JOIN),
+    Kind("create_topics", ".topics[].configs[].config_source", 5, 3, ELIGIBLE),
+    Kind("describe_configs", ".results[].configs[].config_source", 5, 3, ELIGIBLE),
+    Kind("describe_configs", ".results[].configs[].synonyms", ..., ..., ELIGIBLE),
+    Kind("describe_configs", ".results[].configs", ..., ..., ELIGIBLE, when=_of_every_broker),
+    Kind(
+        "describe_configs",
+        ".results[].configs",
+        ...,
+        ...,
+        "there are no subscriptions of client metrics (KIP-714) here, so they have no settings",
+        when=_of_client_metrics,
+    ),
+    Kind(
+        "describe_configs",
+        ".results[].configs[].config_source",
+        5,
+        4,
+        "Apache Kafka's node.id stands in its file, for want of a default",
+    ),
+    Kind(
+        "produce",
+        ".responses[].partition_responses[].log_start_offset",
+        ...,
+        -1,
+        "what Apache Kafka's transaction coordinator refuses does not come to the log, here the"
+        f" log's start is told all the same: {UNDECIDED}",
+        when=lambda request: request["transactional_id"] is not None,
+    ),
+    Kind(
+        "produce",
+        ".responses[].partition_responses[].error_code",
+        "invalid_required_acks",
+        "unknown_topic_or_partition",
+        f"two mistakes in one request, judged in another order: {UNDECIDED}",
+    ),
+    Kind(
+        "write_txn_markers",
+        f".markers[]{ROW}",
+        "invalid_request",
+        "unknown_server_error",
+        "a marker without a producer escapes Apache Kafka as an unexpected exception",
+    ),
+    Kind(
+        "fetch",
+        ".responses[].partitions[].error_code",
+        ...,
+        "not_leader_or_follower",
+        f"a follower that is no replica is served like a consumer here: {UNDECIDED}",
+        when=_of_a_replica,
+        parts=True,
+    ),
+    Kind(
+        "consumer_group_heartbeat",
+        ".error_code",
+        "invalid_request",
+        "none",
+        "a known member that joins again under another instance id, or its first one, is refused"
+        f" here: {UNDECIDED}",
+        when=lambda request: request["member_epoch"] == 0,
+        parts=True,
+    ),
+    Kind(
+        "offset_commit",
+        ROW,
+        "stale_member_epoch",
+        "none",
+        f"a static member that left for a while can't commit under epoch -2 here: {UNDECIDED}",
+        when=lambda request: request.get("generation_id_or_member_epoch") == -2,
+        parts=True,
+    ),
+    Kind(
+        "join_group",
+        "",
+        ...,
+        None,
+        "a classic member that rejoins a consumer group is told REBALANCE_IN_PROGRESS at once; from"
+        f" Apache Kafka no answer came within 20 s, why is not known: {UNDECIDED}",
+        parts=True,
+    ),
+    *(
+        Kind(
+            "join_group",
+            ".error_code",
+            "unknown_member_id",
+            theirs,
+            "an id that the group gave out, or never had, joins a group that consumers are in:"
+            f" refused here, Apache Kafka takes it or fails: {UNDECIDED}",
+            parts=True,
+        )
+        for theirs in ("none", "unknown_server_error")
+    ),
+    *(
+        Kind(api, f"{at}.topic_partitions{rest}", ..., ..., BY_IDS, parts=True)
+        for api, at in (
+            ("consumer_group_heartbeat", ".assignment"),
+            ("consumer_group_describe", ".groups[].members[].assignment"),
+            ("consumer_group_describe", ".groups[].members[].target_assignment"),
+        )
+        for rest in ("", "[].partitions", "[].topic_id", "[].topic_name")
+    ),
+    Kind(
+        ...,
+        ...,
+        ...,
+        "unknown_server_error",
+        "an exception escapes in Apache Kafka that it does not foresee",
+        parts=True,
+    ),
+    Kind(
+        "join_group",
+        ".protocol_name",
+        "",
+        None,
+        f"the one protocol that was offered has no name: {UNDECIDED}",
+        parts=True,
+    ),
+)
+
+NOT_DRAWN = (
+    (
+        "Fetch and ListOffsets with isolation_level 2: read_uncommitted here, Apache Kafka answers"
+        f" UNKNOWN_SERVER_ERROR; INVALID_REQUEST would be right: {UNDECIDED}"
+    ),
+    (
+        "a transactional batch with producer id -1: INVALID_PRODUCER_ID_MAPPING here, Apache Kafka"
+        f" stores it as a plain one: {UNDECIDED}"
+    ),
+    (
+        "what one ListOffsets names twice, and two markers of one producer in one WriteTxnMarkers:"
+        f" each is answered in a row of its own here, Apache Kafka merges the rows: {UNDECIDED}"
+    ),
+    (
+        "Produce in a transaction with acks=2, or to an internal topic: of the two mistakes Apache"
+        f" Kafka tells the transaction's, Fencepost the other: {UNDECIDED}"
+    ),
+    "a JoinGroup whose metadata can't be read: Apache Kafka does not answer it",
+    (
+        "what depends on the time (expressions of consumers, long polls), on limits of our own"
+        " (long ids), or concerns all lives on a broker (UpdateFeatures, the coordinators' topics)"
+    ),
+)
+"""Differences that are known and that a life on both brokers keeps clear of."""

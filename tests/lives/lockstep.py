@@ -1,0 +1,410 @@
+"""Leads one life on two brokers at once, step by step, and compares what they answer.
+
+Each broker's clients know what that broker taught them. A request that a broker parks (a JoinGroup
+that waits for other members) has to be parked by the other as well, and both have to let it go
+after the same step. What changes on a broker after its answer is waited for, before the next step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import struct
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tests.lives.draw import Request
+from tests.lives.knowledge import Knowledge
+from tests.lives.learn import learn
+from tests.lives.life import Life, Step
+from tests.lives.race import frame_of
+from tests.oracle.tracer import PASSING, UNORDERED, Masks, leaves
+from tests.support.batches import NOW_MS
+from tests.support.raw import Answer, RawClient, decode, errors_in
+
+CLOSED = "connection closed"
+PARKABLE = frozenset({"join_group", "sync_group"})
+PARKED_S = 0.25
+"""What has no answer on either broker by then is parked."""
+
+PATIENCE_S = 10.0
+"""How long the slower broker may take for what the other has done."""
+
+RETRY_S = 0.01
+
+
+class LifeMasks(Masks):
+    """Shows what concerns one life; others were led on the same brokers."""
+
+    def __init__(self, stem: str) -> None:
+        super().__init__()
+        self._stem = stem
+
+    def answered(self, api: str, answer: Answer | str | None) -> Any:
+        """An answer, or what there was instead of one."""
+        if not isinstance(answer, dict):
+            return answer
+        if api == "api_versions":
+            return answer["error_code"]
+        if api == "consumer_group_describe":
+            # With nobody left there is nothing to assign, and our numbers say so.
+            idle = [
+                {**g, "assignment_epoch": 0} if not g["members"] else g for g in answer["groups"]
+            ]
+            answer = {**answer, "groups": idle}
+        if api == "metadata":
+            known = [row for row in answer["topics"] if not row["name"] or self._is_ours(row)]
+            answer = {**answer, "topics": known}
+        listed, name = LISTS.get(api, ("", ""))
+        if listed:
+            rows = [row for row in answer[listed] if str(row[name]).startswith(self._stem)]
+            answer = {**answer, listed: rows}
+        return self.shown(answer)
+
+    def _is_ours(self, row: Mapping[str, Any]) -> bool:
+        return row["name"].startswith(self._stem) or row["error_code"] != "none"
+
+    unordered = UNORDERED | {
+        "markers",
+        "partition_responses",
+        "results_by_partition",
+        "results_by_transaction",
+        "topic_results",
+    }
+
+    def shown(self, value: Any, name: str | None = None) -> Any:
+        if isinstance(value, uuid.UUID):
+            value = str(value)
+        if name == "producer_id" and value == 0:
+            return 0  # also the default of the field
+        if name == "topic_partitions" and isinstance(value, list):
+            # Which partitions: assignors go by member ids and topic ids, and those are random.
+            value = [{**row, "partitions": len(row["partitions"])} for row in value]
+        if name == "timestamp" and isinstance(value, int) and value > NOW_MS:
+            return "an instant"
+        if name in ("assignment", "member_assignment") and isinstance(value, bytes):
+            return len(value)
+        if name == "records" and value:
+            try:
+                return super().shown(value, name)
+            except (AssertionError, struct.error, IndexError):
+                return f"{len(value)} bytes that are no batches"
+        return super().shown(value, name)
+
+
+LISTS = {
+    "list_groups": ("groups", "group_id"),
+    "list_transactions": ("transaction_states", "transactional_id"),
+}
+
+
+KEYS = ("name", "topic", "topic_id", "transactional_id", "group_id", "partition_index", "index")
+KEYS += ("partition", "resource_name", "producer_id")
+
+
+def distinct(value: Any) -> Any:
+    """Name nothing twice in one list: Apache Kafka's tables drop one of them, ours answer both."""
+    if isinstance(value, Mapping):
+        return {name: distinct(item) for name, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    kept: dict[Any, Any] = {}
+    for item in map(distinct, value):
+        key = item
+        if isinstance(item, Mapping):
+            key = tuple(str(item.get(name)) for name in KEYS)
+            if all(part == "None" for part in key):
+                key = len(kept)
+        elif isinstance(item, list):
+            key = len(kept)
+        kept.setdefault(key, item)
+    return list(kept.values())
+
+
+@dataclass
+class UnderWay:
+    """A request that a broker has not answered yet."""
+
+    step: Step
+    body: Mapping[str, Any]
+    frame: bytes
+    answer: Answer | str | None = None
+
+
+class Side:
+    """One broker, the clients' connections to it, and what they know."""
+
+    def __init__(self, bootstrap: str, stem: str) -> None:
+        self.bootstrap = bootstrap
+        self.knowledge = Knowledge()
+        self.masks = LifeMasks(stem)
+        self.parked: dict[int, UnderWay] = {}
+        self.admin = RawClient(bootstrap, client_id="settling")
+        host, port = bootstrap.rsplit(":", 1)
+        self._address = host, int(port)
+        self._sockets: dict[int, socket.socket] = {}
+        self._received: dict[int, bytearray] = {}
+
+    def close(self) -> None:
+        self.admin.close()
+        for connected in self._sockets.values():
+            connected.close()
+
+    def send(self, step: Step) -> UnderWay | None:
+        """Send a step; None if it is left out."""
+        made = frame_of(step.request, self.knowledge, step.number, distinct)
+        if made is None:
+            return None
+        frame, body = made
+        under_way = UnderWay(step, body, frame)
+        self._send(under_way)
+        self.parked[step.client] = under_way
+        return under_way
+
+    def _send(self, under_way: UnderWay) -> None:
+        client = under_way.step.client
+        if client not in self._sockets:
+            connected = socket.create_connection(self._address, 20)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sockets[client] = connected
+            self._received[client] = bytearray()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._sockets[client].sendall(under_way.frame)
+
+    def collect(self, wait_s: float) -> None:
+        """Take what has arrived; what is refused for a passing reason is asked again."""
+        waiting = {self._sockets[c]: c for c, one in self.parked.items() if one.answer is None}
+        if not waiting:
+            return
+        with selectors.DefaultSelector() as selector:
+            for connected in waiting:
+                selector.register(connected, selectors.EVENT_READ)
+            ready = [key.fileobj for key, _ in selector.select(wait_s)]
+        for connected in ready:
+            self._read(waiting[connected])  # type: ignore[index]
+
+    def _read(self, client: int) -> None:
+        under_way = self.parked[client]
+        try:
+            data = self._sockets[client].recv(1 << 20)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._sockets.pop(client).close()
+            under_way.answer = CLOSED
+            return
+        received = self._received[client]
+        received += data
+        if len(received) < 4 or len(received) < 4 + struct.unpack_from(">i", received)[0]:
+            return
+        frame = bytes(received[4:])
+        received.clear()
+        request = under_way.step.request
+        number, answer = decode(request.api, request.version, frame)
+        assert number == under_way.step.number
+        if PASSING.intersection(errors_in(answer)) and time.monotonic() < self._until:
+            time.sleep(RETRY_S)
+            self._send(under_way)
+        else:
+            under_way.answer = answer
+
+    _until = 0.0
+
+    def be_patient(self) -> None:
+        """Ask again what is refused for a passing reason, from now on for a while."""
+        self._until = time.monotonic() + PATIENCE_S / 2
+
+    @property
+    def answered(self) -> set[int]:
+        return {client for client, one in self.parked.items() if one.answer is not None}
+
+    def take(self, client: int) -> UnderWay:
+        """The answer of a client's request, which is learned from."""
+        under_way = self.parked.pop(client)
+        if isinstance(under_way.answer, dict):
+            learn(self.knowledge, under_way.step.request, under_way.body, under_way.answer)
+        else:
+            self.knowledge.sessions.pop(client, None)
+        return under_way
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One leaf of an answer in which the brokers differ."""
+
+    api: str
+    version: int
+    where: str
+    ours: Any
+    theirs: Any
+    step: int
+    request: Any
+    """What the request said to us, ids masked."""
+
+    def __str__(self) -> str:
+        at = f"step {self.step}: {self.api} v{self.version}{self.where}"
+        return f"{at}: {self.ours!r} instead of {self.theirs!r}\n    {self.request}"
+
+
+class LockStep:
+    """Sends the steps of a life to both brokers; ``prologue`` and ``step`` tell what differs."""
+
+    def __init__(self, life: Life, ours: str, theirs: str) -> None:
+        self.life = life
+        self.ours, self.theirs = (Side(one, life.pools.stem) for one in (ours, theirs))
+        self.compared = 0
+        """Answers, or that there was none."""
+
+    def close(self) -> None:
+        for side in (self.ours, self.theirs):
+            side.close()
+
+    def prologue(self) -> list[Difference]:
+        """What has to be there for a life to begin."""
+        return [found for step in self.life.prologue() for found in self._one(step)]
+
+    def step(self) -> list[Difference]:
+        """The next step. A client whose request is parked sends nothing."""
+        step = self.life.step()
+        return [] if step.client in self.ours.parked else list(self._one(step))
+
+    def _one(self, step: Step) -> Iterator[Difference]:
+        sides = self.ours, self.theirs
+        for side in sides:
+            side.be_patient()
+        sent = [side.send(step) for side in sides]
+        if sent[0] is None and sent[1] is None:
+            return
+        request = step.request
+        if sent[0] is None or sent[1] is None:
+            said = [one and one.body for one in sent]
+            yield Difference(request.api, request.version, " asked", *said, step.number, None)
+            return
+        self._wait(step)
+        yield from self._released(step)
+        settle(sides, request, sent[0].body)
+
+    def _wait(self, step: Step) -> None:
+        """Until both brokers have answered the step, or neither does."""
+        sides, client = (self.ours, self.theirs), step.client
+        begun = time.monotonic()
+        while True:
+            done = [client in side.answered for side in sides]
+            waited = time.monotonic() - begun
+            can_park = step.request.api in PARKABLE
+            if all(done) or waited > 2 * PATIENCE_S:
+                return
+            if can_park and not any(done) and waited > PARKED_S:
+                return
+            for side, has in zip(sides, done, strict=True):
+                if not has:
+                    side.collect(0.005)
+
+    def _released(self, step: Step) -> Iterator[Difference]:
+        """Compare all that is answered by now, the step's own and what it let go."""
+        sides, end = (self.ours, self.theirs), time.monotonic() + PATIENCE_S
+        self.ours.collect(0.001)
+        while self.ours.answered != self.theirs.answered and time.monotonic() < end:
+            for side in sides:
+                side.collect(0.005)
+        for client in sorted(self.ours.answered | self.theirs.answered):
+            pair = [side.parked[client] for side in sides]
+            request = pair[0].step.request
+            both = list(zip(sides, pair, strict=True))
+            texts = [side.masks.answered(request.api, one.answer) for side, one in both]
+            bodies = [side.masks.shown(one.body) for side, one in both]
+            for at, one in ((" asked", bodies), ("", texts)):
+                for where, our, their in leaves(*one, at):
+                    yield Difference(
+                        request.api, request.version, where, our, their, step.number, bodies[0]
+                    )
+            self.compared += 1
+            for side in sides:
+                if side.parked[client].answer is not None:
+                    side.take(client)
+
+
+# --- what happens after an answer ----------------------------------------------------------------
+
+CHANGES_TOPICS = frozenset({"create_topics", "delete_topics", "create_partitions", "metadata"})
+CHANGES_SETTINGS = frozenset({"alter_configs", "incremental_alter_configs"})
+ENDS_TRANSACTIONS = frozenset({"end_txn", "init_producer_id"})
+STEADY_S = 3.0
+"""How long brokers may differ in what settles by itself."""
+
+
+def settle(sides: tuple[Side, Side], request: Request, body: Mapping[str, Any]) -> None:
+    """Wait until what the request brings about is there on both brokers; or give up."""
+    looks: list[Callable[[RawClient], Any]] = []
+    if request.api in CHANGES_TOPICS:
+        looks = [topics_of]
+        if request.api == "delete_topics":
+            looks.append(committed)
+    elif request.api in CHANGES_SETTINGS:
+        wanted = [(one["resource_type"], one["resource_name"]) for one in body["resources"]]
+        looks = [partial(settings_of, wanted)]
+    elif request.api in ENDS_TRANSACTIONS:
+        looks = [unfinished]
+    for look in looks:
+        end = time.monotonic() + STEADY_S
+        while look(sides[0].admin) != look(sides[1].admin) and time.monotonic() < end:
+            time.sleep(RETRY_S)
+
+
+def topics_of(admin: RawClient) -> Any:
+    """Every topic with its partitions, and whether their leaders serve."""
+    answer = admin.call("metadata", 12, topics=None)
+    found = {}
+    for topic in answer["topics"]:
+        if topic["name"].startswith("__"):
+            continue
+        asked = [
+            {"partition_index": p["partition_index"], "timestamp": -1, "current_leader_epoch": -1}
+            for p in topic["partitions"]
+        ]
+        row = {"name": topic["name"], "partitions": asked}
+        ends = admin.call("list_offsets", 5, replica_id=-1, topics=[row])["topics"]
+        found[topic["name"]] = sorted(
+            (p["partition_index"], p["error_code"]) for t in ends for p in t["partitions"]
+        )
+    return found
+
+
+def unfinished(admin: RawClient) -> Any:
+    """Transactions that are being ended."""
+    listed = admin.call("list_transactions", 0)["transaction_states"]
+    return sorted(
+        one["transactional_id"] for one in listed if one["transaction_state"].startswith("Prepare")
+    )
+
+
+def committed(admin: RawClient) -> Any:
+    """Every committed offset."""
+    groups = [one["group_id"] for one in admin.call("list_groups", 4)["groups"]]
+    asked = [{"group_id": name, "topics": None} for name in sorted(groups)]
+    return [
+        (one["group_id"], topic["name"], part["partition_index"], part["committed_offset"])
+        for one in admin.call("offset_fetch", 8, groups=asked)["groups"]
+        for topic in sorted(one["topics"], key=lambda topic: topic["name"])
+        for part in sorted(topic["partitions"], key=lambda part: part["partition_index"])
+    ]
+
+
+def settings_of(wanted: list[tuple[int, str]], admin: RawClient) -> Any:
+    """What was set for the resources."""
+    rows = [
+        {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+        for kind, name in wanted
+    ]
+    return [
+        (
+            result["error_code"],
+            sorted((c["name"], c["value"]) for c in result["configs"] if c["config_source"] != 5),
+        )
+        for result in admin.call("describe_configs", 4, resources=rows)["results"]
+    ]

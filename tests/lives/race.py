@@ -89,7 +89,7 @@ def frame_of(
     if request.only_if is not None and not request.only_if(knowledge):
         return None
     entity = _entity(request.api, request.version, "request")
-    body = _fitting(request.api, entity, mend(settled(request.shape, knowledge)))
+    body = mend(_fitting(request.api, entity, settled(request.shape, knowledge)))
     if not entity.__flexible__ and longest(body) > LONGEST_STRING:
         return None
     frame = encode(request.api, request.version, number, "life", body)

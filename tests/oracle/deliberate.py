@@ -204,9 +204,11 @@ def _of_a_replica(request: Mapping[str, Any]) -> bool:
     return int(request.get("replica_id", state.get("replica_id", -1))) >= 0
 
 
-def _of_every_broker(request: Mapping[str, Any]) -> bool:
+def _of_a_broker(request: Mapping[str, Any]) -> bool:
     return any(
-        one["resource_type"] == 4 and not one["resource_name"] for one in request["resources"]
+        one["resource_type"] == 4
+        and (not one["resource_name"] or one["configuration_keys"] is None)
+        for one in request["resources"]
     )
 
 
@@ -219,11 +221,64 @@ KINDS = (
     Kind("list_groups", ".groups", ..., ..., REFUSED_JOIN),
     Kind("describe_groups", ".groups[].error_code", "group_id_not_found", "none", REFUSED_JOIN),
     Kind("describe_groups", ".groups[].group_state", "Dead", "Empty", REFUSED_JOIN),
+    Kind(
+        "describe_groups",
+        ".groups[].authorized_operations",
+        -(2**31),
+        ...,
+        "of a group that a DescribeGroups does not find, nothing is authorized here; Apache Kafka"
+        f" tells what is of any group: {UNDECIDED}",
+    ),
     Kind("delete_groups", ".results[].error_code", "group_id_not_found", "none", REFUSED_JOIN),
     Kind("create_topics", ".topics[].configs[].config_source", 5, 3, ELIGIBLE),
     Kind("describe_configs", ".results[].configs[].config_source", 5, 3, ELIGIBLE),
     Kind("describe_configs", ".results[].configs[].synonyms", ..., ..., ELIGIBLE),
-    Kind("describe_configs", ".results[].configs", ..., ..., ELIGIBLE, when=_of_every_broker),
+    Kind(
+        "describe_configs",
+        ".results[].configs",
+        ...,
+        ...,
+        "which settings a broker has: of all that Apache Kafka has, those that mean something here",
+        when=_of_a_broker,
+    ),
+    *(
+        Kind(
+            api,
+            ".responses[].error_code",
+            "invalid_config",
+            "invalid_request",
+            "settings that client metrics (KIP-714) do not have: Apache Kafka has another error",
+            when=_of_client_metrics,
+        )
+        for api in ("alter_configs", "incremental_alter_configs")
+    ),
+    Kind(
+        "describe_producers",
+        ".topics[].partitions[].error_code",
+        "unknown_topic_or_partition",
+        "invalid_topic_exception",
+        f"a name that no topic can have: {UNDECIDED}",
+    ),
+    Kind(
+        "add_partitions_to_txn",
+        ".results_by_transaction[].topic_results[].results_by_partition[].partition_error_code",
+        "topic_authorization_failed",
+        ...,
+        "an internal topic in a transaction that a broker asks about: refused first here, Apache"
+        f" Kafka looks at the transaction and lets it in: {UNDECIDED}",
+        parts=True,
+    ),
+    *(
+        Kind(
+            "consumer_group_heartbeat",
+            ".assignment",
+            *said,
+            "whether the answer repeats what the member is given; it may go by ids, which are"
+            f" random, but nobody has looked: {UNDECIDED}",
+            parts=True,
+        )
+        for said in ((..., None), (None, ...))
+    ),
     Kind(
         "describe_configs",
         ".results[].configs",

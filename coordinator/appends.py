@@ -283,6 +283,8 @@ class Appends:
             error = verified.get(part.key)
             if error is not None:
                 partition.refuse_unverified(part.data or b"")
+                # The log was not asked to append, so the answer tells nothing of it.
+                part.partition = None
                 raise error
             if part.admitted is not None:
                 part.appended = partition.append_admitted(

@@ -194,31 +194,31 @@ def what_refusals_say(t: Tracer) -> None:
 
 
 def targets_that_change_while_a_member_revokes(t: Tracer) -> None:
-    ready(t, "ct")
-    one = topic(t, "ct-a", 6)
-    epoch = enter(t, "ct", "m", "ct-a")["member_epoch"]
-    enter(t, "ct", "n", "ct-a")
-    told = beat(t, "ct", "m", epoch)
-    enter(t, "ct", "o", "ct-a")
+    ready(t, "targets")
+    one = topic(t, "targets-a", 6)
+    epoch = enter(t, "targets", "m", "targets-a")["member_epoch"]
+    enter(t, "targets", "n", "targets-a")
+    told = beat(t, "targets", "m", epoch)
+    enter(t, "targets", "o", "targets-a")
 
     def kept(answer: Answer) -> list[dict[str, Any]]:
         topics = answer["assignment"]["topic_partitions"]
         return of(one, *(index for part in topics for index in part["partitions"]))
 
     # It has given up what it was asked to, and is asked for more, twice.
-    again = beat(t, "ct", "m", epoch, topic_partitions=kept(told))
-    describe(t, "ct")
-    beat(t, "ct", "m", again["member_epoch"])
-    beat(t, "ct", "m", epoch)
-    beat(t, "ct", "m", epoch, topic_partitions=kept(again))
-    enter(t, "ct", "p", "ct-a")
-    last = beat(t, "ct", "m", again["member_epoch"], topic_partitions=kept(again))
-    describe(t, "ct")
+    again = beat(t, "targets", "m", epoch, topic_partitions=kept(told))
+    describe(t, "targets")
+    beat(t, "targets", "m", again["member_epoch"])
+    beat(t, "targets", "m", epoch)
+    beat(t, "targets", "m", epoch, topic_partitions=kept(again))
+    enter(t, "targets", "p", "targets-a")
+    last = beat(t, "targets", "m", again["member_epoch"], topic_partitions=kept(again))
+    describe(t, "targets")
     if last["assignment"] is not None:
-        beat(t, "ct", "m", last["member_epoch"], topic_partitions=kept(last))
-    describe(t, "ct")
+        beat(t, "targets", "m", last["member_epoch"], topic_partitions=kept(last))
+    describe(t, "targets")
     for member in ("m", "n", "o", "p"):
-        beat(t, "ct", member, -1)
+        beat(t, "targets", member, -1)
 
 
 def static_consumers(t: Tracer) -> None:

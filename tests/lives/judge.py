@@ -54,7 +54,7 @@ def lost(before: Mapping[str, Told], bootstrap: str, *, rewritten: frozenset[str
             topic, index = name.rsplit("-", 1)
             if topic in rewritten or not told["batches"]:
                 continue
-            now = dict(stored(cluster, uuid.UUID(told["topic_id"]), int(index)))
+            now = dict(stored(cluster, uuid.UUID(told["topic_id"]), int(index), told["start"]))
             gone = [at for at, crc in told["batches"].items() if now.get(int(at)) != crc]
             if gone:
                 found.append(
@@ -65,9 +65,10 @@ def lost(before: Mapping[str, Told], bootstrap: str, *, rewritten: frozenset[str
     return found
 
 
-def stored(cluster: Cluster, topic_id: uuid.UUID, index: int) -> Iterator[tuple[int, int]]:
-    """(first offset, CRC) of every batch that a client can read."""
-    offset = 0
+def stored(
+    cluster: Cluster, topic_id: uuid.UUID, index: int, offset: int
+) -> Iterator[tuple[int, int]]:
+    """(first offset, CRC) of every batch that a client can read from ``offset`` on."""
     while True:
         asked = {"partition": index, "fetch_offset": offset, "partition_max_bytes": 1 << 24}
         answer = cluster.call(
@@ -79,9 +80,6 @@ def stored(cluster: Cluster, topic_id: uuid.UUID, index: int) -> Iterator[tuple[
             topics=[{"topic_id": topic_id, "partitions": [{**asked, "current_leader_epoch": -1}]}],
         )
         (part,) = answer["responses"][0]["partitions"]
-        if part["error_code"] == "offset_out_of_range" and offset < part["log_start_offset"]:
-            offset = part["log_start_offset"]
-            continue
         data = part["records"] or b""
         at = 0
         while at + HEADER.size <= len(data):

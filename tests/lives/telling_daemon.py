@@ -24,6 +24,7 @@ from coordinator import daemon, logs
 from coordinator.broker import Broker
 from coordinator.metadata import INTERNAL_TOPICS, METADATA_TOPIC
 from coordinator.runtime import Shard
+from logcore.partition import Partition
 
 LOADING_MS = 60_000
 
@@ -49,6 +50,11 @@ class TellingBroker(Broker):
         _log.debug("every shard is loaded")
         logs.set_level("INFO")
 
+    def _is_known(self, partition: Partition) -> bool:
+        """Whether its topic is not deleted yet: directories follow the record, a few a turn."""
+        topic = self.metadata.topic(partition.topic)
+        return topic is not None and topic.topic_id == partition.topic_id
+
     def _tell(self) -> None:
         shards = {}
         for shard in self._all_shards():
@@ -58,13 +64,13 @@ class TellingBroker(Broker):
         partitions = {
             f"{one.topic}-{one.index}": told(one)
             for one in self.replicas
-            if one.topic not in INTERNAL_TOPICS | {METADATA_TOPIC}
+            if one.topic not in INTERNAL_TOPICS | {METADATA_TOPIC} and self._is_known(one)
         }
         Path(os.environ["TELL"]).write_text(json.dumps([shards, partitions]))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def told(partition: Any) -> dict[str, Any]:
+def told(partition: Partition) -> dict[str, Any]:
     """What a partition holds: its ends, and a sum of every batch by its first offset."""
     return {
         "topic_id": str(partition.topic_id),

@@ -20,11 +20,21 @@ from logcore.machine import DomainError
 
 FIRST_WITH_UPGRADE_TYPE = 1
 
+MAX_FEATURE_UPDATES = 1_000
+"""Updates of one request. There are three features; this bounds what one turn looks through."""
+
 
 @handles(ApiKey.UPDATE_FEATURES, versions=(0, 2), permission="ALTER Cluster")
 def run(ctx: Context) -> Steps[Entity]:
     """Check and make the updates."""
     body, make = ctx.body, ctx.respond
+    if len(body.feature_updates) > MAX_FEATURE_UPDATES:
+        return make.UpdateFeaturesResponse(
+            throttle_time_ms=0,
+            error_code=ErrorCode.invalid_request,
+            error_message=f"a request updates at most {MAX_FEATURE_UPDATES} features",
+            results=(),
+        )
     wanted: dict[str, FeatureUpdate] = {}
     results = []
     for one in body.feature_updates:

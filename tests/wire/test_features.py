@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from coordinator.handlers.update_features import MAX_FEATURE_UPDATES
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 
@@ -83,3 +84,15 @@ def test_only_looking_changes_nothing_and_a_crash_loses_nothing(daemon: Daemon) 
     daemon.start()
     with Cluster(daemon.bootstrap) as cluster:
         assert finalized(cluster) == after == ({FEATURE: 1}, before[1] + 1)
+
+
+def test_a_request_updates_so_many_features_and_no_more(
+    request: pytest.FixtureRequest, cluster: Cluster
+) -> None:
+    if request.config.getoption("--target") != "fencepost":
+        pytest.skip("Apache Kafka sets no bound")
+    update = {"feature": "nothing", "max_version_level": 1, "upgrade_type": 1}
+    for count, code in ((MAX_FEATURE_UPDATES, "invalid_update_version"), (None, "invalid_request")):
+        updates = [update] * (count or MAX_FEATURE_UPDATES + 1)
+        answer = cluster.call("update_features", 2, feature_updates=updates)
+        assert answer["error_code"] == code

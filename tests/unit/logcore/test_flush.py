@@ -162,12 +162,17 @@ def retention_takes_all(partition: Partition) -> None:
 def test_what_changes_under_a_flush(
     tmp_path: Path, when: str, meanwhile: Callable[[Partition], object], expected: int | None
 ) -> None:
-    """``expected`` is the highest recovery point a log may have that was cut."""
+    """``expected`` is the highest recovery point a log may have that was cut.
+
+    It has it at once where the cut came after the plan: what was not cut is on disk.
+    """
     partition, flusher, _ = late(tmp_path / "whole")
     flusher.run_one(**{when.replace(" ", "_"): lambda: meanwhile(partition)})
     assert partition.offline is None
     end = partition.log_end_offset if expected is None else expected
     assert partition.recovery_point <= end
+    if expected is not None and when != "before it is planned":
+        assert partition.recovery_point == expected
     append(partition)
     flusher.run()
     again = open_partition(
@@ -179,6 +184,29 @@ def test_what_changes_under_a_flush(
     )
     assert read_log(again) == read_log(partition)
     partition.close()
+
+
+@pytest.mark.parametrize("meanwhile_appended", [0, 1])
+def test_who_waits_for_a_flush_is_not_forgotten_by_a_cut(
+    tmp_path: Path, meanwhile_appended: int
+) -> None:
+    """The end of the log is shown as far as it was not cut; what came behind has its own flush."""
+    flusher = LateFlusher()
+    partition = open_partition(tmp_path, config=config(flush_messages=1), flusher=flusher)
+    for _ in range(4):
+        append(partition)
+    assert (partition.high_watermark, partition.is_held) == (0, True)
+
+    def cut() -> None:
+        partition.truncate_to(3)
+        for _ in range(meanwhile_appended):
+            append(partition)
+
+    flusher.run_one(before_it_runs=cut)
+    assert (partition.recovery_point, partition.high_watermark) == (3, 3)
+    assert partition.is_held == bool(meanwhile_appended) == bool(flusher.joined)
+    flusher.run()
+    assert partition.high_watermark == partition.log_end_offset == 3 + meanwhile_appended
 
 
 @pytest.mark.parametrize("when", ["before it is planned", "before it runs", "before it ends"])

@@ -51,7 +51,8 @@ class GroupLimits:
     is forgotten first: an honest client returns within milliseconds, so a flood evicts itself."""
 
     max_shard_pending_members: int = 10_000
-    """The same for all groups of a shard together."""
+    """The same for all groups of a shard together. Ids that consumer groups gave out are counted
+    apart, and for the shard alone."""
 
     max_shard_members: int = 20_000
     """Members of all groups of a shard: 50 shards times 20,000 is a million members on one node."""

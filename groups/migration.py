@@ -152,11 +152,13 @@ def _consumers(
     return members, assigned
 
 
-def finish_upgrade(outcome: Outcome, classic: ClassicGroup) -> None:
+def finish_upgrade(shard: Shard, outcome: Outcome, classic: ClassicGroup) -> None:
     """Let go of a classic group whose tombstone is decided: who waits there must join anew."""
     error = RebalanceInProgressError("the group became one of the consumer protocol; rejoin")
     outcome.disarm(join_timer(classic.group_id))
     outcome.disarm(sync_timer(classic.group_id))
+    for member_id in classic.pending_members:
+        shard.give_id(classic.group_id, member_id)
     classic.removed(outcome)
     for member in classic.members.values():
         for token in (classic.take_join(member), member.sync_token):

@@ -81,6 +81,7 @@ def join_group(
         raise InconsistentGroupProtocolError(f"no protocol suits group {group.group_id!r}")
     is_new, instance_id = not command.member_id, command.group_instance_id
     if is_new and instance_id is None and command.require_known_member_id:
+        shard.give_id(group.group_id, command.new_member_id)
         outcome.reply(token, MemberIdRequiredError(command.new_member_id))
         return
     beat = _beat(shard, group, command, settings)
@@ -97,6 +98,7 @@ def join_group(
         timer = session_timer(group.group_id, beat.member_id)
         outcome.arm(timer, command.session_timeout_ms)
         group.joined(outcome, beat.member_id, beat.command.rebalance_timeout_ms)
+    shard.given_ids.pop((group.group_id, beat.member_id), None)
     protocol_name = command.protocols[0][0]
     outcome.reply(
         token,
@@ -121,9 +123,10 @@ def _beat(
         owned[topic_id] = (*owned.get(topic_id, ()), index)
     shard.require_small_subscription(subscription.topics, subscription.rack_id)
     member_id, rebalance_ms = command.member_id, command.rebalance_timeout_ms
-    if member_id and member_id not in group.members and subscription.owned:
-        # Ids that were handed out are not remembered, so a stranger may be new. This one is not: it
-        # was removed while it rebalanced, and reads on what others may have by now.
+    is_known = member_id in group.members or (group.group_id, member_id) in shard.given_ids
+    if member_id and subscription.owned and not is_known:
+        # It was removed while it rebalanced, and reads on what others may have by now. That an id
+        # was given out may be forgotten, so whoever owns nothing counts as new.
         raise UnknownMemberIdError(f"{member_id!r} was removed; what it owns is lost")
     said = ConsumerHeartbeat(
         group_id=group.group_id,

@@ -27,6 +27,9 @@ class Shard:
     """What a group has of its own in place of ``consumer``; asked when it is loaded."""
     image: TopicImage | None = None
     """The cluster's topics as last told; None until somebody does after a load."""
+    given_ids: dict[tuple[str, str], None] = field(default_factory=dict)
+    """(group id, member id) that consumer groups gave out and nobody has joined with, oldest first;
+    at most ``max_shard_pending_members``."""
 
     def settings_of(self, group_id: str) -> ConsumerSettings:
         """Return what holds for a group of the consumer protocol."""
@@ -38,6 +41,12 @@ class Shard:
         Assignors are always the shard's: those that run elsewhere know which groups asked them.
         """
         return self.consumer if own is None else replace(own, assignors=self.consumer.assignors)
+
+    def give_id(self, group_id: str, member_id: str) -> None:
+        """Remember that a consumer group told a classic member to come back with this id."""
+        self.given_ids[group_id, member_id] = None
+        if len(self.given_ids) > self.limits.max_shard_pending_members:
+            del self.given_ids[next(iter(self.given_ids))]
 
     def require_room_for_group(self, group_id: str) -> None:
         """Raise :class:`GroupLimitExceededError` unless a group may be created."""

@@ -348,6 +348,30 @@ def classic_members_of_a_consumer_group(t: Tracer) -> None:
     logged(t, "mc")
 
 
+def classic_members_that_say_what_they_own(t: Tracer) -> None:
+    """Under ids that the group gave out, and under one that it never had."""
+    ready(t, "mw", "mw-up")
+    one = topic(t, "mw-a", 2)
+    first = enter(t, "mw", "m", "mw-a")
+    says = {"protocols": protocols("mw-a", version=1, owned={"mw-a": [1]})}
+    joined = join(t, "mw", "", **says)
+    beat(t, "mw", "m", first["member_epoch"])
+    told = beat(t, "mw", "m", first["member_epoch"], topic_partitions=of(one, 0))
+    alive(t, "mw", joined)
+    joined = join(t, "mw", joined["member_id"], **says)
+    sync(t, "mw", joined)
+    describe(t, "mw")
+    beat(t, "mw", "m", told["member_epoch"])
+    # The id is given out by the classic group, and used in the consumer group.
+    stable(t, "mw-up", "mw-a", 0, 1)
+    body = {"session_timeout": JOIN_MS, "rebalance_timeout": JOIN_MS, "protocol_type": "consumer"}
+    given = t("join_group", 5, group_id="mw-up", member_id="", **body, **says)
+    enter(t, "mw-up", "m", "mw-a")
+    t("join_group", 5, group_id="mw-up", member_id=given["member_id"], **body, **says)
+    stranger = {"group_id": "mw-up", "member_id": "stranger", **body, **says}
+    t.note("a stranger", t.quietly("join_group", 5, **stranger)["error_code"])
+
+
 def down_when_the_last_one_leaves(t: Tracer) -> None:
     ready(t, "md")
     one = topic(t, "md-a", 2)
@@ -412,6 +436,7 @@ TRACES = [
     up_with_offsets_and_no_record,
     no_way_up,
     classic_members_of_a_consumer_group,
+    classic_members_that_say_what_they_own,
     down_when_the_last_one_leaves,
     static_members_change_their_protocol,
 ]

@@ -351,15 +351,47 @@ def test_who_is_told_to_rejoin_and_does_not_is_removed():
     assert driver.event("member_expired")["reason"] == "did not rejoin in time"
 
 
+def owning(topic: str) -> tuple[tuple[str, bytes], ...]:
+    """Protocols of a member that says it owns the topic's first partition."""
+    owned = struct.pack(">ih", 1, len(topic)) + topic.encode() + struct.pack(">ii", 1, 0)
+    return (("range", struct.pack(">h", 1) + subscription(topic)[2:] + owned),)
+
+
+def is_taken_in(driver: ConsumerDriver, member_id: str) -> bool:
+    """Whether a member that owns something may join under this id."""
+    try:
+        return bool(driver.answer(Driver.join(driver, member_id, protocols=owning("t"))).member_id)
+    except UnknownMemberIdError:
+        return False
+
+
 def test_who_was_removed_while_it_rebalanced_does_not_go_on_with_what_it_reads():
     driver, one = mixed()
     one.sync()
     driver.leave(one.member_id)
-    owned = subscription("t")[2:] + struct.pack(">ihc", 1, 1, b"t") + struct.pack(">ii", 1, 0)
-    protocols = (("range", struct.pack(">h", 1) + owned),)
-    with pytest.raises(UnknownMemberIdError):
-        driver.answer(Driver.join(driver, one.member_id, protocols=protocols))
+    assert not is_taken_in(driver, one.member_id)
+    # A client that lets go of nothing would ask for ids for ever.
+    _, new = join_dynamic(driver, protocols=owning("t"))
+    assert new in driver.consumer_group().members
+    driver.leave(new)
+    assert not is_taken_in(driver, new)
     assert driver.answer(Driver.join(driver, one.member_id)).member_id == one.member_id
+
+
+def test_an_id_that_the_group_gave_out_holds_when_consumers_come():
+    driver, one = classic_pair()[:2]
+    told = driver.answers[Driver.join(driver)]
+    driver.client("m")
+    assert is_taken_in(driver, told.member_id)
+    assert not is_taken_in(driver, "nobody")
+    assert one.member_id in driver.consumer_group().members
+
+
+def test_the_oldest_id_that_was_given_out_is_forgotten_first():
+    driver = ConsumerDriver(GroupLimits(max_shard_pending_members=2))
+    driver.client("m")
+    first, *later = (driver.answers[Driver.join(driver)].member_id for _ in range(3))
+    assert [is_taken_in(driver, name) for name in (first, *later)] == [False, True, True]
 
 
 def test_nobody_is_told_to_rejoin_before_that_can_change_anything():

@@ -75,7 +75,7 @@ def heartbeat(shard: Shard, outcome: Outcome, token: Token, command: ConsumerHea
     require_small(shard, outcome)
     former = shard.groups.get(group.group_id)
     if isinstance(former, ClassicGroup):
-        finish_upgrade(outcome, former)
+        finish_upgrade(shard, outcome, former)
     group.stop_classic_timers(outcome, beat.member_id)
     remember(outcome, beat)
     outcome.arm(session_timer(group.group_id, beat.member_id), settings.session_timeout_ms)
@@ -199,10 +199,7 @@ def _member(
     joins = command.member_epoch == JOIN_EPOCH
     if is_static and joins and owner is not None:
         take_over(outcome, beat, owner)
-    elif joins:
-        if known is not None and is_static and known.instance_id != command.instance_id:
-            raise InvalidGroupRequestError("a member can't change its instance id")
-    else:
+    elif not joins:
         if is_static:
             require_owner(command.instance_id, command.member_id, owner)
         elif known is None:

@@ -342,7 +342,7 @@ class ConsumerGroup(Group):
         if not in_txn and not is_modern and member.classic is None:
             raise UnsupportedGroupRequestError("members of this group commit with v9 or later")
         current = self.current(member_id)
-        if generation_id >= 0 and generation_id == current.member_epoch:
+        if generation_id == current.member_epoch:
             return
         error: GroupError = StaleMemberEpochError(f"epoch {current.member_epoch} is current")
         if member.classic is not None or (in_txn and not is_modern):

@@ -140,6 +140,8 @@ def take_over(outcome: Outcome, beat: Beat, owner: str) -> None:
     value_now = write_current(beat.current)
     outcome.append(cr.current_assignment(group.group_id, member_id, value_now))
     beat.replaced = owner
+    if member_id != owner and member_id in group.members:
+        beat.reasons.append(f"member {member_id} left its place for that of {owner}")
     outcome.event(
         EventKind.MEMBER_FENCED,
         group.group_id,

@@ -23,6 +23,7 @@ from group_driver import G
 from groups import records
 from groups.commands import DescribeGroup, ListGroups
 from groups.consumer_commands import ConsumerHeartbeatResult, TopicImage, TopicsChanged
+from groups.consumer_group import flat
 from groups.errors import (
     FencedInstanceIdError,
     FencedMemberEpochError,
@@ -240,6 +241,31 @@ def test_a_rejoin_with_the_same_id_after_a_static_leave():
     assert driver.join("s1", instance_id="i").assignment == ALL_T
     driver.reload()
     assert driver.consumer_group().static_members == {"i": "s1"}
+
+
+def test_a_member_may_take_an_instance_id_and_change_it():
+    driver = ConsumerDriver()
+    driver.join("s")
+    for name in ("i", "j"):
+        assert driver.join("s", instance_id=name).assignment == ALL_T
+        driver.reload()
+        assert driver.consumer_group().static_members == {name: "s"}
+    with pytest.raises(UnknownMemberIdError):
+        driver.beat("s", 2, instance_id="i")
+    driver.join("m", instance_id="i")
+    with pytest.raises(UnreleasedInstanceIdError):
+        driver.join("m", instance_id="j")
+
+
+def test_who_takes_over_a_place_leaves_its_own_to_the_others():
+    driver = ConsumerDriver()
+    one, two, three = (driver.client(name, instance_id=name) for name in "abc")
+    settle(one, two, three)
+    one.leave(epoch=-2)
+    two.fields["instance_id"] = "a"
+    two.rejoin()
+    settle(two, three)
+    assert two.owned | three.owned == flat(ALL_T)
 
 
 # --- a life --------------------------------------------------------------------------------------

@@ -68,6 +68,20 @@ def test_who_may_commit():
         commit(driver, 3, is_v9_or_later=False)
 
 
+def test_who_left_for_a_while_may_still_commit():
+    driver = ConsumerDriver()
+    driver.join("m", instance_id="i")
+    driver.beat("m", -2, instance_id="i")
+    commit(driver, -2, "m", at(0))
+    assert driver.fetch("t", 0).offset == 5
+    for epoch in (2, -1):
+        with pytest.raises(StaleMemberEpochError):
+            commit(driver, epoch, "m", at(0))
+    driver.join("n", instance_id="i")
+    with pytest.raises(UnknownMemberIdError):
+        commit(driver, -2, "m", at(0))
+
+
 def test_an_older_epoch_commits_what_it_had_already():
     driver = two_members()
     commit(driver, 2, "m", at(0), at(1))

@@ -39,11 +39,10 @@ async def run(ctx: Context) -> Entity:
 
 def _described(ctx: Context, group_id: str, result: DescribeGroupResult | DomainError) -> Entity:
     respond = ctx.respond
-    operations = NOT_ASKED
-    if getattr(ctx.body, "include_authorized_operations", False):
-        operations = ALL_OPERATIONS
+    asked = getattr(ctx.body, "include_authorized_operations", False)
+    operations = ALL_OPERATIONS if asked else NOT_ASKED
     if isinstance(result, DomainError):
-        return _refused(ctx, group_id, result)
+        return _refused(ctx, group_id, result, operations)
     return respond.DescribedGroup(
         error_code=ErrorCode.none,
         group_id=group_id,
@@ -65,7 +64,7 @@ def _described(ctx: Context, group_id: str, result: DescribeGroupResult | Domain
     )
 
 
-def _refused(ctx: Context, group_id: str, error: DomainError) -> Entity:
+def _refused(ctx: Context, group_id: str, error: DomainError, operations: int) -> Entity:
     code = error_code(error)
     missing = code is ErrorCode.group_id_not_found
     if missing and ctx.version < 6:
@@ -75,5 +74,5 @@ def _refused(ctx: Context, group_id: str, error: DomainError) -> Entity:
         error_message=str(error),
         group_id=group_id,
         group_state=DEAD if missing else "",
-        authorized_operations=NOT_ASKED,
+        authorized_operations=operations if code is ErrorCode.none else NOT_ASKED,
     )

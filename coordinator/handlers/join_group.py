@@ -100,4 +100,5 @@ def _refusal(ctx: Context, code: ErrorCode, member_id: str) -> Entity:
 
 
 def _nullable_from_7(ctx: Context, protocol_name: str | None) -> str | None:
-    return protocol_name if ctx.version >= 7 else protocol_name or ""
+    """As in Kafka's ``JoinGroupResponse`` an empty name is none where there can be none."""
+    return (protocol_name or None) if ctx.version >= 7 else protocol_name or ""

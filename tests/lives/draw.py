@@ -154,14 +154,11 @@ class Draw:
             ]
         )
 
-    def instance(self, about: Slot, *, steady: bool = False) -> str | None:
-        """The later slots of the groups with an odd number are static, nearly always.
-
-        ``steady``: with Apache Kafka a member may change its instance id, with us it may not.
-        """
+    def instance(self, about: Slot) -> str | None:
+        """The later slots of the groups with an odd number are static, nearly always."""
         group, number = about
         is_static = number >= 2 and group[-1:] in "135"
-        if self.chance(0.04) and not (steady and self.calm):
+        if self.chance(0.04):
             return self.pick([None, "", "instance-2", "instance-9", self.odd()])
         return f"instance-{number}" if is_static else None
 

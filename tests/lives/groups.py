@@ -189,7 +189,7 @@ def consumer_heartbeat(d: Draw, about: Slot, *, epoch: int | None = None) -> Req
             "group_id": about[0],
             "member_id": member,
             "member_epoch": said_epoch,
-            "instance_id": d.instance(about, steady=True),
+            "instance_id": d.instance(about),
             "rack_id": d.pick(["", "rack"]) if d.chance(0.03) else None,
             "rebalance_timeout": lambda k: full(patience)(k) or -1,
             "subscribed_topic_names": full(names if with_names else None),

@@ -36,6 +36,19 @@ LOWERED = (
     "no record of transaction.version 0 can say that the client speaks version 2: Apache Kafka"
     " fails amid the write and leaves the id pending; here the record is one of version 1"
 )
+OVERTAKEN = (
+    "a request that waits for others and is overtaken by its member's next is told"
+    " REBALANCE_IN_PROGRESS; Apache Kafka forgets it, and its connection waits in vain"
+)
+LET_GO = (
+    "an instance id that its member gave up for another is free again; Apache Kafka keeps it for"
+    " that member, also when it is gone, and nobody can join under it any more"
+)
+STRANGERS = (
+    "whoever joins a group of consumers under an id that it neither knows nor gave out, and says it"
+    " owns partitions, was removed while it rebalanced: Apache Kafka lets it read on from where it"
+    " was, and commit, over what others have read and committed since"
+)
 MOVED = "a log that moves costs each consumer group an epoch: our hash of its topics is another"
 
 DELIBERATE = (
@@ -121,6 +134,9 @@ DELIBERATE = (
         '""',
         "a refused JoinGroup tells the member id that was asked, in every kind of group",
     ),
+    Deviation("asking_again_while_one_waits", '"rebalance_in_progress"', '"no answer"', OVERTAKEN),
+    Deviation("consumers_that_change_their_instance_id", '"none"', '"unknown_member_id"', LET_GO),
+    Deviation("classic_members_that_say_what_they_own", '"unknown_member_id"', '"none"', STRANGERS),
     Deviation(
         "lengths_that_lie",
         '"connection closed"',
@@ -221,14 +237,6 @@ KINDS = (
     Kind("list_groups", ".groups", ..., ..., REFUSED_JOIN),
     Kind("describe_groups", ".groups[].error_code", "group_id_not_found", "none", REFUSED_JOIN),
     Kind("describe_groups", ".groups[].group_state", "Dead", "Empty", REFUSED_JOIN),
-    Kind(
-        "describe_groups",
-        ".groups[].authorized_operations",
-        -(2**31),
-        ...,
-        "of a group that a DescribeGroups does not find, nothing is authorized here; Apache Kafka"
-        f" tells what is of any group: {UNDECIDED}",
-    ),
     Kind("delete_groups", ".results[].error_code", "group_id_not_found", "none", REFUSED_JOIN),
     Kind("create_topics", ".topics[].configs[].config_source", 5, 3, ELIGIBLE),
     Kind("describe_configs", ".results[].configs[].config_source", 5, 3, ELIGIBLE),
@@ -326,45 +334,34 @@ KINDS = (
         when=_of_a_replica,
         parts=True,
     ),
-    Kind(
-        "consumer_group_heartbeat",
-        ".error_code",
-        "invalid_request",
-        "none",
-        "a known member that joins again under another instance id, or its first one, is refused"
-        f" here: {UNDECIDED}",
-        when=lambda request: request["member_epoch"] == 0,
-        parts=True,
+    *(
+        Kind(
+            "consumer_group_heartbeat",
+            ".error_code",
+            ours,
+            theirs,
+            LET_GO,
+            when=lambda request: request["instance_id"] is not None,
+            parts=True,
+        )
+        for ours, theirs in (
+            ("none", "unreleased_instance_id"),
+            ("none", "unknown_member_id"),
+            ("unknown_member_id", "none"),
+        )
     ),
-    Kind(
-        "offset_commit",
-        ROW,
-        "stale_member_epoch",
-        "none",
-        f"a static member that left for a while can't commit under epoch -2 here: {UNDECIDED}",
-        when=lambda request: request.get("generation_id_or_member_epoch") == -2,
-        parts=True,
+    *(
+        Kind(api, "", ..., None, OVERTAKEN, when=lambda request: request["member_id"], parts=True)
+        for api in ("join_group", "sync_group")
     ),
     Kind(
         "join_group",
-        "",
-        ...,
-        None,
-        "a classic member that rejoins a consumer group is told REBALANCE_IN_PROGRESS at once; from"
-        f" Apache Kafka no answer came within 20 s, why is not known: {UNDECIDED}",
+        ".error_code",
+        "unknown_member_id",
+        "none",
+        STRANGERS,
+        when=lambda request: request["member_id"],
         parts=True,
-    ),
-    *(
-        Kind(
-            "join_group",
-            ".error_code",
-            "unknown_member_id",
-            theirs,
-            "an id that the group gave out, or never had, joins a group that consumers are in:"
-            f" refused here, Apache Kafka takes it or fails: {UNDECIDED}",
-            parts=True,
-        )
-        for theirs in ("none", "unknown_server_error")
     ),
     *(
         Kind(api, f"{at}.topic_partitions{rest}", ..., ..., BY_IDS, parts=True)
@@ -381,14 +378,6 @@ KINDS = (
         ...,
         "unknown_server_error",
         "an exception escapes in Apache Kafka that it does not foresee",
-        parts=True,
-    ),
-    Kind(
-        "join_group",
-        ".protocol_name",
-        "",
-        None,
-        f"the one protocol that was offered has no name: {UNDECIDED}",
         parts=True,
     ),
 )

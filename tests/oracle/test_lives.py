@@ -74,16 +74,14 @@ def test_a_life_is_answered_the_same(
 
 
 def test_only_listed_kinds_are_known() -> None:
-    def found(theirs: object, epoch: int) -> Difference:
-        body = {"member_epoch": epoch}
-        return Difference(
-            "consumer_group_heartbeat", 1, ".error_code", "invalid_request", theirs, 9, body
-        )
+    def found(theirs: object, instance_id: str | None) -> Difference:
+        body = {"instance_id": instance_id}
+        return Difference("consumer_group_heartbeat", 1, ".error_code", "none", theirs, 9, body)
 
     seen = Counter[Kind]()
     assert judged([], seen)
-    assert not judged([found("none", 0)], seen)
+    assert not judged([found("unreleased_instance_id", "i")], seen)
     assert seen.total() == 1
-    for other in (found("none", 3), found("unknown_member_id", 0)):
+    for other in (found("unreleased_instance_id", None), found("fenced_instance_id", "i")):
         with pytest.raises(AssertionError, match="consumer_group_heartbeat v1"):
             judged([other], seen)

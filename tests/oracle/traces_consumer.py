@@ -255,6 +255,31 @@ def static_consumers(t: Tracer) -> None:
     describe(t, "cs")
 
 
+def consumers_that_change_their_instance_id(t: Tracer) -> None:
+    ready(t, "ci")
+    topic(t, "ci-a", 2)
+    topic(t, "ci-b", 1)
+    one = enter(t, "ci", "a", "ci-a")
+    enter(t, "ci", "a", "ci-a", instance_id="i")
+    beat(t, "ci", "a", one["member_epoch"], instance_id="i")
+    enter(t, "ci", "a", "ci-a", instance_id="j")
+    enter(t, "ci", "b", "ci-b", instance_id="j")
+    beat(t, "ci", "a", one["member_epoch"], instance_id="j")
+    describe(t, "ci")
+    beat(t, "ci", "a", -2, instance_id="j")
+    commit(t, "ci", "a", -2, name="ci-a")
+    commit(t, "ci", "a", -1, name="ci-a")
+    commit(t, "ci", "a", one["member_epoch"], name="ci-a")
+    fetch(t, "ci", "a", -2)
+    two = enter(t, "ci", "c", "ci-a", instance_id="j")
+    describe(t, "ci")
+    beat(t, "ci", "c", -1, instance_id="j")
+    beat(t, "ci", "c", two["member_epoch"], instance_id="j")
+    body = {"rebalance_timeout": TIMEOUT, "subscribed_topic_names": [], "topic_partitions": []}
+    again = heartbeat("ci", "b", 0, instance_id="i", **body)
+    t.note("the first instance id", t.quietly("consumer_group_heartbeat", 1, **again)["error_code"])
+
+
 def topics_that_change(t: Tracer) -> None:
     ready(t, "ct")
     topic(t, "ct-a", 1)
@@ -446,6 +471,7 @@ TRACES = [
     what_refusals_say,
     targets_that_change_while_a_member_revokes,
     static_consumers,
+    consumers_that_change_their_instance_id,
     topics_that_change,
     offsets_of_consumers,
     settings_of_groups,

@@ -276,6 +276,60 @@ def a_rebalance_by_hand(t: Tracer) -> None:
         t("heartbeat", 3, **{**me, "generation_id": 2})
 
 
+def _error(client: Cluster) -> str:
+    """The error of the answer that is due; Apache Kafka owes some for ever."""
+    try:
+        return str(client.receive()["error_code"])
+    except TimeoutError:
+        return "no answer"
+
+
+def asking_again_while_one_waits(t: Tracer) -> None:
+    """A second JoinGroup, or SyncGroup, of one member takes the place of the one that waits."""
+    ready(t, "twice")
+    first = stable(t, "twice", 5)
+    with Cluster(t.bootstrap, deadline_s=1) as old, Cluster(t.bootstrap) as new:
+        body = {"group_id": "twice", "session_timeout": 10_000, "rebalance_timeout": 10_000}
+        body |= {"protocol_type": "consumer", "protocols": PROTOCOLS}
+        second = new.call("join_group", 5, **body)["member_id"]
+        old.send("join_group", 5, **body, member_id=second)
+        me = {"group_id": "twice", "member_id": first["member_id"]}
+        while t.quietly("heartbeat", 3, **me, generation_id=1)["error_code"] == "none":
+            pass
+        new.send("join_group", 5, **body, member_id=second)
+        t.note("the older JoinGroup", _error(old))
+        join(t, 5, "twice", first["member_id"])
+        t.note("the newer one", new.receive())
+    with Cluster(t.bootstrap, deadline_s=1) as old, Cluster(t.bootstrap) as new:
+        sync = {"group_id": "twice", "generation_id": 2}
+        for client in (old, new):
+            client.send("sync_group", 3, **sync, member_id=second)
+            t("describe_groups", 4, groups=["twice"])
+        t.note("the older SyncGroup", _error(old))
+        t("sync_group", 3, **sync, member_id=first["member_id"], assignments=[])
+        t.note("the newer one", new.receive())
+
+
+def a_protocol_without_a_name(t: Tracer) -> None:
+    nameless = [{"name": "", "metadata": b""}]
+    for version in (3, 5, 6, 7, 9):
+        group = f"nameless-v{version}"
+        ready(t, group)
+        joined = join(t, version, group, protocols=nameless)
+        if version >= 4:
+            joined = join(t, version, group, joined["member_id"], protocols=nameless)
+        for name in ("", None):
+            t(
+                "sync_group",
+                5,
+                group_id=group,
+                generation_id=joined["generation_id"],
+                member_id=joined["member_id"],
+                protocol_type="consumer",
+                protocol_name=name,
+            )
+
+
 def leaving(t: Tracer) -> None:
     ready(t, "leave", "leave-missing")
     for version in range(6):
@@ -423,6 +477,9 @@ def describing_listing_deleting(t: Tracer) -> None:
     t("leave_group", 1, group_id="d-empty", member_id=joined["member_id"])
     for version in range(7):
         t("describe_groups", version, groups=["d-stable", "d-empty", "d-none", ""])
+    for version in range(3, 7):
+        asked = {"groups": ["d-stable", "d-none"], "include_authorized_operations": True}
+        t("describe_groups", version, **asked)
     for version in range(6):
         answer = t.quietly("list_groups", version)
         t.note(
@@ -452,6 +509,8 @@ TRACES = [
     join_errors,
     wrong_identities_in_every_state,
     a_rebalance_by_hand,
+    asking_again_while_one_waits,
+    a_protocol_without_a_name,
     leaving,
     committing_and_fetching_offsets,
     describing_listing_deleting,

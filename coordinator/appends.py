@@ -18,12 +18,12 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from coordinator.background import SLICE_MS, Threads, spawn
 from coordinator.data_errors import (
@@ -31,9 +31,9 @@ from coordinator.data_errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from coordinator.handlers.answers import Wait
 from coordinator.history import Origin
 from coordinator.metadata import INTERNAL_TOPICS
+from coordinator.storage import Storage
 from logcore.batch import HEADER_SIZE
 from logcore.errors import InvalidRecordError, InvalidTimestampError, NotOneBatchError
 from logcore.machine import DomainError
@@ -41,9 +41,6 @@ from logcore.partition import Appended, Partition
 from logcore.record_check import MAX_RECORD_ERRORS, Room, TooMuchForATurnError
 from logcore.validation import Admitted, admit
 from txn.errors import InvalidProducerIdMappingError
-
-if TYPE_CHECKING:
-    from coordinator.broker import Broker
 
 FIRST_WITH_ZSTD: Final = 7
 FIRST_ADDING_TO_TRANSACTION: Final = 12
@@ -66,6 +63,24 @@ _PRODUCER: Final = struct.Struct(">qh")
 
 TopicPartition = tuple[str, int]
 Check = Callable[[], Admitted]
+Verdicts = Mapping[TopicPartition, DomainError | None]
+"""Why a partition may not be written to; None where it may."""
+
+
+class Verify(Protocol):
+    """Asks the transaction coordinator: ``TxnCoordinator.verify``."""
+
+    def __call__(
+        self,
+        api: str,
+        version: int,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[TopicPartition],
+        origin: Origin | None = None,
+    ) -> Verdicts | asyncio.Future[None]:
+        """A future is done when it is time to ask anew."""
 
 
 @dataclass(slots=True)
@@ -140,10 +155,11 @@ class _Progress:
 
 
 class Appends:
-    """``broker.appends``. Belongs to the event loop."""
+    """``services.appends``. Belongs to the event loop."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, storage: Storage, *, verify: Verify) -> None:
+        self._clock, self._replicas, self._commit = storage.clock, storage.replicas, storage.commit
+        self._ask = verify
         self._last: dict[TopicPartition, asyncio.Task[None]] = {}
         self._threads = Threads("check", CHECK_THREADS)
 
@@ -208,7 +224,7 @@ class Appends:
     def _check(self, append: Append, progress: _Progress) -> None:
         """Find partitions and check their batches while there is time."""
         room = Room()
-        now_ms = self._broker.clock.now_ms()
+        now_ms = self._clock.now_ms()
         until = perf_counter() + _HALF_A_SLICE_S
         for part in islice(append.parts, progress.checked, None):
             try:
@@ -228,7 +244,7 @@ class Appends:
             raise UnknownTopicIdError("no topic has this id")
         if part.topic in INTERNAL_TOPICS:
             raise InvalidTopicError(f"clients may not write to {part.topic}")
-        part.partition = partition = self._broker.replicas.partition(part.topic, part.index)
+        part.partition = partition = self._replicas.partition(part.topic, part.index)
         if not part.data:
             raise NotOneBatchError("a produce request must hold exactly one batch per partition")
         return partial(
@@ -256,11 +272,11 @@ class Appends:
         Nothing comes between an append and its verification. Nothing is appended if there is
         something to wait for first: ``progress.disk``.
         """
-        wait = Wait()
-        verified = self._verify(append, progress.ready, wait)
-        progress.disk = wait.over() if verified is None else None
-        if verified is None:
+        verified = self._verify(append, progress.ready)
+        if isinstance(verified, asyncio.Future):
+            progress.disk = verified
             return
+        progress.disk = None
         until = perf_counter() + _HALF_A_SLICE_S
         done: list[Part] = []
         while progress.ready:
@@ -268,17 +284,15 @@ class Appends:
             self._append_one(append, done[-1], verified)
             if perf_counter() > until:
                 break
-        if append.acks and not self._broker.commit.is_idle:
+        if append.acks and not self._commit.is_idle:
             self._wait_for_disk(append, progress, done)
 
-    def _append_one(
-        self, append: Append, part: Part, verified: Mapping[TopicPartition, DomainError | None]
-    ) -> None:
+    def _append_one(self, append: Append, part: Part, verified: Verdicts) -> None:
         partition = part.partition
         if partition is None:
             return
         try:
-            if self._broker.replicas.find(*part.key) is not partition:
+            if self._replicas.find(*part.key) is not partition:
                 raise _deleted()
             error = verified.get(part.key)
             if error is not None:
@@ -295,13 +309,12 @@ class Appends:
         except DomainError as error:
             append.refuse(part, error)
 
-    def _verify(
-        self, append: Append, parts: Iterable[Part], wait: Wait
-    ) -> Mapping[TopicPartition, DomainError | None] | None:
+    def _verify(self, append: Append, parts: Iterable[Part]) -> Verdicts | asyncio.Future[None]:
         """Ask the transaction coordinator about every partition where a transaction would begin.
 
         Returns an error or None for each of them; partitions with an open transaction of this
-        producer are not asked about, and not in the answer. None: the request has to ``wait``.
+        producer are not asked about, and not in the answer. A future: the request has to wait for
+        it, and to ask anew.
         """
         if append.transactional_id is None or not append.producers:
             return {}
@@ -320,9 +333,7 @@ class Appends:
         if not asked:
             return {}
         tid = append.transactional_id
-        return self._broker.txns.verify(
-            "Produce", append.version, tid, producer_id, epoch, asked, append.origin, wait
-        )
+        return self._ask("Produce", append.version, tid, producer_id, epoch, asked, append.origin)
 
     # --- flush ---
 
@@ -345,7 +356,7 @@ class Appends:
             if not future.done():
                 future.set_result(None)
 
-        if self._broker.commit.after((partition for _, partition, _ in held), settle):
+        if self._commit.after((partition for _, partition, _ in held), settle):
             progress.flushes.append(future)
 
 

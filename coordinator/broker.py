@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -22,30 +22,22 @@ from typing import TYPE_CHECKING, Self
 import structlog
 
 from coordinator import first_contact
-from coordinator.appends import Appends
 from coordinator.background import Step, each_in_turn
 from coordinator.cleaner import Cleaner
 from coordinator.config import BrokerConfig, ConfigError
 from coordinator.errors import error_code
-from coordinator.fetch_sessions import FetchSessions
-from coordinator.group_commit import GroupCommit
-from coordinator.group_coordinator import GroupCoordinator
 from coordinator.handlers import Registry
-from coordinator.history import History
 from coordinator.logs import configure_quietly
 from coordinator.maintenance import Maintenance
-from coordinator.metadata import METADATA_TOPIC, MetadataLog, Topic
-from coordinator.polls import Polls
-from coordinator.replicas import Replicas
+from coordinator.metadata import METADATA_TOPIC
 from coordinator.server import Server
-from coordinator.topics import TopicAdmin
-from coordinator.txn_coordinator import TxnCoordinator
+from coordinator.services import Services
+from coordinator.storage import Storage
 from coordinator.wire.api import ApiKey
 from coordinator.wire.limits import ConnectionLimits
 from logcore.checkpoints import (
     LOCK,
     META_PROPERTIES,
-    RECOVERY_POINT_CHECKPOINT,
     CheckpointError,
     MetaProperties,
     read_meta_properties,
@@ -82,30 +74,6 @@ class Broker:
     ``clock`` are the operating system's unless a test brings its own.
     """
 
-    config: BrokerConfig
-    """Every broker key and what holds for it."""
-    metadata: MetadataLog
-    """Topics, dynamic settings, producer-id blocks."""
-    replicas: Replicas
-    """All partitions."""
-    topics: TopicAdmin
-    """Creating, changing and deleting topics."""
-    groups: GroupCoordinator
-    """Consumer groups and their offsets."""
-    txns: TxnCoordinator
-    """Transactions and producer ids."""
-    history: History
-    """The causes of what groups and transactions went through."""
-    polls: Polls
-    """Requests that wait for records."""
-    fetch_sessions: FetchSessions
-    commit: GroupCommit
-    """Appends that wait for the disk."""
-    appends: Appends
-    """What Produce requests do."""
-    cluster_id: str
-    node_id: int
-
     def __init__(
         self,
         data_dir: str | Path,
@@ -119,13 +87,11 @@ class Broker:
         self.fs: FileSystem = OsFileSystem() if fs is None else fs
         self.clock: Clock = SystemClock() if clock is None else clock
         self.data_dir = Path(data_dir)
-        self.rack = self.config.text("broker.rack")
         self._listen = split_address(listen)
         self._advertised = _advertised(self.config)
         self._lock: int | None = None
-        self._opened = False
-        self._remembering = False
-        self._coordinators: list[GroupCoordinator | TxnCoordinator] = []
+        self._storage: Storage | None = None
+        self._services: Services | None = None
         self._server: Server | None = None
         self._maintenance: Maintenance | None = None
         self.cleaner: Cleaner | None = None
@@ -143,14 +109,18 @@ class Broker:
         return BrokerThread(lambda: cls(data_dir, listen, config))
 
     @property
-    def features(self) -> Mapping[str, tuple[int, int, int]]:
-        """Lowest, highest supported and finalized level of each feature, for ApiVersions."""
-        return self.metadata.features
+    def storage(self) -> Storage:
+        """What is in the directory. Raises RuntimeError when it is not open."""
+        if self._storage is None:
+            raise RuntimeError("the broker's directory is not open")
+        return self._storage
 
     @property
-    def features_epoch(self) -> int:
-        """Grows with every change of a finalized level."""
-        return self.metadata.features_epoch
+    def services(self) -> Services:
+        """What it does. Raises RuntimeError when it is not started."""
+        if self._services is None:
+            raise RuntimeError("the broker is not started")
+        return self._services
 
     # --- addresses ---
 
@@ -183,19 +153,20 @@ class Broker:
         for key, reason in self.config.without_effect():
             _log.warning("setting has no effect", key=key, reason=reason)
         try:
-            self.open()
-            self.history.start()
-            self._remembering = True
-            for coordinator in (self.groups, self.txns):
-                self._coordinators.append(coordinator)
-                await coordinator.start()
-            await self._serve()
+            cluster_id = self.open()
+            self._services = services = Services(
+                self.storage, cluster_id=cluster_id, advertised=lambda: self.advertised
+            )
+            await services.start()
+            await self._serve(services)
         except BaseException:
             await self.stop()
             raise
 
-    def open(self) -> None:
+    def open(self) -> str:
         """Take the directory and load what is in it, without serving it; :meth:`stop` ends that.
+
+        Returns the cluster's id.
 
         For commands that work on a stopped broker's data. Raises BrokerError, MetadataError,
         LogError, OSError.
@@ -212,26 +183,8 @@ class Broker:
         except OSError as error:
             raise BrokerError(f"the data directory {directory} can not be used: {error}") from error
         meta = self._identify(directory)
-        self.cluster_id, self.node_id = meta.cluster_id, meta.node_id
-        self.commit = GroupCommit(self.clock)
-        self.replicas = Replicas(self.fs, directory, self.config, self.clock, self.commit)
-        self.commit.sealed.checkpoint = partial(self.replicas.save, RECOVERY_POINT_CHECKPOINT)
-        self._opened = True
-        self.metadata = MetadataLog(
-            self.replicas.open_metadata(), self.config, self.clock, node_id=self.node_id
-        )
-        self.metadata.count_start()
-        self.replicas.load(self.metadata)
-        self.metadata.compact()
-        self.topics = TopicAdmin(self.metadata, self.config, self.node_id)
-        self.polls = Polls()
-        self.fetch_sessions = FetchSessions(
-            self.config.int("max.incremental.fetch.session.cache.slots")
-        )
-        self.history = History(self.metadata, self.replicas, self.config, self.clock)
-        self.groups = GroupCoordinator(self)
-        self.txns = TxnCoordinator(self)
-        self.appends = Appends(self)
+        self._storage = Storage(self.fs, directory, self.config, self.clock, node_id=meta.node_id)
+        return meta.cluster_id
 
     def _refuse_foreign(self, directory: str) -> None:
         """Leave a directory alone that was never this broker's, and has something in it.
@@ -268,7 +221,7 @@ class Broker:
             )
         return meta
 
-    async def _serve(self) -> None:
+    async def _serve(self, services: Services) -> None:
         config = self.config
         limits = ConnectionLimits(
             max_request_bytes=config.int("socket.request.max.bytes"),
@@ -283,25 +236,25 @@ class Broker:
             unstable_versions=config.bool("unstable.api.versions.enable"),
             unstable_apis=(ApiKey.INIT_PRODUCER_ID,) if two_phase else (),
         )
-        self._server = Server(self, registry=registry, limits=limits, error_code=error_code)
+        self._server = Server(services, registry=registry, limits=limits, error_code=error_code)
         host, port = self._listen
         try:
             await self._server.start(host, port)
         except OSError as error:
             raise BrokerError(f"can not listen on {host}:{port}: {error}") from error
-        self._maintenance = Maintenance(self.replicas, config, self.clock)
+        self._maintenance = Maintenance(services.replicas, config, self.clock)
         self._maintenance.start()
-        self.cleaner = Cleaner(self.replicas, config, self.clock)
+        self.cleaner = Cleaner(services.replicas, config, self.clock)
         self.cleaner.start()
-        self.replicas.removals.start()
+        services.replicas.removals.start()
         _log.info(
             "broker started",
-            cluster_id=self.cluster_id,
-            node_id=self.node_id,
+            cluster_id=services.cluster_id,
+            node_id=services.node_id,
             address=self.bootstrap,
             data_dir=str(self.data_dir),
-            topics=len(self.metadata.topics),
-            after_clean_shutdown=self.replicas.was_clean,
+            topics=len(services.metadata.topics),
+            after_clean_shutdown=services.replicas.was_clean,
         )
 
     async def prepare_first_contact(self) -> None:
@@ -322,34 +275,31 @@ class Broker:
             await each_in_turn(self._steps_of_a_stop())
         finally:
             self._server = self._maintenance = self.cleaner = self._lock = None
-            self._coordinators = []
-            self._opened = self._remembering = False
+            self._services = self._storage = None
 
     def _steps_of_a_stop(self) -> list[Step]:
         """What there is to stop, in its order."""
         steps: list[Step] = []
+        services, storage = self._services, self._storage
         if self._server is not None:
-            steps += [
-                ("stop accepting", self._server.stop_accepting),
-                ("answer long polls", self.polls.close),
-            ]
+            steps.append(("stop accepting", self._server.stop_accepting))
+        if services is not None:
+            steps.append(("answer long polls", services.polls.close))
         if self._maintenance is not None:
             steps.append(("stop maintenance", self._maintenance.stop))
         if self.cleaner is not None:
             steps.append(("stop the cleaner", self.cleaner.stop))
-        if self._opened:
-            steps.append(("wait for the disk", self.commit.drain))
-        steps += [("stop a coordinator", one.stop) for one in reversed(self._coordinators)]
+        if services is not None:
+            steps += services.steps_of_a_stop()
         if self._server is not None:
             steps.append(("close connections", self._server.stop))
-        if self._remembering:
-            steps.append(("write the history", self.history.stop))
-        if self._opened:
+        if services is not None:
+            steps += services.last_steps_of_a_stop()
+        if storage is not None:
             steps += [
-                ("drop unfinished appends", self.appends.close),
-                ("end removals", self.replicas.removals.close),
-                ("end flushes", self.commit.close),
-                ("close the logs", self.replicas.close),
+                ("end removals", storage.replicas.removals.close),
+                ("end flushes", storage.commit.close),
+                ("close the logs", storage.replicas.close),
             ]
         if self._lock is not None:
             steps.append(("give up the lock", partial(self.fs.close, self._lock)))
@@ -366,19 +316,6 @@ class Broker:
         trace: TracebackType | None,
     ) -> None:
         await self.stop()
-
-    # --- what touches more than one service ---
-
-    def drop_topics(self, topics: Sequence[Topic]) -> None:
-        """Serve topics no more whose records are gone; :meth:`forget_topics` has to follow."""
-        for topic in topics:
-            self.replicas.doom(topic)
-        self.polls.wake_all()
-
-    async def forget_topics(self, topics: Sequence[Topic]) -> None:
-        """Get what is left of dropped topics out of the way: directories, groups' offsets."""
-        await self.replicas.forget_doomed()
-        await self.groups.on_topics_deleted([(one.name, one.topic_id.bytes) for one in topics])
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from coordinator import group_settings, logs
 from coordinator.config import (
@@ -26,10 +26,8 @@ from coordinator.config_group_own_defs import GROUP_OWN_KEYS
 from coordinator.config_types import text_of
 from coordinator.data_errors import InvalidRequestError
 from coordinator.metadata import DEFAULT_SETTINGS
+from coordinator.services import Services
 from coordinator.topics import check_name
-
-if TYPE_CHECKING:
-    from coordinator.broker import Broker
 
 MAX_CHANGES_PER_RESOURCE = 1_000
 """Entries that change one resource: several times the number of keys there are."""
@@ -77,7 +75,7 @@ class Described(NamedTuple):
 # --- describing ----------------------------------------------------------------------------------
 
 
-def describe(broker: Broker, kind: int, name: str) -> list[Described]:
+def describe(broker: Services, kind: int, name: str) -> list[Described]:
     """All keys of a resource.
 
     Raises InvalidRequestError, InvalidTopicError, UnknownTopicOrPartitionError.
@@ -97,7 +95,7 @@ def describe(broker: Broker, kind: int, name: str) -> list[Described]:
     raise InvalidRequestError(f"Unsupported resource type: {kind}")
 
 
-def _describe_topic(broker: Broker, name: str) -> list[Described]:
+def _describe_topic(broker: Services, name: str) -> list[Described]:
     check_name(name)
     overrides = broker.topics.known(name).configs
     config = broker.config
@@ -118,7 +116,7 @@ def _describe_topic(broker: Broker, name: str) -> list[Described]:
     return found
 
 
-def _describe_group(broker: Broker, name: str) -> list[Described]:
+def _describe_group(broker: Services, name: str) -> list[Described]:
     own = broker.metadata.group_settings(name)
     found = []
     for key in GROUP_OWN_KEYS.values():
@@ -130,7 +128,7 @@ def _describe_group(broker: Broker, name: str) -> list[Described]:
     return found
 
 
-def _describe_broker(broker: Broker, name: str) -> list[Described]:
+def _describe_broker(broker: Services, name: str) -> list[Described]:
     if name == DEFAULT_SETTINGS:
         source = ConfigSource.DYNAMIC_DEFAULT_BROKER
         return [
@@ -163,7 +161,7 @@ def _logger() -> Described:
     )
 
 
-def _check_node(broker: Broker, name: str) -> None:
+def _check_node(broker: Services, name: str) -> None:
     if name != str(broker.node_id):
         raise InvalidRequestError(
             f"Unexpected broker id, expected {broker.node_id}, but received {name!r}"
@@ -174,7 +172,7 @@ def _check_node(broker: Broker, name: str) -> None:
 
 
 def replace(
-    broker: Broker,
+    broker: Services,
     kind: int,
     name: str,
     entries: Iterable[tuple[str, str | None]],
@@ -196,7 +194,7 @@ def replace(
 
 
 def change(
-    broker: Broker, kind: int, name: str, changes: list[Change], *, validate_only: bool
+    broker: Services, kind: int, name: str, changes: list[Change], *, validate_only: bool
 ) -> None:
     """IncrementalAlterConfigs: set, reset, or edit lists; the rest stays.
 
@@ -220,7 +218,7 @@ def change(
     _store(broker, kind, name, configs, validate_only=validate_only)
 
 
-def _apply(broker: Broker, kind: int, configs: dict[str, str], one: Change) -> None:
+def _apply(broker: Services, kind: int, configs: dict[str, str], one: Change) -> None:
     if one.operation == Operation.DELETE:
         configs.pop(one.name, None)
     elif one.operation == Operation.SET:
@@ -245,13 +243,13 @@ def _items(text: str | None) -> list[str]:
     return [item.strip() for item in (text or "").split(",") if item.strip()]
 
 
-def _inherited(broker: Broker, kind: int, name: str) -> str | None:
+def _inherited(broker: Services, kind: int, name: str) -> str | None:
     if kind == ResourceType.TOPIC:
         return text_of(broker.config.topic_value(name, {}))
     return text_of(broker.config.get(name))
 
 
-def _stored(broker: Broker, kind: int, name: str) -> Mapping[str, str]:
+def _stored(broker: Services, kind: int, name: str) -> Mapping[str, str]:
     """What is stored for a resource now."""
     if kind == ResourceType.TOPIC:
         check_name(name)
@@ -264,7 +262,7 @@ def _stored(broker: Broker, kind: int, name: str) -> Mapping[str, str]:
 
 
 def _store(
-    broker: Broker, kind: int, name: str, configs: Mapping[str, str], *, validate_only: bool
+    broker: Services, kind: int, name: str, configs: Mapping[str, str], *, validate_only: bool
 ) -> None:
     """Check ``configs`` and make them the resource's own."""
     if kind == ResourceType.TOPIC:
@@ -292,7 +290,7 @@ def _store(
 
 
 def _change_logger(
-    broker: Broker, name: str, changes: list[Change], *, validate_only: bool
+    broker: Services, name: str, changes: list[Change], *, validate_only: bool
 ) -> None:
     _check_node(broker, name)
     level = logs.level()

@@ -22,15 +22,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import structlog
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import CloseConnection, Context
-from coordinator.response_budget import LARGE_ANSWERS
-from coordinator.turns import Job, Wait, Work
+from coordinator.handlers import CloseConnection, Context, Registry
+from coordinator.response_budget import LARGE_ANSWERS, ResponseBudget
+from coordinator.turns import Job, Turns, Wait, Work
 from coordinator.wire.api import APIS, ApiKey
+from coordinator.wire.budget import RequestBudget
 from coordinator.wire.build import response_factory
 from coordinator.wire.codec import (
     Request,
@@ -41,13 +42,13 @@ from coordinator.wire.codec import (
 )
 from coordinator.wire.errors import EncodeError, MalformedRequest, UnsupportedVersion
 from coordinator.wire.frames import KEPT_BUFFER_BYTES, FrameBuffer
-from coordinator.wire.limits import BIG_CHUNK_BYTES, FIRST_BUFFER_BYTES
+from coordinator.wire.limits import BIG_CHUNK_BYTES, FIRST_BUFFER_BYTES, ConnectionLimits
 from coordinator.wire.schema import Entity
 from coordinator.wire.writer import Chunk, InFile
 from logcore.machine import DomainError
 
 if TYPE_CHECKING:
-    from coordinator.server import Server
+    from coordinator.services import Services
 
 log = structlog.get_logger(__name__)
 
@@ -63,10 +64,29 @@ SENT_PER_TURN_BYTES = 4_194_304
 """What a client takes of a response is sent to it before others get their turn."""
 
 
-class Connection(asyncio.BufferedProtocol):
-    """The protocol object of one accepted socket. Made by :class:`coordinator.server.Server`."""
+class Owner(Protocol):
+    """What all connections of one server share, and where they are counted."""
 
-    def __init__(self, server: Server) -> None:
+    broker: Services
+    registry: Registry
+    limits: ConnectionLimits
+    error_code: Callable[[DomainError], int]
+    loop: asyncio.AbstractEventLoop
+    turns: Turns
+    budget: RequestBudget
+    responses: ResponseBudget
+
+    def admit(self, connection: Connection) -> bool:
+        """Whether a new connection may stay; counts it if so."""
+
+    def forget(self, connection: Connection) -> None:
+        """A connection has ended."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The protocol object of one accepted socket. Its owner is the server that made it."""
+
+    def __init__(self, server: Owner) -> None:
         self._server = server
         self._limits = server.limits
         self._frames = FrameBuffer(server.limits.max_request_bytes)

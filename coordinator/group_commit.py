@@ -76,6 +76,16 @@ class GroupCommit:
             self._after_running.append(callback)
         return True
 
+    def flushed(self, partitions: Iterable[DurablePartition]) -> asyncio.Future[None] | None:
+        """The same as a future; None if nothing of it is held."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        return done if self.after(partitions, settle) else None
+
     async def drain(self) -> None:
         """Return once nothing waits for the disk any more."""
         while self._task is not None:

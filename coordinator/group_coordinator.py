@@ -5,19 +5,18 @@ Source: ``GroupCoordinatorService``: route by the hash of the group id, merge wh
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from coordinator.assignor_process import AssignorProcesses
 from coordinator.background import Pace, each_in_turn
 from coordinator.group_settings import applied
 from coordinator.metadata import CONSUMER_OFFSETS, GROUP_VERSION
-from coordinator.runtime import Shard
+from coordinator.runtime import Remember, Shard
 from coordinator.shard_errors import (
     CoordinatorNotAvailableError,
 )
 from coordinator.sharded import ShardedCoordinator
+from coordinator.storage import Storage
 from groups.assignors.model import Assignor, AssignorRegistry
 from groups.assignors.range import RangeAssignor
 from groups.assignors.remote import ComputeTarget, RemoteAssignor
@@ -36,9 +35,6 @@ from groups.machine import GroupMachine
 from logcore.machine import InvariantViolation, ProducerStamp
 from logcore.partition import Partition
 
-if TYPE_CHECKING:
-    from coordinator.broker import Broker
-
 _MINUTE_MS = 60_000
 _EXPIRE = "expire offsets"
 
@@ -51,19 +47,18 @@ BUILT_IN: Mapping[str, Callable[[], Assignor]] = {
 
 
 class GroupCoordinator(ShardedCoordinator):
-    """``broker.groups``: every group of this broker."""
+    """``services.groups``: every group of this broker."""
 
-    def __init__(self, broker: Broker) -> None:
-        super().__init__(broker, CONSUMER_OFFSETS)
+    def __init__(self, storage: Storage, remember: Remember) -> None:
+        super().__init__(storage, remember, CONSUMER_OFFSETS)
         self._topic_image: TopicImage | None = None
-        names = broker.config.items("group.consumer.assignors")
+        names = self._config.items("group.consumer.assignors")
         self._computed_elsewhere = AssignorProcesses(name for name in names if name not in BUILT_IN)
         self._base_settings: ConsumerSettings | None = None
+        self._upkeep = self._shards.timers.timers(self._expire_offsets)
 
     async def start(self) -> None:
         """Open the shards if the topic exists; large logs go on loading after the return."""
-        self._shards.bind(asyncio.get_running_loop())
-        self._upkeep = self._shards.timers.timers(self._expire_offsets)
         self._set_upkeep()
         await self._open_existing()
 
@@ -128,20 +123,19 @@ class GroupCoordinator(ShardedCoordinator):
         self._shards.sweep(ExpireOffsets(), "expiry of offsets")
 
     def _set_upkeep(self) -> None:
-        interval_ms = self._broker.config.int("offsets.retention.check.interval.ms")
-        self._upkeep.set(_EXPIRE, self._broker.clock.now_ms() + interval_ms)
+        interval_ms = self._config.int("offsets.retention.check.interval.ms")
+        self._upkeep.set(_EXPIRE, self._clock.now_ms() + interval_ms)
 
     @property
     def serves_consumer_protocol(self) -> bool:
         """Whether ``group.version`` and ``group.coordinator.rebalance.protocols`` allow it."""
-        broker = self._broker
-        allowed = broker.config.items("group.coordinator.rebalance.protocols")
-        return broker.metadata.feature_level(GROUP_VERSION) >= 1 and "consumer" in allowed
+        allowed = self._config.items("group.coordinator.rebalance.protocols")
+        return self._metadata.feature_level(GROUP_VERSION) >= 1 and "consumer" in allowed
 
     @property
     def topic_image(self) -> TopicImage:
         """All topics as assignments see them: the same object until a topic changes."""
-        metadata = self._broker.metadata
+        metadata = self._metadata
         if self._topic_image is None or self._topic_image.version != metadata.topic_changes:
             topics = {
                 topic.name: (topic.topic_id.bytes, topic.partitions)
@@ -151,7 +145,7 @@ class GroupCoordinator(ShardedCoordinator):
         return self._topic_image
 
     def _build(self, _partition: Partition) -> GroupMachine:
-        config = self._broker.config
+        config = self._config
         return GroupMachine(
             GroupLimits(
                 min_session_timeout_ms=config.int("group.min.session.timeout.ms"),
@@ -167,7 +161,7 @@ class GroupCoordinator(ShardedCoordinator):
         )
 
     def _consumer_settings(self) -> ConsumerSettings:
-        config = self._broker.config
+        config = self._config
         return ConsumerSettings(
             session_timeout_ms=config.int("group.consumer.session.timeout.ms"),
             heartbeat_interval_ms=config.int("group.consumer.heartbeat.interval.ms"),
@@ -184,7 +178,7 @@ class GroupCoordinator(ShardedCoordinator):
 
     def settings_of(self, group_id: str) -> ConsumerSettings | None:
         """What a group has of its own in place of the broker's settings; None if nothing."""
-        own = self._broker.metadata.group_settings(group_id)
+        own = self._metadata.group_settings(group_id)
         if not own:
             return None
         if self._base_settings is None:

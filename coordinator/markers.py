@@ -1,8 +1,8 @@
 """Writing the end markers of transactions.
 
-The transaction coordinator says which partitions get a marker; a :class:`MarkerWriter` sees to it.
-On one node that is a call per partition inside the coordinator's own turn. In a cluster it will be
-requests to other brokers; the interface allows for it, since reports may come at any later time.
+The transaction coordinator says which partitions get a marker; a :class:`LocalMarkerWriter` gets
+them there, whatever it takes. On one node that is a call per partition inside the coordinator's own
+turn. Reports may come at any later time.
 
 Source: ``TransactionMarkerChannelManager``; the answers it knows are listed in
 :meth:`LocalMarkerWriter.write_one`.
@@ -16,15 +16,15 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
 from coordinator.background import SLICE_MS, spawn, survived, tell
 from coordinator.metadata import CONSUMER_OFFSETS, OUTSIDE_TRANSACTIONS
 from coordinator.shard_errors import ShardError
+from coordinator.storage import Storage
 from coordinator.timers import TimerQueue
-from logcore.clock import Clock
 from logcore.errors import (
     InvalidProducerEpochError,
     LogError,
@@ -32,9 +32,6 @@ from logcore.errors import (
 )
 from logcore.machine import ProducerStamp
 from txn.commands import MarkersWritten, TopicPartition, WriteMarkers
-
-if TYPE_CHECKING:
-    from coordinator.broker import Broker
 
 RETRY_BACKOFF_MS = 50
 """Wait before markers are tried again, doubling up to :data:`MAX_RETRY_BACKOFF_MS`: at start the
@@ -49,21 +46,23 @@ over in one turn, however busy the machine; opening one that was never used take
 
 Report = Callable[[MarkersWritten], None]
 
+
+class CompleteOffsets(Protocol):
+    """Ends a transaction on one offsets partition: ``GroupCoordinator.complete_transaction``."""
+
+    def __call__(
+        self,
+        index: int,
+        stamp: ProducerStamp,
+        *,
+        commit: bool,
+        coordinator_epoch: int,
+        transaction_version: int,
+    ) -> None:
+        """Raises ShardError, LogError."""
+
+
 _log = structlog.get_logger(__name__)
-
-
-class MarkerWriter(Protocol):
-    """Gets end markers into partitions, whatever it takes."""
-
-    def write(self, request: WriteMarkers, report: Report, tried: Callable[[], None]) -> None:
-        """Write the markers; call ``report`` with each progress, at once or later, until all are.
-
-        ``tried`` is called once, when the first attempt at all of them is over and reported. A new
-        request for a transactional id takes the place of the former one.
-        """
-
-    def close(self) -> None:
-        """Give up; the next load of the transaction's shard begins again."""
 
 
 @dataclass(slots=True)
@@ -87,16 +86,24 @@ class LocalMarkerWriter:
     A marker is reported when it is on disk, where ``flush.messages`` asks for that.
     """
 
-    def __init__(self, broker: Broker, timers: TimerQueue) -> None:
-        self._broker = broker
-        self._clock: Clock = broker.clock
+    def __init__(
+        self, storage: Storage, timers: TimerQueue, complete_offsets: CompleteOffsets
+    ) -> None:
+        self._replicas, self._commit = storage.replicas, storage.commit
+        self._clock = storage.clock
+        self._complete_offsets = complete_offsets
         self._retries = timers.timers(self._retry)
         self._jobs: dict[str, _Job] = {}
         self._unfinished: deque[_Job] = deque()
         self._worker: asyncio.Task[None] | None = None
 
     def write(self, request: WriteMarkers, report: Report, tried: Callable[[], None]) -> None:
-        """See :class:`MarkerWriter`. What can be written in a slice is before this returns."""
+        """Write the markers; call ``report`` with each progress, at once or later, until all are.
+
+        What can be written in a slice of time is before this returns. ``tried`` is called once,
+        when the first attempt at all of them is over and reported. A new request for a
+        transactional id takes the place of the former one.
+        """
         self._retries.set(request.transactional_id, None)
         former = self._jobs.pop(request.transactional_id, None)
         self._attempt(_Job(request, report, request.partitions, tried))
@@ -104,7 +111,7 @@ class LocalMarkerWriter:
             _was_tried(former)
 
     def close(self) -> None:
-        """See :class:`MarkerWriter`."""
+        """Give up; the next load of the transaction's shard begins again."""
         self._retries.clear()
         self._jobs.clear()
         self._unfinished.clear()
@@ -147,15 +154,15 @@ class LocalMarkerWriter:
                 job.refused.append(partition)
         refused = set(job.refused)
         done = [partition for partition in left if partition not in refused]
-        held = [one for one in map(self._broker.replicas.find_open, done) if one is not None]
-        if not self._broker.commit.after(held, partial(self._flushed, job, done)):
+        held = [one for one in map(self._replicas.find_open, done) if one is not None]
+        if not self._commit.after(held, partial(self._flushed, job, done)):
             self._conclude(job, done, job.refused)
         return True
 
     def _flushed(self, job: _Job, done: list[TopicPartition]) -> None:
         """Go on when the markers are on disk; those on a partition that failed are written anew."""
         if self._is_current(job):
-            offline = self._broker.replicas.is_offline
+            offline = self._replicas.is_offline
             kept = [partition for partition in done if not offline(*partition)]
             lost = [partition for partition in done if offline(*partition)]
             self._conclude(job, kept, job.refused + lost)
@@ -224,11 +231,11 @@ class LocalMarkerWriter:
         :class:`LogError`: InvalidProducerEpoch, TransactionCoordinatorFenced, Storage.
         """
         topic, index = partition
-        found = None if topic in OUTSIDE_TRANSACTIONS else self._broker.replicas.find(topic, index)
+        found = None if topic in OUTSIDE_TRANSACTIONS else self._replicas.find(topic, index)
         if found is None:
             return False
         if topic == CONSUMER_OFFSETS:
-            self._broker.groups.complete_transaction(
+            self._complete_offsets(
                 index,
                 stamp,
                 commit=commit,
@@ -247,7 +254,7 @@ class LocalMarkerWriter:
 
     def _is_open(self, producer_id: int, partition: TopicPartition) -> bool:
         try:
-            found = self._broker.replicas.find(*partition)
+            found = self._replicas.find(*partition)
         except LogError:
             return True
         return found is not None and found.has_open_transaction(producer_id)

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from kio.schema.errors import ErrorCode
@@ -21,6 +21,9 @@ from coordinator.wire.budget import RequestBudget
 from coordinator.wire.limits import ConnectionLimits
 from logcore.fs import handle_limit, held_handles
 from logcore.machine import DomainError
+
+if TYPE_CHECKING:
+    from coordinator.services import Services
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +57,7 @@ class Server:
 
     def __init__(
         self,
-        broker: Any,
+        broker: Services,
         *,
         registry: Registry | None = None,
         limits: ConnectionLimits | None = None,

@@ -4,43 +4,42 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from coordinator.background import Pace
 from coordinator.history import Origin
-from coordinator.runtime import Shard
+from coordinator.runtime import Remember, Shard
 from coordinator.shard_errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     ShardError,
 )
 from coordinator.shards import ShardSet
+from coordinator.storage import Storage
 from logcore.machine import DomainError, Machine
 from logcore.partition import Partition
-
-if TYPE_CHECKING:
-    from coordinator.broker import Broker
 
 R = TypeVar("R")
 
 
 class ShardedCoordinator:
-    """A coordinator on the partitions of ``topic``.
+    """A coordinator on the partitions of ``topic``, made in the event loop that it belongs to.
 
     The topic, and with it the shards, come into being with the first FindCoordinator; until then a
     broker without groups has neither 50 directories nor 50 machines.
     """
 
-    def __init__(self, broker: Broker, topic: str) -> None:
-        self._broker = broker
+    def __init__(self, storage: Storage, remember: Remember, topic: str) -> None:
+        self._config, self._clock = storage.config, storage.clock
+        self._metadata, self._replicas = storage.metadata, storage.replicas
         self._shards = ShardSet(
             topic,
-            broker.clock,
+            storage.clock,
             build=self._build,
             perform=self._perform,
             while_loading=self._while_loading,
-            remember=broker.history.remember,
-            commit=broker.commit,
+            remember=remember,
+            commit=storage.commit,
         )
 
     def _build(self, partition: Partition) -> Machine:
@@ -59,9 +58,9 @@ class ShardedCoordinator:
 
     async def _open_existing(self) -> None:
         """Open the shards if the topic exists; large logs go on loading after the return."""
-        topic = self._broker.metadata.topic(self._shards.topic)
+        topic = self._metadata.topic(self._shards.topic)
         if topic is not None:
-            self._shards.open(self._broker.replicas, topic.partitions)
+            self._shards.open(self._replicas, topic.partitions)
             await self._shards.loaded()
 
     def ensure_open(self) -> None:
@@ -73,8 +72,8 @@ class ShardedCoordinator:
             return
         name = self._shards.topic
         try:
-            topic = self._broker.metadata.ensure_internal_topic(name)
-            self._shards.open(self._broker.replicas, topic.partitions)
+            topic = self._metadata.ensure_internal_topic(name)
+            self._shards.open(self._replicas, topic.partitions)
         except DomainError as error:
             raise CoordinatorNotAvailableError(f"{name}: {error}") from error
 

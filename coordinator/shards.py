@@ -44,7 +44,7 @@ Build = Callable[[Partition], Machine]
 
 
 class ShardSet:
-    """The shards of ``topic``.
+    """The shards of ``topic``. Belongs to the event loop that runs when it is made.
 
     ``build`` makes an empty machine for a partition; ``perform`` carries out what the machines ask
     of the world, ``while_loading`` answers what a loading shard may answer, ``remember`` keeps the
@@ -64,22 +64,14 @@ class ShardSet:
     ) -> None:
         self.topic = topic
         self.shards: list[Shard] = []
-        self.timers: TimerQueue
-        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self.timers = TimerQueue(clock, self._loop)
         self._build = build
-        self._perform = perform
-        self._while_loading = while_loading
-        self._remember = remember
-        self._commit = commit
-        self._loop: asyncio.AbstractEventLoop
-        self._services: ShardServices
+        self._services = ShardServices(
+            clock, self._loop, self.timers, perform, while_loading, remember, commit
+        )
         self._loading: asyncio.Task[None] | None = None
         self._closed = False
-
-    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Belong to ``loop`` from now on; the first call."""
-        self._loop = loop
-        self.timers = TimerQueue(self._clock, loop)
 
     def open(self, source: PartitionSource, partitions: int) -> None:
         """Make the shards and begin to load them: the empty ones at once, the small ones first.
@@ -87,24 +79,15 @@ class ShardSet:
         Raises :class:`logcore.errors.StorageError` if a partition can't be opened; no shard is
         made then.
         """
-        self._services = services = ShardServices(
-            self._clock,
-            self._loop,
-            self.timers,
-            self._perform,
-            self._while_loading,
-            self._remember,
-            self._commit,
-        )
         opened = [source.partition(self.topic, index) for index in range(partitions)]
-        self.shards = [self._shard(partition, services) for partition in opened]
+        self.shards = [self._shard(partition) for partition in opened]
         waiting = [shard for shard in self.shards if not shard.load_empty()]
         if waiting:
             waiting.sort(key=lambda shard: shard.partition.size_bytes)
             self._loading = spawn(self._load(waiting), f"load {self.topic}")
 
-    def _shard(self, partition: Partition, services: ShardServices) -> Shard:
-        return Shard(partition, lambda: self._build(partition), services)
+    def _shard(self, partition: Partition) -> Shard:
+        return Shard(partition, lambda: self._build(partition), self._services)
 
     async def unload(self, index: int) -> None:
         """Stop serving one partition; its requests are answered NOT_COORDINATOR from now on."""
@@ -113,7 +96,7 @@ class ShardSet:
     async def reload(self, index: int) -> None:
         """Serve one partition anew, from its log; until that is read it is loading."""
         await self.unload(index)
-        self.shards[index] = shard = self._shard(self.shards[index].partition, self._services)
+        self.shards[index] = shard = self._shard(self.shards[index].partition)
         await shard.load(Pace())
 
     async def _load(self, shards: list[Shard]) -> None:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
-if TYPE_CHECKING:
-    from coordinator.broker import Broker
+
+class Served(Protocol):
+    """What clients may know of a broker."""
+
+    @property
+    def bootstrap(self) -> str:
+        """HOST:PORT."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The same in parts."""
 
 
 class BrokerThread:
@@ -18,7 +28,7 @@ class BrokerThread:
     Only the addresses may be used from outside; everything else belongs to the broker's own loop.
     """
 
-    def __init__(self, make: Callable[[], Broker]) -> None:
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[Served]]) -> None:
         self._make = make
         self._started = threading.Event()
         self._failure: BaseException | None = None

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from coordinator.broker import Broker
 from coordinator.config import check_topic_configs, log_config
 from coordinator.metadata import (
     INTERNAL_TOPICS,
@@ -28,6 +27,7 @@ from coordinator.metadata import (
     TRANSACTION_STATE,
     Topic,
 )
+from coordinator.storage import Storage
 from logcore.batch import MAGIC, BatchHeader, decode_records, parse_header
 from logcore.checkpoints import (
     CLEAN_SHUTDOWN,
@@ -107,14 +107,14 @@ class _Staged:
 
 
 def import_directories(
-    broker: Broker,
+    storage: Storage,
     directories: Sequence[Path],
     configs: Mapping[str, str],
     *,
     partitions: int | None = None,
     accept_damage: bool = False,
 ) -> list[Moved]:
-    """Copy partition directories ``…/TOPIC-INDEX`` into an opened ``broker`` as new topics.
+    """Copy partition directories ``…/TOPIC-INDEX`` into opened ``storage`` as new topics.
 
     All partitions of a topic have to come together, numbered from 0, unless ``partitions`` says how
     many each topic has: those without a directory are empty then. Topic ids are kept where they
@@ -122,26 +122,26 @@ def import_directories(
     and leader epochs go on above those found. Raises TransferError, LogError, OSError; topics that
     were done before stay.
     """
-    for name in broker.fs.list_directory(str(broker.data_dir)) or ():
+    for name in storage.fs.list_directory(storage.directory) or ():
         if name.endswith(IMPORT_SUFFIX):
-            broker.fs.remove_tree(f"{broker.data_dir}/{name}")
-    check_topic_configs(broker.config, configs)
-    found = _sources(broker, directories, partitions)
+            storage.fs.remove_tree(f"{storage.directory}/{name}")
+    check_topic_configs(storage.config, configs)
+    found = _sources(storage, directories, partitions)
     moved: list[Moved] = []
     for topic, sources in found.items():
         count = len(sources) if partitions is None else partitions
-        moved += _import_topic(broker, topic, sources, count, configs, accept_damage=accept_damage)
+        moved += _import_topic(storage, topic, sources, count, configs, accept_damage=accept_damage)
     return moved
 
 
 def _sources(
-    broker: Broker, directories: Sequence[Path], partitions: int | None
+    storage: Storage, directories: Sequence[Path], partitions: int | None
 ) -> dict[str, list[_Source]]:
     found: dict[str, list[_Source]] = {}
     for parent in {path.absolute().parent for path in directories}:
-        if parent.resolve() == broker.data_dir.resolve():
+        if parent.resolve() == Path(storage.directory).resolve():
             raise TransferError(f"{parent} is the data directory itself")
-        refuse_if_in_use(broker.fs, parent)
+        refuse_if_in_use(storage.fs, parent)
     for path in (one.absolute() for one in directories):
         match = _NAME.fullmatch(path.name)
         if match is None:
@@ -150,9 +150,9 @@ def _sources(
         if topic == METADATA_TOPIC:
             raise TransferError(f"{path}: each broker keeps its own {METADATA_TOPIC}")
         try:
-            topic_id = read_partition_metadata(broker.fs, str(path))
+            topic_id = read_partition_metadata(storage.fs, str(path))
             starts, flushed, cleaned = (
-                read_offsets(broker.fs, str(path.parent), name)
+                read_offsets(storage.fs, str(path.parent), name)
                 for name in (LOG_START_CHECKPOINT, RECOVERY_POINT_CHECKPOINT, CLEANER_CHECKPOINT)
             )
         except CheckpointError as error:
@@ -173,11 +173,11 @@ def _sources(
             )
         if len({source.topic_id for source in sources} - {None}) > 1:
             raise TransferError(f"the directories of {topic} belong to several topics of that name")
-        if broker.metadata.topic(topic) is not None:
+        if storage.metadata.topic(topic) is not None:
             raise TransferError(f"there is a topic {topic} already")
-        if topic not in INTERNAL_TOPICS and broker.metadata.colliding(topic) is not None:
-            raise TransferError(f"{topic} collides with {broker.metadata.colliding(topic)}")
-        broker.metadata.check_room(1, len(wanted))
+        if topic not in INTERNAL_TOPICS and storage.metadata.colliding(topic) is not None:
+            raise TransferError(f"{topic} collides with {storage.metadata.colliding(topic)}")
+        storage.metadata.check_room(1, len(wanted))
     return found
 
 
@@ -193,7 +193,7 @@ def refuse_if_in_use(fs: FileSystem, directory: Path) -> None:
 
 
 def _import_topic(
-    broker: Broker,
+    storage: Storage,
     name: str,
     sources: Sequence[_Source],
     partitions: int,
@@ -201,7 +201,7 @@ def _import_topic(
     *,
     accept_damage: bool,
 ) -> list[Moved]:
-    fs, metadata = broker.fs, broker.metadata
+    fs, metadata = storage.fs, storage.metadata
     topic_id = next((one.topic_id for one in sources if one.topic_id is not None), None)
     if (
         topic_id is None
@@ -212,35 +212,35 @@ def _import_topic(
     own = metadata.internal_configs(name) if name in INTERNAL_TOPICS else configs
     try:
         staged = [
-            _stage(broker, name, source, topic_id, own, accept_damage=accept_damage)
+            _stage(storage, name, source, topic_id, own, accept_damage=accept_damage)
             for source in sources
         ]
     except (TransferError, LogError, OSError):
         for source in sources:
-            fs.remove_tree(_staging_path(broker, name, source.index))
+            fs.remove_tree(_staging_path(storage, name, source.index))
         raise
     metadata.reserve_producer_ids(1 + max(one.moved.highest_producer_id for one in staged))
     # The epochs of all partitions grow with the broker's starts, so they begin above the highest.
     epoch = 1 + max(one.moved.leader_epoch for one in staged)
     topic = Topic(name, topic_id, partitions, dict(own), metadata.starts - epoch)
     for one in staged:
-        fs.rename(one.path, str(broker.data_dir / f"{name}-{one.moved.partition}"))
-    fs.sync_directory(str(broker.data_dir))
+        fs.rename(one.path, f"{storage.directory}/{name}-{one.moved.partition}")
+    fs.sync_directory(storage.directory)
     extents = {
         one.moved.partition: (one.moved.log_start_offset, one.moved.log_end_offset)
         for one in staged
     }
-    broker.replicas.adopt(topic, extents)
+    storage.replicas.adopt(topic, extents)
     metadata.adopt_topic(topic)
     return [one.moved for one in staged]
 
 
-def _staging_path(broker: Broker, topic: str, index: int) -> str:
-    return f"{broker.data_dir}/{topic}-{index}{IMPORT_SUFFIX}"
+def _staging_path(storage: Storage, topic: str, index: int) -> str:
+    return f"{storage.directory}/{topic}-{index}{IMPORT_SUFFIX}"
 
 
 def _stage(
-    broker: Broker,
+    storage: Storage,
     topic: str,
     source: _Source,
     topic_id: uuid.UUID,
@@ -252,7 +252,7 @@ def _stage(
 
     What a kill left half-written at the end is left out, as any recovery does.
     """
-    fs, path = broker.fs, _staging_path(broker, topic, source.index)
+    fs, path = storage.fs, _staging_path(storage, topic, source.index)
     _copy_directory(fs, str(source.path), path)
     write_partition_metadata(fs, path, topic_id)
     try:
@@ -265,8 +265,8 @@ def _stage(
         topic=topic,
         index=source.index,
         topic_id=topic_id,
-        config=log_config(broker.config, configs),
-        clock=broker.clock,
+        config=log_config(storage.config, configs),
+        clock=storage.clock,
         clean=False,
         log_start_offset=source.log_start_offset,
         leader_epoch=known,
@@ -318,16 +318,18 @@ def _highest_of_transactions(header: BatchHeader, batch: memoryview) -> int:
 # --- to Apache Kafka ---
 
 
-def export_topic(broker: Broker, name: str, target: Path, *, replace: bool = False) -> list[Moved]:
+def export_topic(
+    storage: Storage, name: str, target: Path, *, replace: bool = False
+) -> list[Moved]:
     """Copy a topic over the directories that a stopped Apache Kafka has made for it.
 
     ``target`` is Kafka's log directory; the topic exists there with as many partitions. What those
     hold must be nothing, unless ``replace``. Leader epochs begin at 0 in the copy, for Kafka's own
     count for the topic may be lower than ours and clients would take that for lost data. The
-    partitions of ``name`` in ``broker`` are closed. Raises TransferError, LogError, OSError.
+    partitions of ``name`` in ``storage`` are closed. Raises TransferError, LogError, OSError.
     """
-    fs = broker.fs
-    topic = broker.metadata.topic(name)
+    fs = storage.fs
+    topic = storage.metadata.topic(name)
     if topic is None:
         raise TransferError(f"there is no topic {name}")
     if name in INTERNAL_TOPICS:
@@ -339,7 +341,7 @@ def export_topic(broker: Broker, name: str, target: Path, *, replace: bool = Fal
     moved: list[Moved] = []
     doomed: list[tuple[str, str]] = []
     for index, topic_id in enumerate(ids):
-        partition = broker.replicas.partition(name, index)
+        partition = storage.replicas.partition(name, index)
         stable = partition.last_stable_offset
         partition.close()
         staging = str(target / _doomed_name(name, index))

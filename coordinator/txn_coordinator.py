@@ -12,17 +12,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from coordinator.history import Origin
-from coordinator.markers import LocalMarkerWriter, MarkerWriter
+from coordinator.markers import CompleteOffsets, LocalMarkerWriter
 from coordinator.metadata import TRANSACTION_STATE, TRANSACTION_VERSION
-from coordinator.runtime import Shard
+from coordinator.runtime import Remember, Shard
 from coordinator.shard_errors import (
     ShardError,
     TransactionCoordinatorBusyError,
 )
 from coordinator.sharded import ShardedCoordinator
+from coordinator.storage import Storage
 from logcore.errors import (
     InvalidProducerEpochError,
     InvalidTxnStateError,
@@ -50,8 +50,8 @@ from txn.ids import BlockProducerIds, ProducerIdBlock
 from txn.limits import TxnLimits
 from txn.machine import TxnMachine
 
-if TYPE_CHECKING:
-    from coordinator.broker import Broker
+Verdicts = dict[TopicPartition, DomainError | None]
+"""Why a partition may not be written to; None where it may."""
 
 ADDS_PARTITIONS = {"Produce": 12, "TxnOffsetCommit": 5}
 """From which version an API adds its partition to the transaction by itself (KIP-890, TV2)."""
@@ -68,22 +68,27 @@ _EXPIRE_IDS = "expire transactional ids"
 
 
 class TxnCoordinator(ShardedCoordinator):
-    """``broker.txns``: every transactional id of this broker, and the source of producer ids."""
+    """``services.txns``: every transactional id of this broker, and the source of producer ids.
 
-    def __init__(self, broker: Broker) -> None:
-        super().__init__(broker, TRANSACTION_STATE)
+    ``complete_offsets`` ends a transaction on an offsets partition, which its group coordinator
+    does.
+    """
+
+    def __init__(
+        self, storage: Storage, remember: Remember, *, complete_offsets: CompleteOffsets
+    ) -> None:
+        super().__init__(storage, remember, TRANSACTION_STATE)
+        self._commit = storage.commit
         self._ids = BlockProducerIds(self._allocate)
-        self.markers: MarkerWriter
+        self.markers = LocalMarkerWriter(storage, self._shards.timers, complete_offsets)
+        self._upkeep = self._shards.timers.timers(self._do_upkeep)
 
     async def start(self) -> None:
         """Open the shards if the topic exists, after the group coordinator has started.
 
         Transactions that a crash left in Prepare are completed as their shards load.
         """
-        self._shards.bind(asyncio.get_running_loop())
-        self.markers = LocalMarkerWriter(self._broker, self._shards.timers)
-        self._upkeep = self._shards.timers.timers(self._do_upkeep)
-        self._upkeep.set(_RESERVE_IDS, self._broker.clock.now_ms() + RESERVE_INTERVAL_MS)
+        self._upkeep.set(_RESERVE_IDS, self._clock.now_ms() + RESERVE_INTERVAL_MS)
         self._set_expiry()
         await self._open_existing()
 
@@ -122,8 +127,7 @@ class TxnCoordinator(ShardedCoordinator):
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
         origin: Origin | None = None,
-        again: Callable[[], None] | None = None,
-    ) -> dict[TopicPartition, DomainError | None] | None:
+    ) -> Verdicts | asyncio.Future[None]:
         """Make sure that partitions are in the producer's transaction before it writes to them.
 
         ``api`` is ``"Produce"`` or ``"TxnOffsetCommit"``; its version decides whether partitions
@@ -131,12 +135,13 @@ class TxnCoordinator(ShardedCoordinator):
         turn of the event loop can't be overtaken by the transaction's end. Errors are in the
         words the API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
 
-        None: the record that has the partitions in the transaction, be it of this call or of an
-        earlier one, is not on disk yet. ``again`` is called once it is; only data written after
-        that can't outlive, in a power loss, what makes it part of a transaction.
+        A future: the record that has the partitions in the transaction, be it of this call or of
+        an earlier one, is not on disk yet. The future is done once it is, and verification is due
+        anew then; only data written after that can't outlive, in a power loss, what makes it part
+        of a transaction.
         """
         adds = version >= ADDS_PARTITIONS[api]
-        if not adds and not self._broker.config.bool("transaction.partition.verification.enable"):
+        if not adds and not self._config.bool("transaction.partition.verification.enable"):
             return dict.fromkeys(partitions)
         command = AddPartitions(
             transactional_id,
@@ -149,8 +154,9 @@ class TxnCoordinator(ShardedCoordinator):
         future = self._shards.submit(transactional_id, command, origin, at_once=True)
         if not future.done():
             raise InvariantViolation("AddPartitions was not answered in its own turn")
-        if again is not None and self._waits_for_disk(transactional_id, again):
-            return None
+        disk = self._on_disk(transactional_id)
+        if disk is not None:
+            return disk
         error = future.exception()
         if error is None:
             result = future.result()
@@ -166,18 +172,18 @@ class TxnCoordinator(ShardedCoordinator):
             for partition in partitions
         }
 
-    def _waits_for_disk(self, transactional_id: str, again: Callable[[], None]) -> bool:
-        """Have ``again`` called when the id's last record is on disk; False if it is, or need not.
+    def _on_disk(self, transactional_id: str) -> asyncio.Future[None] | None:
+        """Done when the id's last record is on disk; None if it is there, or need not be.
 
         Records of other ids are not waited for: behind a busy log that would take for ever.
         """
         shard = self._shards.shard_for(transactional_id)
         if shard is None or not isinstance(shard.machine, TxnMachine):
-            return False
+            return None
         offset = shard.machine.last_offset(transactional_id)
         if offset is None or offset < shard.partition.high_watermark:
-            return False
-        return self._broker.commit.after((shard.partition,), again)
+            return None
+        return self._commit.flushed((shard.partition,))
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -199,21 +205,21 @@ class TxnCoordinator(ShardedCoordinator):
             self._ids.prefetch()
 
     def _set_expiry(self) -> None:
-        interval_ms = self._broker.config.int(_EXPIRY_INTERVAL)
-        self._upkeep.set(_EXPIRE_IDS, self._broker.clock.now_ms() + interval_ms)
+        interval_ms = self._config.int(_EXPIRY_INTERVAL)
+        self._upkeep.set(_EXPIRE_IDS, self._clock.now_ms() + interval_ms)
 
     def _allocate(self) -> ProducerIdBlock:
-        first, length = self._broker.metadata.allocate_producer_ids()
+        first, length = self._metadata.allocate_producer_ids()
         return ProducerIdBlock(first, length)
 
     def _build(self, partition: Partition) -> TxnMachine:
-        config = self._broker.config
+        config = self._config
         limits = TxnLimits(
             max_transaction_timeout_ms=config.int("transaction.max.timeout.ms"),
             transactional_id_expiration_ms=config.int("transactional.id.expiration.ms"),
             two_phase_commit_enable=config.bool("transaction.two.phase.commit.enable"),
         )
-        metadata = self._broker.metadata
+        metadata = self._metadata
         return TxnMachine(
             limits,
             self._ids,

@@ -103,7 +103,7 @@ def import_(
     configs = dict(key_values(topic_pairs, "--topic-config"))
     with _opened(data_dir, pairs) as broker:
         moved = import_directories(
-            broker, directories, configs, partitions=partitions, accept_damage=accept_damage
+            broker.storage, directories, configs, partitions=partitions, accept_damage=accept_damage
         )
     _show_moved(moved, form)
 
@@ -136,7 +136,7 @@ def export(
     moved: list[Moved] = []
     with _opened(data_dir, pairs) as broker:
         for topic in topics:
-            moved += export_topic(broker, topic, target, replace=replace)
+            moved += export_topic(broker.storage, topic, target, replace=replace)
     _show_moved(moved, form)
     _warn_of_producer_ids(moved, target)
 

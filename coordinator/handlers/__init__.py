@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from coordinator.history import Origin
 from coordinator.turns import Work
@@ -55,9 +55,22 @@ from coordinator.wire.api import APIS, Api, ApiKey
 from coordinator.wire.build import ResponseFactory
 from coordinator.wire.schema import Entity
 
+if TYPE_CHECKING:
+    from coordinator.services import Services
+
 Answer = Entity | None
 Run = Callable[["Context"], "Answer | Awaitable[Answer | Work[Answer]] | Work[Any]"]
 """Steps may end in an awaitable, and an awaitable in steps: a long poll does both."""
+
+
+class Peer(Protocol):
+    """What a handler may know of the connection of a request."""
+
+    client_software: tuple[str, str] | None
+    """Name and version, if the client has told (KIP-511)."""
+
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have ``callback`` called when the connection ends; the result takes that back."""
 
 
 class CloseConnection(Exception):  # noqa: N818 - an order, not an error
@@ -81,8 +94,8 @@ class Handler:
 class Context:
     """One request, and all that its handler may use."""
 
-    broker: Any
-    """The services of ``coordinator.broker.Broker``."""
+    broker: Services
+    """What the broker does."""
     registry: Registry
     api_key: int
     version: int
@@ -92,8 +105,8 @@ class Context:
     respond: ResponseFactory
     peer_host: str
     """The client's address; DescribeGroups shows it with a slash before it."""
-    connection: Any
-    """The :class:`coordinator.connection.Connection`; its identity tells connections apart."""
+    connection: Peer
+    """Where the request came from."""
     size_bytes: int = 0
     """The request's size on the wire."""
 

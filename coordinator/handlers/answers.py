@@ -44,33 +44,6 @@ async def _later(future: Future, build: Build, refuse: Refuse) -> Entity:
     return build(result)
 
 
-class Wait:
-    """A request that has to begin again once something is on disk: ``Wait`` itself is the call."""
-
-    def __init__(self) -> None:
-        self._disk: asyncio.Future[None] | None = None
-
-    def __call__(self) -> None:
-        """It is on disk."""
-        if self._disk is not None and not self._disk.done():
-            self._disk.set_result(None)
-
-    def over(self) -> Awaitable[None]:
-        """The end of the wait."""
-        self._disk = asyncio.get_running_loop().create_future()
-        return self._disk
-
-    def then(self, run: Callable[[], Any]) -> Awaitable[Any]:
-        """Run the request once more when the time has come, with what a handler may return."""
-        return self._after(self.over(), run)
-
-    @staticmethod
-    async def _after(disk: Awaitable[None], run: Callable[[], Any]) -> Any:
-        await disk
-        result = run()
-        return await result if isinstance(result, Awaitable) else result
-
-
 async def outcome(future: Future) -> Any | DomainError:
     """The result, or the domain error as a value: for requests that ask for many things."""
     try:

@@ -7,15 +7,15 @@ transaction by itself (TV2). Every error is told per partition.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from functools import partial
+import asyncio
 
 from kio.schema.errors import ErrorCode
 
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import Wait, answer, code_of
+from coordinator.handlers.answers import code_of, result_of
 from coordinator.metadata import CONSUMER_OFFSETS
+from coordinator.turns import Work
 from coordinator.wire import ApiKey, Entity
 from groups.commands import (
     NO_GENERATION,
@@ -37,29 +37,20 @@ FIRST_VERSION_WITH_LOAD_IN_PROGRESS = 2
     versions=(0, 5),
     permission="WRITE TransactionalId, READ Group, READ Topic",
 )
-def run(ctx: Context) -> Entity | Awaitable[Entity]:
+def run(ctx: Context) -> Work[Entity]:
     """Commit the offsets of known topics; the others are refused one by one."""
     body = ctx.body
-    refused, offsets = _sort_out(ctx)
-
-    def build(result: CommitOffsetsResult) -> Entity:
-        errors = iter(result.partitions)
-        return _response(
-            ctx, [[code or code_of(next(errors)[2]) for code in topic] for topic in refused]
-        )
-
-    def refuse(code: ErrorCode) -> Entity:
-        said = _for_version(code, ctx.version)
-        return _response(ctx, [[code or said for code in topic] for topic in refused])
-
-    if not offsets:
-        return refuse(ErrorCode.none)
-    wait = Wait()
-    try:
-        if not _verify(ctx, wait):
-            return wait.then(partial(run, ctx))
-    except DomainError as error:
-        return refuse(error_code(error))
+    while True:
+        refused, offsets = _sort_out(ctx)
+        if not offsets:
+            return _refused(ctx, refused, ErrorCode.none)
+        try:
+            disk = _verify(ctx)
+        except DomainError as error:
+            return _refused(ctx, refused, error_code(error))
+        if disk is None:
+            break
+        yield disk
     command = TxnCommitOffsets(
         group_id=body.group_id,
         generation_id=getattr(body, "generation_id", NO_GENERATION),
@@ -68,13 +59,29 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         offsets=tuple(offsets),
         producer=ProducerStamp(body.producer_id, body.producer_epoch),
     )
-    return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)
+    result = yield from result_of(ctx.broker.groups.submit(body.group_id, command, ctx.origin))
+    if isinstance(result, DomainError):
+        return _refused(ctx, refused, error_code(result))
+    committed: CommitOffsetsResult = result
+    errors = iter(committed.partitions)
+    return _response(
+        ctx, [[code or code_of(next(errors)[2]) for code in topic] for topic in refused]
+    )
 
 
-def _sort_out(ctx: Context) -> tuple[list[list[ErrorCode | None]], list[OffsetToCommit]]:
+Refusals = list[list[ErrorCode | None]]
+
+
+def _refused(ctx: Context, refused: Refusals, code: ErrorCode) -> Entity:
+    """Say ``code`` of all that is not refused already."""
+    said = _for_version(code, ctx.version)
+    return _response(ctx, [[code or said for code in topic] for topic in refused])
+
+
+def _sort_out(ctx: Context) -> tuple[Refusals, list[OffsetToCommit]]:
     """Per topic and partition None or why it is refused; and the offsets of those that are not."""
     unknown = ErrorCode.unknown_topic_or_partition
-    refused: list[list[ErrorCode | None]] = []
+    refused: Refusals = []
     offsets: list[OffsetToCommit] = []
     for asked in ctx.body.topics:
         topic = ctx.broker.metadata.topic(asked.name)
@@ -98,10 +105,10 @@ def _sort_out(ctx: Context) -> tuple[list[list[ErrorCode | None]], list[OffsetTo
     return refused, offsets
 
 
-def _verify(ctx: Context, wait: Wait) -> bool:
+def _verify(ctx: Context) -> asyncio.Future[None] | None:
     """Raise unless the group's partition is, now at the latest, in the transaction.
 
-    False: that is so, but not on disk yet, and the request has to ``wait``.
+    A future: that is so, but not on disk yet; when it is done this has to be asked anew.
     """
     body, groups = ctx.body, ctx.broker.groups
     if not body.group_id:
@@ -110,9 +117,9 @@ def _verify(ctx: Context, wait: Wait) -> bool:
         raise InvalidProducerIdMappingError("only a producer with an id has transactions")
     partition = groups.partition_of(body.group_id)
     if partition.has_open_transaction(body.producer_id, body.producer_epoch):
-        return True
+        return None
     key = CONSUMER_OFFSETS, partition.index
-    errors = ctx.broker.txns.verify(
+    verdicts = ctx.broker.txns.verify(
         "TxnOffsetCommit",
         ctx.version,
         body.transactional_id,
@@ -120,16 +127,15 @@ def _verify(ctx: Context, wait: Wait) -> bool:
         body.producer_epoch,
         (key,),
         ctx.origin,
-        wait,
     )
-    if errors is None:
-        return False
-    error: DomainError | None = errors[key]
+    if isinstance(verdicts, asyncio.Future):
+        return verdicts
+    error = verdicts[key]
     if error is not None:
         raise error
     if body.producer_epoch < 0:
         raise InvalidProducerEpochError(f"no producer has epoch {body.producer_epoch}")
-    return True
+    return None
 
 
 def _for_version(code: ErrorCode, version: int) -> ErrorCode:

@@ -13,8 +13,8 @@ from kio.schema.errors import ErrorCode
 
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import Wait
 from coordinator.shard_errors import ShardError
+from coordinator.turns import Work
 from coordinator.wire import ApiKey, Entity
 from coordinator.wire.steps import Steps
 from logcore.errors import LogError
@@ -35,7 +35,7 @@ ANSWERS = frozenset(
 @handles(
     ApiKey.WRITE_TXN_MARKERS, versions=(1, 2), permission="ALTER Cluster or CLUSTER_ACTION Cluster"
 )
-def run(ctx: Context) -> Steps[Any]:
+def run(ctx: Context) -> Work[Entity]:
     """Write marker by marker, partition by partition; answer when they are on disk."""
     answer = yield from _write_all(ctx)
     find = ctx.broker.replicas.find_open
@@ -47,17 +47,15 @@ def run(ctx: Context) -> Steps[Any]:
                     partition = find((topic.name, part.partition_index))
                     if partition is not None:
                         held[partition] = None
-                yield
-
-    def checked() -> Entity | Steps[Any]:
-        # A marker may be written twice: what is off line by now says so at the second time.
-        return _write_all(ctx) if any(one.offline for one in held) else answer
-
-    wait = Wait()
-    return wait.then(checked) if ctx.broker.commit.after(held, wait) else checked()
+                yield None
+    disk = ctx.broker.commit.flushed(held)
+    if disk is not None:
+        yield disk
+    # A marker may be written twice: what is off line by now says so at the second time.
+    return (yield from _write_all(ctx)) if any(one.offline for one in held) else answer
 
 
-def _write_all(ctx: Context) -> Steps[Any]:
+def _write_all(ctx: Context) -> Steps[Entity]:
     respond = ctx.respond
     markers = []
     for marker in ctx.body.markers:

@@ -88,9 +88,9 @@ async def start(disk: MemoryDisk) -> Services:
 
 
 async def durable(services: Services, partition: Partition) -> None:
-    done = asyncio.Event()
-    if services.commit.after([partition], done.set):
-        await done.wait()
+    disk = services.commit.flushed([partition])
+    if disk is not None:
+        await disk
 
 
 async def init(services: Services, name: str) -> tuple[int, int]:
@@ -105,12 +105,11 @@ async def produce(
 ) -> None:
     """Write as the handler does: the partition joins the transaction, and waits for the disk."""
     while True:
-        go_on = asyncio.Event()
-        errors = services.txns.verify("Produce", 12, name, *producer, [key], again=go_on.set)
-        if errors is not None:
+        verdicts = services.txns.verify("Produce", 12, name, *producer, [key])
+        if not isinstance(verdicts, asyncio.Future):
             break
-        await go_on.wait()
-    assert errors == {key: None}
+        await verdicts
+    assert verdicts == {key: None}
     partition = services.replicas.partition(*key)
     now_ms = services.clock.now_ms()
     batch = encode_batch(

@@ -1,29 +1,43 @@
-"""What coordinators need of a broker, on a real directory: everything but the sockets."""
+"""The services of a broker without its sockets, on a real directory that tests start again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from coordinator.background import each_in_turn
 from coordinator.config import BrokerConfig
 from coordinator.group_commit import GroupCommit
-from coordinator.group_coordinator import GroupCoordinator
-from coordinator.history import History
-from coordinator.metadata import MetadataLog
-from coordinator.replicas import Replicas
-from coordinator.txn_coordinator import TxnCoordinator
+from coordinator.services import Services as BrokerServices
+from coordinator.storage import Storage
 from logcore.clock import Clock, ManualClock
 from logcore.fs import FileSystem, OsFileSystem
 
 QUICK = {"group.initial.rebalance.delay.ms": "0"}
 
 
-class Services:
-    """One start of a broker on ``directory``; a second object on it is a restart."""
+def storage(
+    directory: Path,
+    config: Mapping[str, str] | None = None,
+    *,
+    fs: FileSystem | None = None,
+    clock: Clock | None = None,
+    commit: type[GroupCommit] = GroupCommit,
+) -> Storage:
+    """What is on the disk alone; needs no event loop."""
+    clock = ManualClock(1_700_000_000_000) if clock is None else clock
+    return Storage(
+        fs or OsFileSystem(),
+        str(directory),
+        BrokerConfig({**QUICK, **(config or {})}),
+        clock,
+        node_id=1,
+        commit=commit(clock),
+    )
 
-    node_id = 1
-    cluster_id = "unit-test-cluster-id-0"
-    advertised = ("127.0.0.1", 9092)
+
+class Services(BrokerServices):
+    """One start of a broker on ``directory``; a second object on it is a restart."""
 
     def __init__(
         self,
@@ -34,33 +48,19 @@ class Services:
         clock: Clock | None = None,
         commit: type[GroupCommit] = GroupCommit,
     ) -> None:
-        self.clock = ManualClock(1_700_000_000_000) if clock is None else clock
-        self.config = BrokerConfig({**QUICK, **(config or {})})
-        self.commit = commit(self.clock)
-        self.replicas = Replicas(
-            fs or OsFileSystem(), str(directory), self.config, self.clock, self.commit
+        super().__init__(
+            storage(directory, config, fs=fs, clock=clock, commit=commit),
+            cluster_id="unit-test-cluster-id-0",
+            advertised=lambda: ("127.0.0.1", 9092),
         )
-        self.metadata = MetadataLog(
-            self.replicas.open_metadata(), self.config, self.clock, node_id=self.node_id
-        )
-        self.metadata.count_start()
-        self.replicas.load(self.metadata)
-        self.history = History(self.metadata, self.replicas, self.config, self.clock)
-        self.groups = GroupCoordinator(self)  # type: ignore[arg-type]
-        self.txns = TxnCoordinator(self)  # type: ignore[arg-type]
 
     async def start(self) -> Services:
-        self.history.start()
-        await self.groups.start()
-        await self.txns.start()
+        await super().start()
         return self
 
     async def stop(self) -> None:
-        await self.commit.drain()
-        await self.txns.stop()
-        await self.groups.stop()
-        self.history.stop()
-        await self.commit.close()
+        steps = [*self.steps_of_a_stop(), *self.last_steps_of_a_stop()]
+        await each_in_turn([*steps, ("end flushes", self.commit.close)])
         self.replicas.close()
 
     async def kill(self) -> None:

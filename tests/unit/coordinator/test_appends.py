@@ -53,7 +53,7 @@ class Running:
         one = self.connect()
         topics = [{"name": topic, "partition_data": [{"index": 0, "records": data}]}]
         one.send("produce", version, **{"acks": -1, "topic_data": topics, **fields})
-        until(lambda: self.broker.appends._last, "the check has begun")
+        until(lambda: self.broker.services.appends._last, "the check has begun")
         return one
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ def test_a_later_request_of_another_connection_does_not_overtake(
     large = broker.begin(topic, sealed(tiny, RECORDS, Codec.ZSTD))
     # Another partition is none of its business.
     assert broker.client.produce(topic, [b"aside"], partition=1)["base_offset"] == 0
-    assert broker.broker.appends._last
+    assert broker.broker.services.appends._last
     assert broker.client.produce(topic, [b"behind"])["base_offset"] == RECORDS
     assert part_of(large.receive())["base_offset"] == 0
     assert broker.client.produce(topic, [b"last"])["base_offset"] == RECORDS + 1
@@ -315,7 +315,7 @@ def test_a_stop_during_the_check(tmp_path: Path, tiny: bytes) -> None:
         one.client.produce(topic, [b"first"])
         one.begin(topic, sealed(tiny, RECORDS, Codec.ZSTD))
     with running(tmp_path) as again:
-        assert again.broker.replicas.was_clean
+        assert again.broker.services.replicas.was_clean
         assert again.client.offset(topic) in {1, RECORDS + 1}
 
 

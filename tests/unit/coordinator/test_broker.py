@@ -41,16 +41,16 @@ async def test_start_stop_and_start_again(tmp_path):
     async with Broker(tmp_path) as broker:
         host, port = broker.address
         assert broker.bootstrap == f"{host}:{port}"
-        identity = broker.cluster_id
-        assert not broker.replicas.was_clean
-        broker.topics.create("a", partitions=2)
+        identity = broker.services.cluster_id
+        assert not broker.services.replicas.was_clean
+        broker.services.topics.create("a", partitions=2)
     with pytest.raises(RuntimeError):
         _ = broker.address
     async with Broker(tmp_path) as broker:
-        assert broker.replicas.was_clean
-        assert broker.cluster_id == identity
-        assert list(broker.metadata.topics) == ["a"]
-        assert broker.metadata.starts == 2
+        assert broker.services.replicas.was_clean
+        assert broker.services.cluster_id == identity
+        assert list(broker.services.metadata.topics) == ["a"]
+        assert broker.services.metadata.starts == 2
 
 
 async def test_an_object_can_be_started_again(tmp_path):
@@ -64,9 +64,9 @@ async def test_an_object_can_be_started_again(tmp_path):
 async def test_several_in_one_process(tmp_path):
     async with Broker(tmp_path / "1") as one, Broker(tmp_path / "2") as two:
         assert one.bootstrap != two.bootstrap
-        assert one.cluster_id != two.cluster_id
-        one.topics.create("a")
-        assert not two.metadata.topics
+        assert one.services.cluster_id != two.services.cluster_id
+        one.services.topics.create("a")
+        assert not two.services.metadata.topics
 
 
 async def test_a_data_directory_has_one_holder(tmp_path):
@@ -88,7 +88,7 @@ async def test_a_failed_start_lets_go_of_everything(tmp_path):
 
 async def test_node_id_belongs_to_the_directory(tmp_path):
     async with Broker(tmp_path, config={"node.id": "7"}) as broker:
-        assert broker.node_id == 7
+        assert broker.services.node_id == 7
     with pytest.raises(BrokerError, match=r"belongs to node\.id 7"):
         await Broker(tmp_path).start()
     (tmp_path / "meta.properties").write_text("version=9\n")
@@ -128,7 +128,7 @@ async def test_a_first_start_that_was_cut_short_is_made_good(tmp_path):
     for name in (".lock", "meta.properties.tmp"):
         (tmp_path / name).write_text("")
     async with Broker(tmp_path) as broker:
-        assert broker.metadata.starts == 1
+        assert broker.services.metadata.starts == 1
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,14 @@ async def test_the_advertised_address_is_what_clients_see(tmp_path):
 
 async def test_a_stop_does_not_wait_for_long_polls(tmp_path):
     async with Broker(tmp_path) as broker:
-        broker.topics.create("a")
+        broker.services.topics.create("a")
 
         def poll() -> None:
             with Cluster(broker.bootstrap) as client:
                 client.fetch("a", max_wait_ms=30_000)
 
         waiting = asyncio.get_running_loop().run_in_executor(None, poll)
-        await soon(lambda: len(broker.polls) == 1)
+        await soon(lambda: len(broker.services.polls) == 1)
         begin = time.perf_counter()
     assert time.perf_counter() - begin < 15
     await waiting  # it was answered, and not cut off
@@ -174,7 +174,7 @@ async def test_a_stop_does_not_wait_for_long_polls(tmp_path):
 
 async def test_a_poll_of_a_client_that_left_is_forgotten(tmp_path):
     async with Broker(tmp_path) as broker:
-        broker.topics.create("a")
+        broker.services.topics.create("a")
 
         def leave() -> None:
             with RawClient(broker.bootstrap) as client:
@@ -187,10 +187,10 @@ async def test_a_poll_of_a_client_that_left_is_forgotten(tmp_path):
 
         waiting = threading.Event()
         leaving = asyncio.create_task(asyncio.to_thread(leave))
-        await soon(lambda: len(broker.polls) == 1)
+        await soon(lambda: len(broker.services.polls) == 1)
         waiting.set()
         await leaving
-        await soon(lambda: len(broker.polls) == 0)
+        await soon(lambda: len(broker.services.polls) == 0)
 
 
 def test_a_broker_in_a_thread(tmp_path):

@@ -73,24 +73,24 @@ async def bear(directory: Path, configs: Mapping[str, str], broker_key: Change |
     for start in range(2):
         async with Broker(directory, config=CALM) as broker:
             if not start:
-                broker.topics.create("t", partitions=1, configs={**TOPIC, **configs})
+                broker.services.topics.create("t", partitions=1, configs={**TOPIC, **configs})
             if broker_key is not None and not start:
-                change(broker, ResourceType.BROKER, "", [broker_key], validate_only=False)
+                change(broker.services, ResourceType.BROKER, "", [broker_key], validate_only=False)
             assert broker.cleaner is not None
             assert broker._maintenance is not None
-            partition = broker.replicas.partition("t", 0)
+            partition = broker.services.replicas.partition("t", 0)
             for number in range(4):
                 records = [Record(b"k", b"%d" % number * 300), Record(b"%d" % number, None)]
                 partition.append_records(records, now_ms=broker.clock.now_ms())
                 partition._roll(broker.clock.now_ms())
             for _ in range(3):
                 await broker.cleaner.run_once()
-                for one in broker.replicas:
+                for one in broker.services.replicas:
                     broker._maintenance.run_flush(one)
                     broker._maintenance.run_retention(one)
                     broker._maintenance.run_producer_expiry(one)
             assert not broker.cleaner.uncleanable
-            assert [one.offline for one in broker.replicas if one.offline] == []
+            assert [one.offline for one in broker.services.replicas if one.offline] == []
             assert partition.log_end_offset == 8 * (start + 1)
     assert (directory / ".kafka_cleanshutdown").exists()
 

@@ -10,8 +10,9 @@ import pytest
 from coordinator.data_errors import InvalidUpdateVersionError
 from coordinator.features import FeatureUpdate, UpgradeType, update_features
 from coordinator.metadata import COMPACT_SLACK_RECORDS, TRANSACTION_VERSION
+from coordinator.storage import Storage
 from logcore.batch import decode_records
-from tests.unit.coordinator.services import Services
+from tests.unit.coordinator.services import Services, storage
 from txn.commands import AddPartitions, InitProducerId
 from txn.machine import TxnMachine
 
@@ -19,33 +20,33 @@ UP, SAFE, UNSAFE = UpgradeType.UPGRADE, UpgradeType.SAFE_DOWNGRADE, UpgradeType.
 
 
 @pytest.fixture
-def services(tmp_path: Path) -> Services:
-    return Services(tmp_path)
+def store(tmp_path: Path) -> Storage:
+    return storage(tmp_path)
 
 
-def update(services: Services, *updates: FeatureUpdate, validate_only: bool = False) -> None:
-    update_features(services.metadata, updates, node_id=1, validate_only=validate_only)
+def update(store: Storage, *updates: FeatureUpdate, validate_only: bool = False) -> None:
+    update_features(store.metadata, updates, node_id=1, validate_only=validate_only)
 
 
-def level(services: Services) -> tuple[int, int]:
-    return services.metadata.feature_level(TRANSACTION_VERSION), services.metadata.features_epoch
+def level(store: Storage) -> tuple[int, int]:
+    return store.metadata.feature_level(TRANSACTION_VERSION), store.metadata.features_epoch
 
 
-def test_it_goes_down_and_up_and_every_change_has_an_epoch(services: Services) -> None:
-    assert level(services) == (2, 0)
-    update(services, FeatureUpdate(TRANSACTION_VERSION, 1, SAFE))
-    assert level(services) == (1, 1)
-    update(services, FeatureUpdate(TRANSACTION_VERSION, 0, UNSAFE))
-    assert level(services) == (0, 2)
-    update(services, FeatureUpdate(TRANSACTION_VERSION, 2))
-    assert level(services) == (2, 3)
-    assert services.metadata.features[TRANSACTION_VERSION] == (0, 2, 2)
+def test_it_goes_down_and_up_and_every_change_has_an_epoch(store: Storage) -> None:
+    assert level(store) == (2, 0)
+    update(store, FeatureUpdate(TRANSACTION_VERSION, 1, SAFE))
+    assert level(store) == (1, 1)
+    update(store, FeatureUpdate(TRANSACTION_VERSION, 0, UNSAFE))
+    assert level(store) == (0, 2)
+    update(store, FeatureUpdate(TRANSACTION_VERSION, 2))
+    assert level(store) == (2, 3)
+    assert store.metadata.features[TRANSACTION_VERSION] == (0, 2, 2)
 
 
 @pytest.mark.parametrize("kind", [UP, SAFE, UNSAFE])
-def test_the_level_that_it_has_is_no_change(services: Services, kind: UpgradeType) -> None:
-    update(services, FeatureUpdate(TRANSACTION_VERSION, 2, kind))
-    assert level(services) == (2, 0)
+def test_the_level_that_it_has_is_no_change(store: Storage, kind: UpgradeType) -> None:
+    update(store, FeatureUpdate(TRANSACTION_VERSION, 2, kind))
+    assert level(store) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -59,31 +60,31 @@ def test_the_level_that_it_has_is_no_change(services: Services, kind: UpgradeTyp
         (FeatureUpdate(TRANSACTION_VERSION, 2, UpgradeType.UNKNOWN), "the given upgrade type"),
     ],
 )
-def test_refusals(services: Services, wanted: FeatureUpdate, reason: str) -> None:
+def test_refusals(store: Storage, wanted: FeatureUpdate, reason: str) -> None:
     with pytest.raises(InvalidUpdateVersionError) as refused:
-        update(services, wanted)
+        update(store, wanted)
     assert reason in str(refused.value)
     assert f"Invalid update version {wanted.level} for feature {wanted.name}." in str(refused.value)
-    assert level(services) == (2, 0)
+    assert level(store) == (2, 0)
 
 
-def test_a_downgrade_does_not_go_up(services: Services) -> None:
-    update(services, FeatureUpdate(TRANSACTION_VERSION, 0, SAFE))
+def test_a_downgrade_does_not_go_up(store: Storage) -> None:
+    update(store, FeatureUpdate(TRANSACTION_VERSION, 0, SAFE))
     for kind in (SAFE, UNSAFE):
         with pytest.raises(InvalidUpdateVersionError, match="Can't downgrade to a newer version"):
-            update(services, FeatureUpdate(TRANSACTION_VERSION, 1, kind))
+            update(store, FeatureUpdate(TRANSACTION_VERSION, 1, kind))
 
 
-def test_all_or_none_and_only_looking(services: Services) -> None:
+def test_all_or_none_and_only_looking(store: Storage) -> None:
     lower = FeatureUpdate(TRANSACTION_VERSION, 1, SAFE)
     with pytest.raises(InvalidUpdateVersionError):
-        update(services, lower, FeatureUpdate("odd", 1))
-    update(services, lower, validate_only=True)
-    assert level(services) == (2, 0)
+        update(store, lower, FeatureUpdate("odd", 1))
+    update(store, lower, validate_only=True)
+    assert level(store) == (2, 0)
 
 
 def test_it_survives_restart_and_compaction_of_the_log(tmp_path: Path) -> None:
-    first = Services(tmp_path)
+    first = storage(tmp_path)
     for _ in range(COMPACT_SLACK_RECORDS // 2 + 50):
         update(first, FeatureUpdate(TRANSACTION_VERSION, 0, SAFE))
         update(first, FeatureUpdate(TRANSACTION_VERSION, 1))
@@ -93,13 +94,13 @@ def test_it_survives_restart_and_compaction_of_the_log(tmp_path: Path) -> None:
     first.metadata.compact()
     assert first.metadata.partition.log_start_offset > start
     first.replicas.close()
-    assert level(Services(tmp_path)) == before
+    assert level(storage(tmp_path)) == before
 
 
 @pytest.mark.parametrize(("version", "form"), [(0, 0), (1, 1), (2, 1)])
 async def test_records_of_the_coordinator_follow(tmp_path: Path, version: int, form: int) -> None:
     services = await Services(tmp_path).start()
-    update(services, FeatureUpdate(TRANSACTION_VERSION, version, SAFE))
+    update(services.storage, FeatureUpdate(TRANSACTION_VERSION, version, SAFE))
     services.txns.ensure_open()
     await services.txns.submit("t", InitProducerId("t", 1000))
     partition = services.replicas.partition("__transaction_state", services.txns.partition_for("t"))
@@ -119,7 +120,7 @@ async def test_takeovers_follow_without_a_restart(tmp_path: Path, version: int, 
     first: Any = await services.txns.submit("t", InitProducerId("t", 1000))
     add = AddPartitions("t", first.producer_id, first.producer_epoch, (("t", 0),))
     await services.txns.submit("t", add)
-    update(services, FeatureUpdate(TRANSACTION_VERSION, version, SAFE))
+    update(services.storage, FeatureUpdate(TRANSACTION_VERSION, version, SAFE))
     second: Any = await services.txns.submit("t", InitProducerId("t", 1000))
     assert second.producer_epoch == epoch
     shard = services.txns._shards.shards[services.txns.partition_for("t")]

@@ -32,7 +32,7 @@ from logcore.batch import decode_records
 from logcore.clock import ManualClock
 from logcore.errors import StorageError
 from logcore.machine import Event
-from tests.unit.coordinator.services import Services
+from tests.unit.coordinator.services import Services, storage
 from txn.commands import AddPartitions, EndTxn, InitProducerId
 
 ME = Origin("importer", "10.0.0.7")
@@ -214,13 +214,13 @@ def test_values_of_another_kind() -> None:
 
 
 def test_the_topic_is_bounded_and_nobody_elses(tmp_path: Path) -> None:
-    services = Services(
+    store = storage(
         tmp_path,
         {"fencepost.history.retention.bytes": "16777216", "fencepost.history.retention.ms": "8000"},
     )
-    topic = services.metadata.ensure_internal_topic(HISTORY_TOPIC)
+    topic = store.metadata.ensure_internal_topic(HISTORY_TOPIC)
     assert topic.is_internal
-    config = services.replicas.partition(HISTORY_TOPIC, 0).config
+    config = store.replicas.partition(HISTORY_TOPIC, 0).config
     assert (config.retention_bytes, config.retention_ms) == (16_777_216, 8_000)
     assert (config.segment_bytes, config.segment_ms) == (2_097_152, 1_000)
     assert config.cleanup_policy == {"delete"}
@@ -275,7 +275,7 @@ def test_who_is_the_member_and_else_who_asked() -> None:
 
 
 def test_the_limits_are_of_one_history(tmp_path: Path) -> None:
-    services = Services(tmp_path)
+    store = storage(tmp_path)
     limits = HistoryLimits(max_queued=1)
-    one = History(services.metadata, services.replicas, services.config, services.clock, limits)
+    one = History(store.metadata, store.replicas, store.config, store.clock, limits)
     assert one.limits is limits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import structlog
 from structlog.testing import capture_logs
 
 from coordinator.listener import ACCEPTED_PER_TURN, Listener
@@ -36,6 +37,7 @@ async def test_connections_are_accepted_a_bounded_number_a_turn() -> None:
 
 
 async def test_without_a_descriptor_clients_wait_for_one_and_one_line_tells() -> None:
+    structlog.reset_defaults()  # a broker of another test may have quietened the log
     arrived: list[socket.socket] = []
     bound = socket.create_server(("127.0.0.1", 0))
     listener = Listener(asyncio.get_running_loop(), bound, lambda one, _: arrived.append(one))

@@ -32,15 +32,15 @@ COMPACTED = {
 
 async def test_upkeep_of_many_partitions_and_producers_beside_a_compaction(tmp_path: Path) -> None:
     async with Broker(tmp_path, config=BUSY | {"log.cleaner.enable": "false"}) as broker:
-        broker.topics.create("many", partitions=PARTITIONS)
-        broker.topics.create("keyed", partitions=1, configs=COMPACTED)
+        broker.services.topics.create("many", partitions=PARTITIONS)
+        broker.services.topics.create("keyed", partitions=1, configs=COMPACTED)
         now_ms = broker.clock.now_ms()
         for index in range(PARTITIONS):
-            partition = broker.replicas.partition("many", index)
+            partition = broker.services.replicas.partition("many", index)
             partition.append_records([Record(b"k", b"v")], now_ms=now_ms)
             await asyncio.sleep(0)
-        keyed = broker.replicas.partition("keyed", 0)
-        crowded = broker.replicas.partition("many", 0)
+        keyed = broker.services.replicas.partition("keyed", 0)
+        crowded = broker.services.replicas.partition("many", 0)
         for producer_id in range(PRODUCERS):
             crowded.append_marker(
                 ProducerStamp(producer_id, 0), commit=True, coordinator_epoch=0, now_ms=now_ms
@@ -55,11 +55,11 @@ async def test_upkeep_of_many_partitions_and_producers_beside_a_compaction(tmp_p
         with watched_loop() as watch:
 
             async def compacted() -> bool:
-                return ("keyed", 0) in broker.replicas.cleaned
+                return ("keyed", 0) in broker.services.replicas.cleaned
 
             await until_async(compacted, "a round of compaction")
-            broker.replicas.partition("many", 0)._roll(now_ms)
-            await broker.replicas.save(RECOVERY_POINT_CHECKPOINT)
+            broker.services.replicas.partition("many", 0)._roll(now_ms)
+            await broker.services.replicas.save(RECOVERY_POINT_CHECKPOINT)
         watch.check()
         assert broker.cleaner is not None
         assert not broker.cleaner.uncleanable

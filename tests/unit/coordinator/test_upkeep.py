@@ -63,9 +63,9 @@ async def until_true(probe: Callable[[], object], what: str) -> None:
 
 def fill(broker: Broker, topic: str, *, dead: bool = False) -> Partition:
     """Segments full of one key, sealed; ``dead`` ends them with a tombstone."""
-    if broker.metadata.topic(topic) is None:
-        broker.topics.create(topic, partitions=1, configs=COMPACTED)
-    partition, now_ms = broker.replicas.partition(topic, 0), broker.clock.now_ms()
+    if broker.services.metadata.topic(topic) is None:
+        broker.services.topics.create(topic, partitions=1, configs=COMPACTED)
+    partition, now_ms = broker.services.replicas.partition(topic, 0), broker.clock.now_ms()
     for number in range(6):
         value = None if dead and number == 5 else b"%d" % number * 100
         partition.append_records([Record(b"key", value)], now_ms=now_ms)
@@ -75,7 +75,7 @@ def fill(broker: Broker, topic: str, *, dead: bool = False) -> Partition:
 
 
 def is_clean(broker: Broker, topic: str) -> bool:
-    return broker.replicas.cleaned.get((topic, 0)) == 6
+    return broker.services.replicas.cleaned.get((topic, 0)) == 6
 
 
 def maintenance(broker: Broker) -> Maintenance:
@@ -156,8 +156,8 @@ async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_pa
         ) as broker:
             sizes = {"internal.segment.bytes": "5000", "retention.bytes": "4000"}
             configs = {**COMPACTED, "cleanup.policy": "compact,delete", **sizes}
-            broker.topics.create("t", partitions=1, configs=configs)
-            partition = broker.replicas.partition("t", 0)
+            broker.services.topics.create("t", partitions=1, configs=configs)
+            partition = broker.services.replicas.partition("t", 0)
             number = 0
 
             def grown() -> bool:
@@ -308,11 +308,11 @@ async def test_retention_that_fails_on_one_log_goes_on_with_the_others(tmp_path)
             tmp_path, disk, log_retention_check_interval_ms="10", log_initial_task_delay_ms="0"
         ) as broker:
             for name in ("bad", "good"):
-                broker.topics.create(name, partitions=1, configs={"retention.ms": "1"})
-                partition = broker.replicas.partition(name, 0)
+                broker.services.topics.create(name, partitions=1, configs={"retention.ms": "1"})
+                partition = broker.services.replicas.partition(name, 0)
                 partition.append_records([Record(b"k", b"v")], now_ms=1)
             disk.before = fault("rename", f"/bad-0/{0:020}.log")
-            good = broker.replicas.partition("good", 0)
+            good = broker.services.replicas.partition("good", 0)
             await until_true(lambda: good.log_start_offset == 1, "retention of the good one")
             marked = maintenance(broker).troubled
             await until_true(lambda: marked.get("retention"), "the mark")
@@ -344,8 +344,8 @@ async def test_a_checkpoint_that_fails_is_written_next_time(tmp_path, interval, 
 
     with capture_logs() as told:
         async with serving(tmp_path, disk, **{interval.replace(".", "_"): "10"}) as broker:
-            broker.topics.create("t", partitions=1)
-            partition = broker.replicas.partition("t", 0)
+            broker.services.topics.create("t", partitions=1)
+            partition = broker.services.replicas.partition("t", 0)
             partition.append_records([Record(b"k", b"v")], now_ms=1)
             disk.before = before
             partition.delete_records_before(1)
@@ -372,13 +372,15 @@ async def test_a_flush_that_fails_unheard_of_tells_nobody_that_it_is_on_disk(tmp
     with capture_logs() as told:
         async with serving(tmp_path, disk, flush_messages="1") as broker:
             for name in ("bad", "good"):
-                broker.topics.create(name, partitions=1)
-            bad, good = (broker.replicas.partition(name, 0) for name in ("bad", "good"))
+                broker.services.topics.create(name, partitions=1)
+            bad, good = (broker.services.replicas.partition(name, 0) for name in ("bad", "good"))
             disk.before = fault("sync", "/bad-0/")
             told_of = []
             for partition in (bad, good):
                 partition.append_records([Record(b"k", b"v")], now_ms=1)
-                assert broker.commit.after([partition], lambda one=partition: told_of.append(one))
+                assert broker.services.commit.after(
+                    [partition], lambda one=partition: told_of.append(one)
+                )
             await until_true(lambda: len(told_of) == 2, "both are told")
             assert bad.offline is not None
             assert bad.high_watermark == 0
@@ -398,13 +400,13 @@ async def test_a_stop_closes_every_log_but_the_one_that_fails(tmp_path):
     with capture_logs() as told:
         async with serving(tmp_path, disk) as broker:
             for name in ("a", "bad", "z"):
-                broker.topics.create(name, partitions=1)
-                broker.replicas.partition(name, 0).append_records(
+                broker.services.topics.create(name, partitions=1)
+                broker.services.replicas.partition(name, 0).append_records(
                     [Record(b"k", b"v")], now_ms=broker.clock.now_ms()
                 )
             disk.before = fault("write", "/bad-0/")
             disk.write_fails = lambda path: "__fencepost" in path
-            partitions = list(broker.replicas)
+            partitions = list(broker.services.replicas)
     (line,) = [one for one in told if one["event"] == "log not closed cleanly"]
     assert line["partition"] == "bad-0"
     assert not (tmp_path / CLEAN_MARK).exists()
@@ -414,14 +416,14 @@ async def test_a_stop_closes_every_log_but_the_one_that_fails(tmp_path):
         assert partition._log.is_empty, "its files are closed"
     # The directory is free, and nothing is lost.
     async with serving(tmp_path, FaultyDisk()) as broker:
-        assert broker.replicas.partition("bad", 0).log_end_offset == 1
+        assert broker.services.replicas.partition("bad", 0).log_end_offset == 1
 
 
 async def test_a_stop_whose_services_fail_closes_every_log(tmp_path, monkeypatch):
     """Each service in turn, by a failure that is thrown into it from outside."""
     async with serving(tmp_path, FaultyDisk()) as broker:
-        broker.topics.create("t", partitions=1)
-        broker.replicas.partition("t", 0).append_records([Record(b"k", b"v")], now_ms=1)
+        broker.services.topics.create("t", partitions=1)
+        broker.services.replicas.partition("t", 0).append_records([Record(b"k", b"v")], now_ms=1)
         names = [what for what, _ in broker._steps_of_a_stop()]
     assert names[-2:] == ["close the logs", "give up the lock"]
 

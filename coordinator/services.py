@@ -1,0 +1,103 @@
+"""What one broker does, without the sockets: the services that handlers call.
+
+Made inside the event loop that they belong to, on opened :class:`coordinator.storage.Storage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from coordinator.appends import Appends
+from coordinator.background import Step
+from coordinator.fetch_sessions import FetchSessions
+from coordinator.group_coordinator import GroupCoordinator
+from coordinator.history import History
+from coordinator.metadata import Topic
+from coordinator.polls import Polls
+from coordinator.storage import Storage
+from coordinator.txn_coordinator import TxnCoordinator
+
+Address = tuple[str, int]
+"""Host and port."""
+
+
+class Services:
+    """The services of one broker, in the order in which they begin.
+
+    ``advertised`` says where clients are told to connect to; it is known once the broker listens.
+    """
+
+    def __init__(
+        self, storage: Storage, *, cluster_id: str, advertised: Callable[[], Address]
+    ) -> None:
+        self.storage = storage
+        self.config, self.clock = storage.config, storage.clock
+        self.node_id, self.cluster_id = storage.node_id, cluster_id
+        self.rack = storage.config.text("broker.rack")
+        self.metadata, self.topics = storage.metadata, storage.topics
+        self.replicas, self.commit = storage.replicas, storage.commit
+        self._advertised = advertised
+        self.polls = Polls()
+        """Requests that wait for records."""
+        self.fetch_sessions = FetchSessions(
+            storage.config.int("max.incremental.fetch.session.cache.slots")
+        )
+        self.history = History(storage.metadata, storage.replicas, storage.config, storage.clock)
+        """The causes of what groups and transactions went through."""
+        self.groups = GroupCoordinator(storage, self.history.remember)
+        """Consumer groups and their offsets."""
+        self.txns = TxnCoordinator(
+            storage, self.history.remember, complete_offsets=self.groups.complete_transaction
+        )
+        """Transactions and producer ids."""
+        self.appends = Appends(storage, verify=self.txns.verify)
+        """What Produce requests do."""
+
+    async def start(self) -> None:
+        """Load what the coordinators know; those with large logs go on loading after the return."""
+        self.history.start()
+        await self.groups.start()
+        await self.txns.start()
+
+    def steps_of_a_stop(self) -> list[Step]:
+        """How it ends once no request comes any more, but for the answers that still go out."""
+        return [
+            ("wait for the disk", self.commit.drain),
+            ("stop the transaction coordinator", self.txns.stop),
+            ("stop the group coordinator", self.groups.stop),
+        ]
+
+    def last_steps_of_a_stop(self) -> list[Step]:
+        """What comes when the answers are out."""
+        return [
+            ("write the history", self.history.stop),
+            ("drop unfinished appends", self.appends.close),
+        ]
+
+    @property
+    def advertised(self) -> Address:
+        """Where clients are told to connect to."""
+        return self._advertised()
+
+    @property
+    def features(self) -> Mapping[str, tuple[int, int, int]]:
+        """Lowest, highest supported and finalized level of each feature, for ApiVersions."""
+        return self.metadata.features
+
+    @property
+    def features_epoch(self) -> int:
+        """Grows with every change of a finalized level."""
+        return self.metadata.features_epoch
+
+    # --- what touches more than one service ---
+
+    def drop_topics(self, topics: Sequence[Topic]) -> None:
+        """Serve topics no more whose records are gone; :meth:`forget_topics` has to follow."""
+        for topic in topics:
+            self.replicas.doom(topic)
+        self.polls.wake_all()
+
+    async def forget_topics(self, topics: Sequence[Topic]) -> None:
+        """Get what is left of dropped topics out of the way: directories, groups' offsets."""
+        await self.replicas.forget_doomed()
+        await self.groups.on_topics_deleted([(one.name, one.topic_id.bytes) for one in topics])

@@ -43,6 +43,7 @@ from coordinator.wire.codec import (
 from coordinator.wire.errors import EncodeError, MalformedRequest, UnsupportedVersion
 from coordinator.wire.frames import KEPT_BUFFER_BYTES, FrameBuffer
 from coordinator.wire.limits import BIG_CHUNK_BYTES, FIRST_BUFFER_BYTES, ConnectionLimits
+from coordinator.wire.pieces import let_go
 from coordinator.wire.schema import Entity
 from coordinator.wire.writer import Chunk, InFile
 from logcore.machine import DomainError
@@ -392,10 +393,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.requests += 1
         context = self._context(request, len(frame))
+        held: list[Entity] = []
+        answer = self._answer(context, held)
         if request.api_key in LARGE_ANSWERS:
-            yield from self._within_budget(self._answer(context))
-        else:
-            yield from self._answer(context)
+            answer = self._within_budget(answer)
+        yield from answer
+        if self._job is not None and self._job.has_given_way:
+            held.append(request.body)
+            del request, context, answer
+            yield from let_go(held)
 
     def _within_budget(self, answer: Work[None]) -> Work[None]:
         """Answer when there is room for an answer that may be large."""
@@ -431,8 +437,8 @@ class Connection(asyncio.BufferedProtocol):
             size_bytes=size_bytes,
         )
 
-    def _answer(self, context: Context) -> Work[None]:
-        """Have a request handled, and send what comes of it."""
+    def _answer(self, context: Context, held: list[Entity]) -> Work[None]:
+        """Have a request handled, and send what comes of it, which is added to ``held``."""
         try:
             entity = yield from self._handled(context)
         except asyncio.CancelledError:
@@ -453,6 +459,7 @@ class Connection(asyncio.BufferedProtocol):
             log.exception("response cannot be written", api=APIS[context.api_key].name)
             self.close("a response could not be written")
             return
+        held.append(entity)
         self._send(chunks)
         self.last_active = self._loop.time()
 

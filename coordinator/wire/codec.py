@@ -6,11 +6,9 @@ import gc
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from kio.schema.errors import ErrorCode
-from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 
 from coordinator.wire.api import APIS, ApiKey
@@ -22,10 +20,10 @@ from coordinator.wire.limits import (
     MAX_RESPONSE_OBJECTS,
     SMALL_FRAME_BYTES,
 )
+from coordinator.wire.pieces import LONG_BYTES, read_in_steps, reader
 from coordinator.wire.schema import (
     Entity,
     is_flexible,
-    lenient_class,
     message_class,
     response_header_is_tagged,
 )
@@ -47,6 +45,10 @@ _LENGTH_AND_REQUEST = struct.Struct(">ihhih")
 _ID = struct.Struct(">i")
 PARTS_PER_STEP = 256
 """Pieces of a response that are written and joined in one step: some tenths of a millisecond."""
+
+_NOT_READ = (SerialError, ArithmeticError, ValueError, TypeError)
+"""What the native reader raises. Arithmetic and value errors come from durations and dates beyond
+Python's range."""
 
 _TOO_MANY_HEADER_TAGS = 16
 """Header tags that are looked at; no version of Kafka defines any."""
@@ -87,13 +89,19 @@ def decode_request(
 
 
 def decode_request_in_steps(
-    frame: Frame, versions: Mapping[int, tuple[int, int]], *, max_objects: int
+    frame: Frame,
+    versions: Mapping[int, tuple[int, int]] = ALL_VERSIONS,
+    *,
+    max_objects: int = MAX_REQUEST_OBJECTS,
+    long_bytes: int = LONG_BYTES,
 ) -> Steps[Request]:
-    """The same in steps; ``frame`` must stay as it is until they are done."""
+    """The same in steps; ``frame`` must stay as it is until they are done.
+
+    Arrays of more than ``long_bytes`` are decoded element by element.
+    """
     head = _head(frame, versions)
-    cuts = yield from check_in_steps(head.cls, frame, head.end, max_objects)
-    yield
-    return _request(head, _read(head.cls, frame, head.end, cuts))
+    body = yield from _read_in_steps(head.cls, frame, head.end, max_objects, long_bytes)
+    return _request(head, body)
 
 
 class _Head(NamedTuple):
@@ -159,33 +167,45 @@ def prepare(api_key: int, version: int) -> None:
     """Compile what a request of this version and its response take, which their first does else."""
     request, response = (message_class(api_key, version, side) for side in ("request", "response"))
     prepare_check(request)
-    _reader(request)
+    reader(request)
     compile_writer(response)
-
-
-@cache
-def _reader(cls: type) -> Any:
-    return entity_reader(lenient_class(cls))
 
 
 def _read(cls: type, frame: Frame, pos: int, cuts: list[Cut]) -> Entity:
     """Decode what has been checked."""
     if cuts:
         frame, pos = without(frame, cuts, pos, len(frame)), 0
-    elif type(frame) is not bytes:
-        frame = memoryview(frame).toreadonly()  # the native reader takes no writable buffer
     collecting = gc.isenabled()
     # Nothing of what is built here is garbage yet, and to look through it again and again takes
     # several times as long as to build it.
     gc.disable()
     try:
-        return _reader(cls)(frame, pos)[0]
-    except (SerialError, ArithmeticError, ValueError, TypeError) as error:
-        # Arithmetic and value errors come from durations and dates beyond Python's range.
+        return reader(cls)(_read_only(frame), pos)[0]
+    except _NOT_READ as error:
         raise MalformedRequest(f"not a {cls.__name__}: {error}") from error
     finally:
         if collecting:
             gc.enable()
+
+
+def _read_in_steps(
+    cls: type, frame: Frame, pos: int, max_objects: int, long_bytes: int
+) -> Steps[Entity]:
+    """Check and decode."""
+    walk = yield from check_in_steps(cls, frame, pos, max_objects, long_bytes)
+    yield
+    if walk.cuts:
+        frame, pos = without(frame, walk.cuts, pos, len(frame)), 0
+        walk = yield from check_in_steps(cls, frame, pos, max_objects, long_bytes)
+    try:
+        return (yield from read_in_steps(cls, _read_only(frame), pos, walk))
+    except _NOT_READ as error:
+        raise MalformedRequest(f"not a {cls.__name__}: {error}") from error
+
+
+def _read_only(frame: Frame) -> Frame:
+    """What the native reader takes: no writable buffer."""
+    return frame if type(frame) is bytes else memoryview(frame).toreadonly()
 
 
 def encode_response(

@@ -12,7 +12,8 @@ Unknown tagged fields, which Kafka skips and kio refuses, are found on the way, 
 in the place of their sections.
 
 The walker is compiled from the schema once per message class, like the writer: numbers are stepped
-over together, and only lengths, counts and tags are looked at. Arrays are walked over in steps.
+over together, and only lengths, counts and tags are looked at. Arrays are walked over in steps; on
+the way is noted where the long ones are: they are decoded in steps, too (``pieces.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.wire.errors import MalformedRequest
 from coordinator.wire.limits import MAX_STRING_BYTES, UNKNOWN_TAG_OBJECTS
@@ -36,17 +37,35 @@ _INT16 = struct.Struct(">h").unpack_from
 _INT32 = struct.Struct(">i").unpack_from
 
 
-class _Walk:
-    """What one walk has found: the budget that is left, and what is to be cut out."""
+class Array(NamedTuple):
+    """Where a long array stands in a frame, and of what."""
 
-    __slots__ = ("budget", "cuts")
+    start: int
+    """Position of its count."""
+    first: int
+    """Position of its first element."""
+    end: int
+    field: FieldInfo
+    flexible: bool
 
-    def __init__(self, budget: int) -> None:
+
+class Walk:
+    """What one walk has found: the budget that is left, what is to be cut out, what is long."""
+
+    __slots__ = ("budget", "cuts", "ends", "long", "long_bytes")
+
+    def __init__(self, budget: int, long_bytes: int = 0) -> None:
         self.budget = budget
         self.cuts: list[Cut] = []
+        self.long_bytes = long_bytes
+        """Arrays of more bytes than this are noted, if the walker is one that looks at all."""
+        self.long: dict[int, list[Array]] = {}
+        """The long arrays of a structure, by its position."""
+        self.ends: dict[int, int] = {}
+        """Where the structures with long arrays end."""
 
 
-Walker = Callable[[Frame, int, int, _Walk], "int | Steps[int]"]
+Walker = Callable[[Frame, int, int, Walk], "int | Steps[int]"]
 """Walks over one instance of a class; gives the position after it, or the steps to there."""
 
 
@@ -99,9 +118,14 @@ def _smallest_element(field: FieldInfo, *, flexible: bool) -> int:
 
 
 class _Source:
-    """Collects the body of one generated walker. ``b`` frame, ``p`` position, ``e`` end."""
+    """Collects the body of one generated walker. ``b`` frame, ``p`` position, ``e`` end.
 
-    def __init__(self) -> None:
+    In one that ``notes`` long arrays, ``o`` is where the structure begins, ``s`` where an array
+    begins, and ``f`` where its first element does.
+    """
+
+    def __init__(self, *, notes: bool) -> None:
+        self.notes = notes
         self.lines: list[str] = []
         self.names: dict[str, Any] = {
             "int16": _INT16,
@@ -110,6 +134,7 @@ class _Source:
             "string_size": _string_size,
             "skip_tags": _skip_tags,
             "enter": _enter,
+            "note": _note,
             "MalformedRequest": MalformedRequest,
         }
         self._skip = 0
@@ -149,7 +174,7 @@ def _length(src: _Source, indent: str, code: str, *, flexible: bool) -> None:
 
 def _single(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> None:
     if field.struct is not None:
-        walk = src.name(_compile(field.struct), "walk")
+        walk = src.name(_compile(field.struct, notes=src.notes), "walk")
         call = f"{'yield from ' if _has_loops(field.struct) else ''}{walk}(b, p, e, w)"
         src.flush(indent)
         if field.nullable and field.tag is None and not field.is_array:
@@ -172,16 +197,25 @@ def _field(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> No
     if not field.is_array:
         _single(src, indent, field, flexible=flexible)
         return
+    notes = src.notes and (field.struct is not None or field.kafka_type == "string")
+    if notes:
+        src.flush(indent)
+        src.line(indent, "s = p")
     _length(src, indent, "int32", flexible=flexible)
     smallest = _smallest_element(field, flexible=flexible)
     src.line(indent, "if n > 0:")
     src.line(indent, f"    enter(n, {smallest}, e - p, w)")
+    if notes:
+        src.line(indent, "    f = p")
     if _is_loop(field):
         src.line(indent, "    for _ in range(n):")
         inner = indent + "        "
         _single(src, inner, field, flexible=flexible)
         src.flush(inner)
         src.line(inner, "yield")
+        if notes:
+            known = src.name((field, flexible), "known")
+            src.line(indent, f"    if p - s > w.long_bytes: note(w, o, s, f, p, {known})")
     else:
         src.line(indent, f"    p += n * {smallest}")
     src.line(indent, "elif n < -1: raise MalformedRequest('a count is negative')")
@@ -200,13 +234,19 @@ def _has_loops(cls: type) -> bool:
     )
 
 
-def _enter(count: int, smallest: int, left: int, walk: _Walk) -> None:
+def _enter(count: int, smallest: int, left: int, walk: Walk) -> None:
     if count * smallest > left:
         raise MalformedRequest(f"an array of {count} elements in {left} bytes")
     _charge(count, walk)
 
 
-def _charge(count: int, walk: _Walk) -> None:
+def _note(
+    walk: Walk, owner: int, start: int, first: int, end: int, known: tuple[FieldInfo, bool]
+) -> None:
+    walk.long.setdefault(owner, []).append(Array(start, first, end, *known))
+
+
+def _charge(count: int, walk: Walk) -> None:
     walk.budget -= count
     if walk.budget < 0:
         raise MalformedRequest("the message has too many elements")
@@ -214,13 +254,13 @@ def _charge(count: int, walk: _Walk) -> None:
 
 @cache
 def _tag_walker(field: FieldInfo) -> Walker:
-    src = _Source()
+    src = _Source(notes=False)
     _field(src, "    ", field, flexible=True)
     src.flush("    ")
     return _compiled(src, f"tag {field.name}")
 
 
-def _skip_tags(frame: Frame, pos: int, end: int, walk: _Walk, known: dict[int, FieldInfo]) -> int:
+def _skip_tags(frame: Frame, pos: int, end: int, walk: Walk, known: dict[int, FieldInfo]) -> int:
     """Step over a tag section that is not empty; note what it is to be if tags are unknown."""
     start = pos
     kept: list[tuple[int, int, int, list[Cut]]] = []
@@ -253,7 +293,10 @@ def _finished(result: int | Steps[int]) -> int:
 
 
 def _compiled(src: _Source, label: str) -> Walker:
-    text = "\n".join(["def walk(b, p, e, w):", *src.lines, "    return p"])
+    first, last = (
+        (("    o = p",), ("    if o in w.long: w.ends[o] = p",)) if src.notes else ((), ())
+    )
+    text = "\n".join(["def walk(b, p, e, w):", *first, *src.lines, *last, "    return p"])
     scope: dict[str, Any] = dict(src.names)
     # The text holds positions and sizes from kio's schema and nothing that came over the wire.
     exec(compile(text, f"<walker of {label}>", "exec"), scope)  # noqa: S102
@@ -262,9 +305,9 @@ def _compiled(src: _Source, label: str) -> Walker:
 
 
 @cache
-def _compile(cls: type) -> Walker:
+def _compile(cls: type, *, notes: bool) -> Walker:
     info = fields_of(cls)
-    src = _Source()
+    src = _Source(notes=notes and _has_loops(cls))
     for field in info.plain:
         _field(src, "    ", field, flexible=info.flexible)
     src.flush("    ")
@@ -277,7 +320,7 @@ def _compile(cls: type) -> Walker:
 
 def prepare_check(cls: type) -> None:
     """Compile what :func:`check` takes for messages of ``cls``."""
-    _compile(cls)
+    _compile(cls, notes=False)
 
 
 def check(cls: type, frame: Frame, pos: int, budget: int) -> list[Cut]:
@@ -286,22 +329,28 @@ def check(cls: type, frame: Frame, pos: int, budget: int) -> list[Cut]:
     Returns what must be replaced before, by :func:`without`: unknown tagged fields. Bytes behind
     the message are ignored, as Kafka ignores them. Raises MalformedRequest.
     """
-    return finish(check_in_steps(cls, frame, pos, budget))
+    walk = Walk(budget)
+    finish(_walked(_compile(cls, notes=False), frame, pos, walk))
+    return walk.cuts
 
 
-def check_in_steps(cls: type, frame: Frame, pos: int, budget: int) -> Steps[list[Cut]]:
-    """The same in steps."""
-    walk = _Walk(budget)
+def check_in_steps(cls: type, frame: Frame, pos: int, budget: int, long_bytes: int) -> Steps[Walk]:
+    """The same in steps, and with a look at what arrays take more than ``long_bytes``."""
+    walk = Walk(budget, long_bytes)
+    yield from _walked(_compile(cls, notes=True), frame, pos, walk)
+    return walk
+
+
+def _walked(walker: Walker, frame: Frame, pos: int, walk: Walk) -> Steps[None]:
     end = len(frame)
     try:
-        after = _compile(cls)(frame, pos, end, walk)
+        after = walker(frame, pos, end, walk)
         if not isinstance(after, int):
             after = yield from after
     except (IndexError, struct.error) as error:
         raise MalformedRequest("the message is longer than its frame") from error
     if after > end:
         raise MalformedRequest("the message is longer than its frame")
-    return walk.cuts
 
 
 def without(frame: Frame, cuts: list[Cut], start: int, end: int) -> bytes:

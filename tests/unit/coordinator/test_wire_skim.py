@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import struct
+import sys
 import tracemalloc
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,11 +20,14 @@ from coordinator.wire import (
     encode_request,
     request_factory,
 )
+from coordinator.wire.codec import decode_request_in_steps
 from coordinator.wire.limits import MAX_STRING_BYTES, UNKNOWN_TAG_OBJECTS
+from coordinator.wire.pieces import let_go
 from coordinator.wire.schema import fields_of, is_flexible, message_class
 from coordinator.wire.skim import check, read_uvarint, without
+from coordinator.wire.steps import finish
 from coordinator.wire.writer import compile_writer, uvarint
-from tests.fuzz.entities import random_value
+from tests.fuzz.entities import random_entity, random_value
 
 
 def header(key: int, version: int) -> bytes:
@@ -152,6 +157,44 @@ def test_unknown_tags_inside_and_beside_known_ones() -> None:
     assert without(noisy, cuts, 0, len(noisy)) == data
     start = header(ApiKey.FETCH, 15)
     assert decode_request(start + noisy).body == decode_request(start + data).body
+    in_steps = finish(decode_request_in_steps(start + noisy, long_bytes=0))
+    assert in_steps == decode_request(start + data)
+
+
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+def test_long_arrays_are_decoded_in_steps_to_the_same(api: Any) -> None:
+    rng = random.Random(api.key)
+    for version in range(api.min_version, api.max_version + 1):
+        served = {api.key: (version, version)}
+        for long_bytes in (0, 0, 10, 100):
+            entity = random_entity(message_class(api.key, version, "request"), rng, 6)
+            frame = bytearray(b"".join(encode_request(api.key, version, 3, "c", entity))[4:])
+            steps = decode_request_in_steps(frame, served, long_bytes=long_bytes)
+            assert finish(steps) == decode_request(frame, served)
+
+
+def test_no_step_decodes_or_frees_much_at_once() -> None:
+    make = request_factory(ApiKey.FETCH, 12)
+    wide = [make.FetchPartition(partition=number) for number in range(2_000)]
+    asked = [make.FetchTopic(topic=f"t{number}", partitions=wide[:1]) for number in range(2_000)]
+    asked.append(make.FetchTopic(topic="wide", partitions=wide))
+    frame = b"".join(encode_request(ApiKey.FETCH, 12, 1, None, make.message(topics=asked)))[4:]
+    del make, wide, asked
+    finish(decode_request_in_steps(frame))  # compiles the walker
+    blocks, request = [sys.getallocatedblocks()], None
+    steps = decode_request_in_steps(frame)
+    while request is None:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            request = stop.value
+        blocks.append(sys.getallocatedblocks())
+    held = [request.body]
+    del request
+    blocks.extend(sys.getallocatedblocks() for _ in let_go(held))
+    changes = [abs(after - before) for before, after in pairwise(blocks)]
+    assert sum(changes) > 2 * 4 * 2_000
+    assert max(changes) < 1_000
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ from coordinator.data_errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from coordinator.history import Origin
-from coordinator.metadata import INTERNAL_TOPICS
+from coordinator.origin import Origin
 from coordinator.storage import Storage
+from coordinator.topic_names import INTERNAL_TOPICS
 from logcore.batch import HEADER_SIZE
 from logcore.errors import InvalidRecordError, InvalidTimestampError, NotOneBatchError
 from logcore.machine import DomainError

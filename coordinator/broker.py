@@ -29,10 +29,10 @@ from coordinator.errors import error_code
 from coordinator.handlers import Registry
 from coordinator.logs import configure_quietly
 from coordinator.maintenance import Maintenance
-from coordinator.metadata import METADATA_TOPIC
 from coordinator.server import Server
 from coordinator.services import Services
 from coordinator.storage import Storage
+from coordinator.topic_names import METADATA_TOPIC
 from coordinator.wire.api import ApiKey
 from coordinator.wire.limits import ConnectionLimits
 from logcore.checkpoints import (

@@ -10,13 +10,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from coordinator.assignor_process import AssignorProcesses
 from coordinator.background import Pace, each_in_turn
 from coordinator.group_settings import applied
-from coordinator.metadata import CONSUMER_OFFSETS, GROUP_VERSION
+from coordinator.metadata import GROUP_VERSION
 from coordinator.runtime import Remember, Shard
 from coordinator.shard_errors import (
     CoordinatorNotAvailableError,
 )
 from coordinator.sharded import ShardedCoordinator
 from coordinator.storage import Storage
+from coordinator.topic_names import CONSUMER_OFFSETS
 from groups.assignors.model import Assignor, AssignorRegistry
 from groups.assignors.range import RangeAssignor
 from groups.assignors.remote import ComputeTarget, RemoteAssignor

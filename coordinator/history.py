@@ -17,15 +17,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from coordinator.background import call_later
-from coordinator.history_format import (
-    GROUP,
-    HISTORY_TOPIC,
-    TRANSACTION,
-    Entry,
-    encode_key,
-    encode_value,
-)
-from coordinator.metadata import CONSUMER_OFFSETS, TRANSACTION_STATE
+from coordinator.history_format import GROUP, TRANSACTION, Entry, encode_key, encode_value
+from coordinator.origin import Origin
+from coordinator.topic_names import CONSUMER_OFFSETS, HISTORY_TOPIC, TRANSACTION_STATE
 from logcore.clock import Clock
 from logcore.machine import Event, Record
 
@@ -43,14 +37,6 @@ COMPLAINT_INTERVAL_MS = 60_000
 _SCOPES = {CONSUMER_OFFSETS: GROUP, TRANSACTION_STATE: TRANSACTION}
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Who sent the request that a decision is about."""
-
-    client_id: str | None
-    client_host: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from typing import Any
 
 import msgpack
 
-HISTORY_TOPIC = "__fencepost_history"
-"""One partition, written by the broker alone, read by anybody who may read topics."""
+from coordinator.topic_names import HISTORY_TOPIC
 
 GROUP, TRANSACTION = "group", "transaction"
 """The scopes: what a subject is the id of."""

@@ -21,10 +21,10 @@ from typing import Protocol
 import structlog
 
 from coordinator.background import SLICE_MS, spawn, survived, tell
-from coordinator.metadata import CONSUMER_OFFSETS, OUTSIDE_TRANSACTIONS
 from coordinator.shard_errors import ShardError
 from coordinator.storage import Storage
 from coordinator.timers import TimerQueue
+from coordinator.topic_names import CONSUMER_OFFSETS, OUTSIDE_TRANSACTIONS
 from logcore.errors import (
     InvalidProducerEpochError,
     LogError,

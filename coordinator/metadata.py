@@ -25,26 +25,18 @@ import msgpack
 
 from coordinator.config import BrokerConfig, ConfigSource
 from coordinator.data_errors import TopicLimitExceededError, UnknownTopicOrPartitionError
-from coordinator.history_format import HISTORY_TOPIC
+from coordinator.topic_names import (
+    CONSUMER_OFFSETS,
+    HISTORY_TOPIC,
+    INTERNAL_TOPICS,
+    METADATA_TOPIC,
+    TRANSACTION_STATE,
+)
 from logcore.batch import decode_records
 from logcore.clock import Clock
 from logcore.config import MAX_INT64, LogConfig
 from logcore.machine import Record
 from logcore.partition import Partition
-
-METADATA_TOPIC = "__cluster_metadata"
-METADATA_TOPIC_ID = uuid.UUID(int=1)
-"""Kafka's reserved id of the metadata topic."""
-
-CONSUMER_OFFSETS = "__consumer_offsets"
-TRANSACTION_STATE = "__transaction_state"
-SHARE_GROUP_STATE = "__share_group_state"
-INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE, HISTORY_TOPIC})
-"""Topics that Metadata marks as internal and that clients may not write to."""
-
-OUTSIDE_TRANSACTIONS = INTERNAL_TOPICS - {CONSUMER_OFFSETS}
-"""Internal topics whose owners never write in a transaction: none takes them in, no marker goes
-there. A shard takes a record that it did not write for corruption."""
 
 _SETTINGS_OF = {
     CONSUMER_OFFSETS: "offsets.topic",

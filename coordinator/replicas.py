@@ -22,14 +22,9 @@ import structlog
 from coordinator.checkpoint_files import CheckpointFiles, Offsets
 from coordinator.config import BrokerConfig, log_config
 from coordinator.data_errors import UnknownTopicOrPartitionError
-from coordinator.metadata import (
-    METADATA_LOG_CONFIG,
-    METADATA_TOPIC,
-    METADATA_TOPIC_ID,
-    MetadataLog,
-    Topic,
-)
+from coordinator.metadata import METADATA_LOG_CONFIG, MetadataLog, Topic
 from coordinator.removals import Removals
+from coordinator.topic_names import METADATA_TOPIC, METADATA_TOPIC_ID
 from logcore.checkpoints import (
     CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,

@@ -38,7 +38,7 @@ import structlog
 
 from coordinator.background import Pace, spawn
 from coordinator.group_commit import GroupCommit
-from coordinator.history import Origin
+from coordinator.origin import Origin
 from coordinator.shard_errors import (
     CoordinatorLoadInProgressError,
     NotCoordinatorError,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from coordinator.background import Pace
-from coordinator.history import Origin
+from coordinator.origin import Origin
 from coordinator.runtime import Remember, Shard
 from coordinator.shard_errors import (
     CoordinatorLoadInProgressError,

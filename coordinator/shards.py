@@ -9,7 +9,7 @@ from typing import Protocol
 
 from coordinator.background import Pace, call_later, spawn, survived
 from coordinator.group_commit import GroupCommit
-from coordinator.history import Origin
+from coordinator.origin import Origin
 from coordinator.placement import partition_for
 from coordinator.runtime import (
     Perform,

@@ -26,8 +26,8 @@ from coordinator.data_errors import (
     TopicLimitExceededError,
     UnknownTopicOrPartitionError,
 )
-from coordinator.history_format import HISTORY_TOPIC
-from coordinator.metadata import METADATA_TOPIC, MetadataLog, Topic
+from coordinator.metadata import MetadataLog, Topic
+from coordinator.topic_names import HISTORY_TOPIC, METADATA_TOPIC
 
 _log = structlog.get_logger(__name__)
 

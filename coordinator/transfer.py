@@ -21,13 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.config import check_topic_configs, log_config
-from coordinator.metadata import (
-    INTERNAL_TOPICS,
-    METADATA_TOPIC,
-    TRANSACTION_STATE,
-    Topic,
-)
+from coordinator.metadata import Topic
 from coordinator.storage import Storage
+from coordinator.topic_names import INTERNAL_TOPICS, METADATA_TOPIC, TRANSACTION_STATE
 from logcore.batch import MAGIC, BatchHeader, decode_records, parse_header
 from logcore.checkpoints import (
     CLEAN_SHUTDOWN,

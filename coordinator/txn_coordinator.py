@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 
-from coordinator.history import Origin
 from coordinator.markers import CompleteOffsets, LocalMarkerWriter
-from coordinator.metadata import TRANSACTION_STATE, TRANSACTION_VERSION
+from coordinator.metadata import TRANSACTION_VERSION
+from coordinator.origin import Origin
 from coordinator.runtime import Remember, Shard
 from coordinator.shard_errors import (
     ShardError,
@@ -23,6 +23,7 @@ from coordinator.shard_errors import (
 )
 from coordinator.sharded import ShardedCoordinator
 from coordinator.storage import Storage
+from coordinator.topic_names import TRANSACTION_STATE
 from logcore.errors import (
     InvalidProducerEpochError,
     InvalidTxnStateError,

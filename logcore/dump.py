@@ -63,7 +63,7 @@ from logcore.legacy import (
 )
 from logcore.log import CLEANED_SUFFIX, DELETED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX
 from logcore.machine import DomainError
-from logcore.producers import CorruptSnapshotError, decode_snapshot
+from logcore.producer_snapshot import CorruptSnapshotError, decode_snapshot
 from logcore.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,

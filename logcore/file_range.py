@@ -8,13 +8,25 @@ is read as the socket takes it, in pieces that stay in the processor's cache.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from logcore.segment import Segment
+from typing import Final, Protocol
 
 MIN_RANGE_BYTES: Final = 4_096
 """What is shorter is read at once: as an object of its own it would take hardly less memory."""
+
+
+class Pinned(Protocol):
+    """A file that stays readable between :meth:`pin` and :meth:`unpin`: that of a segment."""
+
+    path: str
+
+    def pin(self) -> None:
+        """Keep the file open once more."""
+
+    def unpin(self) -> None:
+        """Take back one :meth:`pin`."""
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from ``start`` to ``stop``, fewer where the file ends. Raises OSError."""
 
 
 class FileRange:
@@ -26,7 +38,7 @@ class FileRange:
 
     __slots__ = ("_end", "_segment", "_start")
 
-    def __init__(self, segment: Segment, start: int, end: int) -> None:
+    def __init__(self, segment: Pinned, start: int, end: int) -> None:
         self._segment = segment
         self._start = start
         self._end = end

@@ -10,17 +10,16 @@ stable offset, and what its marker will mean, hang on it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from logcore.producers import ProducerEntry
+from logcore.producer_snapshot import ProducerEntry
 
 MAX_PRODUCER_IDS: Final = 100_000
 """``max.producer.ids``: producers remembered, counted once for each partition they write to. With
 full windows that is 190 MiB, with one batch each 95; a producer of a hundred partitions counts a
 hundred times."""
 
-Producers = dict[int, "ProducerEntry"]
+Producers = dict[int, ProducerEntry]
 """The producers of one partition by their id."""
 
 

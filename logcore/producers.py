@@ -12,12 +12,10 @@ Source: ``ProducerStateManager``, ``ProducerStateEntry``, ``ProducerAppendInfo``
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
 from sortedcontainers import SortedDict
 
 from logcore.batch import (
@@ -43,12 +41,19 @@ from logcore.fs import FileSystem, write_file
 from logcore.index import AbortedTxn
 from logcore.log import SNAPSHOT_SUFFIX
 from logcore.producer_limit import ProducerLimit
+from logcore.producer_snapshot import (
+    MAX_SEQUENCE,
+    NO_SEQUENCE,
+    SNAPSHOT_ENTRY,
+    CachedBatch,
+    CorruptSnapshotError,
+    ProducerEntry,
+    decode_snapshot,
+    encode_snapshot,
+)
 from logcore.refused import RefusedSequences
 from logcore.segment import file_stem
 
-NO_EPOCH: Final = -1
-NO_SEQUENCE: Final = -1
-MAX_SEQUENCE: Final = 0x7FFFFFFF
 MAX_EPOCH: Final = 0x7FFF
 
 BATCHES_TO_RETAIN: Final = 5
@@ -58,25 +63,6 @@ PRODUCER_ID_EXPIRATION_MS: Final = 86_400_000
 """``producer.id.expiration.ms``: how long a producer that is silent is remembered."""
 
 EXPIRED_AT_ONCE: Final = 10_000
-
-_SNAPSHOT_HEADER: Final = struct.Struct(">hIi")
-_SNAPSHOT_ENTRY: Final = struct.Struct(">qhiqiqiq")
-_SNAPSHOT_VERSION: Final = 1
-_CRC_START: Final = 6
-
-
-class CorruptSnapshotError(Exception):
-    """A producer snapshot does not parse, or its CRC is wrong."""
-
-
-class CachedBatch(NamedTuple):
-    """One batch of the window by which a retry is recognised."""
-
-    first_sequence: int
-    last_sequence: int
-    first_offset: int
-    last_offset: int
-    timestamp: int
 
 
 class ProducerState(NamedTuple):
@@ -97,61 +83,6 @@ class CompletedTxn(NamedTuple):
     first_offset: int
     last_offset: int
     commit: bool
-
-
-class ProducerEntry:
-    """One producer id's state."""
-
-    __slots__ = (
-        "batches",
-        "coordinator_epoch",
-        "current_txn_first_offset",
-        "epoch",
-        "last_timestamp",
-        "packed",
-        "producer_id",
-    )
-
-    def __init__(self, producer_id: int, epoch: int = NO_EPOCH) -> None:
-        self.producer_id = producer_id
-        self.epoch = epoch
-        self.packed = b""
-        """The entry as a snapshot has it. A roll must not wait for a hundred thousand of them."""
-        self.batches: list[CachedBatch] = []
-        self.coordinator_epoch = -1
-        self.last_timestamp = -1
-        self.current_txn_first_offset: int | None = None
-
-    @property
-    def last_sequence(self) -> int:
-        """Sequence of the last record, −1 if this epoch has none yet."""
-        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
-
-    @property
-    def last_offset(self) -> int:
-        """Offset of the last record of the window, −1 if it is empty."""
-        return self.batches[-1].last_offset if self.batches else -1
-
-    def pack(self) -> None:
-        """Bring :attr:`packed` up to date, after every change."""
-        last = self.batches[-1] if self.batches else None
-        first_offset = self.current_txn_first_offset
-        self.packed = _SNAPSHOT_ENTRY.pack(
-            self.producer_id,
-            self.epoch,
-            last.last_sequence if last else NO_SEQUENCE,
-            last.last_offset if last else -1,
-            last.last_offset - last.first_offset if last else 0,
-            self.last_timestamp,
-            self.coordinator_epoch,
-            -1 if first_offset is None else first_offset,
-        )
-
-    def move_to(self, epoch: int) -> None:
-        """Take the epoch over; a new one begins a new window."""
-        if epoch != self.epoch:
-            self.epoch = epoch
-            self.batches.clear()
 
 
 class ProducerStateManager:
@@ -210,7 +141,7 @@ class ProducerStateManager:
         packed = b"".join([entry.packed for entry in self._producers.values()])
         return lambda: {
             fields[0]: LastRecord(fields[3], fields[1])
-            for fields in _SNAPSHOT_ENTRY.iter_unpack(packed)
+            for fields in SNAPSHOT_ENTRY.iter_unpack(packed)
         }
 
     def has_open_transaction(self, producer_id: int, epoch: int | None = None) -> bool:
@@ -559,39 +490,3 @@ class ProducerStateManager:
 
 def _idle_since(entry: ProducerEntry) -> int:
     return entry.last_timestamp
-
-
-def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
-    """Encode producers as Kafka's snapshot file, version 1."""
-    parts = [entry.packed for entry in entries]
-    body = struct.pack(">i", len(parts)) + b"".join(parts)
-    return struct.pack(">hI", _SNAPSHOT_VERSION, crc32c(body)) + body
-
-
-def decode_snapshot(raw: bytes) -> list[ProducerEntry]:
-    """Decode a snapshot file; CorruptSnapshotError if it is not whole."""
-    if len(raw) < _SNAPSHOT_HEADER.size:
-        raise CorruptSnapshotError("a producer snapshot is too short")
-    version, crc, count = _SNAPSHOT_HEADER.unpack_from(raw)
-    if version != _SNAPSHOT_VERSION or crc != crc32c(memoryview(raw)[_CRC_START:]):
-        raise CorruptSnapshotError("a producer snapshot's version or CRC is wrong")
-    if len(raw) != _SNAPSHOT_HEADER.size + count * _SNAPSHOT_ENTRY.size:
-        raise CorruptSnapshotError(f"a producer snapshot does not hold {count} entries")
-    entries = []
-    for fields in _SNAPSHOT_ENTRY.iter_unpack(memoryview(raw)[_SNAPSHOT_HEADER.size :]):
-        producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator, txn = fields
-        entry = ProducerEntry(producer_id, epoch)
-        entry.last_timestamp = timestamp
-        entry.coordinator_epoch = coordinator
-        entry.current_txn_first_offset = None if txn < 0 else txn
-        if last_offset >= 0:
-            first_sequence = (last_sequence - delta) & MAX_SEQUENCE
-            if last_sequence == NO_SEQUENCE:
-                first_sequence = NO_SEQUENCE
-            entry.batches.append(
-                CachedBatch(
-                    first_sequence, last_sequence, last_offset - delta, last_offset, timestamp
-                )
-            )
-        entries.append(entry)
-    return entries

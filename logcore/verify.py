@@ -32,12 +32,8 @@ from logcore.errors import LogError
 from logcore.fs import FileSystem
 from logcore.index import AbortedTxn, CorruptIndexError, TransactionIndex
 from logcore.log import SNAPSHOT_SUFFIX
-from logcore.producers import (
-    CorruptSnapshotError,
-    ProducerEntry,
-    ProducerStateManager,
-    decode_snapshot,
-)
+from logcore.producer_snapshot import CorruptSnapshotError, ProducerEntry, decode_snapshot
+from logcore.producers import ProducerStateManager
 from logcore.segment import INDEX_SUFFIX, LOG_SUFFIX, TXN_INDEX_SUFFIX, file_stem
 from logcore.strays import is_stray
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -295,6 +295,40 @@ GOOD: dict[str, str] = {
 """What every rule must let pass, at its very limit where it has one."""
 
 
+def circles(modules: Mapping[str, str]) -> list[list[str]]:
+    """Modules that import each other, at once or over others, by path to source text.
+
+    Lazy imports and those for the type checker count as well: they say who knows whom.
+    """
+    paths = {
+        path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+        for path in modules
+    }
+    knows = {
+        path: {
+            known
+            for _, module in _imported(ast.parse(source), path)
+            for known in (paths.get(module) or paths.get(module.rpartition(".")[0]),)
+            if known is not None and known != path
+        }
+        for path, source in modules.items()
+    }
+    found = []
+    while knows:
+        # What nobody left here knows, or knows nobody left here, is in no circle.
+        known = set().union(*knows.values())
+        outside = [
+            path for path, names in knows.items() if path not in known or not names & knows.keys()
+        ]
+        if not outside:
+            found.append(sorted(knows))
+            break
+        for path in outside:
+            del knows[path]
+        knows = {path: names & knows.keys() for path, names in knows.items()}
+    return found
+
+
 def sources() -> Iterator[tuple[str, str]]:
     for folder in EVERYTHING:
         for file in sorted((ROOT / folder).rglob("*.py")):
@@ -320,3 +354,20 @@ def test_the_rule_lets_pass_what_is_right(rule: Rule) -> None:
 def test_the_code_keeps_the_rule(rule: Rule) -> None:
     complaints = [c for path, source in sources() for c in rule(path, source)]
     assert not complaints, "\n" + "\n".join(complaints)
+
+
+def test_a_circle_is_found() -> None:
+    apart = {
+        "txn/a.py": "from txn import b",
+        "txn/b.py": "from txn.c import C",
+        "txn/c.py": "import os",
+    }
+    assert circles(apart) == []
+    assert circles({**apart, "txn/c.py": "def f():\n    from txn.a import A"}) == [
+        ["txn/a.py", "txn/b.py", "txn/c.py"]
+    ]
+
+
+def test_nobody_imports_in_a_circle() -> None:
+    shipped = tuple(f"{package}/" for package in PACKAGES)
+    assert circles({path: text for path, text in sources() if path.startswith(shipped)}) == []

@@ -11,13 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from coordinator.cli.history import entries_of
+from coordinator.cli.entries import entries_of
+from coordinator.cli.session import Session
 from coordinator.history_format import TRANSACTION
-
-if TYPE_CHECKING:
-    from coordinator.cli.session import Session
 
 CLAIMS = frozenset({"epoch-bumped", "producer-id-rotated", "transaction-kept"})
 """What gives a producer id and epoch to a client."""

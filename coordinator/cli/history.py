@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 import click
 
 from coordinator.cli.output import emit, text_of
-from coordinator.history_format import HISTORY_TOPIC, Entry, decode_value, encode_key
-
-if TYPE_CHECKING:
-    from coordinator.cli.session import Session
+from coordinator.history_format import Entry, encode_key
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,9 +18,6 @@ R = TypeVar("R")
 COLUMNS = ("time", "what", "change", "why", "trigger", "who", "client", "host")
 _WIDTHS = (24, 26, 22, 40, 25, 24, 16, 15)
 """Columns of a line that is printed as it comes, when nobody knows how wide the next will be."""
-
-LOOK_AGAIN_S = 0.5
-"""How often a broker that has no history yet is asked again."""
 
 _PLACES = frozenset({"earliest", "latest"})
 
@@ -67,6 +60,7 @@ def show(
 
     A broker that has not written any history yet has none to show, which is no error.
     """
+    from coordinator.cli.entries import entries_of
     from coordinator.cli.session import Session
 
     if until is not None and follow:
@@ -152,32 +146,6 @@ def _producer(detail: Mapping[str, Any]) -> str | None:
 
 def _first(detail: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     return next((str(detail[name]) for name in names if detail.get(name)), None)
-
-
-def entries_of(
-    session: Session, begin: str = "earliest", *, key: bytes | None = None, follow: bool = False
-) -> Iterator[Entry]:
-    """The entries of one subject, or of all, from ``begin`` on. None at all on Apache Kafka."""
-    from coordinator.cli.consume import Reader
-    from coordinator.wire.client import ApiError
-
-    reader = Reader(session, HISTORY_TOPIC, committed=False)
-    while True:
-        try:
-            reader.seek((), begin)
-            break
-        except ApiError as error:
-            if error.code.name != "unknown_topic_or_partition":
-                raise
-            if not follow:
-                return
-            time.sleep(LOOK_AGAIN_S)
-            begin = "earliest"
-    for _, record in reader.records(follow=follow):
-        if record.value is not None and key in {None, record.key}:
-            entry = decode_value(record.value)
-            if entry is not None:
-                yield entry
 
 
 def _milliseconds(text: str, option: str) -> float:

@@ -214,8 +214,8 @@ def _told_by_the_next_start(
     from structlog.testing import capture_logs
 
     from coordinator.logs import configure_quietly
-    from coordinator.metadata import METADATA_TOPIC
     from coordinator.replicas import WHAT_A_START_DID
+    from coordinator.topic_names import METADATA_TOPIC
     from logcore.checkpoints import CLEAN_SHUTDOWN, META_PROPERTIES, CheckpointError
     from logcore.checkpoints import read_meta_properties as read_meta
     from logcore.clock import SystemClock

@@ -49,7 +49,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol
 
-from coordinator.history import Origin
+from coordinator.origin import Origin
 from coordinator.turns import Work
 from coordinator.wire.api import APIS, Api, ApiKey
 from coordinator.wire.build import ResponseFactory

@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
 from coordinator.handlers.answers import answer, before_producer_fenced
-from coordinator.metadata import CONSUMER_OFFSETS
+from coordinator.topic_names import CONSUMER_OFFSETS
 from coordinator.wire import ApiKey, Entity
 from logcore.machine import DomainError
 from txn.commands import AddPartitions

@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from coordinator.handlers import Context, handles
 from coordinator.handlers.answers import before_producer_fenced, code_of, result_of
-from coordinator.metadata import INTERNAL_TOPICS, OUTSIDE_TRANSACTIONS
+from coordinator.topic_names import INTERNAL_TOPICS, OUTSIDE_TRANSACTIONS
 from coordinator.turns import Work
 from coordinator.wire import ApiKey, Entity
 from coordinator.wire.steps import Steps

@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 from coordinator.data_errors import InvalidTopicError, PolicyViolationError
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
-from coordinator.metadata import INTERNAL_TOPICS
+from coordinator.topic_names import INTERNAL_TOPICS
 from coordinator.wire import ApiKey, Entity
 from coordinator.wire.steps import Steps
 from logcore.checkpoints import LOG_START_CHECKPOINT

@@ -19,7 +19,8 @@ from kio.schema.errors import ErrorCode
 from coordinator.data_errors import InvalidTopicError
 from coordinator.errors import error_code
 from coordinator.handlers import Context, authorized, handles
-from coordinator.metadata import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE, Topic
+from coordinator.metadata import Topic
+from coordinator.topic_names import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE
 from coordinator.topics import check_name
 from coordinator.wire import ApiKey, Entity
 from coordinator.wire.steps import Steps

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
 from coordinator.handlers.answers import code_of, result_of
-from coordinator.metadata import CONSUMER_OFFSETS
+from coordinator.topic_names import CONSUMER_OFFSETS
 from coordinator.turns import Work
 from coordinator.wire import ApiKey, Entity
 from groups.commands import (

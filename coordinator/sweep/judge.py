@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coordinator.cli.blame import blame
-from coordinator.cli.consume import visible
+from coordinator.cli.reader import visible
 from coordinator.cli.session import EARLIEST, LATEST, Partition, Session, check
 from logcore.batch import (
     HEADER_SIZE,

@@ -22,8 +22,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordinator.group_commit import GroupCommit
-from coordinator.metadata import CONSUMER_OFFSETS
 from coordinator.runtime import ShardState
+from coordinator.topic_names import CONSUMER_OFFSETS
 from groups.commands import CommitOffsets, OffsetToCommit, TxnCommitOffsets
 from logcore.batch import LogRecord, decode_records, encode_batch, iter_headers
 from logcore.flush import Flush

@@ -22,8 +22,8 @@ import structlog
 
 from coordinator import daemon, logs
 from coordinator.broker import Broker
-from coordinator.metadata import INTERNAL_TOPICS, METADATA_TOPIC
 from coordinator.runtime import Shard
+from coordinator.topic_names import INTERNAL_TOPICS, METADATA_TOPIC
 from logcore.partition import Partition
 
 LOADING_MS = 60_000

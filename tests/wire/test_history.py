@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.history_format import HISTORY_TOPIC
+from coordinator.topic_names import HISTORY_TOPIC
 from tests.support.batches import batch
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.metadata import TRANSACTION_STATE
+from coordinator.topic_names import TRANSACTION_STATE
 from logcore.batch import decode_records
 from logcore.machine import Record
 from tests.support.cluster import READ_COMMITTED, Cluster, unique

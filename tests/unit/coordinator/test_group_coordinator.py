@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.metadata import CONSUMER_OFFSETS
 from coordinator.placement import partition_for
 from coordinator.runtime import ShardState
 from coordinator.shard_errors import CoordinatorLoadInProgressError, NotCoordinatorError
+from coordinator.topic_names import CONSUMER_OFFSETS
 from groups.commands import (
     CommitOffsets,
     FetchOffsets,

@@ -14,10 +14,9 @@ import pytest
 from coordinator import history as history_module
 from coordinator.cli.history import row_of
 from coordinator.data_errors import InvalidTopicError
-from coordinator.history import History, HistoryLimits, Origin
+from coordinator.history import History, HistoryLimits
 from coordinator.history_format import (
     GROUP,
-    HISTORY_TOPIC,
     MAX_ITEMS,
     MAX_TEXT_CHARACTERS,
     TRANSACTION,
@@ -26,7 +25,8 @@ from coordinator.history_format import (
     encode_key,
     encode_value,
 )
-from coordinator.metadata import TRANSACTION_STATE
+from coordinator.origin import Origin
+from coordinator.topic_names import HISTORY_TOPIC, TRANSACTION_STATE
 from coordinator.topics import check_name
 from logcore.batch import decode_records
 from logcore.clock import ManualClock

@@ -9,15 +9,9 @@ import pytest
 from coordinator import metadata as module
 from coordinator.config import BrokerConfig, ConfigSource
 from coordinator.data_errors import TopicLimitExceededError, UnknownTopicOrPartitionError
-from coordinator.metadata import (
-    CONSUMER_OFFSETS,
-    METADATA_TOPIC,
-    TRANSACTION_STATE,
-    MetadataError,
-    MetadataLimits,
-    MetadataLog,
-)
+from coordinator.metadata import MetadataError, MetadataLimits, MetadataLog
 from coordinator.replicas import Replicas
+from coordinator.topic_names import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE
 from logcore.clock import ManualClock
 from logcore.errors import LogError
 from logcore.fs import OsFileSystem

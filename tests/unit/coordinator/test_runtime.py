@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from coordinator.background import Pace
 from coordinator.group_commit import GroupCommit
-from coordinator.history import Origin
+from coordinator.origin import Origin
 from coordinator.runtime import Shard, ShardServices, ShardState
 from coordinator.shard_errors import (
     CoordinatorLoadInProgressError,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.metadata import CONSUMER_OFFSETS, TRANSACTION_STATE
 from coordinator.runtime import ShardState
 from coordinator.shard_errors import (
     CoordinatorLoadInProgressError,
     NotCoordinatorError,
     TransactionCoordinatorBusyError,
 )
+from coordinator.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from coordinator.txn_coordinator import verification_error
 from groups.commands import OffsetToCommit, TxnCommitOffsets
 from logcore.batch import LogRecord, encode_batch

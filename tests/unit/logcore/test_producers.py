@@ -15,11 +15,8 @@ from logcore.errors import (
 )
 from logcore.fs import OsFileSystem
 from logcore.machine import ProducerStamp
-from logcore.producers import (
-    CorruptSnapshotError,
-    ProducerStateManager,
-    decode_snapshot,
-)
+from logcore.producer_snapshot import CorruptSnapshotError, decode_snapshot
+from logcore.producers import ProducerStateManager
 from tests.support.stalls import LoopWatch
 from tests.unit.logcore.partition_driver import (
     T0,

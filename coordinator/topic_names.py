@@ -1,0 +1,22 @@
+"""The topics that are the broker's own."""
+
+from __future__ import annotations
+
+import uuid
+
+METADATA_TOPIC = "__cluster_metadata"
+METADATA_TOPIC_ID = uuid.UUID(int=1)
+"""Kafka's reserved id of the metadata topic."""
+
+CONSUMER_OFFSETS = "__consumer_offsets"
+TRANSACTION_STATE = "__transaction_state"
+SHARE_GROUP_STATE = "__share_group_state"
+HISTORY_TOPIC = "__fencepost_history"
+"""One partition, written by the broker alone, read by anybody who may read topics."""
+
+INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE, HISTORY_TOPIC})
+"""Topics that Metadata marks as internal and that clients may not write to."""
+
+OUTSIDE_TRANSACTIONS = INTERNAL_TOPICS - {CONSUMER_OFFSETS}
+"""Internal topics whose owners never write in a transaction: none takes them in, no marker goes
+there. A shard takes a record that it did not write for corruption."""

@@ -399,7 +399,7 @@ class ClassicGroup(Group):
         member_id: str,
         group_instance_id: str | None,
         generation_id: int,
-        offsets: tuple[OffsetToCommit, ...],  # noqa: ARG002 - a generation covers all partitions
+        offsets: Iterable[OffsetToCommit],  # noqa: ARG002 - a generation covers all partitions
         *,
         in_txn: bool,
         is_modern: bool,  # noqa: ARG002 - generations are as old as the protocol

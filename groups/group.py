@@ -66,7 +66,7 @@ class Group(ABC):
         member_id: str,
         group_instance_id: str | None,
         generation_id: int,
-        offsets: tuple[OffsetToCommit, ...],
+        offsets: Iterable[OffsetToCommit],
         *,
         in_txn: bool,
         is_modern: bool,

@@ -5,6 +5,7 @@ Source: Kafka's ``OffsetMetadataManager`` (the deciding half) and ``OffsetExpira
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from groups import records
@@ -61,7 +62,7 @@ def commit_offsets(shard: Shard, outcome: Outcome, token: Token, command: Commit
             command.member_id,
             command.group_instance_id,
             generation_id,
-            command.offsets,
+            _fitting(shard, command.offsets),
             in_txn=False,
             is_modern=command.is_v9_or_later,
         )
@@ -87,7 +88,7 @@ def txn_commit_offsets(
             command.member_id,
             command.group_instance_id,
             command.generation_id,
-            command.offsets,
+            _fitting(shard, command.offsets),
             in_txn=True,
             is_modern=command.is_v6_or_later,
         )
@@ -143,6 +144,13 @@ def _append_commits(
     if added and stored.count + len(added) > limits.max_group_offsets:
         raise GroupLimitExceededError(f"the group would exceed {limits.max_group_offsets=}")
     outcome.reply(token, CommitOffsetsResult(tuple(answers)))
+
+
+def _fitting(shard: Shard, offsets: Iterable[OffsetToCommit]) -> Iterator[OffsetToCommit]:
+    """Those whose metadata is not too large; the others are refused, whoever commits them."""
+    return (
+        item for item in offsets if not (item.metadata and _metadata_error(shard, item.metadata))
+    )
 
 
 def _metadata_error(shard: Shard, text: str) -> DomainError | None:

@@ -19,16 +19,22 @@ from coordinator.wire import ApiKey, Entity
 from groups.commands import JoinGroup, JoinGroupResult
 from groups.errors import MemberIdRequiredError
 
+TO_MEMBERS = frozenset({ErrorCode.rebalance_in_progress, ErrorCode.fenced_instance_id})
+"""Errors that end the wait of one that asked without an id: it has become a member meanwhile."""
+
 
 @handles(ApiKey.JOIN_GROUP, versions=(0, 9), permission="READ Group")
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
     """Join."""
     body = ctx.body
-    future = ctx.broker.groups.submit(body.group_id, _command(ctx), ctx.origin)
+    command = _command(ctx)
+    future = ctx.broker.groups.submit(body.group_id, command, ctx.origin)
 
     def refuse(code: ErrorCode) -> Entity:
         member_id = body.member_id
         error = future.exception()
+        if code in TO_MEMBERS:
+            member_id = member_id or command.new_member_id
         if isinstance(error, MemberIdRequiredError):
             member_id = error.member_id
         elif code is ErrorCode.group_max_size_reached:

@@ -19,6 +19,7 @@ from logcore.machine import Record
 from tests.oracle.tracer import Tracer
 from tests.oracle.traces_consumer import beat, describe, enter, listed, of, topic
 from tests.oracle.traces_groups import ready
+from tests.support.cluster import Cluster
 from tests.support.raw import Answer
 from tests.support.targets import SETTINGS
 
@@ -284,6 +285,32 @@ def up_with_offsets_and_no_record(t: Tracer) -> None:
     leave(t, "mo", classic["member_id"])
 
 
+def joins_that_wait_while_the_group_changes(t: Tracer) -> None:
+    """They asked without an id, and are told under which they were members."""
+    ready(t, "mj")
+    topic(t, "mj-a", 2)
+    classic = stable(t, "mj", "mj-a", 0, 1)
+    body = {"group_id": "mj", "member_id": "", "session_timeout": JOIN_MS}
+    body |= {"rebalance_timeout": JOIN_MS, "protocol_type": "consumer"}
+    body |= {"protocols": protocols("mj-a")}
+    with Cluster(t.bootstrap) as one, Cluster(t.bootstrap) as two, Cluster(t.bootstrap) as three:
+        one.send("join_group", 3, **body)
+        two.send("join_group", 5, **body, group_instance_id="i")
+        while len(members_of(t, "mj")) < 3:
+            pass
+        three.send("join_group", 5, **body, group_instance_id="i")
+        t.note("a static one, replaced", two.receive())
+        enter(t, "mj", "m", "mj-a")
+        t.note("a dynamic one", one.receive())
+        t.note("a static one", three.receive())
+    alive(t, "mj", classic)
+
+
+def members_of(t: Tracer, group: str) -> list[Any]:
+    found = t.quietly("describe_groups", 5, groups=[group])
+    return list(found["groups"][0]["members"])
+
+
 def no_way_up(t: Tracer) -> None:
     ready(t, "mn-type", "mn-data", "mn-garbage", "mn-foreign")
     topic(t, "mn-a", 2)
@@ -433,6 +460,7 @@ TRACES = [
     empty_groups_change_their_kind,
     up_with_a_live_member,
     up_in_the_middle_of_a_rebalance,
+    joins_that_wait_while_the_group_changes,
     up_with_offsets_and_no_record,
     no_way_up,
     classic_members_of_a_consumer_group,

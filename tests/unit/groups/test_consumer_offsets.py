@@ -26,6 +26,7 @@ from groups.errors import (
     InconsistentGroupProtocolError,
     MemberIdRequiredError,
     NonEmptyGroupError,
+    OffsetMetadataTooLargeError,
     StaleMemberEpochError,
     UnknownMemberIdError,
     UnsupportedGroupRequestError,
@@ -91,6 +92,11 @@ def test_an_older_epoch_commits_what_it_had_already():
     with pytest.raises(StaleMemberEpochError):
         commit(driver, 2, "m", at(0, 6), ("unknown", 0, 6))
     assert driver.fetch("t", 0).offset == 5
+    too_large = ("t", 2, 5, -1, "x" * 4_097, T)
+    fields = {"generation": 2, "member_id": "m", "is_v9_or_later": True}
+    (_, _, kept), (_, _, refused) = driver.commit(at(0), too_large, **fields).partitions
+    assert kept is None
+    assert isinstance(refused, OffsetMetadataTooLargeError)
     driver.reload()
     commit(driver, 2, "m", at(0, 7))
 

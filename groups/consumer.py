@@ -110,7 +110,7 @@ def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettin
     ):
         _require_text(what, text)
     epoch = command.member_epoch
-    if command.client_makes_member_id or epoch != JOIN_EPOCH:
+    if command.client_makes_member_id or epoch not in {JOIN_EPOCH, STATIC_LEAVE_EPOCH}:
         _require_text("MemberId", command.member_id)
     if epoch == JOIN_EPOCH:
         has_timeout = command.rebalance_timeout_ms != NO_TIMEOUT

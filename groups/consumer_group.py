@@ -347,7 +347,7 @@ class ConsumerGroup(Group):
         error: GroupError = StaleMemberEpochError(f"epoch {current.member_epoch} is current")
         if member.classic is not None or (in_txn and not is_modern):
             error = IllegalGenerationError(f"epoch {current.member_epoch} is current")
-        if member.classic is not None or not 0 <= generation_id < current.member_epoch:
+        if generation_id > current.member_epoch:
             raise error
         for item in offsets:
             partition = (item.topic_id or b"", item.partition)

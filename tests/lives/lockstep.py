@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from coordinator.placement import partition_for
 from tests.lives.draw import Request
 from tests.lives.knowledge import Knowledge
 from tests.lives.learn import learn
@@ -223,6 +224,13 @@ class Side:
     def answered(self) -> set[int]:
         return {client for client, one in self.parked.items() if one.answer is not None}
 
+    def name_members(self) -> None:
+        """Name who was let go, by client: a leader's list has them in the order of a table."""
+        for client in sorted(self.answered):
+            answer = self.parked[client].answer
+            if isinstance(answer, dict) and "member_id" in answer:
+                self.masks.shown(answer["member_id"], "member_id")
+
     def take(self, client: int) -> UnderWay:
         """The answer of a client's request, which is learned from."""
         under_way = self.parked.pop(client)
@@ -312,6 +320,8 @@ class LockStep:
         while self.ours.answered != self.theirs.answered and time.monotonic() < end:
             for side in sides:
                 side.collect(0.005)
+        for side in sides:
+            side.name_members()
         for client in sorted(self.ours.answered | self.theirs.answered):
             pair = [side.parked[client] for side in sides]
             request = pair[0].step.request
@@ -334,6 +344,11 @@ class LockStep:
 CHANGES_TOPICS = frozenset({"create_topics", "delete_topics", "create_partitions", "metadata"})
 CHANGES_SETTINGS = frozenset({"alter_configs", "incremental_alter_configs"})
 ENDS_TRANSACTIONS = frozenset({"end_txn", "init_producer_id"})
+PROBES = tuple(
+    {partition_for(name, 4): name for name in map("probe-{}".format, range(20))}.values()
+)
+"""Groups, one in each partition of the coordinator's topic."""
+
 STEADY_S = 3.0
 """How long brokers may differ in what settles by itself."""
 
@@ -342,7 +357,7 @@ def settle(sides: tuple[Side, Side], request: Request, body: Mapping[str, Any]) 
     """Wait until what the request brings about is there on both brokers; or give up."""
     looks: list[Callable[[RawClient], Any]] = []
     if request.api in CHANGES_TOPICS:
-        looks = [topics_of]
+        looks = [topics_of, heard_of]
         if request.api == "delete_topics":
             looks.append(committed)
     elif request.api in CHANGES_SETTINGS:
@@ -371,6 +386,26 @@ def topics_of(admin: RawClient) -> Any:
         ends = admin.call("list_offsets", 5, replica_id=-1, topics=[row])["topics"]
         found[topic["name"]] = sorted(
             (p["partition_index"], p["error_code"]) for t in ends for p in t["partitions"]
+        )
+    return found
+
+
+def heard_of(admin: RawClient) -> Any:
+    """The topics as each shard of the group coordinator gives them out; it hears of them later."""
+    topics = admin.call("metadata", 12, topics=None)["topics"]
+    names = {topic["topic_id"]: topic["name"] for topic in topics}
+    found = []
+    for group in PROBES:
+        body = {"group_id": group, "member_id": "probe", "member_epoch": 0}
+        body |= {"rebalance_timeout": 60_000, "topic_partitions": []}
+        body |= {"subscribed_topic_names": [name for name in names.values() if name[0] != "_"]}
+        answer = admin.call("consumer_group_heartbeat", 0, **body)
+        given = answer["assignment"] or {"topic_partitions": []}
+        found.append(
+            sorted(
+                (names.get(row["topic_id"], ""), len(row["partitions"]))
+                for row in given["topic_partitions"]
+            )
         )
     return found
 

@@ -44,6 +44,10 @@ LET_GO = (
     "an instance id that its member gave up for another is free again; Apache Kafka keeps it for"
     " that member, also when it is gone, and nobody can join under it any more"
 )
+SOONER = (
+    "a classic member is told to rejoin as soon as its group has changed; Apache Kafka lets it be"
+    " until a consumer's heartbeat has computed the next target"
+)
 STRANGERS = (
     "whoever joins a group of consumers under an id that it neither knows nor gave out, and says it"
     " owns partitions, was removed while it rebalanced: Apache Kafka lets it read on from where it"
@@ -276,17 +280,6 @@ KINDS = (
         f" Kafka looks at the transaction and lets it in: {UNDECIDED}",
         parts=True,
     ),
-    *(
-        Kind(
-            "consumer_group_heartbeat",
-            ".assignment",
-            *said,
-            "whether the answer repeats what the member is given; it may go by ids, which are"
-            f" random, but nobody has looked: {UNDECIDED}",
-            parts=True,
-        )
-        for said in ((..., None), (None, ...))
-    ),
     Kind(
         "describe_configs",
         ".results[].configs",
@@ -349,6 +342,10 @@ KINDS = (
             ("none", "unknown_member_id"),
             ("unknown_member_id", "none"),
         )
+    ),
+    *(
+        Kind(api, ".error_code", "rebalance_in_progress", "none", SOONER, parts=True)
+        for api in ("heartbeat", "sync_group")
     ),
     *(
         Kind(api, "", ..., None, OVERTAKEN, when=lambda request: request["member_id"], parts=True)

@@ -230,6 +230,10 @@ def static_consumers(t: Tracer) -> None:
     beat(t, "cs", "a", one["member_epoch"], instance_id="i")
     beat(t, "cs", "a", one["member_epoch"], instance_id="j")
     beat(t, "cs", "b", -2, instance_id="i")
+    for version in (0, 1):
+        for epoch in (-2, -1):
+            beat(t, "cs", "", epoch, version, instance_id="i")
+            beat(t, "cs", "", epoch, version, instance_id="unknown")
     beat(t, "cs", "a", -2, instance_id="i")
     describe(t, "cs")
     two = enter(t, "cs", "b", "cs-a", instance_id="i")

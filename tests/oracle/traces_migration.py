@@ -17,7 +17,7 @@ from groups.consumer_records import (
 )
 from logcore.machine import Record
 from tests.oracle.tracer import Tracer
-from tests.oracle.traces_consumer import beat, describe, enter, listed, of, topic
+from tests.oracle.traces_consumer import beat, commit, describe, enter, listed, of, topic
 from tests.oracle.traces_groups import ready
 from tests.support.cluster import Cluster
 from tests.support.raw import Answer
@@ -375,6 +375,22 @@ def classic_members_of_a_consumer_group(t: Tracer) -> None:
     logged(t, "mc")
 
 
+def classic_members_that_commit_late(t: Tracer) -> None:
+    """Under the generation in which they were given what they still have, and before it."""
+    ready(t, "ml")
+    topic(t, "ml-a", 2)
+    topic(t, "ml-b", 1)
+    classic = stable(t, "ml", "ml-a", 0)
+    enter(t, "ml", "m", "ml-b")
+    says = {"protocols": protocols("ml-a", version=1, owned={"ml-a": [0]})}
+    sync(t, "ml", join(t, "ml", classic["member_id"], **says))
+    for partition in (0, 1):
+        for epoch in (classic["generation_id"], classic["generation_id"] - 1, -1):
+            for version in (8, 9):
+                said = {"name": "ml-a", "partition": partition}
+                commit(t, "ml", classic["member_id"], epoch, version, **said)
+
+
 def classic_members_that_say_what_they_own(t: Tracer) -> None:
     """Under ids that the group gave out, and under one that it never had."""
     ready(t, "mw", "mw-up")
@@ -464,6 +480,7 @@ TRACES = [
     up_with_offsets_and_no_record,
     no_way_up,
     classic_members_of_a_consumer_group,
+    classic_members_that_commit_late,
     classic_members_that_say_what_they_own,
     down_when_the_last_one_leaves,
     static_members_change_their_protocol,

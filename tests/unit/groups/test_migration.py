@@ -321,6 +321,20 @@ def test_who_asks_under_a_wrong_name():
         driver.ask(SyncGroup(G, one.generation, one.member_id, None, "connect", "range"))
 
 
+def test_what_a_classic_member_still_has_it_may_commit_late():
+    driver, one, _ = classic_pair()
+    (_, had), generation = min(one.owned), one.generation
+    driver.client("m", "u")
+    one.join()
+    assert one.generation > generation
+    fields = {"generation": generation, "member_id": one.member_id}
+    driver.commit(("t", had, 7, -1, "", T), **fields)
+    assert driver.fetch("t", had).offset == 7
+    for other in ({"generation": generation - 1}, {"generation": one.generation + 1}):
+        with pytest.raises(IllegalGenerationError):
+            driver.commit(("t", had, 8, -1, "", T), **{**fields, **other})
+
+
 def test_who_does_not_sync_in_time_is_removed():
     driver = ConsumerDriver()
     driver.client("m")

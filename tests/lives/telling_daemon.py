@@ -42,17 +42,17 @@ class TellingBroker(Broker):
         self._calming = loop.create_task(self._calm())
 
     def _all_shards(self) -> list[Shard]:
-        return [*self.groups._shards.shards, *self.txns._shards.shards]
+        return [*self.services.groups._shards.shards, *self.services.txns._shards.shards]
 
     async def _calm(self) -> None:
-        for coordinator in (self.groups, self.txns):
+        for coordinator in (self.services.groups, self.services.txns):
             await coordinator._shards.loaded(LOADING_MS)
         _log.debug("every shard is loaded")
         logs.set_level("INFO")
 
     def _is_known(self, partition: Partition) -> bool:
         """Whether its topic is not deleted yet: directories follow the record, a few a turn."""
-        topic = self.metadata.topic(partition.topic)
+        topic = self.services.metadata.topic(partition.topic)
         return topic is not None and topic.topic_id == partition.topic_id
 
     def _tell(self) -> None:
@@ -63,7 +63,7 @@ class TellingBroker(Broker):
             shards[shard.name] = [shard.state.value, shard.partition.log_end_offset, digest]
         partitions = {
             f"{one.topic}-{one.index}": told(one)
-            for one in self.replicas
+            for one in self.services.replicas
             if one.topic not in INTERNAL_TOPICS | {METADATA_TOPIC} and self._is_known(one)
         }
         Path(os.environ["TELL"]).write_text(json.dumps([shards, partitions]))

@@ -44,6 +44,10 @@ class InvalidRequestError(DataError):
     """The request contradicts itself (INVALID_REQUEST)."""
 
 
+class NotAReplicaError(DataError):
+    """A follower fetches a partition whose replica it is not (NOT_LEADER_OR_FOLLOWER)."""
+
+
 class TopicDeletionDisabledError(DataError):
     """``delete.topic.enable`` is off (TOPIC_DELETION_DISABLED)."""
 

@@ -47,6 +47,7 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     data_errors.InvalidReplicationFactorError: ErrorCode.invalid_replication_factor,
     data_errors.InvalidReplicaAssignmentError: ErrorCode.invalid_replica_assignment,
     data_errors.InvalidRequestError: ErrorCode.invalid_request,
+    data_errors.NotAReplicaError: ErrorCode.not_leader_or_follower,
     data_errors.TopicDeletionDisabledError: ErrorCode.topic_deletion_disabled,
     data_errors.TopicLimitExceededError: ErrorCode.policy_violation,
     data_errors.InvalidRequiredAcksError: ErrorCode.invalid_required_acks,

@@ -78,8 +78,6 @@ class FetchSession:
 
     id: int
     by_topic_id: bool
-    privileged: bool
-    """Whether it is a follower's."""
     created_ms: int
     partitions: dict[Key, CachedPartition]
     epoch: int = 1
@@ -100,10 +98,10 @@ class FetchSession:
         return 0 if self.partitions.pop(key, None) is None else 1
 
     def is_news(self, cached: CachedPartition, answer: Any) -> bool:
-        """Whether an answer is worth sending. Its partition is served last the next time."""
+        """Whether an answer is worth sending. Who has records is served last the next time."""
         if not cached.learn(answer):
             return False
-        if self.partitions.pop(cached.key, None) is not None:
+        if len(answer.records) and self.partitions.pop(cached.key, None) is not None:
             self.partitions[cached.key] = cached
         return True
 
@@ -177,7 +175,6 @@ class FetchSessions:
         cached: list[CachedPartition],
         *,
         by_topic_id: bool,
-        privileged: bool,
         now_ms: int,
     ) -> int:
         """Keep what a full request asked for; the new session's id, or 0 where there is no room."""
@@ -185,14 +182,13 @@ class FetchSessions:
         while len(self._sessions) >= self.max_sessions or (
             self.partitions + size > self.max_partitions
         ):
-            victim = self._victim(size, privileged=privileged, now_ms=now_ms)
+            victim = self._victim(size, now_ms)
             if victim is None:
                 return NO_SESSION
             self.close(victim.id)
         session = FetchSession(
             id=self._new_id(),
             by_topic_id=by_topic_id,
-            privileged=privileged,
             created_ms=now_ms,
             partitions={one.key: one for one in cached},
             last_used_ms=now_ms,
@@ -213,8 +209,8 @@ class FetchSessions:
             if session_id not in self._sessions:
                 return session_id
 
-    def _victim(self, size: int, *, privileged: bool, now_ms: int) -> FetchSession | None:
-        """Whose slot a new session of ``size`` partitions may have: a stale or a lesser one's."""
+    def _victim(self, size: int, now_ms: int) -> FetchSession | None:
+        """Whose slot a new session of ``size`` partitions may have: a stale or a smaller one's."""
         if not self._sessions:
             return None
         oldest = next(iter(self._sessions.values()))
@@ -223,13 +219,7 @@ class FetchSessions:
         old_enough = (
             session
             for session in self._sessions.values()
-            if now_ms - session.created_ms > EVICTION_MS or (privileged and not session.privileged)
+            if now_ms - session.created_ms > EVICTION_MS
         )
-        least = min(old_enough, key=_value, default=None)
-        if least is None or (privileged, size) < _value(least):
-            return None
-        return least
-
-
-def _value(session: FetchSession) -> tuple[bool, int]:
-    return session.privileged, len(session.partitions)
+        least = min(old_enough, key=lambda session: len(session.partitions), default=None)
+        return None if least is None or size < len(least.partitions) else least

@@ -1,4 +1,4 @@
-"""Leader epochs as requests ask for them.
+"""Leader epochs and isolation levels as requests ask for them.
 
 A partition notes an epoch with the first batch written under it; to a client the current epoch
 exists from the moment we lead, and begins at the log end.
@@ -7,10 +7,21 @@ exists from the moment we lead, and begins at the log end.
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Any
 
-from logcore.partition import Partition
+from coordinator.data_errors import InvalidRequestError
+from logcore.partition import Isolation, Partition
 
 UNKNOWN = -1
+
+
+def isolation_of(body: Any) -> Isolation:
+    """How far the sender of a request may see. InvalidRequestError where there is no such level."""
+    level = getattr(body, "isolation_level", 0)
+    try:
+        return Isolation(level)
+    except ValueError:
+        raise InvalidRequestError(f"there is no isolation level {level}") from None
 
 
 def end_of_epoch(partition: Partition, epoch: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ are, many of them piece by piece as the socket takes them.
 Versions: 4 has isolation levels, 5 log start offsets, 7 sessions (KIP-227), 9 leader epochs, 12 the
 epoch of the last record fetched, 13 topic ids.
 
-Difference from Kafka: READ_UNCOMMITTED and followers see the same, the log end, on one node.
+One node has no followers: who says to be one is refused, partition by partition.
 
 Source: ``KafkaApis.handleFetchRequest``, ``FetchManager``, ``ReplicaManager.readFromLog``,
 ``DelayedFetch``.
@@ -14,7 +14,7 @@ Source: ``KafkaApis.handleFetchRequest``, ``FetchManager``, ``ReplicaManager.rea
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -22,6 +22,7 @@ from kio.schema.errors import ErrorCode
 
 from coordinator.data_errors import (
     InvalidFetchSessionEpochError,
+    NotAReplicaError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
@@ -36,11 +37,11 @@ from coordinator.fetch_sessions import (
     TopicKey,
 )
 from coordinator.handlers import Context, handles, request_ms
-from coordinator.handlers.epochs import end_of_epoch
+from coordinator.handlers.epochs import end_of_epoch, isolation_of
 from coordinator.polls import Poll, Watched
 from coordinator.wire import ApiKey, Entity
 from coordinator.wire.steps import Steps
-from logcore.errors import OffsetOutOfRangeError, StorageError
+from logcore.errors import OffsetOutOfRangeError, StorageError, UnknownLeaderEpochError
 from logcore.file_range import MIN_RANGE_BYTES
 from logcore.machine import DomainError
 from logcore.partition import Isolation, Partition
@@ -60,11 +61,43 @@ _Told = tuple[int, list[tuple[Key, Entity]]]
 def run(ctx: Context) -> Steps[Entity | Awaitable[Any]]:
     """Read, and wait for more if that was not enough."""
     asked = yield from _Round.of(ctx)
-    fetch = _Fetch(ctx, asked)
+    try:
+        isolation = isolation_of(ctx.body)
+    except DomainError as error:
+        return (yield from _refuse_all(ctx, error))
+    fetch = _Fetch(ctx, asked, isolation)
     yield from fetch.read()
     if fetch.is_answer or ctx.broker.polls.closed:
         return (yield from fetch.answer())
     return (yield from fetch.wait())
+
+
+def _refuse_all(ctx: Context, error: DomainError) -> Steps[Entity]:
+    """Every partition is refused, and so is the request where it has sessions."""
+    make, code = ctx.respond, error_code(error)
+    session_id = getattr(ctx.body, "session_id", NO_SESSION)
+    topics = []
+    for topic in ctx.body.topics if ctx.version < FIRST_BY_ID else ():
+        parts = []
+        for part in topic.partitions:
+            parts.append(_refused(ctx, part.partition, code, aborted=()))
+            yield
+        topics.append(make.FetchableTopicResponse(topic=topic.topic, partitions=tuple(parts)))
+    return make.FetchResponse(
+        throttle_time_ms=0, error_code=code, session_id=session_id, responses=tuple(topics)
+    )
+
+
+def _refused(ctx: Context, index: int, code: ErrorCode, aborted: tuple[()] | None) -> Entity:
+    return ctx.respond.PartitionData(
+        partition_index=index,
+        error_code=code,
+        high_watermark=-1,
+        last_stable_offset=-1,
+        log_start_offset=-1,
+        aborted_transactions=aborted,
+        records=b"",
+    )
 
 
 class _Round:
@@ -84,28 +117,30 @@ class _Round:
         body, sessions = ctx.body, ctx.broker.fetch_sessions
         epoch = getattr(body, "session_epoch", FINAL_EPOCH)
         by_id = ctx.version >= FIRST_BY_ID
-        asked = (
-            ((topic.topic_id if by_id else topic.topic, part.partition), part)
-            for topic in body.topics
-            for part in topic.partitions
-        )
         if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             sessions.close(getattr(body, "session_id", NO_SESSION))
-            made = cls(ctx, None, keep=epoch == INITIAL_EPOCH)
-            for key, part in asked:
-                made.asked.append(CachedPartition(key, part))
-                yield
-            return made
+            return (yield from cls._without(ctx, keep=epoch == INITIAL_EPOCH))
         session = sessions.resume(body.session_id, epoch, by_topic_id=by_id)
         sessions.advance(session, ctx.broker.clock.now_ms())
-        made = cls(ctx, session, keep=False)
         forgotten = (
             (topic.topic_id if by_id else topic.topic, index)
             for topic in body.forgotten_topics_data
             for index in topic.partitions
         )
-        yield from sessions.change(session, asked, forgotten)
+        yield from sessions.change(session, _named(body, by_id=by_id), forgotten)
+        if not session.partitions:
+            return (yield from cls._without(ctx, keep=False))
+        made = cls(ctx, session, keep=False)
         made.asked = list(session.partitions.values())
+        return made
+
+    @classmethod
+    def _without(cls, ctx: Context, *, keep: bool) -> Steps[_Round]:
+        """Read what the request itself names; ``keep`` makes a session of it."""
+        made = cls(ctx, None, keep=keep)
+        for key, part in _named(ctx.body, by_id=ctx.version >= FIRST_BY_ID):
+            made.asked.append(CachedPartition(key, part))
+            yield
         return made
 
     def tell(self, answers: Sequence[tuple[CachedPartition, Entity]]) -> Steps[_Told]:
@@ -130,10 +165,15 @@ class _Round:
         session_id = sessions.open(
             [cached for cached, _ in answers],
             by_topic_id=self._ctx.version >= FIRST_BY_ID,
-            privileged=_is_follower(self._ctx.body),
             now_ms=self._ctx.broker.clock.now_ms(),
         )
         return session_id, told
+
+
+def _named(body: Any, *, by_id: bool) -> Iterator[tuple[Key, Any]]:
+    for topic in body.topics:
+        for part in topic.partitions:
+            yield (topic.topic_id if by_id else topic.topic, part.partition), part
 
 
 def _is_follower(body: Any) -> bool:
@@ -141,13 +181,21 @@ def _is_follower(body: Any) -> bool:
     return int(body.replica_id if state is None else state.replica_id) >= 0
 
 
+def _no_replica(epoch: int) -> DomainError:
+    # A follower that knows the epoch may know of a replica that we have not heard of (in Kafka).
+    if epoch == NO_EPOCH:
+        return NotAReplicaError("there is one replica, and that is here")
+    return UnknownLeaderEpochError(f"epoch {epoch} has one replica, and that is here")
+
+
 class _Fetch:
     """One request: reads it as often as needed."""
 
-    def __init__(self, ctx: Context, asked: _Round) -> None:
+    def __init__(self, ctx: Context, asked: _Round, isolation: Isolation) -> None:
         self._ctx = ctx
         body = ctx.body
-        self._isolation = Isolation(1 if body.isolation_level == 1 else 0)
+        self._isolation = isolation
+        self._is_follower = _is_follower(body)
         limit = ctx.broker.config.int("fetch.max.bytes")
         self._max_bytes = max(0, min(body.max_bytes, limit))
         self._min_bytes = min(body.min_bytes, self._max_bytes)
@@ -231,7 +279,10 @@ class _Fetch:
         try:
             name = self._name(one.key[0])
             partition: Partition = self._ctx.broker.replicas.partition(name, part.partition)
-            partition.check_leader_epoch(getattr(part, "current_leader_epoch", NO_EPOCH))
+            epoch = getattr(part, "current_leader_epoch", NO_EPOCH)
+            partition.check_leader_epoch(epoch)
+            if self._is_follower:
+                raise _no_replica(epoch)
             diverging = self._diverging(partition, part)
             if diverging is not None:
                 self._urgent = True
@@ -239,7 +290,7 @@ class _Fetch:
             return (yield from self._records(partition, part))
         except DomainError as error:
             self._urgent = True
-            return self._refused(part.partition, error)
+            return self._refusal(part.partition, error)
 
     def _records(self, partition: Partition, part: Any) -> Steps[Entity]:
         offset, limit = part.fetch_offset, part.partition_max_bytes
@@ -297,7 +348,7 @@ class _Fetch:
             records=b"",
         )
 
-    def _refused(self, index: int, error: DomainError) -> Entity:
+    def _refusal(self, index: int, error: DomainError) -> Entity:
         code = error_code(error)
         if isinstance(error, StorageError) and self._ctx.version <= LAST_WITHOUT_STORAGE_ERROR:
             code = ErrorCode.not_leader_or_follower
@@ -305,12 +356,4 @@ class _Fetch:
         aborted: tuple[()] | None = None
         if isinstance(error, (UnknownTopicOrPartitionError, UnknownTopicIdError)):
             aborted = ()
-        return self._ctx.respond.PartitionData(
-            partition_index=index,
-            error_code=code,
-            high_watermark=-1,
-            last_stable_offset=-1,
-            log_start_offset=-1,
-            aborted_transactions=aborted,
-            records=b"",
-        )
+        return _refused(self._ctx, index, code, aborted)

@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
-from coordinator.handlers.epochs import epoch_of
+from coordinator.handlers.epochs import epoch_of, isolation_of
 from coordinator.wire import ApiKey, Entity
 from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
@@ -42,33 +42,36 @@ Found = tuple[int, int, int]
 
 @handles(ApiKey.LIST_OFFSETS, versions=(1, 11), permission="DESCRIBE Topic")
 def run(ctx: Context) -> Steps[Entity]:
-    """Look every partition up; one that is named twice is refused."""
+    """Look every partition up; one that is named twice is refused.
+
+    A topic that is named twice has one row.
+    """
     make, body = ctx.respond, ctx.body
-    isolation = Isolation(1 if getattr(body, "isolation_level", 0) == 1 else 0)
     named: dict[str, Counter[int]] = {}
     for topic in body.topics:
         indexes = (part.partition_index for part in topic.partitions)
         named.setdefault(topic.name, Counter()).update(indexes)
         yield
-    topics = []
+    rows: dict[str, list[Entity]] = {}
     for topic in body.topics:
-        parts = []
+        parts = rows.setdefault(topic.name, [])
         counts = named[topic.name]
         for part in topic.partitions:
             count = counts[part.partition_index]
             if count:
-                answer = yield from _partition(ctx, topic.name, part, isolation, count)
+                answer = yield from _partition(ctx, topic.name, part, count)
                 parts.append(answer)
                 # It is answered once.
                 counts[part.partition_index] = 0
             yield
-        topics.append(make.ListOffsetsTopicResponse(name=topic.name, partitions=tuple(parts)))
+    topics = []
+    for name, parts in rows.items():
+        topics.append(make.ListOffsetsTopicResponse(name=name, partitions=tuple(parts)))
+        yield
     return make.ListOffsetsResponse(throttle_time_ms=0, topics=tuple(topics))
 
 
-def _partition(
-    ctx: Context, topic: str, part: Any, isolation: Isolation, count: int
-) -> Steps[Entity]:
+def _partition(ctx: Context, topic: str, part: Any, count: int) -> Steps[Entity]:
     """Answer for a partition that is named ``count`` times."""
     found: Found = (NONE, NONE, NONE)
     code = ErrorCode.none
@@ -78,7 +81,7 @@ def _partition(
         code = ErrorCode.unsupported_version
     else:
         try:
-            found = yield from _look_up(ctx, topic, part, isolation)
+            found = yield from _look_up(ctx, topic, part)
         except DomainError as error:
             code = error_code(error)
     offset, timestamp, epoch = found
@@ -91,7 +94,8 @@ def _partition(
     )
 
 
-def _look_up(ctx: Context, topic: str, part: Any, isolation: Isolation) -> Steps[Found]:
+def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
+    isolation = isolation_of(ctx.body)
     partition: Partition = ctx.broker.replicas.partition(topic, part.partition_index)
     partition.check_leader_epoch(getattr(part, "current_leader_epoch", NONE))
     asked = part.timestamp

@@ -33,8 +33,8 @@ def partitions(count: int, topic: str = "t") -> list[CachedPartition]:
     return [CachedPartition((topic, index), None) for index in range(count)]
 
 
-def opened(sessions: FetchSessions, count: int = 1, *, at: int = 0, follower: bool = False) -> int:
-    return sessions.open(partitions(count), by_topic_id=False, privileged=follower, now_ms=at)
+def opened(sessions: FetchSessions, count: int = 1, *, at: int = 0) -> int:
+    return sessions.open(partitions(count), by_topic_id=False, now_ms=at)
 
 
 def test_epochs_count_up_and_wrap_to_one() -> None:
@@ -87,18 +87,16 @@ def test_after_an_error_the_partition_is_news_again() -> None:
     ]
 
 
-def test_partitions_that_had_news_are_served_last() -> None:
+def test_partitions_that_had_records_are_served_last() -> None:
     sessions = FetchSessions(1)
-    session = sessions.resume(opened(sessions, 3), 1, by_topic_id=False)
+    session = sessions.resume(opened(sessions, 4), 1, by_topic_id=False)
     for one in session.partitions.values():
         one.learn(Said())
-    answers = [
-        (one, Said(records=b"x" if one.key[1] == 0 else b""))
-        for one in list(session.partitions.values())
-    ]
-    news = [one.key for one, answer in answers if session.is_news(one, answer)]
-    assert news == [("t", 0)]
-    assert [key[1] for key in session.partitions] == [1, 2, 0]
+    said = [Said(records=b"x"), Said(error_code=3), Said(high_watermark=1), Said()]
+    answers = zip(list(session.partitions.values()), said, strict=True)
+    news = [one.key[1] for one, answer in answers if session.is_news(one, answer)]
+    assert news == [0, 1, 2]
+    assert [key[1] for key in session.partitions] == [1, 2, 3, 0]
 
 
 def test_a_session_whose_last_partition_is_forgotten_is_closed() -> None:
@@ -125,7 +123,7 @@ def test_slots_on_both_sides_of_the_limit() -> None:
     assert opened(sessions)
     assert opened(sessions) == 0
     assert len(sessions) == 2
-    assert FetchSessions(0).open([], by_topic_id=False, privileged=False, now_ms=0) == 0
+    assert FetchSessions(0).open([], by_topic_id=False, now_ms=0) == 0
 
 
 def test_partitions_on_both_sides_of_the_limit() -> None:
@@ -155,13 +153,6 @@ def test_an_old_smaller_session_makes_room_for_a_larger_one() -> None:
     later = EVICTION_MS + 1
     assert opened(sessions, 4, at=later) == 0
     assert opened(sessions, 5, at=later)
-
-
-def test_a_follower_goes_before_a_consumer() -> None:
-    sessions = FetchSessions(1)
-    opened(sessions, 5)
-    assert opened(sessions, 1, follower=True)
-    assert opened(sessions, 9) == 0
 
 
 # --- over the wire ---
@@ -240,6 +231,16 @@ def test_a_waiting_request_of_a_session_answers_with_the_news_alone(
         producer.produce(topic, [b"a"], partition=1)
     assert told(client.receive()) == {1: 1}
     fetch(client, (session, -1), [])
+
+
+def test_a_session_that_a_request_empties_is_gone_and_the_request_is_answered(
+    client: Cluster,
+) -> None:
+    topic = client.create_topic(unique("sessions"), 2)
+    session = fetch(client, (0, 0), [asked(topic, p0=0)])["session_id"]
+    forgotten = [{"topic": topic, "partitions": [0, 1]}]
+    last = fetch(client, (session, 1), [asked(topic, p1=0)], forgotten_topics_data=forgotten)
+    assert (last["session_id"], told(last)) == (0, {1: 0})
 
 
 def waiting(session: int, epoch: int) -> Answer:

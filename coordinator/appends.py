@@ -123,6 +123,8 @@ class Append:
     transactional_id: str | None
     origin: Origin
     acks: bool
+    refusal: DomainError | None = field(init=False, default=None)
+    """Why nothing of it is appended. What keeps a batch from the log at all is told first."""
     producers: set[tuple[int, int]] = field(init=False)
     """Of its transactional batches."""
     listed_errors: int = field(init=False, default=0)
@@ -242,9 +244,10 @@ class Appends:
     def _found(self, append: Append, part: Part, now_ms: int) -> partial[Admitted]:
         if part.topic is None:
             raise UnknownTopicIdError("no topic has this id")
+        partition = self._replicas.partition(part.topic, part.index)
         if part.topic in INTERNAL_TOPICS:
-            raise InvalidTopicError(f"clients may not write to {part.topic}")
-        part.partition = partition = self._replicas.partition(part.topic, part.index)
+            raise append.refusal or InvalidTopicError(f"clients may not write to {part.topic}")
+        part.partition = partition
         if not part.data:
             raise NotOneBatchError("a produce request must hold exactly one batch per partition")
         return partial(
@@ -300,6 +303,8 @@ class Appends:
                 # The log was not asked to append, so the answer tells nothing of it.
                 part.partition = None
                 raise error
+            if append.refusal is not None and not isinstance(part.error, NotOneBatchError):
+                raise append.refusal
             if part.admitted is not None:
                 part.appended = partition.append_admitted(
                     part.admitted,

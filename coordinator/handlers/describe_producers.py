@@ -9,6 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
+from coordinator.topics import check_name
 from coordinator.wire import ApiKey, Entity
 from coordinator.wire.steps import Steps
 from logcore.machine import DomainError
@@ -37,6 +38,8 @@ def _partition(ctx: Context, topic: str, index: int) -> Steps[Entity]:
     code, message = ErrorCode.none, None
     active: list[Entity] = []
     try:
+        if ctx.broker.metadata.topic(topic) is None:
+            check_name(topic)
         for one in ctx.broker.replicas.partition(topic, index).each_producer():
             active.append(
                 make.ProducerState(

@@ -66,18 +66,16 @@ def run(ctx: Context) -> Entity | Awaitable[Entity | None] | None:
         origin=ctx.origin,
         acks=body.acks != 0,
     )
-    refusal: DomainError | None = None
     if body.acks not in _VALID_ACKS:
-        refusal = InvalidRequiredAcksError(f"acks={body.acks}")
-    elif append.producers and body.transactional_id is None:
-        # Without its id nobody could say whether the transaction is the producer's own.
-        refusal = TransactionalIdMissingError("a transactional batch without a transactional id")
+        append.refusal = InvalidRequiredAcksError(f"acks={body.acks}")
     waiting = None
-    if refusal is None:
-        waiting = ctx.broker.appends.run(append)
-    else:
+    if append.producers and body.transactional_id is None:
+        # Without its id nobody could say whether the transaction is the producer's own.
+        missing = TransactionalIdMissingError("a transactional batch without a transactional id")
         for part in append.parts:
-            part.error = refusal
+            part.error = missing
+    else:
+        waiting = ctx.broker.appends.run(append)
     if waiting is None and len(append.parts) <= ANSWERS_PER_TURN:
         return _answer(ctx, append, [_partition_answer(ctx, part) for part in append.parts])
     return _later(ctx, append, waiting)

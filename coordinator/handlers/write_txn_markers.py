@@ -56,27 +56,29 @@ def run(ctx: Context) -> Work[Entity]:
 
 
 def _write_all(ctx: Context) -> Steps[Entity]:
+    # Who reads the answer looks for one row of each producer, topic and partition.
+    codes: dict[int, dict[str, dict[int, ErrorCode]]] = {}
+    for marker in ctx.body.markers:
+        for topic in marker.topics:
+            for index in topic.partition_indexes:
+                of_topics = codes.setdefault(marker.producer_id, {})
+                of_topics.setdefault(topic.name, {})[index] = _write(ctx, marker, topic.name, index)
+                yield
     respond = ctx.respond
     markers = []
-    for marker in ctx.body.markers:
+    for producer_id, of_topics in codes.items():
         topics = []
-        for topic in marker.topics:
+        for name, of_partitions in of_topics.items():
             parts = []
-            for index in topic.partition_indexes:
-                code = _write(ctx, marker, topic.name, index)
+            for index, code in of_partitions.items():
                 parts.append(
                     respond.WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
                 )
                 yield
-            topics.append(
-                respond.WritableTxnMarkerTopicResult(name=topic.name, partitions=tuple(parts))
-            )
-        if topics:
-            markers.append(
-                respond.WritableTxnMarkerResult(
-                    producer_id=marker.producer_id, topics=tuple(topics)
-                )
-            )
+            topics.append(respond.WritableTxnMarkerTopicResult(name=name, partitions=tuple(parts)))
+        markers.append(
+            respond.WritableTxnMarkerResult(producer_id=producer_id, topics=tuple(topics))
+        )
     return respond.WriteTxnMarkersResponse(markers=tuple(markers))
 
 

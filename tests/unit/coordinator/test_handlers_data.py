@@ -19,6 +19,7 @@ from tests.support.cluster import GROUP as GROUP_KIND
 from tests.support.raw import ConnectionLostError, RawClient, errors_in
 from tests.support.waits import until
 
+UNKNOWN = "unknown_topic_or_partition"
 ALL_TOPIC_OPERATIONS, ALL_CLUSTER_OPERATIONS, NOT_ASKED = 3576, 8096, -(2**31)
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 CONFIG = {
@@ -442,12 +443,14 @@ def test_log_append_time_is_answered(client):
     assert before <= part["log_append_time"] <= int(time.time() * 1000)
 
 
-@pytest.mark.parametrize(
-    "name", ["__consumer_offsets", "__transaction_state", "__share_group_state"]
-)
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
 def test_internal_topics_are_closed(bootstrap, name):
     with Cluster(bootstrap, client_id="__admin_client") as client:
+        for kind in (GROUP_KIND, TRANSACTION):
+            client.coordinator(unique("any"), kind)
         assert client.produce(name, [b"x"])["error_code"] == "invalid_topic_exception"
+        assert client.produce(name, [b"x"], partition=9)["error_code"] == UNKNOWN
+        assert client.produce(name, [b"x"], acks=2)["error_code"] == "invalid_required_acks"
 
 
 def test_compressed_batches_stay_as_they_came(client, topic):
@@ -549,6 +552,50 @@ def test_version_12_adds_the_partition(client, topic):
     part = client.fetch(topic, isolation=READ_COMMITTED)
     assert part["aborted_transactions"] == [{"producer_id": pid, "first_offset": 0}]
     assert part["last_stable_offset"] == part["high_watermark"] == 3
+
+
+def test_of_two_mistakes_the_transaction_s_is_told(client, topic):
+    tid = unique("tx")
+    pid, epoch = client.init_producer(tid)
+
+    def refused(epoch: int, version: int) -> str:
+        data = _batch(pid, epoch)
+        part = client.produce(topic, data, version=version, transactional_id=tid, acks=2)
+        assert client.offset(topic) == 0
+        return str(part["error_code"])
+
+    assert refused(epoch, 9) == "invalid_txn_state"
+    assert refused(epoch + 1, 12) == "invalid_producer_epoch"
+    assert refused(epoch, 12) == "invalid_required_acks"
+
+
+def test_a_transactional_batch_of_nobody_is_refused(client, topic):
+    data = batch([b"x"], transactional=True)
+    for version in (9, 12):
+        part = client.produce(topic, data, version=version, transactional_id=unique("tx"))
+        assert part["error_code"] == "invalid_producer_id_mapping"
+    assert client.offset(topic) == 0
+
+
+def test_markers_of_one_producer_share_a_row(client):
+    name = client.create_topic(unique("t"), 2)
+
+    def marker(*indexes: int) -> dict[str, object]:
+        topics = [{"name": name, "partition_indexes": [index]} for index in indexes]
+        return {"producer_id": 7, "producer_epoch": 0, "coordinator_epoch": 0, "topics": topics}
+
+    answer = client.call("write_txn_markers", 1, markers=[marker(0, 9), marker(1, 0)])
+    (row,) = answer["markers"]
+    (told,) = row["topics"]
+    codes = {part["partition_index"]: part["error_code"] for part in told["partitions"]}
+    assert (row["producer_id"], codes) == (7, {0: "none", 9: UNKNOWN, 1: "none"})
+    assert len(told["partitions"]) == 3
+
+
+def test_producers_of_a_name_that_no_topic_can_have(client):
+    asked = [{"name": name, "partition_indexes": [0]} for name in ("a/b", "", "none-such")]
+    codes = errors_in(client.call("describe_producers", 0, topics=asked))
+    assert codes == ["invalid_topic_exception", "invalid_topic_exception", UNKNOWN]
 
 
 def test_a_new_producer_of_version_12_begins_with_sequence_0(client, topic):
@@ -849,6 +896,50 @@ def test_listing_an_empty_partition_twice_and_one_that_is_not_there(client, topi
     )
     codes = [one["error_code"] for one in answer["topics"][0]["partitions"]]
     assert codes == ["invalid_request"]
+
+
+def test_a_topic_that_is_named_twice_has_one_row(client):
+    name = client.create_topic(unique("t"), 2)
+    zero, one = ({"partition_index": index, "timestamp": -1} for index in (0, 1))
+    topics = [{"name": name, "partitions": parts} for parts in ([zero], [one, zero])]
+    (row,) = client.call("list_offsets", 5, replica_id=-1, topics=topics)["topics"]
+    codes = {part["partition_index"]: part["error_code"] for part in row["partitions"]}
+    assert codes == {0: "invalid_request", 1: "none"}
+
+
+@pytest.mark.parametrize("version", [4, 6, 7, 12, 13, 18])
+def test_an_isolation_level_that_there_is_not(client, topic, version):
+    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1_000}
+    named = {"topic": topic} if version < 13 else {"topic_id": client.topic_id(topic)}
+    body = {} if version > 14 else {"replica_id": -1}
+    answer = client.call(
+        "fetch", version, max_bytes=1_000, isolation_level=2,
+        topics=[{**named, "partitions": [part]}], **body,
+    )  # fmt: skip
+    told = [part["error_code"] for row in answer["responses"] for part in row["partitions"]]
+    assert told == (["invalid_request"] if version < 13 else [])
+    if version > 6:
+        assert (answer["error_code"], answer["session_id"]) == ("invalid_request", 0)
+    assert _list(client, topic, -1, isolation=2) == ("invalid_request", -1, -1)
+    assert _list(client, topic, -1, isolation=1) == ("none", 0, -1)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "code"), [(-1, "not_leader_or_follower"), (0, "unknown_leader_epoch")]
+)
+def test_nobody_follows(client, topic, epoch, code):
+    client.produce(topic, [b"x"])
+    part = {
+        "partition": 0,
+        "current_leader_epoch": epoch,
+        "last_fetched_epoch": -1,
+        "partition_max_bytes": 1_000,
+    }
+    for replica in (0, 3):
+        body = {"session_epoch": -1, "topics": [{"topic": topic, "partitions": [part]}]}
+        answer = client.call("fetch", 12, replica_id=replica, max_bytes=1_000, **body)
+        (told,) = answer["responses"][0]["partitions"]
+        assert (told["error_code"], told["records"]) == (code, b"")
 
 
 def test_the_latest_committed_offset_is_the_lso(client, topic):

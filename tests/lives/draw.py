@@ -191,20 +191,20 @@ class Draw:
 
     # --- producers --------------------------------------------------------------------------------
 
-    def identity(self, about: Slot, live: float = 0.82) -> Callable[[Knowledge], Identity]:
-        """Producer id and epoch, live or else."""
-        drawn = self._identity(about, live)
-        if not self.calm:
+    def writer(self, about: Slot) -> Callable[[Knowledge], Identity]:
+        """The identity that a batch names; seldom nobody's, which would part two brokers."""
+        drawn = self.identity(about)
+        if not self.calm or self.chance(0.05):
             return drawn
 
         def somebody(k: Knowledge) -> Identity:
-            """Apache Kafka takes a transactional batch of nobody for a plain one."""
             pid, epoch = drawn(k)
             return (pid, epoch) if pid >= 0 else (UNKNOWN_PRODUCER, max(epoch, 0))
 
         return somebody
 
-    def _identity(self, about: Slot, live: float) -> Callable[[Knowledge], Identity]:
+    def identity(self, about: Slot, live: float = 0.82) -> Callable[[Knowledge], Identity]:
+        """Producer id and epoch, live or else."""
         if self.chance(live):
             return lambda k: k.producers[about].identity
         other = self.slot(self.txn_id()) if self.chance(0.5) else self.slot(about[0])

@@ -110,7 +110,7 @@ def _fetched(k: Knowledge, request: Request, body: Body, answer: Answer) -> None
     if error == "none" and answer.get("session_id"):
         epoch = max(0, body.get("session_epoch", 0)) + 1
         k.sessions[client] = answer["session_id"], epoch
-    elif error != "none":
+    elif error != "none" and body.get("session_id"):
         k.sessions.pop(client, None)
 
 

@@ -25,7 +25,7 @@ from tests.lives.learn import learn
 from tests.lives.life import Life, Step
 from tests.lives.race import frame_of
 from tests.oracle.tracer import PASSING, UNORDERED, Masks, leaves
-from tests.support.batches import NOW_MS
+from tests.support.batches import NOW_MS, batches
 from tests.support.raw import Answer, RawClient, decode, errors_in
 
 CLOSED = "connection closed"
@@ -61,6 +61,8 @@ class LifeMasks(Masks):
         if api == "metadata":
             known = [row for row in answer["topics"] if not row["name"] or self._is_ours(row)]
             answer = {**answer, "topics": known}
+        if api == "fetch":
+            answer = {**answer, "responses": joined(answer["responses"])}
         listed, name = LISTS.get(api, ("", ""))
         if listed:
             rows = [row for row in answer[listed] if str(row[name]).startswith(self._stem)]
@@ -92,10 +94,23 @@ class LifeMasks(Masks):
             return len(value)
         if name == "records" and value:
             try:
-                return super().shown(value, name)
+                return [
+                    (b.base_offset, b.last_offset, b.attributes, b.producer_epoch, b.values)
+                    + (("of nobody",) if b.producer_id < 0 else ())
+                    for b in batches(value)
+                ]
             except (AssertionError, struct.error, IndexError):
                 return f"{len(value)} bytes that are no batches"
         return super().shown(value, name)
+
+
+def joined(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each topic: in which order partitions are told goes by what there is of them."""
+    found: dict[Any, dict[str, Any]] = {}
+    for row in rows:
+        known = found.setdefault(row.get("topic", row.get("topic_id")), {**row, "partitions": []})
+        known["partitions"] = known["partitions"] + row["partitions"]
+    return list(found.values())
 
 
 LISTS = {
@@ -108,8 +123,20 @@ KEYS = ("name", "topic", "topic_id", "transactional_id", "group_id", "partition_
 KEYS += ("partition", "resource_name", "producer_id")
 
 
+REPEATING = frozenset(
+    {
+        "describe_configs",
+        "describe_producers",
+        "describe_transactions",
+        "list_offsets",
+        "write_txn_markers",
+    }
+)
+"""May name a thing twice. Of what others repeat Apache Kafka's tables drop one, ours do not."""
+
+
 def distinct(value: Any) -> Any:
-    """Name nothing twice in one list: Apache Kafka's tables drop one of them, ours answer both."""
+    """Name nothing twice in one list."""
     if isinstance(value, Mapping):
         return {name: distinct(item) for name, item in value.items()}
     if not isinstance(value, list):
@@ -158,7 +185,8 @@ class Side:
 
     def send(self, step: Step) -> UnderWay | None:
         """Send a step; None if it is left out."""
-        made = frame_of(step.request, self.knowledge, step.number, distinct)
+        mend = None if step.request.api in REPEATING else distinct
+        made = frame_of(step.request, self.knowledge, step.number, mend)
         if made is None:
             return None
         frame, body = made

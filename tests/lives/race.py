@@ -80,7 +80,7 @@ def frame_of(
     request: Request,
     knowledge: Knowledge,
     number: int,
-    mend: Callable[[Any], Any] = lambda body: body,
+    mend: Callable[[Any], Any] | None = None,
 ) -> tuple[bytes, Any] | None:
     """The bytes of a request and what they say; None if it is left out, or can't be said.
 
@@ -89,7 +89,8 @@ def frame_of(
     if request.only_if is not None and not request.only_if(knowledge):
         return None
     entity = _entity(request.api, request.version, "request")
-    body = mend(_fitting(request.api, entity, settled(request.shape, knowledge)))
+    body = _fitting(request.api, entity, settled(request.shape, knowledge))
+    body = body if mend is None else mend(body)
     if not entity.__flexible__ and longest(body) > LONGEST_STRING:
         return None
     frame = encode(request.api, request.version, number, "life", body)

@@ -176,20 +176,13 @@ def _records(d: Draw, who: Who | None, about: Slot, at: tuple[str, int], number:
     return make
 
 
-def _acks(d: Draw, who: Who | None) -> int:
-    """Of two mistakes in one request Apache Kafka sees the transaction's first; we do not."""
-    if d.calm:
-        return d.rng.choices((-1, 1, 2, -2), (85, 10, who is None, who is None))[0]
-    return d.rng.choices((-1, 1, 0, 2, -2), (85, 10, 2, 1, 1))[0]
-
-
 def produce(
     d: Draw, about: Slot | None, number: int, level: int | None = None, *, plain: bool = False
 ) -> Request:
     """Batches in a transaction, of an idempotent producer (``about`` without a name), or plain."""
     slot = about or ("", 0)
-    who = None if plain else d.identity(slot)
-    # Of two mistakes Apache Kafka sees the transaction's first.
+    who = None if plain else d.writer(slot)
+    # With Apache Kafka a refused one leaves the coordinators' topics in the transaction.
     name = d.topic() if plain or not slot[0] else d.readable()
     indexes = sorted({d.partition() for _ in range(d.rng.choices((1, 2), (8, 2))[0])})
     transactional_id: str | None = slot[0] if not plain and slot[0] else None
@@ -200,7 +193,7 @@ def produce(
         version_of(d, "produce", level),
         {
             "transactional_id": transactional_id,
-            "acks": _acks(d, who),
+            "acks": d.rng.choices((-1, 1, 0, 2, -2), (85, 10, 0 if d.calm else 2, 1, 1))[0],
             "timeout": d.pick([10_000, 1_000, 0] if not d.calm else [10_000]),
             "topic_data": [
                 {

@@ -55,6 +55,10 @@ STRANGERS = (
 )
 MOVED = "a log that moves costs each consumer group an epoch: our hash of its topics is another"
 
+NOBODY = "a batch of a transaction but of no producer would be seen even if that aborts"
+NO_FOLLOWER = "whoever follows has no business here, so nobody tells it where the leader is"
+NO_LEVEL = "an isolation level that there is not escapes Apache Kafka as an unexpected exception"
+
 DELIBERATE = (
     Deviation("records_that_lie", '"invalid_record"', '"none"', UNREADABLE),
     *(Deviation("records_that_lie", "-1", str(offset), UNREADABLE) for offset in range(5)),
@@ -96,6 +100,19 @@ DELIBERATE = (
         ' "offset_metadata_too_large"}, {"partition_index": 9, "error_code":'
         ' "unknown_topic_or_partition"}]}]',
         "a topic that is named twice is answered twice, in the request's order",
+    ),
+    *(
+        Deviation("a_batch_of_nobody", ours, theirs, NOBODY)
+        for ours, theirs in (
+            ('"invalid_producer_id_mapping"', '"none"'),
+            ("-1", "0"),
+            ("-1", "1"),
+        )
+    ),
+    *(Deviation("fetching", "-1", theirs, NO_FOLLOWER) for theirs in ("0", "1")),
+    *(
+        Deviation(trace, '"invalid_request"', '"unknown_server_error"', NO_LEVEL)
+        for trace in ("fetching", "leader_epochs")
     ),
     Deviation(
         "refused_batches",
@@ -190,14 +207,14 @@ Anything = EllipsisType
 UNDECIDED = "not decided yet"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """A kind of difference that a life led on both brokers may come upon (test_lives.py)."""
 
     api: str | Anything
     where: str | Anything
     """The leaf of the answer, without the numbers of its rows."""
-    ours: str | int | Anything | None
+    ours: str | int | list[str] | Anything | None
     theirs: str | int | Anything | None
     """``...`` stands for whatever the broker said."""
     why: str
@@ -216,12 +233,33 @@ class Kind:
 REFUSED_JOIN = "a JoinGroup that is refused creates no group; with Apache Kafka an empty one stays"
 ELIGIBLE = "eligible leader replicas (KIP-966) make min.insync.replicas a dynamic default there"
 BY_IDS = "who is given what goes by ids of members and topics, and those are random"
+ONCE = (
+    "what one request names twice is described once: the answer could be a thousand times its size"
+)
 ROW = ".topics[].partitions[].error_code"
+FETCHED = ".responses[].partitions[].error_code"
 
 
-def _of_a_replica(request: Mapping[str, Any]) -> bool:
-    state = request.get("replica_state") or {}
-    return int(request.get("replica_id", state.get("replica_id", -1))) >= 0
+def _of_no_level(request: Mapping[str, Any]) -> bool:
+    return request.get("isolation_level") not in (0, 1)
+
+
+def _of_nobody(request: Mapping[str, Any]) -> bool:
+    return any(
+        "of nobody" in one
+        for topic in request["topic_data"]
+        for part in topic["partition_data"]
+        for one in part["records"] or ()
+    )
+
+
+def _names_twice(request: Mapping[str, Any]) -> bool:
+    rows = request.get("resources") or request.get("topics") or request.get("transactional_ids")
+    told = ("resource_type", "resource_name", "name")
+    names = [
+        row if isinstance(row, str) else tuple(row.get(part) for part in told) for row in rows or ()
+    ]
+    return len(set(names)) < len(names)
 
 
 def _of_a_broker(request: Mapping[str, Any]) -> bool:
@@ -265,19 +303,12 @@ KINDS = (
         for api in ("alter_configs", "incremental_alter_configs")
     ),
     Kind(
-        "describe_producers",
-        ".topics[].partitions[].error_code",
-        "unknown_topic_or_partition",
-        "invalid_topic_exception",
-        f"a name that no topic can have: {UNDECIDED}",
-    ),
-    Kind(
         "add_partitions_to_txn",
         ".results_by_transaction[].topic_results[].results_by_partition[].partition_error_code",
         "topic_authorization_failed",
         ...,
-        "an internal topic in a transaction that a broker asks about: refused first here, Apache"
-        f" Kafka looks at the transaction and lets it in: {UNDECIDED}",
+        "anybody may send what brokers ask each other, so no transaction takes in by it what the"
+        " coordinators alone write, whatever else is wrong with it; Apache Kafka adds it",
         parts=True,
     ),
     Kind(
@@ -297,19 +328,57 @@ KINDS = (
     ),
     Kind(
         "produce",
-        ".responses[].partition_responses[].log_start_offset",
+        ".responses[].partition_responses[].error_code",
+        "invalid_producer_id_mapping",
         ...,
-        -1,
-        "what Apache Kafka's transaction coordinator refuses does not come to the log, here the"
-        f" log's start is told all the same: {UNDECIDED}",
-        when=lambda request: request["transactional_id"] is not None,
+        NOBODY,
+        when=_of_nobody,
+        parts=True,
+    ),
+    *(
+        Kind("fetch", f".responses[].partitions[].current_leader.{name}", -1, ..., NO_FOLLOWER)
+        for name in ("leader_id", "leader_epoch")
+    ),
+    Kind("list_offsets", ..., ..., ..., NO_LEVEL, when=_of_no_level),
+    *(
+        Kind("fetch", where, ..., ..., NO_LEVEL, when=_of_no_level)
+        for where in (FETCHED, ".error_code", ".responses")
     ),
     Kind(
-        "produce",
-        ".responses[].partition_responses[].error_code",
-        "invalid_required_acks",
-        "unknown_topic_or_partition",
-        f"two mistakes in one request, judged in another order: {UNDECIDED}",
+        "fetch",
+        f"{FETCHED[: -len('error_code')]}aborted_transactions",
+        [],
+        None,
+        "where no batch fits in there are no aborted transactions either; no client tells the two"
+        " forms of none apart",
+    ),
+    *(
+        Kind(
+            "fetch",
+            FETCHED,
+            "unknown_topic_id",
+            theirs,
+            "nobody has the id of a deleted topic, in a session as well; Apache Kafka's session"
+            " goes on with its name. Clients ask for metadata either way",
+        )
+        for theirs in ("unknown_topic_or_partition", "inconsistent_topic_id")
+    ),
+    *(
+        Kind(api, where, ..., ..., ONCE, when=_names_twice)
+        for api, where in (
+            ("describe_configs", ".results"),
+            ("describe_producers", ".topics[].partitions"),
+            ("describe_transactions", ".transaction_states"),
+        )
+    ),
+    Kind(
+        "write_txn_markers",
+        "",
+        ...,
+        None,
+        "a marker that names a partition twice, or the last of several that finds none of its"
+        " partitions: Apache Kafka never answers",
+        parts=True,
     ),
     Kind(
         "write_txn_markers",
@@ -317,15 +386,6 @@ KINDS = (
         "invalid_request",
         "unknown_server_error",
         "a marker without a producer escapes Apache Kafka as an unexpected exception",
-    ),
-    Kind(
-        "fetch",
-        ".responses[].partitions[].error_code",
-        ...,
-        "not_leader_or_follower",
-        f"a follower that is no replica is served like a consumer here: {UNDECIDED}",
-        when=_of_a_replica,
-        parts=True,
     ),
     *(
         Kind(
@@ -381,21 +441,10 @@ KINDS = (
 
 NOT_DRAWN = (
     (
-        "Fetch and ListOffsets with isolation_level 2: read_uncommitted here, Apache Kafka answers"
-        f" UNKNOWN_SERVER_ERROR; INVALID_REQUEST would be right: {UNDECIDED}"
+        "Produce in a transaction to the coordinators' topics: refused at once here, Apache Kafka"
+        " takes the partition into the transaction before it refuses, so its markers go there"
     ),
-    (
-        "a transactional batch with producer id -1: INVALID_PRODUCER_ID_MAPPING here, Apache Kafka"
-        f" stores it as a plain one: {UNDECIDED}"
-    ),
-    (
-        "what one ListOffsets names twice, and two markers of one producer in one WriteTxnMarkers:"
-        f" each is answered in a row of its own here, Apache Kafka merges the rows: {UNDECIDED}"
-    ),
-    (
-        "Produce in a transaction with acks=2, or to an internal topic: of the two mistakes Apache"
-        f" Kafka tells the transaction's, Fencepost the other: {UNDECIDED}"
-    ),
+    "Fetch of the all-zero topic id: Apache Kafka's sessions fail on it, now and then",
     "a JoinGroup whose metadata can't be read: Apache Kafka does not answer it",
     (
         "what depends on the time (expressions of consumers, long polls), on limits of our own"

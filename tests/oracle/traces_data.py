@@ -204,6 +204,11 @@ def fetching(t: Tracer) -> None:
         fetch(t, version, "fetched", 0, partition_max_bytes=1, **topic)
         fetch(t, version, "fetched", 0, max_bytes=1, **topic)
         fetch(t, version, "fetched", 0, session_id=4711, session_epoch=1, **topic)
+        fetch(t, version, "fetched", 0, isolation_level=2, **topic)
+        for epoch in (-1, 0, 7):
+            for replica in (0, 1):
+                state = {"replica_id": replica, "replica_state": {"replica_id": replica}}
+                fetch(t, version, "fetched", 0, epoch=epoch, **state, **topic)
     for version in (7, 12):
         fetch(t, version, "fetched", 0, topics=[])
 
@@ -349,6 +354,11 @@ def leader_epochs(t: Tracer) -> None:
         replica_id=-1,
         topics=[{"name": "epochs", "partitions": [twice, twice]}],
     )
+    other = {**twice, "partition_index": 1}
+    rows = [{"name": "epochs", "partitions": parts} for parts in ([twice], [other], [twice])]
+    for named in (rows[:2], rows):
+        t("list_offsets", 5, replica_id=-1, topics=named)
+    t("list_offsets", 5, replica_id=-1, isolation_level=2, topics=rows[:1])
     for version in (2, 3, 4):
         for epoch, asked in ((-1, 0), (-1, 5), (0, 0), (7, 0), (-1, -1)):
             t(

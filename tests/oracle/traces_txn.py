@@ -62,6 +62,7 @@ def produce(
     *,
     transactional: bool = True,
     partition: int = 0,
+    acks: int = -1,
 ) -> Answer:
     data = batch(
         [b"v"],
@@ -74,7 +75,7 @@ def produce(
         "produce",
         version,
         transactional_id=name,
-        acks=-1,
+        acks=acks,
         timeout=5000,
         topic_data=[{"name": topic, "partition_data": [{"index": partition, "records": data}]}],
     )
@@ -272,6 +273,9 @@ def producing_in_transactions(t: Tracer) -> None:
         who = claimed(t, name)
         pid, epoch = who
         # Not added: an error before version 12, an implicit add from then on.
+        produce(t, version, "produced", name, (pid + 1000, epoch), 0, acks=2)
+        produce(t, version, "produced", name, who, 0, acks=2)
+        produce(t, version, "produced", None, who, 0, acks=2)
         produce(t, version, "produced", name, who, 0)
         add(t, 3, name, who, [("produced", [0, 1])])
         produce(t, version, "produced", name, who, 0, partition=1)
@@ -298,6 +302,15 @@ def producing_in_transactions(t: Tracer) -> None:
     settle(t, "produced", 1)
 
 
+def a_batch_of_nobody(t: Tracer) -> None:
+    t.cluster.create_topic("nobody-s")
+    for version in (9, 12):
+        name = f"nobody-v{version}"
+        claimed(t, name)
+        produce(t, version, "nobody-s", name, (-1, -1), -1)
+        produce(t, version, "nobody-s", None, (-1, -1), -1)
+
+
 def sequences(t: Tracer) -> None:
     t.cluster.create_topic("sequences", 3)
     who = t.cluster.init_producer()
@@ -312,7 +325,8 @@ def sequences(t: Tracer) -> None:
             t, 9, "sequences", None, (pid + 8888, 0), sequence, transactional=False, partition=2
         )
     t("describe_producers", 0, topics=[{"name": "sequences", "partition_indexes": [0, 9]}])
-    t("describe_producers", 0, topics=[{"name": "no-such-topic", "partition_indexes": [0]}])
+    for name in ("no-such-topic", "no/such", ""):
+        t("describe_producers", 0, topics=[{"name": name, "partition_indexes": [0]}])
 
 
 def a_first_batch_that_is_refused(t: Tracer) -> None:
@@ -489,6 +503,10 @@ def markers_by_hand(t: Tracer) -> None:
     mark(1, (who[0] + 4444, 3), 5, "marked", 0)
     mark(1, (who[0] + 4444, 3), 4, "marked", 0)
     settle(t, "marked")
+    other = {"producer_id": who[0] + 4445, "producer_epoch": 0, "coordinator_epoch": 0}
+    # Where the last marker finds nothing Apache Kafka never answers.
+    topics = [[{"name": "marked", "partition_indexes": [index]}] for index in (9, 0, 0)]
+    t("write_txn_markers", 1, markers=[{**other, "topics": one} for one in topics])
     t("describe_producers", 0, topics=[{"name": "marked", "partition_indexes": [0]}])
 
 
@@ -545,6 +563,7 @@ TRACES = [
     adding_as_a_broker_does,
     ending_in_every_state,
     producing_in_transactions,
+    a_batch_of_nobody,
     sequences,
     a_first_batch_that_is_refused,
     the_kip_890_producer,

@@ -40,6 +40,10 @@ OVERTAKEN = (
     "a request that waits for others and is overtaken by its member's next is told"
     " REBALANCE_IN_PROGRESS; Apache Kafka forgets it, and its connection waits in vain"
 )
+FORGOTTEN = (
+    "a JoinGroup that is refused changes nothing; Apache Kafka forgets the empty group of consumers"
+    " that it was for, and with it the group's epoch, until it is loaded again"
+)
 LET_GO = (
     "an instance id that its member gave up for another is free again; Apache Kafka keeps it for"
     " that member, also when it is gone, and nobody can join under it any more"
@@ -158,6 +162,7 @@ DELIBERATE = (
     Deviation("asking_again_while_one_waits", '"rebalance_in_progress"', '"no answer"', OVERTAKEN),
     Deviation("consumers_that_change_their_instance_id", '"none"', '"unknown_member_id"', LET_GO),
     Deviation("classic_members_that_say_what_they_own", '"unknown_member_id"', '"none"', STRANGERS),
+    Deviation("an_empty_group_that_nobody_could_join", "4", "2", FORGOTTEN),
     Deviation(
         "lengths_that_lie",
         '"connection closed"',
@@ -401,6 +406,22 @@ KINDS = (
             ("none", "unreleased_instance_id"),
             ("none", "unknown_member_id"),
             ("unknown_member_id", "none"),
+        )
+    ),
+    Kind(
+        "consumer_group_heartbeat",
+        ".member_epoch",
+        ...,
+        2,
+        FORGOTTEN,
+        when=lambda request: request["member_epoch"] == 0,
+        parts=True,
+    ),
+    *(
+        Kind(api, where, ours, "group_id_not_found", FORGOTTEN, parts=True)
+        for api, where, ours in (
+            ("consumer_group_heartbeat", ".error_code", "unknown_member_id"),
+            ("consumer_group_describe", ".groups[].error_code", "none"),
         )
     ),
     *(

@@ -17,7 +17,7 @@ from groups.consumer_records import (
 )
 from logcore.machine import Record
 from tests.oracle.tracer import Tracer
-from tests.oracle.traces_consumer import beat, commit, describe, enter, listed, of, topic
+from tests.oracle.traces_consumer import beat, commit, describe, enter, heartbeat, listed, of, topic
 from tests.oracle.traces_groups import ready
 from tests.support.cluster import Cluster
 from tests.support.raw import Answer
@@ -204,6 +204,21 @@ def empty_groups_change_their_kind(t: Tracer) -> None:
     t("describe_groups", 5, groups=["me"])
     listed(t, "me", states_filter=[], types_filter=["classic", "consumer"])
     leave(t, "me", again["member_id"])
+
+
+def an_empty_group_that_nobody_could_join(t: Tracer) -> None:
+    """A refused JoinGroup: what it leaves of a group of consumers without members."""
+    ready(t, "mx")
+    topic(t, "mx-a", 1)
+    enter(t, "mx", "m", "mx-a")
+    beat(t, "mx", "m", -1)
+    join(t, "mx", "somebody", "mx-a")
+    listed(t, "mx", states_filter=[], types_filter=["consumer"])
+    described = t.quietly("consumer_group_describe", 1, group_ids=["mx"])
+    t.note("is there", described["groups"][0]["error_code"])
+    body = heartbeat("mx", "m", 0, rebalance_timeout=JOIN_MS, topic_partitions=[])
+    body |= {"subscribed_topic_names": ["mx-a"]}
+    t.note("epoch", t.quietly("consumer_group_heartbeat", 1, **body)["member_epoch"])
 
 
 def up_with_a_live_member(t: Tracer) -> None:
@@ -474,6 +489,7 @@ def static_members_change_their_protocol(t: Tracer) -> None:
 
 TRACES = [
     empty_groups_change_their_kind,
+    an_empty_group_that_nobody_could_join,
     up_with_a_live_member,
     up_in_the_middle_of_a_rebalance,
     joins_that_wait_while_the_group_changes,

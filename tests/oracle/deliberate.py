@@ -40,6 +40,10 @@ OVERTAKEN = (
     "a request that waits for others and is overtaken by its member's next is told"
     " REBALANCE_IN_PROGRESS; Apache Kafka forgets it, and its connection waits in vain"
 )
+FORGIVEN = (
+    "a consumer may come with its previous epoch, the answer with the new one having been lost, as"
+    " long as the new one stands; with Apache Kafka until it is next told to give something up"
+)
 FORGOTTEN = (
     "a JoinGroup that is refused changes nothing; Apache Kafka forgets the empty group of consumers"
     " that it was for, and with it the group's epoch, until it is loaded again"
@@ -275,6 +279,10 @@ def _of_a_broker(request: Mapping[str, Any]) -> bool:
     )
 
 
+def _under_an_epoch(request: Mapping[str, Any]) -> bool:
+    return int(request.get("generation_id_or_member_epoch", -1)) >= 0
+
+
 def _of_client_metrics(request: Mapping[str, Any]) -> bool:
     return any(one["resource_type"] == 16 for one in request["resources"])
 
@@ -417,6 +425,15 @@ KINDS = (
         when=lambda request: request["member_epoch"] == 0,
         parts=True,
     ),
+    Kind(
+        "consumer_group_heartbeat",
+        ".error_code",
+        "none",
+        "fenced_member_epoch",
+        FORGIVEN,
+        when=lambda request: request["member_epoch"] > 0,
+        parts=True,
+    ),
     *(
         Kind(api, where, ours, "group_id_not_found", FORGOTTEN, parts=True)
         for api, where, ours in (
@@ -449,6 +466,18 @@ KINDS = (
             ("consumer_group_describe", ".groups[].members[].target_assignment"),
         )
         for rest in ("", "[].partitions", "[].topic_id", "[].topic_name")
+    ),
+    *(
+        Kind(
+            "offset_commit",
+            ROW,
+            *said,
+            f"under an old epoch: {BY_IDS}",
+            _under_an_epoch,
+            parts=True,
+        )
+        for error in ("stale_member_epoch", "illegal_generation")
+        for said in ((error, "none"), ("none", error))
     ),
     Kind(
         ...,

@@ -16,6 +16,7 @@ from coordinator.shard_errors import (
 )
 from coordinator.shards import ShardSet
 from coordinator.storage import Storage
+from coordinator.wire.steps import Steps, finish
 from logcore.machine import DomainError, Machine
 from logcore.partition import Partition
 
@@ -64,16 +65,24 @@ class ShardedCoordinator:
             await self._shards.loaded()
 
     def ensure_open(self) -> None:
-        """Create the topic and its shards if they are not there (FindCoordinator).
+        """Create the topic and its shards if they are not there.
 
         Raises CoordinatorNotAvailableError if the topic can't be made.
         """
+        finish(self.open_in_steps())
+
+    def open_in_steps(self) -> Steps[None]:
+        """The same in steps, one for each partition, which makes a directory and files."""
         if self._shards.is_open:
             return
         name = self._shards.topic
         try:
             topic = self._metadata.ensure_internal_topic(name)
-            self._shards.open(self._replicas, topic.partitions)
+            for index in range(topic.partitions):
+                self._replicas.partition(name, index)
+                yield
+            if not self._shards.is_open:  # nobody else has done it meanwhile
+                self._shards.open(self._replicas, topic.partitions)
         except DomainError as error:
             raise CoordinatorNotAvailableError(f"{name}: {error}") from error
 

@@ -236,8 +236,7 @@ class FetchOffsets:
     member_epoch: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedOffset:
+class FetchedOffset(NamedTuple):
     """One partition's answer; ``error`` is None or UnstableOffsetCommit (offset -1 then)."""
 
     partition: int

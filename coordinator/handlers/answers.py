@@ -44,16 +44,8 @@ async def _later(future: Future, build: Build, refuse: Refuse) -> Entity:
     return build(result)
 
 
-async def outcome(future: Future) -> Any | DomainError:
-    """The result, or the domain error as a value: for requests that ask for many things."""
-    try:
-        return await future
-    except DomainError as error:
-        return error
-
-
 def result_of(future: Future) -> Work[Any]:
-    """The same in a handler that works in steps."""
+    """The result, or the domain error as a value: for requests that ask for many things."""
     if not future.done():
         yield future
     try:

@@ -11,8 +11,9 @@ from kio.schema.errors import ErrorCode
 
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import outcome
+from coordinator.handlers.answers import result_of
 from coordinator.handlers.describe_groups import ALL_OPERATIONS, NOT_ASKED
+from coordinator.turns import Work
 from coordinator.wire import ApiKey, Entity
 from groups.consumer_commands import (
     DescribeConsumerGroup,
@@ -29,20 +30,18 @@ CLASSIC, CONSUMER = 0, 1
 @handles(
     ApiKey.CONSUMER_GROUP_DESCRIBE, versions=(0, 1), permission="DESCRIBE Group, DESCRIBE Topic"
 )
-async def run(ctx: Context) -> Entity:
+def run(ctx: Context) -> Work[Entity]:
     """Describe each group; errors are told group by group."""
     groups = ctx.broker.groups
-    if not groups.serves_consumer_protocol:
-        refused = [
-            _refused(ctx, group_id, ErrorCode.unsupported_version, None)
-            for group_id in ctx.body.group_ids
-        ]
-        return ctx.respond.ConsumerGroupDescribeResponse(groups=tuple(refused))
-    asked = [
-        (group_id, outcome(groups.submit(group_id, _command(ctx, group_id))))
-        for group_id in ctx.body.group_ids
-    ]
-    described = [_described(ctx, group_id, await answer) for group_id, answer in asked]
+    serves = groups.serves_consumer_protocol
+    described = []
+    for group_id in ctx.body.group_ids:
+        if serves:
+            result = yield from result_of(groups.submit(group_id, _command(ctx, group_id)))
+            described.append((yield from _described(ctx, group_id, result)))
+        else:
+            described.append(_refused(ctx, group_id, ErrorCode.unsupported_version, None))
+        yield None
     return ctx.respond.ConsumerGroupDescribeResponse(groups=tuple(described))
 
 
@@ -52,9 +51,13 @@ def _command(ctx: Context, group_id: str) -> DescribeConsumerGroup:
 
 def _described(
     ctx: Context, group_id: str, result: DescribeConsumerGroupResult | DomainError
-) -> Entity:
+) -> Work[Entity]:
     if isinstance(result, DomainError):
         return _refused(ctx, group_id, error_code(result), str(result))
+    members = []
+    for member in result.members:
+        members.append(_member(ctx, member))
+        yield None
     return ctx.respond.DescribedGroup(
         error_code=ErrorCode.none,
         error_message=None,
@@ -63,7 +66,7 @@ def _described(
         group_epoch=result.group_epoch,
         assignment_epoch=result.assignment_epoch,
         assignor_name=result.assignor_name,
-        members=tuple(_member(ctx, member) for member in result.members),
+        members=tuple(members),
         authorized_operations=(
             ALL_OPERATIONS if ctx.body.include_authorized_operations else NOT_ASKED
         ),

@@ -10,7 +10,8 @@ from kio.schema.errors import ErrorCode
 
 from coordinator.errors import error_code
 from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import outcome
+from coordinator.handlers.answers import result_of
+from coordinator.turns import Work
 from coordinator.wire import ApiKey, Entity
 from groups.commands import DescribeGroup, DescribeGroupResult
 from logcore.machine import DomainError
@@ -26,30 +27,28 @@ DEAD = "Dead"
 
 
 @handles(ApiKey.DESCRIBE_GROUPS, versions=(0, 6), permission="DESCRIBE Group")
-async def run(ctx: Context) -> Entity:
+def run(ctx: Context) -> Work[Entity]:
     """Describe each group; errors are told group by group."""
     submit = ctx.broker.groups.submit
-    asked = [
-        (group_id, outcome(submit(group_id, DescribeGroup(group_id))))
-        for group_id in ctx.body.groups
-    ]
-    groups = [_described(ctx, group_id, await answer) for group_id, answer in asked]
+    groups = []
+    for group_id in ctx.body.groups:
+        result = yield from result_of(submit(group_id, DescribeGroup(group_id)))
+        groups.append((yield from _described(ctx, group_id, result)))
+        yield None
     return ctx.respond.DescribeGroupsResponse(groups=tuple(groups))
 
 
-def _described(ctx: Context, group_id: str, result: DescribeGroupResult | DomainError) -> Entity:
+def _described(
+    ctx: Context, group_id: str, result: DescribeGroupResult | DomainError
+) -> Work[Entity]:
     respond = ctx.respond
     asked = getattr(ctx.body, "include_authorized_operations", False)
     operations = ALL_OPERATIONS if asked else NOT_ASKED
     if isinstance(result, DomainError):
         return _refused(ctx, group_id, result, operations)
-    return respond.DescribedGroup(
-        error_code=ErrorCode.none,
-        group_id=group_id,
-        group_state=result.state,
-        protocol_type=result.protocol_type,
-        protocol_data=result.protocol_name,
-        members=tuple(
+    members = []
+    for member in result.members:
+        members.append(
             respond.DescribedGroupMember(
                 member_id=member.member_id,
                 group_instance_id=member.group_instance_id,
@@ -58,8 +57,15 @@ def _described(ctx: Context, group_id: str, result: DescribeGroupResult | Domain
                 member_metadata=member.metadata,
                 member_assignment=member.assignment,
             )
-            for member in result.members
-        ),
+        )
+        yield None
+    return respond.DescribedGroup(
+        error_code=ErrorCode.none,
+        group_id=group_id,
+        group_state=result.state,
+        protocol_type=result.protocol_type,
+        protocol_data=result.protocol_name,
+        members=tuple(members),
         authorized_operations=operations,
     )
 

@@ -24,7 +24,7 @@ TRANSACTION = 1
 @handles(ApiKey.FIND_COORDINATOR, versions=(0, 6), permission="DESCRIBE Group or TransactionalId")
 def run(ctx: Context) -> Steps[Entity]:
     """Answer with this broker's own address, or an error."""
-    code, message = _open(ctx)
+    code, message = yield from _open(ctx)
     found = code is ErrorCode.none
     host, port = ctx.broker.advertised
     place = {
@@ -44,13 +44,13 @@ def run(ctx: Context) -> Steps[Entity]:
     return respond.FindCoordinatorResponse(coordinators=tuple(coordinators))
 
 
-def _open(ctx: Context) -> tuple[ErrorCode, str | None]:
+def _open(ctx: Context) -> Steps[tuple[ErrorCode, str | None]]:
     key_type = getattr(ctx.body, "key_type", GROUP)
     try:
         if key_type == GROUP:
-            ctx.broker.groups.ensure_open()
+            yield from ctx.broker.groups.open_in_steps()
         elif key_type == TRANSACTION:
-            ctx.broker.txns.ensure_open()
+            yield from ctx.broker.txns.open_in_steps()
         else:
             return ErrorCode.invalid_request, f"no coordinators of type {key_type}"
     except DomainError as error:

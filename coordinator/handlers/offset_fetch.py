@@ -6,13 +6,15 @@ Versions: 2 null topics (all of them) and an error at the top, 5 leader epochs, 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import answer, code_of, outcome
+from coordinator.handlers.answers import Future, code_of, result_of
+from coordinator.turns import Work
 from coordinator.wire import ApiKey, Entity
 from groups.commands import (
     NO_LEADER_EPOCH,
@@ -26,7 +28,7 @@ from logcore.machine import DomainError
 
 
 @handles(ApiKey.OFFSET_FETCH, versions=(1, 10), permission="DESCRIBE Group, DESCRIBE Topic")
-def run(ctx: Context) -> Entity | Awaitable[Entity]:
+def run(ctx: Context) -> Work[Entity]:
     """Fetch for one group (below v8) or for many."""
     return _run_one(ctx) if ctx.version < 8 else _run_many(ctx)
 
@@ -34,55 +36,37 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
 # --- below version 8 -----------------------------------------------------------------------------
 
 
-def _run_one(ctx: Context) -> Entity | Awaitable[Entity]:
+def _run_one(ctx: Context) -> Work[Entity]:
     body, respond = ctx.body, ctx.respond
-
-    def build(result: FetchOffsetsResult) -> Entity:
-        return respond.OffsetFetchResponse(
-            topics=tuple(
-                respond.OffsetFetchResponseTopic(
-                    name=name,
-                    partitions=tuple(
-                        _partition(respond.OffsetFetchResponsePartition, entry)
-                        for entry in partitions
-                    ),
-                )
-                for name, partitions in result.topics
-            ),
-            error_code=ErrorCode.none,
-        )
-
-    def refuse(code: ErrorCode) -> Entity:
-        if ctx.version >= 2:
-            return respond.OffsetFetchResponse(error_code=code)
-        return respond.OffsetFetchResponse(
-            topics=tuple(
-                respond.OffsetFetchResponseTopic(
-                    name=topic.name,
-                    partitions=tuple(
-                        _failed(respond.OffsetFetchResponsePartition, index, code)
-                        for index in topic.partition_indexes
-                    ),
-                )
-                for topic in body.topics
-            )
-        )
-
+    wanted = None
+    if body.topics is not None:
+        wanted = []
+        for topic in body.topics:
+            wanted.append(_wanted(ctx, topic.name, topic))
+            yield None
     command = FetchOffsets(
         group_id=body.group_id,
-        topics=_all_or_asked(ctx, body.topics),
+        topics=None if wanted is None else tuple(wanted),
         require_stable=getattr(body, "require_stable", False),
     )
-    return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)
+    result = yield from result_of(ctx.broker.groups.submit(body.group_id, command, ctx.origin))
+    make, topics = respond.OffsetFetchResponsePartition, []
+    if not isinstance(result, DomainError):
+        for name, partitions in result.topics:
+            told = yield from _each(_partition, make, partitions)
+            topics.append(respond.OffsetFetchResponseTopic(name=name, partitions=told))
+        return respond.OffsetFetchResponse(topics=tuple(topics), error_code=ErrorCode.none)
+    code = code_of(result)
+    if ctx.version >= 2:
+        return respond.OffsetFetchResponse(error_code=code)
+    for topic in body.topics:
+        told = yield from _each(partial(_failed, code), make, topic.partition_indexes)
+        topics.append(respond.OffsetFetchResponseTopic(name=topic.name, partitions=told))
+    return respond.OffsetFetchResponse(topics=tuple(topics))
 
 
-def _all_or_asked(ctx: Context, topics: Any) -> tuple[FetchTopic, ...] | None:
-    if topics is None:
-        return None
-    return tuple(
-        FetchTopic(topic.name, tuple(topic.partition_indexes), _id_bytes(ctx, topic.name))
-        for topic in topics
-    )
+def _wanted(ctx: Context, name: str, topic: Any) -> FetchTopic:
+    return FetchTopic(name, tuple(topic.partition_indexes), _id_bytes(ctx, name))
 
 
 def _id_bytes(ctx: Context, name: str) -> bytes | None:
@@ -94,14 +78,21 @@ def _id_bytes(ctx: Context, name: str) -> bytes | None:
 # --- version 8 and above -------------------------------------------------------------------------
 
 
-async def _run_many(ctx: Context) -> Entity:
+def _run_many(ctx: Context) -> Work[Entity]:
     # All are asked before any is waited for, so that one loading shard costs no extra round.
-    asked = [(group, _ask(ctx, group)) for group in ctx.body.groups]
-    groups = [_group(ctx, group, names, await future) for group, (names, future) in asked]
+    asked, groups = [], []
+    for group in ctx.body.groups:
+        names, future = yield from _ask(ctx, group)
+        asked.append((group, names, future))
+        yield None
+    for group, names, future in asked:
+        result = yield from result_of(future)
+        groups.append((yield from _group(ctx, group, names, result)))
+        yield None
     return ctx.respond.OffsetFetchResponse(groups=tuple(groups))
 
 
-def _ask(ctx: Context, group: Any) -> tuple[list[str | None], Awaitable[Any]]:
+def _ask(ctx: Context, group: Any) -> Work[tuple[list[str | None], Future]]:
     """Send one group's question; with the names of its topics, None for an unknown id."""
     names: list[str | None] = []
     topics: tuple[FetchTopic, ...] | None = None
@@ -116,9 +107,8 @@ def _ask(ctx: Context, group: Any) -> tuple[list[str | None], Awaitable[Any]]:
                 name = topic.name
             names.append(name)
             if name is not None:
-                wanted.append(
-                    FetchTopic(name, tuple(topic.partition_indexes), _id_bytes(ctx, name))
-                )
+                wanted.append(_wanted(ctx, name, topic))
+            yield None
         topics = tuple(wanted)
     command = FetchOffsets(
         group_id=group.group_id,
@@ -127,55 +117,64 @@ def _ask(ctx: Context, group: Any) -> tuple[list[str | None], Awaitable[Any]]:
         member_id=getattr(group, "member_id", None),
         member_epoch=getattr(group, "member_epoch", -1),
     )
-    return names, outcome(ctx.broker.groups.submit(group.group_id, command, ctx.origin))
+    return names, ctx.broker.groups.submit(group.group_id, command, ctx.origin)
 
 
 def _group(
     ctx: Context, group: Any, names: list[str | None], result: FetchOffsetsResult | DomainError
-) -> Entity:
+) -> Work[Entity]:
     respond = ctx.respond
     if isinstance(result, DomainError):
         return respond.OffsetFetchResponseGroup(group_id=group.group_id, error_code=code_of(result))
+    topics = []
     if group.topics is None:
-        topics = [
-            _topic(ctx, name, _id_of(ctx, name), partitions)
-            for name, partitions in result.topics
+        for name, partitions in result.topics:
             # By id a topic that is gone can't be named.
-            if ctx.version < 10 or _id_of(ctx, name) is not None
-        ]
+            if ctx.version < 10 or _id_of(ctx, name) is not None:
+                topics.append((yield from _topic(ctx, name, _id_of(ctx, name), partitions)))
     else:
         pairs = list(zip(group.topics, names, strict=True))
         known = [topic for topic, name in pairs if name is not None]
-        topics = [
-            _topic(ctx, name, getattr(topic, "topic_id", None), partitions)
-            for topic, (name, partitions) in zip(known, result.topics, strict=True)
-        ]
+        for topic, (name, partitions) in zip(known, result.topics, strict=True):
+            topic_id = getattr(topic, "topic_id", None)
+            topics.append((yield from _topic(ctx, name, topic_id, partitions)))
         # As in Kafka they follow those that exist, whatever the order they were asked in.
-        topics += [_unknown_id(ctx, topic) for topic, name in pairs if name is None]
+        for topic, known_name in pairs:
+            if known_name is None:
+                topics.append((yield from _unknown_id(ctx, topic)))
     return respond.OffsetFetchResponseGroup(
         group_id=group.group_id, topics=tuple(topics), error_code=ErrorCode.none
     )
 
 
-def _topic(ctx: Context, name: str, topic_id: Any, partitions: tuple[FetchedOffset, ...]) -> Entity:
+def _topic(
+    ctx: Context, name: str, topic_id: Any, partitions: tuple[FetchedOffset, ...]
+) -> Work[Entity]:
     respond = ctx.respond
+    told = yield from _each(_partition, respond.OffsetFetchResponsePartitions, partitions)
     return respond.OffsetFetchResponseTopics(
-        partitions=tuple(
-            _partition(respond.OffsetFetchResponsePartitions, entry) for entry in partitions
-        ),
-        **({"topic_id": topic_id} if ctx.version >= 10 else {"name": name}),
+        partitions=told, **({"topic_id": topic_id} if ctx.version >= 10 else {"name": name})
     )
 
 
-def _unknown_id(ctx: Context, topic: Any) -> Entity:
+def _unknown_id(ctx: Context, topic: Any) -> Work[Entity]:
     respond = ctx.respond
-    return respond.OffsetFetchResponseTopics(
-        topic_id=topic.topic_id,
-        partitions=tuple(
-            _failed(respond.OffsetFetchResponsePartitions, index, ErrorCode.unknown_topic_id)
-            for index in topic.partition_indexes
-        ),
+    told = yield from _each(
+        partial(_failed, ErrorCode.unknown_topic_id),
+        respond.OffsetFetchResponsePartitions,
+        topic.partition_indexes,
     )
+    return respond.OffsetFetchResponseTopics(topic_id=topic.topic_id, partitions=told)
+
+
+def _each(
+    build: Callable[[Any, Any], Entity], make: Any, partitions: Iterable[Any]
+) -> Work[tuple[Entity, ...]]:
+    told = []
+    for one in partitions:
+        told.append(build(make, one))
+        yield None
+    return tuple(told)
 
 
 def _id_of(ctx: Context, name: str) -> Any:
@@ -193,7 +192,7 @@ def _partition(make: Any, entry: FetchedOffset) -> Entity:
     )
 
 
-def _failed(make: Any, index: int, code: ErrorCode) -> Entity:
+def _failed(code: ErrorCode, make: Any, index: int) -> Entity:
     return make(
         partition_index=index,
         committed_offset=NO_OFFSET,

@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,8 @@ FEW = 2_000
 """Things of which each has a long answer: enough for many turns."""
 MOST = MAX_REQUEST_OBJECTS - 10
 HALF = MOST // 2
+OFFSETS = 20_000
+"""Offsets of one group that are asked for at once: the group looks them up in one turn (README)."""
 
 Make = RequestFactory
 
@@ -97,6 +100,8 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerThread]:
         client = Client(broker)
         assert client.ask(create([(name(index), 1) for index in range(TOPICS)])) > TOPICS
         client.ask(create([("wide", WIDE)]))
+        for kind in (0, 1):
+            client.ask(coordinator(kind))
         yield broker
 
 
@@ -112,6 +117,10 @@ def create(topics: list[tuple[str, int]], **fields: Any) -> bytes:
         timeout_ms=60_000,
         **fields,
     )
+
+
+def coordinator(kind: int) -> bytes:
+    return framed(ApiKey.FIND_COORDINATOR, 6, key_type=kind, coordinator_keys=["g"])
 
 
 def fetch(make: Make, topics: list[tuple[str, range]], **fields: Any) -> dict[str, Any]:
@@ -372,6 +381,44 @@ CASES = {
         6,
         lambda make: {"key_type": 0, "coordinator_keys": UNKNOWN},
     ),
+    "unknown groups": Case(ApiKey.DESCRIBE_GROUPS, 6, lambda make: {"groups": UNKNOWN}),
+    "unknown groups of consumers": Case(
+        ApiKey.CONSUMER_GROUP_DESCRIBE, 1, lambda make: {"group_ids": UNKNOWN}
+    ),
+    "deletion of unknown groups": Case(
+        ApiKey.DELETE_GROUPS, 2, lambda make: {"groups_names": UNKNOWN}
+    ),
+    "offsets of unknown groups": Case(
+        ApiKey.OFFSET_FETCH,
+        9,
+        lambda make: {
+            "groups": [make.OffsetFetchRequestGroup(group_id=one, topics=None) for one in UNKNOWN],
+            "require_stable": False,
+        },
+    ),
+    "offsets of all partitions": Case(
+        ApiKey.OFFSET_FETCH,
+        7,
+        lambda make: {
+            "group_id": "g",
+            "topics": [
+                make.OffsetFetchRequestTopic(name=one, partition_indexes=(0,))
+                for one in UNKNOWN[:OFFSETS]
+            ],
+            "require_stable": False,
+        },
+    ),
+    "offsets of one topic": Case(
+        ApiKey.OFFSET_FETCH,
+        7,
+        lambda make: {
+            "group_id": "g",
+            "topics": [
+                make.OffsetFetchRequestTopic(name="t", partition_indexes=tuple(range(OFFSETS)))
+            ],
+            "require_stable": False,
+        },
+    ),
     "markers of unknown partitions": Case(
         ApiKey.WRITE_TXN_MARKERS,
         1,
@@ -455,4 +502,14 @@ def test_the_largest_request(case: Case, crowded: BrokerThread) -> None:
         # An answer may be here before the turn that wrote it is over. The next one comes after.
         client.ask(framed(ApiKey.API_VERSIONS, 0))
     print(f"{len(frame):,} → {size:,} bytes", watch.cpu, watch.wall)
+    watch.check()
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["group", "transaction"])
+def test_the_first_coordinator(kind: int, tmp_path: Path) -> None:
+    with Broker.in_thread(tmp_path) as broker:
+        client = Client(broker)
+        with watched_loop() as watch:
+            client.ask(coordinator(kind))
+            client.ask(framed(ApiKey.API_VERSIONS, 0))
     watch.check()

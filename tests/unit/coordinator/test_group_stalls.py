@@ -131,7 +131,7 @@ async def test_a_large_group_that_changes_its_kind(tmp_path: Path) -> None:
     def scenario(client: Client) -> None:
         metadata = struct.pack(">hih", 0, 1, 1) + b"t" + struct.pack(">i", -1)
         client.enter("m", "t")
-        members = [client.classic(f"c{number}", metadata) for number in range(400)]
+        members = [client.classic(f"c{number}", metadata) for number in range(300)]
         assert client.beat("m", -1)["error_code"] == "none"
         asked = {"groups": ["g"], "include_authorized_operations": False}
         (found,) = client.call("describe_groups", 6, **asked)["groups"]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -377,6 +378,32 @@ async def test_a_range_of_a_file_arrives_whole_or_ends_the_connection(
             fetched = (await peer.answer(1, 11))[1].responses[0].partitions[0].records
             assert fetched == expected
             assert (await peer.answer(12, 4))[0] == 2
+
+
+async def test_who_asks_for_much_and_takes_nothing_costs_little_memory(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path)
+    for _ in range(60):
+        append(partition, 1, size=1_000_000)
+    asked = 0, 1 << 30, Isolation.READ_UNCOMMITTED
+    async with serving() as service:
+        service.records = partition.fetch_range(*asked, at_least_one=True).records
+        size = len(service.records)
+        assert size > 50 << 20
+        peer = await Peer.of(service)
+        peer.writer.transport.pause_reading()
+        tracemalloc.start()
+        try:
+            peer.send(fetch(1, 0) * 1_000)
+            budget = service.server.responses
+            await wait_until(lambda: budget.held_bytes > 0)
+            (connection,) = service.server.connections
+            await wait_until(lambda: not connection._reading)
+            assert 0 < budget.held_bytes <= WRITE_BYTES
+            assert tracemalloc.get_traced_memory()[1] < 4 * WRITE_BYTES
+        finally:
+            tracemalloc.stop()
+        assert len(service.seen) == 1
+        assert len(service.records) > size // 2
 
 
 async def test_what_a_slow_client_has_not_taken_is_sent_before_the_server_stops() -> None:

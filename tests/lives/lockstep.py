@@ -385,7 +385,9 @@ def settle(sides: tuple[Side, Side], request: Request, body: Mapping[str, Any]) 
     """Wait until what the request brings about is there on both brokers; or give up."""
     looks: list[Callable[[RawClient], Any]] = []
     if request.api in CHANGES_TOPICS:
-        looks = [topics_of, heard_of]
+        # Those that are gone as well: they are to be heard of too.
+        known = sorted({name for side in sides for name in side.knowledge.topic_ids})
+        looks = [topics_of, partial(heard_of, known)]
         if request.api == "delete_topics":
             looks.append(committed)
     elif request.api in CHANGES_SETTINGS:
@@ -418,15 +420,15 @@ def topics_of(admin: RawClient) -> Any:
     return found
 
 
-def heard_of(admin: RawClient) -> Any:
-    """The topics as each shard of the group coordinator gives them out; it hears of them later."""
+def heard_of(known: list[str], admin: RawClient) -> Any:
+    """Topics as each shard of the group coordinator gives them out; it hears of changes later."""
     topics = admin.call("metadata", 12, topics=None)["topics"]
     names = {topic["topic_id"]: topic["name"] for topic in topics}
     found = []
     for group in PROBES:
         body = {"group_id": group, "member_id": "probe", "member_epoch": 0}
         body |= {"rebalance_timeout": 60_000, "topic_partitions": []}
-        body |= {"subscribed_topic_names": [name for name in names.values() if name[0] != "_"]}
+        body |= {"subscribed_topic_names": known}
         answer = admin.call("consumer_group_heartbeat", 0, **body)
         given = answer["assignment"] or {"topic_partitions": []}
         found.append(

@@ -479,6 +479,15 @@ KINDS = (
         for error in ("stale_member_epoch", "illegal_generation")
         for said in ((error, "none"), ("none", error))
     ),
+    Kind("sync_group", ".assignment", ..., ..., f"in a group of consumers: {BY_IDS}", parts=True),
+    Kind(
+        "join_group",
+        ".leader",
+        ...,
+        ...,
+        "when a leader leaves the eldest member leads; with Apache Kafka the first of a hash table",
+        parts=True,
+    ),
     Kind(
         ...,
         ...,

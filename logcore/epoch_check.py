@@ -71,7 +71,8 @@ def lowest_epoch(log: Log, segment: Segment, claimed: int) -> int:
     """Return the epoch below which no good batch of ``segment`` can be, as far as is certain.
 
     The batch before it tells; a file that ``claimed`` a later one is believed if the segment's
-    second batch bears it out, for then it is the first one that is damaged.
+    second batch bears it out, for then it is the first one that is damaged. Where the file claims
+    an earlier one, either is wrong: no good batch is given up for a number without a checksum.
     """
     before = NO_EPOCH
     if segment.base_offset > log.first_offset:
@@ -79,7 +80,7 @@ def lowest_epoch(log: Log, segment: Segment, claimed: int) -> int:
         if header is not None and header.base_offset < segment.base_offset:
             before = header.leader_epoch
     if claimed <= before or not segment.size:
-        return before
+        return before if claimed == NO_EPOCH else claimed
     second = segment.header_at(0).size
     if second >= segment.size or segment.header_at(second).leader_epoch < claimed:
         return before

@@ -582,8 +582,12 @@ class Segment:
         self.offset_index.reset()
         self.time_index.reset()
         self._restart_indexing()
+        last_offset = self.base_offset - 1
         for position, header, _ in self.batches(with_payload=False):
-            self.index_batch(header.last_offset, header.max_timestamp, position, header.size)
+            # No CRC covers the offset. One that can not be is left to the readers of that batch.
+            if last_offset < header.last_offset <= self.base_offset + MAX_RELATIVE_OFFSET:
+                last_offset = header.last_offset
+                self.index_batch(last_offset, header.max_timestamp, position, header.size)
         self._append_time_entry()
         self.offset_index.trim()
         self.time_index.trim()

@@ -3,8 +3,9 @@
     HISTORIES=20000 pytest tests/unit/logcore/test_histories.py --hypothesis-seed 7
 
 Appends of all kinds, ends of transactions, rolls, DeleteRecords, retention, compaction, stops,
-kills and logs cut short in any order, and retention, rolls and appends in the middle of a round of
-compaction, on a disk in memory. A failure is shrunk to the shortest history that shows it.
+kills, rotten bits and logs cut short in any order, and retention, rolls and appends in the middle
+of a round of compaction, on a disk in memory. Any of the four offset checkpoints may be an older
+copy at a start. A failure is shrunk to the shortest history that shows it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import uuid
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 from dumb_log import Chunk, DumbLog, DumbRound, Item
@@ -54,15 +56,17 @@ IDEMPOTENT = 10
 KINDS = (
     *("plain", "plain", "idempotent", "data", "data", "data", "end", "end", "roll"),
     *("stop", "kill", "delete", "retain", "compact", "compact", "compact-and", "look"),
-    *("rot", "unroll", "cut", "cut"),
+    *("rot", "rot", "unroll", "cut", "cut"),
 )
 MEANWHILE = ("delete", "retain", "delete", "roll", "delete", "data", "delete", "end")
 """What may come between two steps of a round."""
 ARGUMENTS = 8, 64
 # One number for a step and its two arguments: drawing is what most of the time would go into.
-STEPS = st.lists(
-    st.integers(0, len(KINDS) * ARGUMENTS[0] * ARGUMENTS[1] - 1), min_size=4, max_size=26
-)
+NUMBERS = len(KINDS) * ARGUMENTS[0] * ARGUMENTS[1]
+SPREAD = 6967
+"""Without a common factor with NUMBERS. Small numbers are drawn more often than others, and would
+be the kinds that come first; times this, they are all kinds."""
+STEPS = st.lists(st.integers(0, NUMBERS - 1), min_size=4, max_size=26)
 
 
 def config_of(policy: str, segment_bytes: int) -> LogConfig:
@@ -78,6 +82,15 @@ def config_of(policy: str, segment_bytes: int) -> LogConfig:
     )
 
 
+class Marks(NamedTuple):
+    """What the four offset checkpoints say of the partition."""
+
+    recovery_point: int = 0
+    log_start: int = 0
+    cleaned: int | None = None
+    high_watermark: int = 0
+
+
 class History:
     """A partition and its dumb twin."""
 
@@ -88,13 +101,13 @@ class History:
         self.clock = ManualClock(T0)
         self.model = DumbLog()
         self.cleaned: int | None = None
-        self.point = 0
-        """The recovery point that is written down."""
+        self.written = [Marks()]
+        """What has been written down so far, the newest last."""
         self.sequences: dict[int, int] = {}
-        self.partition = self.open(clean=False)
+        self.partition = self.open(Marks(), clean=False)
 
-    def open(self, *, clean: bool) -> Partition:
-        return Partition.open(
+    def open(self, marks: Marks, *, clean: bool) -> Partition:
+        partition = Partition.open(
             self.disk,
             DIRECTORY,
             topic="t",
@@ -103,12 +116,29 @@ class History:
             config=self.config,
             clock=self.clock,
             clean=clean,
-            recovery_point=self.point,
-            log_start_offset=self.model.start,
-            gaps_below=self.cleaned or 0,
+            recovery_point=marks.recovery_point,
+            log_start_offset=marks.log_start,
+            high_watermark=marks.high_watermark,
+            gaps_below=marks.cleaned or 0,
         )
+        known = max(marks.recovery_point, marks.high_watermark)
+        lost = 0 if partition.recovery is None else partition.recovery.lost_offsets
+        assert lost == max(known - partition.log_end_offset, 0)
+        return partition
+
+    def drawn(self, who: int, what: int) -> Marks:
+        """Draw what a start finds in each checkpoint: what it should, or an older copy of it."""
+        newest, older = self.written[-1], self.written[len(self.written) * what // ARGUMENTS[1]]
+        is_older = [who & 1, who & 2, who & 4, what & 1]
+        chosen = (two[bool(at)] for at, *two in zip(is_older, newest, older, strict=True))
+        return Marks._make(chosen)
 
     def step(self, kind: str, who: int, what: int) -> None:
+        self.act(kind, who, what)
+        start, end = self.partition.log_start_offset, self.partition.log_end_offset
+        self.written.append(Marks(self.partition.recovery_point, start, self.cleaned, end))
+
+    def act(self, kind: str, who: int, what: int) -> None:
         now_ms = self.clock.advance(20)
         if kind == "plain":
             self.put(-1, who, what)
@@ -134,7 +164,7 @@ class History:
         elif kind == "compact-and":
             self.compact(self.clock.advance(40), 7, meanwhile=(who, what))
         elif kind in {"stop", "kill"}:
-            self.restart(clean=kind == "stop")
+            self.restart(self.drawn(who, what), clean=kind == "stop")
         elif kind == "cut":
             self.cut(who, what)
         elif kind == "rot":
@@ -144,14 +174,22 @@ class History:
         else:
             self.look(who, what)
 
-    def restart(self, *, clean: bool) -> None:
+    def restart(self, marks: Marks, *, clean: bool) -> None:
         if clean:
             self.partition.close()
         self.disk = self.disk.after_kill()
-        self.partition = self.open(clean=clean)
-        base = min(self.sizes())
-        if not clean or base == self.model.end:
-            self.model.replay(base)
+        bases = sorted(self.sizes())
+        names = self.disk.list_directory(DIRECTORY) or []
+        self.partition = self.open(marks, clean=clean)
+        self.model.start = max(marks.log_start, bases[0])
+        self.cleaned = None if marks.cleaned is None else min(marks.cleaned, self.model.end)
+        # Of transactions whose beginning is gone only a snapshot tells, from before the recovery.
+        snapshots = (
+            [self.model.end] if clean else [at for at in bases if f"{at:020d}.snapshot" in names]
+        )
+        upto = self.model.end if clean else marks.recovery_point
+        if not any(bases[0] < at <= upto for at in snapshots):
+            self.model.replay(bases[0])
 
     def put(self, producer: int, who: int, what: int, *, transactional: bool = False) -> None:
         now_ms, count = self.clock.now_ms(), 1 + what % 3
@@ -183,29 +221,39 @@ class History:
     # --- what a disk does ---
 
     def rot(self, who: int, what: int) -> None:
-        """A kill, and a bit of a flushed segment is wrong: it costs nothing that is elsewhere."""
-        point = self.partition.recovery_point
-        sealed = [base for base in sorted(self.sizes())[:-1] if base < point]
+        """A kill, and a bit is wrong in what was on disk: it costs nothing that is elsewhere."""
+        self.partition.flush_if_due(self.clock.now_ms())
+        newest = self.written[-1]._replace(recovery_point=self.partition.recovery_point)
+        marks = self.drawn(who, what) if what % 4 == 3 else newest
+        # By now that is all that is sealed. An older recovery point does not know of all of it.
+        upto = min(marks.recovery_point if marks is not newest else self.model.end, self.active)
+        places = [
+            (segment.path, at)
+            for segment in self.partition._log.segments
+            for position, header, _ in segment.batches()
+            if header.last_offset < upto
+            for at in range(position, position + header.size)
+        ]
         kept, self.disk = self.disk.after_kill(), self.disk.after_kill()
-        if sealed:
-            path = f"{DIRECTORY}/{sealed[who % len(sealed)]:020d}.log"
-            directory, name = split(path)
-            content = self.disk.contents[self.disk.names[directory][name]]
-            if content:
-                content[len(content) * what // 64] ^= 1 << who % 8
-                before, self.point = self.point, point
-                rotten, self.point = self.open(clean=False), before
-                assert rotten.log_end_offset == self.model.end
-                assert rotten.recovery is not None
-                assert not rotten.recovery.reason
+        if places:
+            self.flip(*places[len(places) * what // ARGUMENTS[1]], 1 << who)
+            rotten = self.open(marks, clean=False)
+            assert rotten.log_end_offset == self.model.end
+            assert rotten.recovery is not None
+            assert not rotten.recovery.reason
         self.disk = kept
-        self.partition = self.open(clean=False)
+        self.restart(marks, clean=False)
+
+    def flip(self, path: str, at: int, bits: int) -> None:
+        directory, name = split(path)
+        self.disk.contents[self.disk.names[directory][name]][at] ^= bits
 
     def cut(self, who: int, what: int) -> None:
         """A kill, and a batch behind the recovery point is bad: the log ends there."""
         if what % 2:
             self.make_holes(who)
-        low = max(self.point, self.model.start)
+        marks = self.drawn(who | what % 2, what)
+        low = max(marks.recovery_point, self.model.start)
         found: list[tuple[str, int, int]] = []
         holed: list[tuple[str, int, int]] = []
         for segment in self.partition._log.segments:
@@ -222,9 +270,8 @@ class History:
             return
         path, at, end = found[(who * ARGUMENTS[1] + what) * len(found) // (64 * ARGUMENTS[0])]
         self.disk = self.disk.after_kill()
-        directory, name = split(path)
-        self.disk.contents[self.disk.names[directory][name]][at] ^= 1
-        self.partition = self.open(clean=False)
+        self.flip(path, at, 1)
+        self.partition = self.open(marks, clean=False)
         assert self.partition.log_end_offset == end
         # What compaction took before is known of no producer that lost the rest.
         entries = [
@@ -239,20 +286,29 @@ class History:
             {one.producer_id: one.last_offset if one.batches else -1 for one in entries},
             {producer: first for producer, first in begun.items() if first is not None},
         )
-        self.cleaned = None if self.cleaned is None else min(self.cleaned, end)
-        self.point = min(self.point, end)
+        self.model.start = max(marks.log_start, min(self.sizes()))
+        self.cleaned = None if marks.cleaned is None else min(marks.cleaned, end)
 
     def unroll(self) -> None:
-        """A power loss takes the name of a segment that nothing was written to."""
-        *before, last = sorted(self.sizes())
+        """A power loss takes the name of a segment that nothing was written to.
+
+        Not where compaction has made holes before it: its name was on disk by then.
+        """
+        *_, before, last = [None, *self.partition._log.segments]
         self.disk = self.disk.after_kill()
-        if before and not self.sizes()[last]:
+        found = before.batches() if before and not last.size else ()
+        offsets = sum(header.next_offset - header.base_offset for _, header, _ in found)
+        if before and offsets == last.base_offset - before.base_offset:
             for name in self.disk.list_directory(DIRECTORY) or []:
-                if name.startswith(f"{last:020d}.") and not name.endswith(".snapshot"):
+                if name.startswith(f"{last.base_offset:020d}.") and not name.endswith(".snapshot"):
                     self.disk.remove(f"{DIRECTORY}/{name}")
-        self.partition = self.open(clean=False)
+        self.restart(self.written[-1], clean=False)
 
     # --- what takes away ---
+
+    @property
+    def active(self) -> int:
+        return max(self.sizes())
 
     def sizes(self) -> dict[int, int]:
         names = self.disk.list_directory(DIRECTORY) or []
@@ -448,13 +504,13 @@ def test_any_history_is_as_the_dumb_log_has_it(
 ) -> None:
     history = History(policy, segment_bytes)
     for number in steps:
-        rest, what = divmod(number, ARGUMENTS[1])
+        rest, what = divmod(number * SPREAD % NUMBERS, ARGUMENTS[1])
         kind, who = divmod(rest, ARGUMENTS[0])
         history.step(KINDS[kind], who, what)
         history.check()
     assert list(history.chunks()) == history.model.chunks
     for what in (0, 21, 40, 63):
         history.look(what % 7, what)
-    history.restart(clean=False)
+    history.restart(history.written[-1], clean=False)
     history.check()
     assert list(history.chunks()) == history.model.chunks

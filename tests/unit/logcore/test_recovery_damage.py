@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from logcore.batch import iter_headers, parse_header
 from logcore.dump import dump_file
 from logcore.errors import CorruptRecordError, StorageError
 from logcore.fs import OsFileSystem
+from logcore.machine import Record
 from logcore.partition import Isolation, Partition
 from logcore.strays import is_stray
 from logcore.verify import verify_partition
@@ -85,6 +87,56 @@ def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int)
     else:
         pytest.fail("the batch that was not flushed has bytes as well")
     assert strays(root)
+
+
+@pytest.mark.parametrize("mask", [0x02, 0x80])
+def test_no_header_of_a_sealed_segment_costs_anything_elsewhere(tmp_path: Path, mask: int) -> None:
+    """No recovery walks it; what it says of offsets and epochs must not mislead one either."""
+    whole = segments(tmp_path / "whole")
+    root = crash_image(whole, tmp_path / "crash")
+    point, end = whole.recovery_point, whole.log_end_offset
+    sealed, active = (one.base_offset for one in whole._log.segments[-2:])
+    assert active == point < end
+    path = root / "orders-0" / f"{sealed:020d}.log"
+    raw = path.read_bytes()
+    starts = [at for at, _ in iter_headers(raw)]
+    files = {one: one.read_bytes() for one in (root / "orders-0").iterdir()}
+    # Up to the last offset, which an index is built from.
+    for position in (at + byte for at in starts for byte in range(27)):
+        for one, content in files.items():
+            one.write_bytes(content)
+        path.write_bytes(raw[:position] + bytes([raw[position] ^ mask]) + raw[position + 1 :])
+        partition = open_partition(root, clean=False, recovery_point=point)
+        assert partition.log_end_offset == end, position
+        assert partition.recovery is not None
+        assert not partition.recovery.reason
+        for offset in range(sealed, active):
+            with suppress(CorruptRecordError):
+                partition.fetch(offset, 1, Isolation.READ_UNCOMMITTED, at_least_one=True)
+        assert partition.offline is None, position
+        assert partition.fetch(active, 1, Isolation.READ_UNCOMMITTED, at_least_one=True).records
+        partition._log.close()
+
+
+@pytest.mark.parametrize("mask", [0x40, 0x80])
+def test_an_offset_that_can_not_be_takes_no_partition_off_line(tmp_path: Path, mask: int) -> None:
+    """The index that does not fit it is built anew, of the batches beside it."""
+    whole = open_partition(tmp_path / "whole", config=config(index_interval_bytes=1))
+    for at in range(4):
+        whole.append_records([Record(b"k", b"v")] * 2, now_ms=T0 + at)
+    whole._roll(T0)
+    append(whole, 2)
+    root = crash_image(whole, tmp_path / "crash")
+    raw = bytearray((root / LOG).read_bytes())
+    last = max(at for at, _ in iter_headers(raw))
+    raw[last] ^= mask
+    (root / LOG).write_bytes(raw)
+    again = open_partition(root, clean=False, recovery_point=8)
+    assert (again.log_end_offset, again.recovery and again.recovery.reason) == (10, "")
+    for offset in range(6):
+        read = again.fetch(offset, 1, Isolation.READ_UNCOMMITTED, at_least_one=True)
+        assert parse_header(read.records).base_offset == offset // 2 * 2
+    assert again.fetch(8, 1, Isolation.READ_UNCOMMITTED, at_least_one=True).records
 
 
 def test_a_segment_without_index_is_built_anew_and_not_cut(tmp_path: Path) -> None:

@@ -238,7 +238,13 @@ class OsFileSystem:
     def map(self, handle: int, size: int) -> FileMap:
         """See :class:`FileSystem`."""
         _refuse_at_limit()
-        mapped = _Map(handle, size)
+        try:
+            mapped = _Map(handle, size)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            # The process has as many maps (``vm.max_map_count``), or as much memory, as it may.
+            raise OSError(errno.ENFILE, "No further file can be mapped") from error
         _maps.add(mapped)
         # Else the first touch of a page brings in all around it that the device's read-ahead says,
         # megabytes of zeros for an index that was just stretched, while the event loop waits.

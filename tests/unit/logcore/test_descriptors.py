@@ -120,6 +120,28 @@ def test_an_append_without_descriptors_is_refused_and_the_next_one_taken(tmp_pat
     assert open_partition(tmp_path, clean=False).log_end_offset == end
 
 
+def test_no_further_map_is_refused_as_no_further_file_is(tmp_path: Path) -> None:
+    large = config(index_interval_bytes=1, segment_index_bytes=1 << 30)
+    partition = open_partition(tmp_path, config=large)
+    append(partition)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 29), hard))
+    try:
+        for refused in (
+            lambda: append(partition),
+            lambda: partition.fetch(*ALL, at_least_one=True),
+        ):
+            with pytest.raises(NoRoomError, match="No further file can be mapped"):
+                refused()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert partition.fetch(*ALL, at_least_one=True).records
+    append(partition)
+    assert (partition.offline, partition.log_end_offset) == (None, 2)
+    partition.close()
+
+
 # --- no further file at one moment, which is each in turn ---
 
 

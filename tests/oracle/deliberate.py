@@ -480,6 +480,10 @@ KINDS = (
         for said in ((error, "none"), ("none", error))
     ),
     Kind("sync_group", ".assignment", ..., ..., f"in a group of consumers: {BY_IDS}", parts=True),
+    *(
+        Kind("consumer_group_heartbeat", ".assignment", *said, BY_IDS, parts=True)
+        for said in ((..., None), (None, ...))
+    ),
     Kind(
         "join_group",
         ".leader",

@@ -51,15 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=300,
         help="rebalances of the simulated fleet of consumers (tests/unit/groups/test_fleet.py)",
     )
-    parser.addoption(
-        "--compare-lives",
-        action="store_true",
-        help="lead a life on Apache Kafka as well and compare (tests/oracle/test_lives.py)",
-    )
-    parser.addoption("--seed", type=int, default=1, help="the life that tests/lives leads")
-    parser.addoption(
-        "--requests", type=int, default=20_000, help="how many requests that life sends"
-    )
+    parser.addoption("--seed", type=int, help="the life that the test_lives.py lead")
+    parser.addoption("--requests", type=int, help="how many requests that life sends")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -191,15 +191,15 @@ class Draw:
 
     # --- producers --------------------------------------------------------------------------------
 
-    def writer(self, about: Slot) -> Callable[[Knowledge], Identity]:
+    def writer(self, about: Slot, live: float = 0.82) -> Callable[[Knowledge], Identity]:
         """The identity that a batch names; seldom nobody's, which would part two brokers."""
-        drawn = self.identity(about)
+        drawn = self.identity(about, live)
         if not self.calm or self.chance(0.05):
             return drawn
 
         def somebody(k: Knowledge) -> Identity:
             pid, epoch = drawn(k)
-            return (pid, epoch) if pid >= 0 else (UNKNOWN_PRODUCER, max(epoch, 0))
+            return (pid if pid >= 0 else UNKNOWN_PRODUCER), max(epoch, 0)
 
         return somebody
 

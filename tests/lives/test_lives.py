@@ -23,6 +23,7 @@ from tests.support.targets import SETTINGS
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(7200)]
 
+REQUESTS = 20_000
 CHAPTER = 5_000
 """Requests between one kill -9 and the next."""
 
@@ -64,7 +65,9 @@ class Complaints:
 def test_no_request_fails_a_shard(
     telling: Daemon, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    seed, requests = (request.config.getoption(name) for name in ("--seed", "--requests"))
+    asked = request.config.getoption("--seed")
+    seed = 1 if asked is None else asked
+    requests = request.config.getoption("--requests") or REQUESTS
     repeat = f"pytest tests/lives/test_lives.py --seed {seed} --requests {requests}"
 
     def wrong(what: str) -> None:
@@ -90,7 +93,7 @@ def test_no_request_fails_a_shard(
     print(f"\n{race.report.summary()}")
     missing = {(a.module, v) for a in APIS.values() for v in range(a.min_version, a.stable_max + 1)}
     missing -= {(api, version) for api, version, _ in race.report.answers}
-    assert requests < 20_000 or not missing, missing
+    assert requests < REQUESTS or not missing, missing
 
 
 def killed_and_read_again(daemon: Daemon, told: Path, race: Race) -> None:

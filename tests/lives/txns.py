@@ -227,7 +227,7 @@ def write_txn_markers(d: Draw, about: Slot | None = None) -> Request:
         return {"name": d.topic(), "partition_indexes": [d.partition()]}
 
     def marker() -> dict[str, Any]:
-        who = d.identity(about or d.slot(d.txn_id()), 0.5)
+        who = d.writer(about or d.slot(d.txn_id()), 0.5)
         return {
             "producer_id": _pid(who),
             "producer_epoch": _epoch(who),

@@ -22,12 +22,6 @@ from tests.support.kafka import Kafka
 from tests.support.waits import until
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What each new seed may break is asked for by name."""
-    is_asked = bool(config.getoption("--compare-lives"))
-    return True if collection_path.name == "test_lives.py" and not is_asked else None
-
-
 @dataclass
 class Written:
     """What a broker had, and its directory after each kind of end."""

@@ -1,7 +1,7 @@
 """Where Fencepost answers otherwise on purpose. Everything else that differs is a failure.
 
 An entry that no longer matches anything fails its trace as well, so that the list stays true. What
-random lives come upon stands at the end, by its kind; not all of that is on purpose.
+random lives come upon stands at the end, by its kind.
 """
 
 from __future__ import annotations
@@ -213,7 +213,6 @@ DELIBERATE = (
 # --- lives led on both brokers -------------------------------------------------------------------
 
 Anything = EllipsisType
-UNDECIDED = "not decided yet"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -273,8 +272,7 @@ def _names_twice(request: Mapping[str, Any]) -> bool:
 
 def _of_a_broker(request: Mapping[str, Any]) -> bool:
     return any(
-        one["resource_type"] == 4
-        and (not one["resource_name"] or one["configuration_keys"] is None)
+        one["resource_type"] == 4 and not (one["resource_name"] and one["configuration_keys"])
         for one in request["resources"]
     )
 
@@ -395,10 +393,15 @@ KINDS = (
     ),
     Kind(
         "write_txn_markers",
-        f".markers[]{ROW}",
-        "invalid_request",
-        "unknown_server_error",
-        "a marker without a producer escapes Apache Kafka as an unexpected exception",
+        ...,
+        ...,
+        ...,
+        "a marker without a producer is refused; Apache Kafka fails on it unexpectedly, if at all",
+        when=lambda request: any(
+            marker["producer_id"] == -1 or marker["producer_epoch"] < 0
+            for marker in request["markers"]
+        ),
+        parts=True,
     ),
     *(
         Kind(

@@ -1,14 +1,17 @@
-"""One life led on Apache Kafka and on Fencepost, step by step; the answers must be the same.
+"""Lives led on Apache Kafka and on Fencepost, step by step; the answers must be the same.
 
-``make compared-lives SEED=7 N=1000`` leads one until so many answers are compared. Kinds of
-difference that are known stand in deliberate.py; after one that leaves the brokers with different
-things another life begins. Any other kind fails the run.
+A run leads the lives of ``SEEDS``, each on brokers of its own, until so many answers are compared
+or the brokers have parted; ``make compared-lives SEED=7 N=1000`` another one, and others after it.
+Kinds of difference that are meant stand in deliberate.py. Any other fails the run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,11 +19,15 @@ from tests.lives.life import Life
 from tests.lives.lockstep import Difference, LockStep
 from tests.oracle.deliberate import KINDS, NOT_DRAWN, Kind
 from tests.support.daemon import Daemon
-from tests.support.kafka import Kafka
+from tests.support.kafka import Kafka, OracleMissingError, unavailable
 
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(7200)]
 
 CLIENTS = 12
+SEEDS = (20, 26, 28)
+REQUESTS = 300
+LEAST = 100
+"""Answers that a life of SEEDS gives, whatever ids the brokers choose."""
 
 
 def kind_of(found: Difference) -> Kind | None:
@@ -47,30 +54,64 @@ def judged(found: list[Difference], seen: Counter[Kind]) -> bool:
     return True
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--seed")
+        metafunc.parametrize("seed", SEEDS if asked is None else [asked])
+
+
 def test_a_life_is_answered_the_same(
-    kafka: Kafka, fencepost: Daemon, request: pytest.FixtureRequest
+    seed: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    seed, requests = (request.config.getoption(name) for name in ("--seed", "--requests"))
+    is_asked = request.config.getoption("--seed") is not None
+    requests = request.config.getoption("--requests") or REQUESTS
     compared, lives, seen = 0, 0, Counter[Kind]()
-    while compared < requests:
+    while compared < requests and (is_asked or lives == 0):
         lives += 1
-        life = Life(f"{seed} {lives}", clients=CLIENTS, stem=f"life{lives}-", calm=True)
-        lockstep = LockStep(life, fencepost.bootstrap, kafka.bootstrap)
+        life = Life(f"{seed} {lives}", clients=CLIENTS, stem="life-", calm=True)
         try:
-            goes_on = judged(lockstep.prologue(), seen)
-            while goes_on and compared + lockstep.compared < requests:
-                goes_on = judged(lockstep.step(), seen)
-        except BaseException as broke:
+            compared += led(life, tmp_path / f"{lives}", requests - compared, seen)
+        except Exception as broke:
+            at = f"in life {lives}, behind {compared} answers of those before"
             repeat = f"make compared-lives SEED={seed} N={requests}"
-            at = f"in life {lives}, {compared + lockstep.compared} answers compared"
             raise AssertionError(f"{broke}\n{at}\n{repeat}") from broke
-        finally:
-            lockstep.close()
-        compared += lockstep.compared
     print(f"\n{compared} answers compared in {lives} lives; steps with a known difference:")
     for kind, steps in seen.most_common():
         print(f"{steps:5}  {kind}")
     print("never drawn:", *NOT_DRAWN, sep="\n       ")
+    assert is_asked or compared >= LEAST, f"the brokers part too soon: {seed} is no seed for SEEDS"
+
+
+def led(life: Life, root: Path, most: int, seen: Counter[Kind]) -> int:
+    """Until ``most`` answers are compared, or the brokers have parted. How many were compared."""
+    with brokers(root) as (ours, theirs):
+        lockstep = LockStep(life, ours, theirs)
+        try:
+            goes_on = judged(lockstep.prologue(), seen)
+            while goes_on and lockstep.compared < most:
+                goes_on = judged(lockstep.step(), seen)
+        finally:
+            lockstep.close()
+    return lockstep.compared
+
+
+@contextlib.contextmanager
+def brokers(root: Path) -> Iterator[tuple[str, str]]:
+    """Addresses of a Fencepost and an Apache Kafka that no life was led on yet."""
+    (root / "kafka").mkdir(parents=True)
+    kafka = Kafka(root / "kafka")
+    try:
+        kafka.start()
+    except OracleMissingError as missing:
+        unavailable(str(missing))
+    try:
+        daemon = Daemon(root / "fencepost").start()
+        try:
+            yield daemon.bootstrap, kafka.bootstrap
+        finally:
+            daemon.stop()
+    finally:
+        kafka.stop()
 
 
 def test_only_listed_kinds_are_known() -> None:

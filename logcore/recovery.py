@@ -498,6 +498,7 @@ class _Loader:
         if log.log_end_offset < start:
             self._report.reason = f"the log ends at {log.log_end_offset}, before its start {start}"
             self._report.truncated_bytes += log.size_bytes
+            self._report.removed_records += sum(_count_records(one, 0) for one in log.segments)
             log.restart_at(start, self._options.now_ms)
             producers.remove_snapshots_above(-1)
             producers.clear(start)

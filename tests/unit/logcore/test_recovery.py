@@ -310,9 +310,14 @@ def test_a_finished_compaction_is_rolled_forward(tmp_path: Path) -> None:
 
 def test_log_start_beyond_the_log_end_starts_anew(tmp_path: Path) -> None:
     whole = segments(tmp_path)
+    count = sum(header.record_count for header, _ in whole.read_all())
     whole.close()
     again = open_partition(tmp_path, log_start_offset=50)
     assert (again.log_start_offset, again.log_end_offset, again.size_bytes) == (50, 50, 0)
+    # They were deleted: nothing of them is kept, and it is no loss.
+    report = again.recovery
+    assert report is not None
+    assert (report.removed_records, report.kept, report.is_loss) == (count, [], False)
     assert again.producers() == []
     assert append(again).base_offset == 50
     again.close()

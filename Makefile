@@ -93,7 +93,7 @@ bench: $(VENV)/.spark  ## figures side by side with Apache Kafka in one run (nee
 	$(RUN) bench $(ARGS)
 
 readme: $(VENV)/.dev  ## write the generated parts of README.md anew
-	$(RUN) coordinator.readme README.md
+	$(RUN) fencepost.coordinator.tools.readme README.md
 
 clean:  ## remove everything that make has created
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.clients import create_topic
 from bench.suite import Figures
-from pipelines.spark import java
+from fencepost.pipelines.spark import java
 from tests.support.cluster import unique
 from tests.support.kafka import CACHE, ROOT
 
@@ -204,7 +204,7 @@ class Bench:
 
     def sink(self, *, direct: bool) -> Callable[[str], Figures]:
         """The same Parquet files to either sink."""
-        from pipelines.spark.prepare import prepare
+        from fencepost.pipelines.spark.prepare import prepare
 
         folder = self.stored()
         schema = self.spark.read.parquet(folder).schema

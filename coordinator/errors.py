@@ -1,112 +1,88 @@
-"""The one map from what can go wrong to Kafka's error codes.
+"""What the data and administration side refuses. No class here knows a wire number.
 
-Every subclass of ``DomainError`` that can be raised stands here; a test walks all of them. An error
-that means different things to different APIs (PRODUCER_FENCED is INVALID_PRODUCER_EPOCH to a
-Produce request) is translated by the handler before it comes here.
+The name in parentheses is Kafka's error; ``errors.py`` holds the map.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from kio.schema.errors import ErrorCode
-
-from coordinator import data_errors, shard_errors
-from coordinator.config_types import ConfigError
-from groups import errors as groups
-from logcore import errors as logs
-from logcore.machine import DomainError
-from txn import errors as txns
-
-CODES: Mapping[type[DomainError], ErrorCode] = {
-    # logcore
-    logs.CorruptRecordError: ErrorCode.corrupt_message,
-    logs.InvalidRecordError: ErrorCode.invalid_record,
-    logs.NotOneBatchError: ErrorCode.invalid_record,
-    logs.InvalidTimestampError: ErrorCode.invalid_timestamp,
-    logs.RecordTooLargeError: ErrorCode.message_too_large,
-    logs.RecordListTooLargeError: ErrorCode.record_list_too_large,
-    logs.UnsupportedCompressionError: ErrorCode.unsupported_compression_type,
-    logs.OffsetOutOfRangeError: ErrorCode.offset_out_of_range,
-    logs.OutOfOrderSequenceError: ErrorCode.out_of_order_sequence_number,
-    logs.TooManyProducersError: ErrorCode.not_enough_replicas,
-    logs.InvalidProducerEpochError: ErrorCode.invalid_producer_epoch,
-    logs.TransactionCoordinatorFencedError: ErrorCode.transaction_coordinator_fenced,
-    logs.InvalidTxnStateError: ErrorCode.invalid_txn_state,
-    logs.FencedLeaderEpochError: ErrorCode.fenced_leader_epoch,
-    logs.UnknownLeaderEpochError: ErrorCode.unknown_leader_epoch,
-    logs.StorageError: ErrorCode.kafka_storage_error,
-    logs.NoRoomError: ErrorCode.kafka_storage_error,
-    # coordinator
-    ConfigError: ErrorCode.invalid_config,
-    data_errors.UnknownTopicOrPartitionError: ErrorCode.unknown_topic_or_partition,
-    data_errors.UnknownTopicIdError: ErrorCode.unknown_topic_id,
-    data_errors.TopicAlreadyExistsError: ErrorCode.topic_already_exists,
-    data_errors.InvalidTopicError: ErrorCode.invalid_topic_exception,
-    data_errors.InvalidPartitionsError: ErrorCode.invalid_partitions,
-    data_errors.InvalidReplicationFactorError: ErrorCode.invalid_replication_factor,
-    data_errors.InvalidReplicaAssignmentError: ErrorCode.invalid_replica_assignment,
-    data_errors.InvalidRequestError: ErrorCode.invalid_request,
-    data_errors.NotAReplicaError: ErrorCode.not_leader_or_follower,
-    data_errors.TopicDeletionDisabledError: ErrorCode.topic_deletion_disabled,
-    data_errors.TopicLimitExceededError: ErrorCode.policy_violation,
-    data_errors.InvalidRequiredAcksError: ErrorCode.invalid_required_acks,
-    data_errors.TransactionalIdMissingError: ErrorCode.transactional_id_authorization_failed,
-    data_errors.PolicyViolationError: ErrorCode.policy_violation,
-    data_errors.InvalidUpdateVersionError: ErrorCode.invalid_update_version,
-    data_errors.FetchSessionIdNotFoundError: ErrorCode.fetch_session_id_not_found,
-    data_errors.InvalidFetchSessionEpochError: ErrorCode.invalid_fetch_session_epoch,
-    data_errors.FetchSessionTopicIdError: ErrorCode.fetch_session_topic_id_error,
-    data_errors.MetadataUnavailableError: ErrorCode.kafka_storage_error,
-    shard_errors.CoordinatorLoadInProgressError: ErrorCode.coordinator_load_in_progress,
-    shard_errors.NotCoordinatorError: ErrorCode.not_coordinator,
-    shard_errors.CoordinatorNotAvailableError: ErrorCode.coordinator_not_available,
-    shard_errors.TransactionCoordinatorBusyError: ErrorCode.not_enough_replicas,
-    # groups
-    groups.InvalidGroupIdError: ErrorCode.invalid_group_id,
-    groups.InvalidSessionTimeoutError: ErrorCode.invalid_session_timeout,
-    groups.InconsistentGroupProtocolError: ErrorCode.inconsistent_group_protocol,
-    groups.UnknownMemberIdError: ErrorCode.unknown_member_id,
-    groups.MemberIdRequiredError: ErrorCode.member_id_required,
-    groups.FencedInstanceIdError: ErrorCode.fenced_instance_id,
-    groups.IllegalGenerationError: ErrorCode.illegal_generation,
-    groups.RebalanceInProgressError: ErrorCode.rebalance_in_progress,
-    groups.GroupMaxSizeReachedError: ErrorCode.group_max_size_reached,
-    groups.GroupLimitExceededError: ErrorCode.policy_violation,
-    groups.GroupDeadError: ErrorCode.coordinator_not_available,
-    groups.NotGroupCoordinatorError: ErrorCode.not_coordinator,
-    groups.GroupIdNotFoundError: ErrorCode.group_id_not_found,
-    groups.NonEmptyGroupError: ErrorCode.non_empty_group,
-    groups.GroupSubscribedToTopicError: ErrorCode.group_subscribed_to_topic,
-    groups.OffsetMetadataTooLargeError: ErrorCode.offset_metadata_too_large,
-    groups.UnstableOffsetCommitError: ErrorCode.unstable_offset_commit,
-    groups.InvalidGroupRequestError: ErrorCode.invalid_request,
-    groups.UnsupportedAssignorError: ErrorCode.unsupported_assignor,
-    groups.InvalidRegularExpressionError: ErrorCode.invalid_regular_expression,
-    groups.FencedMemberEpochError: ErrorCode.fenced_member_epoch,
-    groups.StaleMemberEpochError: ErrorCode.stale_member_epoch,
-    groups.UnreleasedInstanceIdError: ErrorCode.unreleased_instance_id,
-    groups.UnsupportedGroupRequestError: ErrorCode.unsupported_version,
-    # txn
-    txns.InvalidTxnRequestError: ErrorCode.invalid_request,
-    txns.InvalidTransactionTimeoutError: ErrorCode.invalid_transaction_timeout,
-    txns.TwoPhaseCommitDisabledError: ErrorCode.transactional_id_authorization_failed,
-    txns.KeepPreparedUnsupportedError: ErrorCode.unsupported_version,
-    txns.ConcurrentTransactionsError: ErrorCode.concurrent_transactions,
-    txns.ProducerFencedError: ErrorCode.producer_fenced,
-    txns.InvalidProducerIdMappingError: ErrorCode.invalid_producer_id_mapping,
-    txns.InvalidTransactionStateError: ErrorCode.invalid_txn_state,
-    txns.TransactionAbortableError: ErrorCode.transaction_abortable,
-    txns.TransactionalIdNotFoundError: ErrorCode.transactional_id_not_found,
-    txns.InvalidIdPatternError: ErrorCode.invalid_regular_expression,
-    txns.ProducerIdsUnavailableError: ErrorCode.coordinator_load_in_progress,
-    txns.TooManyTransactionalIdsError: ErrorCode.policy_violation,
-    txns.TooManyPartitionsError: ErrorCode.policy_violation,
-    txns.CoordinatorUnloadedError: ErrorCode.not_coordinator,
-    txns.MalformedTransactionRecordError: ErrorCode.corrupt_message,
-}
+from fencepost.logcore.machine import DomainError
 
 
-def error_code(error: DomainError) -> ErrorCode:
-    """Kafka's code of ``error``; UNKNOWN_SERVER_ERROR for a class that is not in the map."""
-    return CODES.get(type(error), ErrorCode.unknown_server_error)
+class DataError(DomainError):
+    """Base of everything that topics, partitions and their administration refuse."""
+
+
+class UnknownTopicOrPartitionError(DataError):
+    """There is no such topic, or it has no such partition (UNKNOWN_TOPIC_OR_PARTITION)."""
+
+
+class UnknownTopicIdError(DataError):
+    """No topic has this id (UNKNOWN_TOPIC_ID)."""
+
+
+class TopicAlreadyExistsError(DataError):
+    """The name is taken (TOPIC_ALREADY_EXISTS)."""
+
+
+class InvalidTopicError(DataError):
+    """The name is not allowed, or clients may not write to it (INVALID_TOPIC_EXCEPTION)."""
+
+
+class InvalidPartitionsError(DataError):
+    """The number of partitions is not possible (INVALID_PARTITIONS)."""
+
+
+class InvalidReplicationFactorError(DataError):
+    """The number of replicas is not possible (INVALID_REPLICATION_FACTOR)."""
+
+
+class InvalidReplicaAssignmentError(DataError):
+    """Replicas can not be placed as asked for (INVALID_REPLICA_ASSIGNMENT)."""
+
+
+class InvalidRequestError(DataError):
+    """The request contradicts itself (INVALID_REQUEST)."""
+
+
+class NotAReplicaError(DataError):
+    """A follower fetches a partition whose replica it is not (NOT_LEADER_OR_FOLLOWER)."""
+
+
+class TopicDeletionDisabledError(DataError):
+    """``delete.topic.enable`` is off (TOPIC_DELETION_DISABLED)."""
+
+
+class TopicLimitExceededError(DataError):
+    """A bound of ``metadata.MetadataLimits`` was met; the message names it (POLICY_VIOLATION)."""
+
+
+class InvalidRequiredAcksError(DataError):
+    """A Produce request asks for a number of acknowledgements (INVALID_REQUIRED_ACKS)."""
+
+
+class TransactionalIdMissingError(DataError):
+    """A transactional batch comes without its id (TRANSACTIONAL_ID_AUTHORIZATION_FAILED)."""
+
+
+class PolicyViolationError(DataError):
+    """The topic's configuration forbids it (POLICY_VIOLATION)."""
+
+
+class InvalidUpdateVersionError(DataError):
+    """A feature can not have this level, or not in this way (INVALID_UPDATE_VERSION)."""
+
+
+class MetadataUnavailableError(DataError):
+    """The metadata log could not be written; nothing was changed (KAFKA_STORAGE_ERROR)."""
+
+
+class FetchSessionIdNotFoundError(DataError):
+    """No such fetch session, or no longer (FETCH_SESSION_ID_NOT_FOUND)."""
+
+
+class InvalidFetchSessionEpochError(DataError):
+    """A request of a fetch session is not the next one (INVALID_FETCH_SESSION_EPOCH)."""
+
+
+class FetchSessionTopicIdError(DataError):
+    """A fetch session was begun with ids and goes on with names (FETCH_SESSION_TOPIC_ID_ERROR)."""

@@ -1,21 +1,21 @@
 """What one broker does, without the sockets: the services that handlers call.
 
-Made inside the event loop that they belong to, on opened :class:`coordinator.storage.Storage`.
+Made inside the event loop that they belong to, on opened :class:`coordinator.data.storage.Storage`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from coordinator.appends import Appends
-from coordinator.background import Step
-from coordinator.fetch_sessions import FetchSessions
-from coordinator.group_coordinator import GroupCoordinator
-from coordinator.history import History
-from coordinator.metadata import Topic
-from coordinator.polls import Polls
-from coordinator.storage import Storage
-from coordinator.txn_coordinator import TxnCoordinator
+from fencepost.coordinator.coordinators.groups import GroupCoordinator
+from fencepost.coordinator.coordinators.txns import TxnCoordinator
+from fencepost.coordinator.data.appends import Appends
+from fencepost.coordinator.data.delayed_fetch import Polls
+from fencepost.coordinator.data.fetch_sessions import FetchSessions
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.history.recorder import History
+from fencepost.coordinator.metadata.log import Topic
+from fencepost.coordinator.runtime.background import Step
 
 Address = tuple[str, int]
 """Host and port."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from examples.broker import create_topics, fresh, produce, read_topic, run
-from pipelines.exactly_once import ExactlyOnce, Options
-from pipelines.records import OFFSET, REASON, Batch, Output
-from pipelines.serde import JSON
+from fencepost.pipelines.exactly_once import ExactlyOnce, Options
+from fencepost.pipelines.records import OFFSET, REASON, Batch, Output
+from fencepost.pipelines.serde import JSON
 
 RECORDS = 1_000
 

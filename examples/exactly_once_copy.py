@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 from examples.broker import create_topics, fresh, produce, read_topic, run
-from pipelines.batching import Limits
-from pipelines.exactly_once import ExactlyOnce, Options
-from pipelines.failures import HandlerError
-from pipelines.records import Batch, Output
+from fencepost.pipelines.batching import Limits
+from fencepost.pipelines.exactly_once import ExactlyOnce, Options
+from fencepost.pipelines.failures import HandlerError
+from fencepost.pipelines.records import Batch, Output
 
 RECORDS, PARTITIONS = 10_000, 3
 

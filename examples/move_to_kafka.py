@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from examples.broker import create_topics, fencepost, fresh, produce, read_topic
-from pipelines.batching import Limits
-from pipelines.exactly_once import ExactlyOnce, Options
-from pipelines.producers import read_committed
-from pipelines.records import Batch, Output
+from fencepost.pipelines.batching import Limits
+from fencepost.pipelines.exactly_once import ExactlyOnce, Options
+from fencepost.pipelines.producers import read_committed
+from fencepost.pipelines.records import Batch, Output
 
 RECORDS, PARTITIONS = 5_000, 3
 

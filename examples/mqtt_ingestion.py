@@ -24,9 +24,9 @@ CACHE = Path(".cache/flights")
 
 
 async def start_bridge(bootstrap: str, port: int, topic: str) -> asyncio.subprocess.Process:
-    """Start ``python -m pipelines.mqtt``."""
+    """Start ``python -m fencepost.pipelines.mqtt``."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pipelines.mqtt", "--bootstrap", bootstrap),
+        *(sys.executable, "-m", "fencepost.pipelines.mqtt", "--bootstrap", bootstrap),
         *("--mqtt", f"127.0.0.1:{port}", "--mqtt-version", "3.1.1"),
         *("--route", f"weather/+/hourly={topic}", "--client-id", f"bridge-{topic}"),
         *("--message-id", "json:id"),

@@ -7,8 +7,8 @@ import sys
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from examples.broker import create_topics, fresh, produce, read_topic, run
-from pipelines.exactly_once import ExactlyOnce
-from pipelines.records import Batch, Output
+from fencepost.pipelines.exactly_once import ExactlyOnce
+from fencepost.pipelines.records import Batch, Output
 
 HOUR_MS, BEGIN_MS = 3_600_000, 1_357_016_400_000  # 1 January 2013, 5:00 UTC
 HOURS, PARTITIONS = 240, 2

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from examples.broker import create_topics, fresh, produce, read_topic, run
 from examples.flights.data import fetch, flights
-from pipelines.spark import java
+from fencepost.pipelines.spark import java
 
 CACHE = Path(".cache/flights")
 UNTIL = "2013-01-16"

@@ -9,12 +9,12 @@ from pathlib import Path
 from aiokafka import TopicPartition
 
 from examples.broker import create_topics, fresh, produce, read_topic, run
-from pipelines.batching import Limits
-from pipelines.exactly_once import ExactlyOnce, Options
-from pipelines.failures import RetryBatch
-from pipelines.producers import read_committed
-from pipelines.records import Batch, Output
-from pipelines.serde import JSON, TEXT
+from fencepost.pipelines.batching import Limits
+from fencepost.pipelines.exactly_once import ExactlyOnce, Options
+from fencepost.pipelines.failures import RetryBatch
+from fencepost.pipelines.producers import read_committed
+from fencepost.pipelines.records import Batch, Output
+from fencepost.pipelines.serde import JSON, TEXT
 
 TEXT_FILE = Path(__file__).parent.parent / "LICENSE"
 

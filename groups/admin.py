@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from groups.classic_group import ClassicGroup
-from groups.classic_state import ClassicState
-from groups.commands import (
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.classic_state import ClassicState
+from fencepost.groups.commands import (
     DeleteGroup,
     DeleteGroupResult,
     DescribedMember,
@@ -18,21 +18,21 @@ from groups.commands import (
     ListGroups,
     ListGroupsResult,
 )
-from groups.consumer_commands import (
+from fencepost.groups.consumer_commands import (
     DescribeConsumerGroup,
     DescribeConsumerGroupResult,
     DescribedConsumer,
     NamedPartitions,
 )
-from groups.consumer_group import ConsumerGroup, by_topic
-from groups.consumer_target import preferred_assignor
-from groups.errors import InvalidGroupIdError, NonEmptyGroupError
-from groups.group import not_found
-from groups.offsets import delete_all_offsets, tombstone_group
-from groups.outcome import Outcome
-from groups.reconcile import TopicIdPartition
-from groups.shard import Shard
-from logcore.machine import Token
+from fencepost.groups.consumer_group import ConsumerGroup, by_topic
+from fencepost.groups.consumer_target import preferred_assignor
+from fencepost.groups.errors import InvalidGroupIdError, NonEmptyGroupError
+from fencepost.groups.group import not_found
+from fencepost.groups.offsets import delete_all_offsets, tombstone_group
+from fencepost.groups.outcome import Outcome
+from fencepost.groups.reconcile import TopicIdPartition
+from fencepost.groups.shard import Shard
+from fencepost.logcore.machine import Token
 
 
 def describe_group(shard: Shard, command: DescribeGroup) -> DescribeGroupResult:

@@ -5,10 +5,10 @@ The order of checks is Kafka's (``GroupMetadataManager.classicGroup{Sync,Heartbe
 
 from __future__ import annotations
 
-from groups import mixed, records
-from groups.classic_group import ClassicGroup
-from groups.classic_members import ClassicMember, session_timer
-from groups.classic_rebalance import (
+from fencepost.groups import mixed, records
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.classic_members import ClassicMember, session_timer
+from fencepost.groups.classic_rebalance import (
     arm_session,
     detach,
     maybe_complete_join,
@@ -17,8 +17,8 @@ from groups.classic_rebalance import (
     refuse_syncs,
     sync_arrived,
 )
-from groups.classic_state import ClassicState
-from groups.commands import (
+from fencepost.groups.classic_state import ClassicState
+from fencepost.groups.commands import (
     Heartbeat,
     HeartbeatResult,
     LeaveGroup,
@@ -27,8 +27,8 @@ from groups.commands import (
     SyncGroup,
     SyncGroupResult,
 )
-from groups.consumer_group import ConsumerGroup
-from groups.errors import (
+from fencepost.groups.consumer_group import ConsumerGroup
+from fencepost.groups.errors import (
     GroupDeadError,
     GroupError,
     GroupLimitExceededError,
@@ -38,9 +38,9 @@ from groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from groups.outcome import EventKind, Outcome
-from groups.shard import Shard
-from logcore.machine import DomainError, Token
+from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.shard import Shard
+from fencepost.logcore.machine import DomainError, Token
 
 
 def _group_of_member(shard: Shard, group_id: str) -> ClassicGroup:

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from groups.classic_members import ClassicMember, select_protocol, session_timer
-from groups.classic_state import ClassicState, require_transition
-from groups.commands import JoinMember, ListedGroup, OffsetToCommit
-from groups.consumer_group import ConsumerGroup
-from groups.errors import (
+from fencepost.groups.classic_members import ClassicMember, select_protocol, session_timer
+from fencepost.groups.classic_state import ClassicState, require_transition
+from fencepost.groups.commands import JoinMember, ListedGroup, OffsetToCommit
+from fencepost.groups.consumer_group import ConsumerGroup
+from fencepost.groups.errors import (
     FencedInstanceIdError,
     GroupDeadError,
     IllegalGenerationError,
@@ -27,12 +27,17 @@ from groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from groups.group import Group, ShardTotals
-from groups.outcome import Outcome
-from groups.records import NO_TIMESTAMP, GroupMetadataValue, MemberMetadata, group_tombstone
-from groups.subscription import subscribed_topics
-from logcore.errors import CorruptRecordError
-from logcore.machine import DomainError, InvariantViolation, Record, Token
+from fencepost.groups.group import Group, ShardTotals
+from fencepost.groups.outcome import Outcome
+from fencepost.groups.records import (
+    NO_TIMESTAMP,
+    GroupMetadataValue,
+    MemberMetadata,
+    group_tombstone,
+)
+from fencepost.groups.subscription import subscribed_topics
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.machine import DomainError, InvariantViolation, Record, Token
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 """The protocol type whose metadata the coordinator can read."""

@@ -6,10 +6,15 @@ The order of checks is Kafka's (``GroupMetadataManager.classicGroupJoin…``), w
 
 from __future__ import annotations
 
-from groups import mixed, records
-from groups.classic_group import ClassicGroup
-from groups.classic_members import ClassicMember, select_protocol, session_timer, successor_of
-from groups.classic_rebalance import (
+from fencepost.groups import mixed, records
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.classic_members import (
+    ClassicMember,
+    select_protocol,
+    session_timer,
+    successor_of,
+)
+from fencepost.groups.classic_rebalance import (
     arm_session,
     current_generation,
     drop_pending,
@@ -17,10 +22,10 @@ from groups.classic_rebalance import (
     maybe_prepare_rebalance,
     prepare_rebalance,
 )
-from groups.classic_state import ClassicState
-from groups.commands import JoinGroup, JoinGroupResult
-from groups.consumer_group import ConsumerGroup
-from groups.errors import (
+from fencepost.groups.classic_state import ClassicState
+from fencepost.groups.commands import JoinGroup, JoinGroupResult
+from fencepost.groups.consumer_group import ConsumerGroup
+from fencepost.groups.errors import (
     FencedInstanceIdError,
     GroupDeadError,
     GroupLimitExceededError,
@@ -32,10 +37,10 @@ from groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from groups.outcome import EventKind, Outcome
-from groups.records import GroupMetadataValue
-from groups.shard import Shard
-from logcore.machine import InvariantViolation, Token
+from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.records import GroupMetadataValue
+from fencepost.groups.shard import Shard
+from fencepost.logcore.machine import InvariantViolation, Token
 
 
 def join_group(shard: Shard, outcome: Outcome, token: Token, command: JoinGroup) -> None:

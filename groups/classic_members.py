@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from logcore.machine import InvariantViolation, Token
+from fencepost.logcore.machine import InvariantViolation, Token
 
 
 def session_timer(group_id: str, member_id: str) -> Hashable:

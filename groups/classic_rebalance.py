@@ -6,16 +6,16 @@ of steps is Kafka's (``GroupMetadataManager.prepareRebalance``, ``completeClassi
 
 from __future__ import annotations
 
-from groups import records
-from groups.classic_group import ClassicGroup, InitialDelay
-from groups.classic_members import ClassicMember, join_timer, session_timer, sync_timer
-from groups.classic_state import TRANSITIONS, ClassicState
-from groups.commands import JoinGroupResult
-from groups.errors import RebalanceInProgressError, UnknownMemberIdError
-from groups.outcome import EventKind, Outcome
-from groups.records import GroupMetadataValue
-from groups.shard import Shard
-from logcore.machine import DomainError
+from fencepost.groups import records
+from fencepost.groups.classic_group import ClassicGroup, InitialDelay
+from fencepost.groups.classic_members import ClassicMember, join_timer, session_timer, sync_timer
+from fencepost.groups.classic_state import TRANSITIONS, ClassicState
+from fencepost.groups.commands import JoinGroupResult
+from fencepost.groups.errors import RebalanceInProgressError, UnknownMemberIdError
+from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.records import GroupMetadataValue
+from fencepost.groups.shard import Shard
+from fencepost.logcore.machine import DomainError
 
 
 def arm_session(outcome: Outcome, group: ClassicGroup, member: ClassicMember) -> None:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from logcore.machine import InvariantViolation
+from fencepost.logcore.machine import InvariantViolation
 
 
 class ClassicState(StrEnum):

@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from groups.consumer_commands import ConsumerSettings, TopicImage
-from logcore.machine import DomainError, ProducerStamp
+from fencepost.groups.consumer_commands import ConsumerSettings, TopicImage
+from fencepost.logcore.machine import DomainError, ProducerStamp
 
 NO_GENERATION = -1
 """The generation of a request whose sender is no member (admin tools, ``assign()``)."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from groups import consumer_records as cr
-from groups.classic_group import ClassicGroup
-from groups.classic_state import ClassicState
-from groups.consumer_commands import (
+from fencepost.groups import consumer_records as cr
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.classic_state import ClassicState
+from fencepost.groups.consumer_commands import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
     NO_TIMEOUT,
@@ -23,7 +23,7 @@ from groups.consumer_commands import (
     ConsumerHeartbeatResult,
     ConsumerSettings,
 )
-from groups.consumer_group import (
+from fencepost.groups.consumer_group import (
     ConsumerGroup,
     by_topic,
     flat,
@@ -31,8 +31,8 @@ from groups.consumer_group import (
     session_timer,
     write_current,
 )
-from groups.consumer_members import remove_members
-from groups.consumer_steps import (
+from fencepost.groups.consumer_members import remove_members
+from fencepost.groups.consumer_steps import (
     Beat,
     change_group,
     move_member,
@@ -41,8 +41,8 @@ from groups.consumer_steps import (
     require_small,
     take_over,
 )
-from groups.consumer_target import Working
-from groups.errors import (
+from fencepost.groups.consumer_target import Working
+from fencepost.groups.errors import (
     FencedMemberEpochError,
     GroupDeadError,
     GroupMaxSizeReachedError,
@@ -50,12 +50,12 @@ from groups.errors import (
     UnknownMemberIdError,
     UnsupportedAssignorError,
 )
-from groups.group import not_found
-from groups.migration import finish_upgrade, upgraded
-from groups.outcome import EventKind, Outcome
-from groups.reconcile import CurrentAssignment, MemberState
-from groups.shard import Shard
-from logcore.machine import Token
+from fencepost.groups.group import not_found
+from fencepost.groups.migration import finish_upgrade, upgraded
+from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.reconcile import CurrentAssignment, MemberState
+from fencepost.groups.shard import Shard
+from fencepost.logcore.machine import Token
 
 _JAVA_BLANKS: Final = "".join(map(chr, range(33)))
 

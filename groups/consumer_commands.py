@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from groups.assignors.model import AssignorRegistry
-from groups.assignors.range import RangeAssignor
-from groups.assignors.uniform import UniformAssignor
+from fencepost.groups.assignors.model import AssignorRegistry
+from fencepost.groups.assignors.range import RangeAssignor
+from fencepost.groups.assignors.uniform import UniformAssignor
 
 JOIN_EPOCH: Final = 0
 """The member (re)joins and owns nothing."""

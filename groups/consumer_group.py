@@ -14,22 +14,22 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import ClassVar, Final
 
-from groups import consumer_records as cr
-from groups.commands import ListedGroup, OffsetToCommit
-from groups.consumer_commands import TopicPartitions
-from groups.consumer_records import ConsumerRecordType as Kind
-from groups.errors import (
+from fencepost.groups import consumer_records as cr
+from fencepost.groups.commands import ListedGroup, OffsetToCommit
+from fencepost.groups.consumer_commands import TopicPartitions
+from fencepost.groups.consumer_records import ConsumerRecordType as Kind
+from fencepost.groups.errors import (
     GroupError,
     IllegalGenerationError,
     StaleMemberEpochError,
     UnknownMemberIdError,
     UnsupportedGroupRequestError,
 )
-from groups.group import Group, ShardTotals
-from groups.outcome import Outcome
-from groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition
-from groups.regex import RegexScan
-from logcore.machine import InvariantViolation, Record
+from fencepost.groups.group import Group, ShardTotals
+from fencepost.groups.outcome import Outcome
+from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition
+from fencepost.groups.regex import RegexScan
+from fencepost.logcore.machine import InvariantViolation, Record
 
 INITIAL_EPOCH: Final = 1
 """The epoch of a group before its first member; 4.3 starts there, so that 0 is nobody's epoch."""

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from groups import consumer_records as cr
-from groups.consumer_group import (
+from fencepost.groups import consumer_records as cr
+from fencepost.groups.consumer_group import (
     ConsumerGroup,
     rebalance_timer,
     session_timer,
     subscribed_topics,
 )
-from groups.consumer_records import ConsumerRecordType as Kind
-from groups.consumer_target import metadata_hash, write_epoch
-from groups.migration import downgrade, may_downgrade
-from groups.outcome import EventKind, Outcome
-from groups.reconcile import MemberState
-from groups.shard import Shard
+from fencepost.groups.consumer_records import ConsumerRecordType as Kind
+from fencepost.groups.consumer_target import metadata_hash, write_epoch
+from fencepost.groups.migration import downgrade, may_downgrade
+from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.reconcile import MemberState
+from fencepost.groups.shard import Shard
 
 
 def remove_members(

@@ -17,9 +17,9 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
-from groups.wire_format import FieldReader, FieldWriter
-from logcore.errors import CorruptRecordError
-from logcore.machine import Record
+from fencepost.groups.wire_format import FieldReader, FieldWriter
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.machine import Record
 
 _VERSION: Final = 0
 _ONLY_TAG: Final = 0

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from groups import consumer_records as cr
-from groups.consumer_commands import (
+from fencepost.groups import consumer_records as cr
+from fencepost.groups.consumer_commands import (
     NO_TIMEOUT,
     STATIC_LEAVE_EPOCH,
     ConsumerHeartbeat,
     ConsumerSettings,
 )
-from groups.consumer_group import (
+from fencepost.groups.consumer_group import (
     ConsumerGroup,
     by_topic,
     flat,
@@ -28,19 +28,19 @@ from groups.consumer_group import (
     rebalance_timer,
     write_current,
 )
-from groups.consumer_records import ConsumerRecordType as Kind
-from groups.consumer_target import Working, bump_epoch, update_target
-from groups.errors import (
+from fencepost.groups.consumer_records import ConsumerRecordType as Kind
+from fencepost.groups.consumer_target import Working, bump_epoch, update_target
+from fencepost.groups.errors import (
     FencedInstanceIdError,
     GroupLimitExceededError,
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
 )
-from groups.expressions import refresh_regexes
-from groups.outcome import EventKind, Outcome
-from groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition, reconcile
-from groups.regex import TopicRegex
-from groups.shard import Shard
+from fencepost.groups.expressions import refresh_regexes
+from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition, reconcile
+from fencepost.groups.regex import TopicRegex
+from fencepost.groups.shard import Shard
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from groups import consumer_records as cr
-from groups.assignors.model import (
+from fencepost.groups import consumer_records as cr
+from fencepost.groups.assignors.model import (
     Assignor,
     AssignorFault,
     GroupSpec,
@@ -20,15 +20,15 @@ from groups.assignors.model import (
     checked,
     run,
 )
-from groups.assignors.remote import (
+from fencepost.groups.assignors.remote import (
     ASK_AGAIN_MS,
     ComputeTarget,
     RemoteAssignor,
     TargetComputed,
     kept,
 )
-from groups.consumer_commands import ConsumerSettings, TopicImage
-from groups.consumer_group import (
+from fencepost.groups.consumer_commands import ConsumerSettings, TopicImage
+from fencepost.groups.consumer_group import (
     INITIAL_EPOCH,
     ConsumerGroup,
     assignor_timer,
@@ -36,11 +36,11 @@ from groups.consumer_group import (
     subscribed_topics,
     topics_of,
 )
-from groups.consumer_records import ConsumerRecordType as Kind
-from groups.outcome import EventKind, Outcome
-from groups.reconcile import Target, TopicIdPartition
-from groups.regex import RegexScan
-from groups.shard import Shard
+from fencepost.groups.consumer_records import ConsumerRecordType as Kind
+from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.reconcile import Target, TopicIdPartition
+from fencepost.groups.regex import RegexScan
+from fencepost.groups.shard import Shard
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Draws the state diagrams of this package from their tables: ``python -m groups.diagram``.
+"""Draws the state diagrams of this package: ``python -m fencepost.groups.diagram``.
 
 ``groups/README.md`` carries the output; a test compares the two.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from groups.classic_state import TRANSITIONS, ClassicState
-from groups.reconcile import TRANSITIONS as MEMBER_TRANSITIONS
-from groups.reconcile import MemberState
+from fencepost.groups.classic_state import TRANSITIONS, ClassicState
+from fencepost.groups.reconcile import TRANSITIONS as MEMBER_TRANSITIONS
+from fencepost.groups.reconcile import MemberState
 
 
 def classic_diagram() -> str:

@@ -1,11 +1,11 @@
 """Why a group request is refused. No class here knows a wire number.
 
-``coordinator/errors.py`` does; the name in parentheses is Kafka's error, for who maps them.
+``coordinator/error_codes.py`` does; the name in parentheses is Kafka's error, for who maps them.
 """
 
 from __future__ import annotations
 
-from logcore.machine import DomainError
+from fencepost.logcore.machine import DomainError
 
 
 class GroupError(DomainError):

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from groups import consumer_records as cr
-from groups.consumer_group import ConsumerGroup, regex_timer
-from groups.consumer_records import ConsumerRecordType as Kind
-from groups.consumer_target import Working, bump_epoch
-from groups.errors import GroupLimitExceededError
-from groups.outcome import EventKind, Outcome
-from groups.regex import RegexScan
-from groups.shard import Shard
+from fencepost.groups import consumer_records as cr
+from fencepost.groups.consumer_group import ConsumerGroup, regex_timer
+from fencepost.groups.consumer_records import ConsumerRecordType as Kind
+from fencepost.groups.consumer_target import Working, bump_epoch
+from fencepost.groups.errors import GroupLimitExceededError
+from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.regex import RegexScan
+from fencepost.groups.shard import Shard
 
 PAUSE_MS: Final = 5
 """Between two slices, so that one group's expressions leave half of the time to others."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from groups.commands import ListedGroup, OffsetToCommit
-from groups.errors import GroupIdNotFoundError
-from groups.outcome import Outcome
-from logcore.machine import Record
+from fencepost.groups.commands import ListedGroup, OffsetToCommit
+from fencepost.groups.errors import GroupIdNotFoundError
+from fencepost.groups.outcome import Outcome
+from fencepost.logcore.machine import Record
 
 
 @dataclass(slots=True)

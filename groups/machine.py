@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Hashable
 
-from groups import (
+from fencepost.groups import (
     admin,
     classic,
     classic_join,
@@ -22,10 +22,10 @@ from groups import (
     offsets,
     records,
 )
-from groups.assignors.remote import TargetComputed
-from groups.classic_group import ClassicGroup
-from groups.classic_state import ClassicState
-from groups.commands import (
+from fencepost.groups.assignors.remote import TargetComputed
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.classic_state import ClassicState
+from fencepost.groups.commands import (
     CommitOffsets,
     DeleteGroup,
     DeleteOffsets,
@@ -40,7 +40,7 @@ from groups.commands import (
     TopicsDeleted,
     TxnCommitOffsets,
 )
-from groups.consumer_commands import (
+from fencepost.groups.consumer_commands import (
     ConsumerHeartbeat,
     ConsumerSettings,
     DescribeConsumerGroup,
@@ -48,27 +48,27 @@ from groups.consumer_commands import (
     TopicsChanged,
     TopicsChangedResult,
 )
-from groups.consumer_group import ConsumerGroup
-from groups.consumer_group import metadata_bytes as consumer_metadata_bytes
-from groups.consumer_records import (
+from fencepost.groups.consumer_group import ConsumerGroup
+from fencepost.groups.consumer_group import metadata_bytes as consumer_metadata_bytes
+from fencepost.groups.consumer_records import (
     ConsumerGroupKey,
     ConsumerKey,
     ConsumerMemberKey,
     ConsumerValue,
     RegularExpressionKey,
 )
-from groups.limits import GroupLimits
-from groups.offset_store import StoredOffset
-from groups.outcome import EventKind, Outcome
-from groups.records import (
+from fencepost.groups.limits import GroupLimits
+from fencepost.groups.offset_store import StoredOffset
+from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.records import (
     GroupMetadataKey,
     GroupMetadataValue,
     OffsetCommitKey,
     OffsetCommitValue,
     Value,
 )
-from groups.shard import Shard
-from logcore.machine import Decision, InvariantViolation, ProducerStamp, Record, Token
+from fencepost.groups.shard import Shard
+from fencepost.logcore.machine import Decision, InvariantViolation, ProducerStamp, Record, Token
 
 
 class GroupMachine:

@@ -14,32 +14,32 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from groups import consumer_records as cr
-from groups import records
-from groups.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup
-from groups.classic_members import (
+from fencepost.groups import consumer_records as cr
+from fencepost.groups import records
+from fencepost.groups.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup
+from fencepost.groups.classic_members import (
     ClassicMember,
     join_timer,
     select_protocol,
     sync_timer,
 )
-from groups.classic_rebalance import arm_session, prepare_rebalance
-from groups.classic_state import ClassicState
-from groups.consumer_commands import ConsumerSettings, TopicImage
-from groups.consumer_group import ConsumerGroup, by_topic, write_current
-from groups.consumer_records import ConsumerRecordType as Kind
-from groups.consumer_target import metadata_hash
-from groups.errors import (
+from fencepost.groups.classic_rebalance import arm_session, prepare_rebalance
+from fencepost.groups.classic_state import ClassicState
+from fencepost.groups.consumer_commands import ConsumerSettings, TopicImage
+from fencepost.groups.consumer_group import ConsumerGroup, by_topic, write_current
+from fencepost.groups.consumer_records import ConsumerRecordType as Kind
+from fencepost.groups.consumer_target import metadata_hash
+from fencepost.groups.errors import (
     GroupIdNotFoundError,
     GroupLimitExceededError,
     RebalanceInProgressError,
 )
-from groups.group import ShardTotals
-from groups.outcome import EventKind, Outcome
-from groups.reconcile import CurrentAssignment, TopicIdPartition
-from groups.shard import Shard
-from groups.subscription import read_assignment, read_subscription, write_assignment
-from logcore.errors import CorruptRecordError
+from fencepost.groups.group import ShardTotals
+from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.reconcile import CurrentAssignment, TopicIdPartition
+from fencepost.groups.shard import Shard
+from fencepost.groups.subscription import read_assignment, read_subscription, write_assignment
+from fencepost.logcore.errors import CorruptRecordError
 
 # --- classic to consumer -------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from groups import consumer_records as cr
-from groups.classic_group import CONSUMER_PROTOCOL_TYPE
-from groups.commands import (
+from fencepost.groups import consumer_records as cr
+from fencepost.groups.classic_group import CONSUMER_PROTOCOL_TYPE
+from fencepost.groups.commands import (
     Heartbeat,
     HeartbeatResult,
     JoinGroup,
@@ -24,15 +24,15 @@ from groups.commands import (
     SyncGroup,
     SyncGroupResult,
 )
-from groups.consumer_commands import (
+from fencepost.groups.consumer_commands import (
     JOIN_EPOCH,
     ConsumerHeartbeat,
     ConsumerSettings,
     TopicImage,
 )
-from groups.consumer_group import ConsumerGroup, session_timer
-from groups.consumer_members import remove_members
-from groups.consumer_steps import (
+from fencepost.groups.consumer_group import ConsumerGroup, session_timer
+from fencepost.groups.consumer_members import remove_members
+from fencepost.groups.consumer_steps import (
     Beat,
     change_group,
     move_member,
@@ -42,8 +42,8 @@ from groups.consumer_steps import (
     require_small,
     take_over,
 )
-from groups.consumer_target import Working, is_early
-from groups.errors import (
+from fencepost.groups.consumer_target import Working, is_early
+from fencepost.groups.errors import (
     GroupError,
     GroupMaxSizeReachedError,
     IllegalGenerationError,
@@ -52,13 +52,13 @@ from groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from groups.migration import downgrade, ids_of, may_downgrade, named
-from groups.outcome import EventKind, Outcome
-from groups.reconcile import MemberState
-from groups.shard import Shard
-from groups.subscription import Subscription, read_subscription, write_assignment
-from logcore.errors import CorruptRecordError
-from logcore.machine import DomainError, Token
+from fencepost.groups.migration import downgrade, ids_of, may_downgrade, named
+from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.reconcile import MemberState
+from fencepost.groups.shard import Shard
+from fencepost.groups.subscription import Subscription, read_subscription, write_assignment
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.machine import DomainError, Token
 
 NO_TOPICS: Final = TopicImage({})
 """The topics of a cluster that nobody has told of yet."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from groups.records import OffsetCommitValue
-from logcore.machine import InvariantViolation
+from fencepost.groups.records import OffsetCommitValue
+from fencepost.logcore.machine import InvariantViolation
 
 TopicPartition = tuple[str, int]
 

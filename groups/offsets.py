@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from groups import records
-from groups.commands import (
+from fencepost.groups import records
+from fencepost.groups.commands import (
     NO_LEADER_EPOCH,
     NO_OFFSET,
     CommitOffsets,
@@ -25,7 +25,7 @@ from groups.commands import (
     TopicsDeletedResult,
     TxnCommitOffsets,
 )
-from groups.errors import (
+from fencepost.groups.errors import (
     GroupLimitExceededError,
     GroupSubscribedToTopicError,
     IllegalGenerationError,
@@ -33,13 +33,13 @@ from groups.errors import (
     OffsetMetadataTooLargeError,
     UnstableOffsetCommitError,
 )
-from groups.group import Group, not_found
-from groups.offset_store import GroupOffsets, StoredOffset, TopicPartition
-from groups.outcome import EventKind, Outcome
-from groups.records import NO_TIMESTAMP, OffsetCommitValue
-from groups.shard import Shard
-from groups.wire_format import MAX_STRING_BYTES
-from logcore.machine import DomainError, Token
+from fencepost.groups.group import Group, not_found
+from fencepost.groups.offset_store import GroupOffsets, StoredOffset, TopicPartition
+from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.records import NO_TIMESTAMP, OffsetCommitValue
+from fencepost.groups.shard import Shard
+from fencepost.groups.wire_format import MAX_STRING_BYTES
+from fencepost.logcore.machine import DomainError, Token
 
 _INT64_MAX: Final = 2**63 - 1
 _NO_OFFSETS: Final = GroupOffsets()

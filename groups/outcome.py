@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from enum import StrEnum
 
-from logcore.machine import Decision, Event, ProducerStamp, Record, Reply, Timer, Token
+from fencepost.logcore.machine import Decision, Event, ProducerStamp, Record, Reply, Timer, Token
 
 
 class EventKind(StrEnum):

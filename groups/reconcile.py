@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final
 
-from groups.errors import FencedMemberEpochError
+from fencepost.groups.errors import FencedMemberEpochError
 
 TopicIdPartition = tuple[bytes, int]
 """A topic id (16 bytes) and a partition index."""

@@ -20,16 +20,16 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from groups.consumer_records import (
+from fencepost.groups.consumer_records import (
     VALUE_READERS,
     ConsumerKey,
     ConsumerRecordType,
     ConsumerValue,
     read_key,
 )
-from groups.wire_format import FieldReader, FieldWriter
-from logcore.errors import CorruptRecordError
-from logcore.machine import Record
+from fencepost.groups.wire_format import FieldReader, FieldWriter
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.machine import Record
 
 NO_TIMESTAMP: Final = -1
 """The value of an absent timestamp or timeout field."""

@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Final, NoReturn
 
-from groups.errors import InvalidRegularExpressionError
+from fencepost.groups.errors import InvalidRegularExpressionError
 
 MAX_STATES: Final = 2_000
 """States of one expression: repetitions multiply, and each set of states may hold them all."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from groups.consumer_commands import ConsumerSettings, TopicImage
-from groups.errors import GroupLimitExceededError
-from groups.group import Group, ShardTotals
-from groups.limits import GroupLimits
-from groups.offset_store import OffsetStore
+from fencepost.groups.consumer_commands import ConsumerSettings, TopicImage
+from fencepost.groups.errors import GroupLimitExceededError
+from fencepost.groups.group import Group, ShardTotals
+from fencepost.groups.limits import GroupLimits
+from fencepost.groups.offset_store import OffsetStore
 
 
 @dataclass(slots=True)

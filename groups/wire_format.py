@@ -10,8 +10,8 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from logcore.errors import CorruptRecordError
-from logcore.machine import InvariantViolation
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.machine import InvariantViolation
 
 MAX_STRING_BYTES: Final = 32_767
 """The longest UTF-8 text of a string: the length of a plain one is a signed int16, and Kafka's

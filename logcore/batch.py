@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from logcore.compression import Codec as Codec  # noqa: PLC0414 - part of this module's interface
-from logcore.compression import codec_for_id, compress, decompress
-from logcore.errors import CorruptRecordError, InvalidRecordError
-from logcore.varint import MINUS_ONE, ONE_BYTE, SMALL, encode, read_varint, read_varlong
+from fencepost.logcore.compression import Codec as Codec  # noqa: PLC0414 - part of this module's interface
+from fencepost.logcore.compression import codec_for_id, compress, decompress
+from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
+from fencepost.logcore.varint import MINUS_ONE, ONE_BYTE, SMALL, encode, read_varint, read_varlong
 
 Buffer = bytes | bytearray | memoryview
 

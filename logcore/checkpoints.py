@@ -27,7 +27,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from logcore.fs import TEMPORARY_SUFFIX, FileSystem, replace_file, write_file
+from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem, replace_file, write_file
 
 RECOVERY_POINT_CHECKPOINT: Final = "recovery-point-offset-checkpoint"
 LOG_START_CHECKPOINT: Final = "log-start-offset-checkpoint"

@@ -25,7 +25,7 @@ from hashlib import blake2b
 from heapq import heapify, heappop
 from typing import Final, NamedTuple
 
-from logcore.batch import (
+from fencepost.logcore.batch import (
     BatchHeader,
     Buffer,
     ControlType,
@@ -34,7 +34,7 @@ from logcore.batch import (
     encode_batch,
     parse_control,
 )
-from logcore.config import MAX_INT64
+from fencepost.logcore.config import MAX_INT64
 
 BYTES_PER_KEY: Final = 184
 """Heap of one entry, digest and offset included: 111 to 141 bytes at rest and 171 while the dict

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 
-from logcore.compaction import DEDUPE_BUFFER_BYTES, CompactionRound, DirtyRange
-from logcore.errors import StorageError
-from logcore.partition import Partition
+from fencepost.logcore.compaction import DEDUPE_BUFFER_BYTES, CompactionRound, DirtyRange
+from fencepost.logcore.errors import StorageError
+from fencepost.logcore.partition import Partition
 
 Key = tuple[str, int]
 

@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from logcore.batch import DEFAULT_MAX_OUTPUT_BYTES, parse_header, verify_crc
-from logcore.cleaner import (
+from fencepost.logcore.batch import DEFAULT_MAX_OUTPUT_BYTES, parse_header, verify_crc
+from fencepost.logcore.cleaner import (
     AbortedTransaction,
     Batch,
     Figures,
@@ -44,12 +44,12 @@ from logcore.cleaner import (
     Transactions,
     map_offsets,
 )
-from logcore.clock import Clock
-from logcore.config import LogConfig
-from logcore.fs import FileSystem, sync_path
-from logcore.index import MAX_RELATIVE_OFFSET, AbortedTxn, TimeIndex
-from logcore.log import CLEANED_SUFFIX, Log
-from logcore.segment import SEGMENT_SUFFIXES, TXN_INDEX_SUFFIX, Segment, file_stem
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.fs import FileSystem, sync_path
+from fencepost.logcore.index import MAX_RELATIVE_OFFSET, AbortedTxn, TimeIndex
+from fencepost.logcore.log import CLEANED_SUFFIX, Log
+from fencepost.logcore.segment import SEGMENT_SUFFIXES, TXN_INDEX_SUFFIX, Segment, file_stem
 
 DEDUPE_BUFFER_BYTES: Final = 134_217_728
 """``log.cleaner.dedupe.buffer.size``: memory of a round for the keys of the dirty part."""

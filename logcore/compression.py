@@ -18,7 +18,7 @@ from typing import Final
 
 import cramjam
 
-from logcore.errors import CorruptRecordError, InvalidRecordError
+from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 
 Data = bytes | bytearray | memoryview
 

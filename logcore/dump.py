@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
-from logcore.batch import (
+from fencepost.logcore.batch import (
     HEADER_SIZE,
     MAGIC,
     BatchHeader,
@@ -28,7 +28,7 @@ from logcore.batch import (
     parse_header,
     verify_crc,
 )
-from logcore.checkpoints import (
+from fencepost.logcore.checkpoints import (
     CLEANER_CHECKPOINT,
     COPY_SUFFIX,
     HIGH_WATERMARK_CHECKPOINT,
@@ -45,26 +45,26 @@ from logcore.checkpoints import (
     read_partition_metadata,
     uuid_to_text,
 )
-from logcore.errors import LogError
-from logcore.fs import FileSystem, is_blank
-from logcore.index import (
+from fencepost.logcore.errors import LogError
+from fencepost.logcore.fs import FileSystem, is_blank
+from fencepost.logcore.index import (
     AbortedTxn,
     CorruptIndexError,
     TransactionIndex,
     offset_entries,
     time_entries,
 )
-from logcore.legacy import (
+from fencepost.logcore.legacy import (
     as_batch_header,
     decode_message,
     magic_at,
     parse_message,
     verify_message_crc,
 )
-from logcore.log import CLEANED_SUFFIX, DELETED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX
-from logcore.machine import DomainError
-from logcore.producer_snapshot import CorruptSnapshotError, decode_snapshot
-from logcore.segment import (
+from fencepost.logcore.log import CLEANED_SUFFIX, DELETED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.producer_snapshot import CorruptSnapshotError, decode_snapshot
+from fencepost.logcore.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SCAN_BYTES,
@@ -72,7 +72,7 @@ from logcore.segment import (
     TXN_INDEX_SUFFIX,
     file_stem,
 )
-from logcore.strays import without_stray_suffix
+from fencepost.logcore.strays import without_stray_suffix
 
 Row = dict[str, object]
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Protocol
 
-from logcore.checkpoints import PARTITION_METADATA
-from logcore.errors import StorageError
-from logcore.flush import Flush, is_refusal
-from logcore.reading import STORAGE_FAILURES, ReadablePartition
+from fencepost.logcore.checkpoints import PARTITION_METADATA
+from fencepost.logcore.errors import StorageError
+from fencepost.logcore.flush import Flush, is_refusal
+from fencepost.logcore.reading import STORAGE_FAILURES, ReadablePartition
 
 SEALED_AT_ONCE: Final = 16
 """Sealed segments of one flush. After an upgrade, or a kill, there may be thousands; the recovery

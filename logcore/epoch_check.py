@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from logcore.batch import BatchHeader
-from logcore.log import Log
-from logcore.segment import Segment
+from fencepost.logcore.batch import BatchHeader
+from fencepost.logcore.log import Log
+from fencepost.logcore.segment import Segment
 
 NO_EPOCH = -1
 """The epoch of what messages of format v0 and v1 were written in."""

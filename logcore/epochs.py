@@ -12,8 +12,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from logcore.checkpoints import CheckpointError, read_epochs
-from logcore.fs import FileSystem
+from fencepost.logcore.checkpoints import CheckpointError, read_epochs
+from fencepost.logcore.fs import FileSystem
 
 UNDEFINED_EPOCH: Final = -1
 UNDEFINED_EPOCH_OFFSET: Final = -1

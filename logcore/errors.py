@@ -1,8 +1,8 @@
-"""What can go wrong in a log. No class here knows a wire number: ``coordinator/errors.py`` does."""
+"""What can go wrong in a log. No class knows a wire number: ``coordinator/error_codes.py`` does."""
 
 from __future__ import annotations
 
-from logcore.machine import DomainError
+from fencepost.logcore.machine import DomainError
 
 
 class LogError(DomainError):

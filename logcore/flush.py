@@ -14,9 +14,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from logcore.checkpoints import write_epochs
-from logcore.fs import NO_HANDLES, NO_ROOM, FileSystem, sync_path
-from logcore.segment import Segment
+from fencepost.logcore.checkpoints import write_epochs
+from fencepost.logcore.fs import NO_HANDLES, NO_ROOM, FileSystem, sync_path
+from fencepost.logcore.segment import Segment
 
 
 class Flush:

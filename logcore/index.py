@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from logcore.fs import FileMap, FileSystem, replace_file, sync_path
+from fencepost.logcore.fs import FileMap, FileSystem, replace_file, sync_path
 
 WARM_BYTES: Final = 8192
 """Readers that keep up look into the last entries; a search tries these pages first."""

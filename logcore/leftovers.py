@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from logcore.batch import HEADER_SIZE, parse_header
-from logcore.fs import TEMPORARY_SUFFIX, FileSystem
-from logcore.log import CLEANED_SUFFIX, DELETED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX
-from logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES
+from fencepost.logcore.batch import HEADER_SIZE, parse_header
+from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem
+from fencepost.logcore.log import CLEANED_SUFFIX, DELETED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX
+from fencepost.logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES
 
 OFFSET_DIGITS: Final = 20
 

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from logcore.batch import (
+from fencepost.logcore.batch import (
     DEFAULT_MAX_OUTPUT_BYTES,
     LOG_OVERHEAD,
     MAGIC,
@@ -31,8 +31,8 @@ from logcore.batch import (
     encode_batch,
     parse_header,
 )
-from logcore.compression import Codec, codec_for_id, compress, decompress
-from logcore.errors import CorruptRecordError, InvalidRecordError
+from fencepost.logcore.compression import Codec, codec_for_id, compress, decompress
+from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 
 MAGIC_POS: Final = 16
 """Where the magic stands in every format, v2 included."""

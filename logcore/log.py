@@ -13,13 +13,19 @@ from typing import Final, NamedTuple
 
 from sortedcontainers import SortedDict
 
-from logcore.batch import BatchHeader
-from logcore.config import MAX_INT64, LogConfig
-from logcore.file_range import FileRange
-from logcore.flush import Flush, FlushQueue
-from logcore.fs import FileSystem, ReadableBuffer
-from logcore.index import LookedInto
-from logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES, TXN_INDEX_SUFFIX, Segment, file_stem
+from fencepost.logcore.batch import BatchHeader
+from fencepost.logcore.config import MAX_INT64, LogConfig
+from fencepost.logcore.file_range import FileRange
+from fencepost.logcore.flush import Flush, FlushQueue
+from fencepost.logcore.fs import FileSystem, ReadableBuffer
+from fencepost.logcore.index import LookedInto
+from fencepost.logcore.segment import (
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    TXN_INDEX_SUFFIX,
+    Segment,
+    file_stem,
+)
 
 CLEANED_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"

@@ -1,7 +1,7 @@
 """The contract between a log and a state machine that lives on it.
 
 A *machine* (``groups.machine.GroupMachine``, ``txn.machine.TxnMachine``) decides; a *runtime*
-(``coordinator/runtime.py``) appends, replays and answers. The order never changes:
+(``coordinator/runtime/shard.py``) appends, replays and answers. The order never changes:
 
 1. ``decide(token, command, now_ms)`` looks at the state and returns a :class:`Decision`. It changes
    nothing that a restart would have to know.
@@ -35,8 +35,8 @@ Token = int
 class DomainError(Exception):
     """A request cannot be served, for a reason its sender must hear.
 
-    Subclasses carry no wire number; ``coordinator/errors.py`` maps every one of them to Kafka's
-    code. The message is for people and may travel in ``ErrorMessage`` fields.
+    Subclasses carry no wire number; ``coordinator/error_codes.py`` maps every one of them to
+    Kafka's code. The message is for people and may travel in ``ErrorMessage`` fields.
     """
 
 

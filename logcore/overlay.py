@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from logcore.clock import Clock
-from logcore.fs import FileSystem, ReadableBuffer
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.fs import FileSystem, ReadableBuffer
 
 PAGE_BYTES: Final = 4096
 """What is written is kept in pages of so many bytes; what nobody wrote takes no memory."""

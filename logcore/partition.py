@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from logcore.batch import (
+from fencepost.logcore.batch import (
     LOG_OVERHEAD,
     BatchHeader,
     Buffer,
@@ -27,33 +27,33 @@ from logcore.batch import (
     parse_header,
     stamp_log_append_time,
 )
-from logcore.checkpoints import (
+from fencepost.logcore.checkpoints import (
     CheckpointError,
     read_partition_metadata,
     write_partition_metadata,
 )
-from logcore.clock import Clock
-from logcore.config import LOG_APPEND_TIME, LogConfig
-from logcore.durable import Flusher
-from logcore.epochs import LeaderEpochs
-from logcore.errors import (
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.config import LOG_APPEND_TIME, LogConfig
+from fencepost.logcore.durable import Flusher
+from fencepost.logcore.epochs import LeaderEpochs
+from fencepost.logcore.errors import (
     CorruptRecordError,
     LogError,
     StorageError,
 )
-from logcore.fs import FileSystem
-from logcore.index import AbortedTxn, CorruptIndexError
-from logcore.machine import ProducerStamp, Record
-from logcore.producer_limit import ProducerLimit
-from logcore.producers import (
+from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.index import AbortedTxn, CorruptIndexError
+from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.producer_limit import ProducerLimit
+from fencepost.logcore.producers import (
     PRODUCER_ID_EXPIRATION_MS,
     ProducerStateManager,
 )
-from logcore.reading import STORAGE_FAILURES, Fetched, Isolation
-from logcore.recovery import OpenOptions, RecoveryReport, load_log, replay_producers
-from logcore.segment import Segment
-from logcore.shrinking import ShrinkingPartition
-from logcore.validation import Admitted, admit
+from fencepost.logcore.reading import STORAGE_FAILURES, Fetched, Isolation
+from fencepost.logcore.recovery import OpenOptions, RecoveryReport, load_log, replay_producers
+from fencepost.logcore.segment import Segment
+from fencepost.logcore.shrinking import ShrinkingPartition
+from fencepost.logcore.validation import Admitted, admit
 
 __all__ = ["Appended", "Fetched", "Isolation", "LogConfig", "Partition"]
 

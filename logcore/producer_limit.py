@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from logcore.producer_snapshot import ProducerEntry
+from fencepost.logcore.producer_snapshot import ProducerEntry
 
 MAX_PRODUCER_IDS: Final = 100_000
 """``max.producer.ids``: producers remembered, counted once for each partition they write to. With

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from sortedcontainers import SortedDict
 
-from logcore.batch import (
+from fencepost.logcore.batch import (
     BatchHeader,
     Buffer,
     ControlType,
@@ -27,9 +27,9 @@ from logcore.batch import (
     parse_header,
     verify_crc,
 )
-from logcore.cleaner import LastRecord
-from logcore.config import MAX_INT64
-from logcore.errors import (
+from fencepost.logcore.cleaner import LastRecord
+from fencepost.logcore.config import MAX_INT64
+from fencepost.logcore.errors import (
     CorruptRecordError,
     InvalidProducerEpochError,
     InvalidTxnStateError,
@@ -37,11 +37,11 @@ from logcore.errors import (
     TooManyProducersError,
     TransactionCoordinatorFencedError,
 )
-from logcore.fs import FileSystem, write_file
-from logcore.index import AbortedTxn
-from logcore.log import SNAPSHOT_SUFFIX
-from logcore.producer_limit import ProducerLimit
-from logcore.producer_snapshot import (
+from fencepost.logcore.fs import FileSystem, write_file
+from fencepost.logcore.index import AbortedTxn
+from fencepost.logcore.log import SNAPSHOT_SUFFIX
+from fencepost.logcore.producer_limit import ProducerLimit
+from fencepost.logcore.producer_snapshot import (
     MAX_SEQUENCE,
     NO_SEQUENCE,
     SNAPSHOT_ENTRY,
@@ -51,8 +51,8 @@ from logcore.producer_snapshot import (
     decode_snapshot,
     encode_snapshot,
 )
-from logcore.refused import RefusedSequences
-from logcore.segment import file_stem
+from fencepost.logcore.refused import RefusedSequences
+from fencepost.logcore.segment import file_stem
 
 MAX_EPOCH: Final = 0x7FFF
 

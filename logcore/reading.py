@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple, cast
 
-from logcore.batch import BatchHeader
-from logcore.clock import Clock
-from logcore.config import LogConfig
-from logcore.epoch_check import agree, epochs_of
-from logcore.epochs import UNDEFINED_EPOCH, LeaderEpochs
-from logcore.errors import (
+from fencepost.logcore.batch import BatchHeader
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.epoch_check import agree, epochs_of
+from fencepost.logcore.epochs import UNDEFINED_EPOCH, LeaderEpochs
+from fencepost.logcore.errors import (
     CorruptRecordError,
     FencedLeaderEpochError,
     NoRoomError,
@@ -23,13 +23,13 @@ from logcore.errors import (
     StorageError,
     UnknownLeaderEpochError,
 )
-from logcore.file_range import MIN_RANGE_BYTES, FileRange
-from logcore.fs import NO_HANDLES, NO_ROOM, FileSystem
-from logcore.index import CorruptIndexError
-from logcore.log import Log
-from logcore.producers import ProducerState, ProducerStateManager
-from logcore.recovery import LoadedLog, RecoveryReport
-from logcore.timestamps import Search, first_not_before, latest
+from fencepost.logcore.file_range import MIN_RANGE_BYTES, FileRange
+from fencepost.logcore.fs import NO_HANDLES, NO_ROOM, FileSystem
+from fencepost.logcore.index import CorruptIndexError
+from fencepost.logcore.log import Log
+from fencepost.logcore.producers import ProducerState, ProducerStateManager
+from fencepost.logcore.recovery import LoadedLog, RecoveryReport
+from fencepost.logcore.timestamps import Search, first_not_before, latest
 
 STORAGE_FAILURES: Final = (OSError, CorruptIndexError)
 """After one of these a partition is off line."""

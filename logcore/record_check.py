@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from logcore.batch import (
+from fencepost.logcore.batch import (
     DEFAULT_MAX_OUTPUT_BYTES,
     HEADER_SIZE,
     NO_TIMESTAMP,
@@ -20,9 +20,9 @@ from logcore.batch import (
     Buffer,
     wrap_int64,
 )
-from logcore.compression import Codec, inflate
-from logcore.errors import CorruptRecordError, InvalidRecordError
-from logcore.varint import read_varlong
+from fencepost.logcore.compression import Codec, inflate
+from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
+from fencepost.logcore.varint import read_varlong
 
 MAX_RECORD_ERRORS: Final = 100
 """Records of one batch that its refusal lists. Kafka lists all of them: an answer of 60 MB to a

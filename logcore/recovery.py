@@ -28,18 +28,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from logcore.batch import LOG_OVERHEAD, MAGIC, BatchHeader
-from logcore.config import MAX_INT64, LogConfig
-from logcore.epoch_check import NO_EPOCH, lowest_epoch
-from logcore.epochs import LeaderEpochs
-from logcore.errors import CorruptRecordError, InvalidRecordError, LogError
-from logcore.fs import FileSystem
-from logcore.index import MAX_RELATIVE_OFFSET, AbortedTxn, CorruptIndexError
-from logcore.leftovers import OFFSET_DIGITS, finish_interrupted, offset_of
-from logcore.log import SNAPSHOT_SUFFIX, Log
-from logcore.producers import ProducerStateManager
-from logcore.scan import end_by_length, is_intact, next_intact, verified
-from logcore.segment import (
+from fencepost.logcore.batch import LOG_OVERHEAD, MAGIC, BatchHeader
+from fencepost.logcore.config import MAX_INT64, LogConfig
+from fencepost.logcore.epoch_check import NO_EPOCH, lowest_epoch
+from fencepost.logcore.epochs import LeaderEpochs
+from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError, LogError
+from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.index import MAX_RELATIVE_OFFSET, AbortedTxn, CorruptIndexError
+from fencepost.logcore.leftovers import OFFSET_DIGITS, finish_interrupted, offset_of
+from fencepost.logcore.log import SNAPSHOT_SUFFIX, Log
+from fencepost.logcore.producers import ProducerStateManager
+from fencepost.logcore.scan import end_by_length, is_intact, next_intact, verified
+from fencepost.logcore.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
@@ -47,7 +47,7 @@ from logcore.segment import (
     Segment,
     file_stem,
 )
-from logcore.strays import Strays
+from fencepost.logcore.strays import Strays
 
 
 class Damage(NamedTuple):

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from logcore.batch import MAGIC, verify_crc
-from logcore.checkpoints import (
+from fencepost.logcore.batch import MAGIC, verify_crc
+from fencepost.logcore.checkpoints import (
     CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
@@ -24,15 +24,15 @@ from logcore.checkpoints import (
     read_partition_metadata,
     write_offsets,
 )
-from logcore.clock import Clock
-from logcore.config import LogConfig
-from logcore.dump import is_problem, read_batches
-from logcore.errors import CorruptRecordError, OffsetOutOfRangeError
-from logcore.fs import FileSystem
-from logcore.log import SNAPSHOT_SUFFIX
-from logcore.partition import Partition
-from logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES, file_stem
-from logcore.verify import bases_of, verify_partition
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.dump import is_problem, read_batches
+from fencepost.logcore.errors import CorruptRecordError, OffsetOutOfRangeError
+from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.log import SNAPSHOT_SUFFIX
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES, file_stem
+from fencepost.logcore.verify import bases_of, verify_partition
 
 COPY_BYTES: Final = 1 << 20
 """Bytes of one read while copying."""

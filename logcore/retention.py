@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from logcore.log import Log
-from logcore.segment import Segment
+from fencepost.logcore.log import Log
+from fencepost.logcore.segment import Segment
 
 
 def beyond_log_start(log: Log, log_start_offset: int, high_watermark: int) -> list[Segment]:

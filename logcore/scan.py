@@ -7,11 +7,24 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-from logcore.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC, BatchHeader, parse_header, verify_crc
-from logcore.errors import CorruptRecordError, LogError
-from logcore.index import MAX_RELATIVE_OFFSET
-from logcore.legacy import MAGIC_POS, as_batch_header, magic_at, parse_message, verify_message_crc
-from logcore.segment import SCAN_BYTES, Segment
+from fencepost.logcore.batch import (
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    BatchHeader,
+    parse_header,
+    verify_crc,
+)
+from fencepost.logcore.errors import CorruptRecordError, LogError
+from fencepost.logcore.index import MAX_RELATIVE_OFFSET
+from fencepost.logcore.legacy import (
+    MAGIC_POS,
+    as_batch_header,
+    magic_at,
+    parse_message,
+    verify_message_crc,
+)
+from fencepost.logcore.segment import SCAN_BYTES, Segment
 
 _HIGH_BYTES: Final = 4
 """Of a base offset: those that hardly change within a segment."""

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from logcore.batch import (
+from fencepost.logcore.batch import (
     HEADER_SIZE,
     LOG_OVERHEAD,
     MAGIC,
@@ -30,17 +30,17 @@ from logcore.batch import (
     iter_headers,
     parse_header,
 )
-from logcore.errors import CorruptRecordError
-from logcore.file_range import FileRange
-from logcore.fs import NO_ROOM, FileSystem, ReadableBuffer, is_blank, sync_handle
-from logcore.index import (
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.file_range import FileRange
+from fencepost.logcore.fs import NO_ROOM, FileSystem, ReadableBuffer, is_blank, sync_handle
+from fencepost.logcore.index import (
     MAX_RELATIVE_OFFSET,
     LookedInto,
     OffsetIndex,
     TimeIndex,
     TransactionIndex,
 )
-from logcore.legacy import (
+from fencepost.logcore.legacy import (
     MAGIC_POS,
     MIN_MESSAGE_SIZE,
     RUN_BYTES,

@@ -6,18 +6,18 @@ Source: ``UnifiedLog.deleteOldSegments``, ``UnifiedLog.maybeIncrementLogStartOff
 
 from __future__ import annotations
 
-from logcore.compaction import (
+from fencepost.logcore.compaction import (
     DEDUPE_BUFFER_BYTES,
     CompactionRound,
     DirtyRange,
     dirty_range,
     plan_round,
 )
-from logcore.durable import DurablePartition
-from logcore.errors import OffsetOutOfRangeError
-from logcore.reading import STORAGE_FAILURES
-from logcore.retention import beyond_age, beyond_log_start, beyond_size
-from logcore.segment import Segment
+from fencepost.logcore.durable import DurablePartition
+from fencepost.logcore.errors import OffsetOutOfRangeError
+from fencepost.logcore.reading import STORAGE_FAILURES
+from fencepost.logcore.retention import beyond_age, beyond_log_start, beyond_size
+from fencepost.logcore.segment import Segment
 
 
 class ShrinkingPartition(DurablePartition):

@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from logcore.fs import NO_ROOM, FileSystem
-from logcore.log import Log
-from logcore.segment import LOG_SUFFIX, SCAN_BYTES, Segment, file_stem
+from fencepost.logcore.fs import NO_ROOM, FileSystem
+from fencepost.logcore.log import Log
+from fencepost.logcore.segment import LOG_SUFFIX, SCAN_BYTES, Segment, file_stem
 
 STRAY_SUFFIX: Final = "-stray"
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
-from logcore.batch import decode_records
-from logcore.log import Log
-from logcore.segment import NO_TIMESTAMP, Segment
+from fencepost.logcore.batch import decode_records
+from fencepost.logcore.log import Log
+from fencepost.logcore.segment import NO_TIMESTAMP, Segment
 
 
 class TimestampOffset(NamedTuple):

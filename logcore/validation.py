@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from logcore.batch import (
+from fencepost.logcore.batch import (
     DEFAULT_MAX_OUTPUT_BYTES,
     HEADER_SIZE,
     MAGIC,
@@ -22,9 +22,9 @@ from logcore.batch import (
     stamp_log_append_time,
     verify_crc,
 )
-from logcore.compression import Codec
-from logcore.config import LOG_APPEND_TIME, MAX_INT64, LogConfig
-from logcore.errors import (
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.config import LOG_APPEND_TIME, MAX_INT64, LogConfig
+from fencepost.logcore.errors import (
     CorruptRecordError,
     InvalidRecordError,
     InvalidTimestampError,
@@ -33,7 +33,7 @@ from logcore.errors import (
     RecordTooLargeError,
     UnsupportedCompressionError,
 )
-from logcore.record_check import (
+from fencepost.logcore.record_check import (
     MAX_RECORD_ERRORS,
     Room,
     TooMuchForATurnError,

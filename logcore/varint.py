@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from logcore.errors import InvalidRecordError
+from fencepost.logcore.errors import InvalidRecordError
 
 Bytes = bytes | bytearray | memoryview
 

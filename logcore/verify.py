@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from logcore.batch import MAGIC, BatchHeader
-from logcore.checkpoints import (
+from fencepost.logcore.batch import MAGIC, BatchHeader
+from fencepost.logcore.checkpoints import (
     CLEAN_SHUTDOWN,
     COPIED_CHECKPOINTS,
     COPY_SUFFIX,
@@ -26,16 +26,23 @@ from logcore.checkpoints import (
     read_epochs,
     read_offsets,
 )
-from logcore.config import MAX_INT64
-from logcore.dump import OFFSET_CHECKPOINTS, Decoder, Row, dump_file, is_problem, read_batches
-from logcore.errors import LogError
-from logcore.fs import FileSystem
-from logcore.index import AbortedTxn, CorruptIndexError, TransactionIndex
-from logcore.log import SNAPSHOT_SUFFIX
-from logcore.producer_snapshot import CorruptSnapshotError, ProducerEntry, decode_snapshot
-from logcore.producers import ProducerStateManager
-from logcore.segment import INDEX_SUFFIX, LOG_SUFFIX, TXN_INDEX_SUFFIX, file_stem
-from logcore.strays import is_stray
+from fencepost.logcore.config import MAX_INT64
+from fencepost.logcore.dump import (
+    OFFSET_CHECKPOINTS,
+    Decoder,
+    Row,
+    dump_file,
+    is_problem,
+    read_batches,
+)
+from fencepost.logcore.errors import LogError
+from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.index import AbortedTxn, CorruptIndexError, TransactionIndex
+from fencepost.logcore.log import SNAPSHOT_SUFFIX
+from fencepost.logcore.producer_snapshot import CorruptSnapshotError, ProducerEntry, decode_snapshot
+from fencepost.logcore.producers import ProducerStateManager
+from fencepost.logcore.segment import INDEX_SUFFIX, LOG_SUFFIX, TXN_INDEX_SUFFIX, file_stem
+from fencepost.logcore.strays import is_stray
 
 SMALL_FILES: Final = (
     *OFFSET_CHECKPOINTS,

@@ -1,1 +1,22 @@
 """The user's side: what reads from and writes to a broker, Fencepost or Apache Kafka alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fencepost.pipelines.exactly_once import ExactlyOnce
+
+__all__ = ["ExactlyOnce"]
+
+if not __name__.startswith("fencepost."):
+    raise ImportError("this package is fencepost.pipelines: import it by that name")
+
+
+def __getattr__(name: str) -> object:
+    # Spark's side has no use for aiokafka, and may have none.
+    if name == "ExactlyOnce":
+        from fencepost.pipelines.exactly_once import ExactlyOnce  # noqa: PLC0415
+
+        return ExactlyOnce
+    raise AttributeError(name)

@@ -20,21 +20,21 @@ from aiokafka.cluster import ClusterMetadata
 from aiokafka.coordinator.assignors.abstract import AbstractPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocol, ConsumerProtocolMemberMetadata
 
-from groups.assignors.client.model import (
+from fencepost.groups.assignors.client.model import (
     NO_GENERATION,
     ClientAssignor,
     Subscription,
     TopicPartition,
     topics_without_racks,
 )
-from groups.assignors.client.protocol import (
+from fencepost.groups.assignors.client.protocol import (
     decode_subscription,
     encode_assignment,
     encode_subscription,
 )
-from groups.assignors.client.range import RangeAssignor
-from groups.assignors.client.roundrobin import RoundRobinAssignor
-from groups.assignors.client.sticky import CooperativeStickyAssignor, StickyAssignor
+from fencepost.groups.assignors.client.range import RangeAssignor
+from fencepost.groups.assignors.client.roundrobin import RoundRobinAssignor
+from fencepost.groups.assignors.client.sticky import CooperativeStickyAssignor, StickyAssignor
 
 BUILT_IN: Final[Mapping[str, ClientAssignor]] = {
     one.name: one

@@ -26,8 +26,8 @@ from aiokafka import (
 )
 from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
-from pipelines.batching import Batcher, Limits
-from pipelines.failures import (
+from fencepost.pipelines.batching import Batcher, Limits
+from fencepost.pipelines.failures import (
     Action,
     DataLostError,
     Patience,
@@ -36,12 +36,12 @@ from pipelines.failures import (
     classify,
     is_fence,
 )
-from pipelines.handler import DeadLetter, Handler, HandlerCall
-from pipelines.metrics import Metrics
-from pipelines.offsets import NO_OFFSET, GroupOffsets, Membership
-from pipelines.producers import close_consumer, close_producer, open_producer, send_all
-from pipelines.records import Batch
-from pipelines.serde import BYTES, Serde
+from fencepost.pipelines.handler import DeadLetter, Handler, HandlerCall
+from fencepost.pipelines.metrics import Metrics
+from fencepost.pipelines.offsets import NO_OFFSET, GroupOffsets, Membership
+from fencepost.pipelines.producers import close_consumer, close_producer, open_producer, send_all
+from fencepost.pipelines.records import Batch
+from fencepost.pipelines.serde import BYTES, Serde
 
 POLL_MS = 200
 """Longest wait for records; so long a request to stop may go unnoticed."""

@@ -12,7 +12,11 @@ from enum import Enum
 
 from aiokafka import errors as kafka
 
-from coordinator.wire.client import ApiError, BrokerUnreachable, ConnectionLostError
+from fencepost.coordinator.wire.client.client import (
+    ApiError,
+    BrokerUnreachable,
+    ConnectionLostError,
+)
 
 
 class PipelineError(Exception):

@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 from aiokafka import ConsumerRecord
 
-from pipelines.failures import HandlerError, PipelineError, RecordRefusedError, RetryBatch
-from pipelines.records import Batch, Output, Record, Refusal
-from pipelines.serde import Serde
+from fencepost.pipelines.failures import HandlerError, PipelineError, RecordRefusedError, RetryBatch
+from fencepost.pipelines.records import Batch, Output, Record, Refusal
+from fencepost.pipelines.serde import Serde
 
 Outputs: TypeAlias = Iterable[Output] | AsyncIterable[Output] | None
 Handler: TypeAlias = Callable[[Batch], Outputs | Awaitable[Outputs]]

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 
-from coordinator.wire.build import offset_fetch
-from coordinator.wire.client import ApiError, AsyncWireClient
+from fencepost.coordinator.wire.client.client import ApiError, AsyncWireClient
+from fencepost.coordinator.wire.messages import offset_fetch
 
 ADD_OFFSETS_VERSION, TXN_COMMIT_VERSION, FETCH_VERSION = 3, 3, 7
 """AddOffsetsToTxn and TxnOffsetCommit of transaction version 1, which aiokafka speaks (EndTxn v0),

@@ -13,8 +13,8 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.structs import RecordMetadata
 
-from pipelines.records import Output
-from pipelines.serde import Serde
+from fencepost.pipelines.records import Output
+from fencepost.pipelines.serde import Serde
 
 STOP_S = 5.0
 """How long an orderly end of a client may take; then its tasks are cancelled."""

@@ -3,6 +3,6 @@
 So ``format("fencepost")`` works wherever the distribution is installed, with nothing to register.
 """
 
-from pipelines.spark.datasource import FencepostDataSource as DefaultSource
+from fencepost.pipelines.spark.datasource import FencepostDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

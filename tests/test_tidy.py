@@ -10,15 +10,18 @@ import pytest
 from kio.schema.index import api_key_map
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("coordinator", "groups", "logcore", "pipelines", "pyspark_fencepost", "txn")
+PARTS = ("coordinator", "groups", "logcore", "pipelines", "txn")
+"""What the package ``fencepost`` is made of; its folder links to them."""
+
+PACKAGES = ("fencepost", "pyspark_fencepost", *PARTS)
 SHIPPED = (*PACKAGES, "bench", "examples")
 EVERYTHING = (*SHIPPED, "tests")
 
 FUNCTION_LINES, MODULE_LINES, LINE_LENGTH = 70, 600, 100
 
+_ROOM = "coordinator/"
 ALLOWED_IMPORTS = {
-    "coordinator/wire": ("coordinator.wire",),
-    "coordinator": ("coordinator", "groups", "txn", "logcore"),
+    "fencepost": ("coordinator.daemon", "coordinator.cli"),
     "groups": ("groups", "logcore.machine", "logcore.errors"),
     "txn": ("txn", "logcore.machine", "logcore.errors"),
     "logcore": ("logcore",),
@@ -34,6 +37,123 @@ ALLOWED_IMPORTS = {
         "logcore.varint",
     ),
     "pyspark_fencepost": ("pipelines.spark",),
+    # The rooms of the daemon. What lies in its root is for all of them.
+    "coordinator": ("coordinator", "groups.errors", "txn.errors", "logcore"),
+    f"{_ROOM}wire": ("coordinator.wire",),
+    f"{_ROOM}runtime": ("coordinator.runtime", "logcore"),
+    f"{_ROOM}config": (
+        "coordinator.config",
+        "coordinator.errors",
+        "groups.consumer_commands",
+        "logcore",
+    ),
+    f"{_ROOM}metadata": (
+        "coordinator.metadata",
+        "coordinator.config",
+        "coordinator.errors",
+        "logcore",
+    ),
+    f"{_ROOM}data": (
+        "coordinator.data",
+        "coordinator.metadata",
+        "coordinator.config",
+        "coordinator.errors",
+        "coordinator.runtime",
+        "coordinator.wire.steps",
+        "txn.errors",
+        "logcore",
+    ),
+    f"{_ROOM}history": (
+        "coordinator.history",
+        "coordinator.data",
+        "coordinator.metadata",
+        "coordinator.config",
+        "coordinator.runtime",
+        "logcore",
+    ),
+    f"{_ROOM}coordinators": (
+        "coordinator.coordinators",
+        "coordinator.data",
+        "coordinator.metadata",
+        "coordinator.config",
+        "coordinator.runtime",
+        "groups",
+        "txn",
+        "logcore",
+    ),
+    f"{_ROOM}handlers": (
+        "coordinator.handlers",
+        "coordinator.services",
+        "coordinator.errors",
+        "coordinator.error_codes",
+        "coordinator.data",
+        "coordinator.metadata",
+        "coordinator.config",
+        "coordinator.runtime",
+        "coordinator.wire",
+        "groups",
+        "txn",
+        "logcore",
+    ),
+    f"{_ROOM}net": (
+        "coordinator.net",
+        "coordinator.handlers",
+        "coordinator.services",
+        "coordinator.runtime",
+        "coordinator.wire",
+        "logcore",
+    ),
+    f"{_ROOM}daemon": (
+        "coordinator.daemon",
+        "coordinator.light_imports",
+        "coordinator.services",
+        "coordinator.error_codes",
+        "coordinator.errors",
+        "coordinator.net",
+        "coordinator.handlers",
+        "coordinator.data",
+        "coordinator.metadata",
+        "coordinator.config",
+        "coordinator.runtime",
+        "coordinator.wire",
+        "logcore",
+    ),
+    f"{_ROOM}cli": (
+        "coordinator.cli",
+        "coordinator.daemon",
+        "coordinator.tools",
+        "coordinator.errors",
+        "coordinator.coordinators.assignors",
+        "coordinator.data",
+        "coordinator.metadata",
+        "coordinator.config",
+        "coordinator.history",
+        "coordinator.wire",
+        "groups",
+        "txn.records",
+        "logcore",
+    ),
+    f"{_ROOM}cli/queries": (
+        "coordinator.cli.queries",
+        "coordinator.light_imports",
+        "coordinator.history.entries",
+        "coordinator.metadata.names",
+        "coordinator.runtime.key_partition",
+        "coordinator.wire",
+        "logcore.batch",
+    ),
+    f"{_ROOM}tools": (
+        "coordinator.tools",
+        "coordinator.cli.queries",
+        "coordinator.daemon",
+        "coordinator.handlers",
+        "coordinator.data",
+        "coordinator.metadata",
+        "coordinator.config",
+        "coordinator.wire",
+        "txn.records",
+        "logcore",
+    ),
 }
 """What of our own code each folder may import; the longest matching folder decides."""
 
@@ -75,9 +195,9 @@ ON_ITS_OWN = frozenset({"create_task", "ensure_future", "call_later", "call_at"}
 """What begins something that nobody waits for."""
 
 MAY_BEGIN = (
-    "coordinator/background.py",
+    "coordinator/runtime/background.py",
     # A request, which is answered whatever becomes of it.
-    "coordinator/connection.py",
+    "coordinator/net/connection.py",
     # Of the client side.
     "coordinator/cli/",
     "coordinator/wire/",
@@ -96,6 +216,8 @@ Rule = Callable[[str, str], Iterator[str]]
 def _imported(tree: ast.Module, path: str) -> Iterator[tuple[int, str]]:
     """(line, dotted module) of every import, wherever in the file it stands."""
     package = PurePosixPath(path).parent.parts
+    if package[0] in PARTS:
+        package = ("fencepost", *package)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -116,8 +238,12 @@ def imports_go_one_way(path: str, source: str) -> Iterator[str]:
         return
     allowed = ALLOWED_IMPORTS[max(folders, key=len)]
     for line, module in _imported(ast.parse(source), path):
-        ours = module.split(".")[0] in SHIPPED or module.split(".")[0] == "tests"
-        if ours and not _within(module, allowed):
+        top, _, name = module.partition(".")
+        if top in PARTS:
+            yield f"{path}:{line} imports {module}: it is fencepost.{module}"
+        elif (top == "fencepost" and not _within(name, allowed)) or (
+            top in EVERYTHING and top != "fencepost" and not _within(module, allowed)
+        ):
             yield f"{path}:{line} imports {module}; allowed here: {', '.join(allowed)}"
 
 
@@ -147,7 +273,7 @@ def work_in_the_background_is_begun_in_one_place(path: str, source: str) -> Iter
             and isinstance(node.func, ast.Attribute)
             and node.func.attr in ON_ITS_OWN
         ):
-            yield f"{path}:{node.lineno} {node.func.attr}: coordinator/background.py has a way"
+            yield f"{path}:{node.lineno} {node.func.attr}: runtime/background.py has a way"
 
 
 def functions_are_short(path: str, source: str) -> Iterator[str]:
@@ -219,16 +345,21 @@ def handlers_declare_themselves(path: str, source: str) -> Iterator[str]:
 
 RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
     imports_go_one_way: (
-        ("groups/x.py", "from txn.machine import TxnMachine"),
+        ("groups/x.py", "from fencepost.txn.machine import TxnMachine"),
         ("txn/x.py", "import groups"),
-        ("groups/x.py", "from logcore import fs"),
-        ("groups/x.py", "def f():\n    import logcore.partition"),
-        ("logcore/x.py", "import coordinator.broker"),
-        ("pipelines/x.py", "from coordinator.broker import Broker"),
-        ("pipelines/x.py", "from groups.machine import GroupMachine"),
-        ("pipelines/x.py", "from logcore.partition import Partition"),
-        ("pyspark_fencepost/x.py", "from coordinator.wire import client"),
+        ("txn/x.py", "from txn import state"),
+        ("groups/x.py", "from fencepost.logcore import fs"),
+        ("groups/x.py", "def f():\n    import fencepost.logcore.partition"),
+        ("logcore/x.py", "import fencepost.coordinator.daemon.broker"),
+        ("pipelines/x.py", "from fencepost.coordinator.daemon.broker import Broker"),
+        ("pipelines/x.py", "from fencepost.groups.machine import GroupMachine"),
+        ("pipelines/x.py", "from fencepost.logcore.partition import Partition"),
+        ("pyspark_fencepost/x.py", "from fencepost.coordinator.wire import client"),
         ("coordinator/wire/x.py", "from .. import broker"),
+        ("coordinator/wire/client/x.py", "from fencepost.coordinator.net import server"),
+        ("coordinator/net/x.py", "from fencepost.coordinator.daemon import broker"),
+        ("coordinator/config/x.py", "from fencepost.coordinator.metadata import log"),
+        ("coordinator/cli/queries/x.py", "from fencepost.coordinator.cli import output"),
         ("coordinator/x.py", "from tests.support import waits"),
     ),
     state_machines_are_pure: (
@@ -273,17 +404,27 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
 """Every rule, with snippets that it must complain of."""
 
 GOOD: dict[str, str] = {
-    "groups/good.py": "from logcore.machine import Decision\nfrom groups.errors import GroupError",
+    "groups/good.py": (
+        "from fencepost.logcore.machine import Decision"
+        "\nfrom fencepost.groups.errors import GroupError"
+    ),
     "logcore/fs.py": "import os\nimport mmap",
     "logcore/clock.py": "import time",
     "pipelines/good.py": (
-        "from coordinator.wire.client import WireClient\nfrom groups.assignors import client"
-        "\nfrom logcore.batch import parse_header"
+        "from fencepost.coordinator.wire.client.client import WireClient"
+        "\nfrom fencepost.groups.assignors import client"
+        "\nfrom fencepost.logcore.batch import parse_header"
     ),
-    "coordinator/good.py": "from txn import machine\nfrom groups import machine as g\nimport os",
-    "coordinator/wire/good.py": "from .api import ApiKey\nfrom coordinator.wire import codec",
-    "coordinator/background.py": "loop.create_task(f())",
-    "coordinator/cleaner.py": "from coordinator.background import call_later\ncall_later(f)",
+    "coordinator/coordinators/good.py": (
+        "from fencepost.txn import machine\nfrom fencepost.groups import machine as g\nimport os"
+    ),
+    "coordinator/wire/good.py": (
+        "from .api import ApiKey\nfrom fencepost.coordinator.wire import codec"
+    ),
+    "coordinator/runtime/background.py": "loop.create_task(f())",
+    "coordinator/data/cleaner.py": (
+        "from fencepost.coordinator.runtime.background import call_later\ncall_later(f)"
+    ),
     "coordinator/handlers/fetch.py": (
         "@handles(ApiKey.FETCH, versions=(4, 18), permission='READ Topic')\nasync def run(ctx): ..."
     ),
@@ -301,7 +442,7 @@ def circles(modules: Mapping[str, str]) -> list[list[str]]:
     Lazy imports and those for the type checker count as well: they say who knows whom.
     """
     paths = {
-        path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+        f"fencepost.{path.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}": path
         for path in modules
     }
     knows = {
@@ -331,6 +472,7 @@ def circles(modules: Mapping[str, str]) -> list[list[str]]:
 
 def sources() -> Iterator[tuple[str, str]]:
     for folder in EVERYTHING:
+        # Links are not followed: each file is read once, where it lies.
         for file in sorted((ROOT / folder).rglob("*.py")):
             yield file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")
 
@@ -358,12 +500,12 @@ def test_the_code_keeps_the_rule(rule: Rule) -> None:
 
 def test_a_circle_is_found() -> None:
     apart = {
-        "txn/a.py": "from txn import b",
-        "txn/b.py": "from txn.c import C",
+        "txn/a.py": "from fencepost.txn import b",
+        "txn/b.py": "from fencepost.txn.c import C",
         "txn/c.py": "import os",
     }
     assert circles(apart) == []
-    assert circles({**apart, "txn/c.py": "def f():\n    from txn.a import A"}) == [
+    assert circles({**apart, "txn/c.py": "def f():\n    from fencepost.txn.a import A"}) == [
         ["txn/a.py", "txn/b.py", "txn/c.py"]
     ]
 

@@ -6,19 +6,19 @@ Sources: ``TransactionCoordinator.handleAddPartitionsToTransaction`` and
 
 from __future__ import annotations
 
-from logcore.machine import Decision, DomainError, Reply, Token
-from txn import epochs, state
-from txn.commands import AddPartitions, AddPartitionsResult, TopicPartition
-from txn.epochs import Identity
-from txn.errors import (
+from fencepost.logcore.machine import Decision, DomainError, Reply, Token
+from fencepost.txn import epochs, state
+from fencepost.txn.commands import AddPartitions, AddPartitionsResult, TopicPartition
+from fencepost.txn.epochs import Identity
+from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
     InvalidTransactionStateError,
     TooManyPartitionsError,
     TransactionAbortableError,
 )
-from txn.shard import Draft, Shard, refuse_fenced, require_id
-from txn.state import TransactionState
+from fencepost.txn.shard import Draft, Shard, refuse_fenced, require_id
+from fencepost.txn.state import TransactionState
 
 
 def decide(shard: Shard, token: Token, command: AddPartitions, now_ms: int) -> Decision:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from logcore.machine import Decision, Reply, Token
-from txn import end_txn, id_pattern, records, state
-from txn.commands import (
+from fencepost.logcore.machine import Decision, Reply, Token
+from fencepost.txn import end_txn, id_pattern, records, state
+from fencepost.txn.commands import (
     DescribeTransaction,
     DescribeTransactionResult,
     ExpireTransactionalIdsResult,
@@ -18,9 +18,9 @@ from txn.commands import (
     ListTransactions,
     ListTransactionsResult,
 )
-from txn.errors import ProducerIdsUnavailableError, TransactionalIdNotFoundError
-from txn.shard import TIMEOUT_TIMER, Draft, Shard, require_id
-from txn.state import TransactionState
+from fencepost.txn.errors import ProducerIdsUnavailableError, TransactionalIdNotFoundError
+from fencepost.txn.shard import TIMEOUT_TIMER, Draft, Shard, require_id
+from fencepost.txn.state import TransactionState
 
 _STATES_BY_NAME = {one.kafka_name: one for one in TransactionState}
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from logcore.machine import DomainError, ProducerStamp
+from fencepost.logcore.machine import DomainError, ProducerStamp
 
 NO_PRODUCER_ID = -1
 """No producer id."""

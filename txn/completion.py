@@ -5,10 +5,10 @@ Source: ``TransactionMarkerChannelManager`` and ``TransactionMetadata.prepareCom
 
 from __future__ import annotations
 
-from logcore.machine import Decision, Token
-from txn import init_producer, state
-from txn.commands import MarkersWritten, MarkersWrittenResult
-from txn.shard import Draft, Shard
+from fencepost.logcore.machine import Decision, Token
+from fencepost.txn import init_producer, state
+from fencepost.txn.commands import MarkersWritten, MarkersWrittenResult
+from fencepost.txn.shard import Draft, Shard
 
 
 def decide(shard: Shard, token: Token, command: MarkersWritten, now_ms: int) -> Decision:

@@ -1,11 +1,11 @@
-"""Draws the README's pictures from the tables: ``python -m txn.diagram``."""
+"""Draws the README's pictures from the tables: ``python -m fencepost.txn.diagram``."""
 
 from __future__ import annotations
 
 import sys
 
-from txn.end_txn import ABORT, COMMIT, CURRENT, RETRY, TV1_TABLE, TV2_TABLE, Verdict
-from txn.state import CAUSES, LEGAL_PREDECESSORS, TransactionState
+from fencepost.txn.end_txn import ABORT, COMMIT, CURRENT, RETRY, TV1_TABLE, TV2_TABLE, Verdict
+from fencepost.txn.state import CAUSES, LEGAL_PREDECESSORS, TransactionState
 
 _WORDS = {
     Verdict.END: "**recorded**",

@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from types import MappingProxyType
 
-from logcore.machine import Decision, Token
-from txn import epochs, state
-from txn.commands import NO_PRODUCER_ID, EndTxn, EndTxnResult
-from txn.epochs import Identity, Relation
-from txn.errors import (
+from fencepost.logcore.machine import Decision, Token
+from fencepost.txn import epochs, state
+from fencepost.txn.commands import NO_PRODUCER_ID, EndTxn, EndTxnResult
+from fencepost.txn.epochs import Identity, Relation
+from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
     InvalidTransactionStateError,
 )
-from txn.shard import Draft, Shard, refuse_fenced, require_id
-from txn.state import TV2, TransactionMetadata, TransactionState
+from fencepost.txn.shard import Draft, Shard, refuse_fenced, require_id
+from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 
 
 class Verdict(Enum):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import NamedTuple
 
-from logcore.machine import InvariantViolation
+from fencepost.logcore.machine import InvariantViolation
 
 NO_EPOCH = -1
 """The epoch of an id that was never initialised, and "none given"."""

@@ -1,12 +1,12 @@
 """What the transaction coordinator refuses. No class here knows a wire number.
 
-Each docstring names Kafka's error code in capitals; ``coordinator/errors.py`` holds the map.
+Each docstring names Kafka's error code in capitals; ``coordinator/error_codes.py`` holds the map.
 """
 
 from __future__ import annotations
 
-from logcore.errors import CorruptRecordError
-from logcore.machine import DomainError
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.machine import DomainError
 
 
 class TxnError(DomainError):

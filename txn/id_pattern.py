@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from txn.errors import InvalidIdPatternError
+from fencepost.txn.errors import InvalidIdPatternError
 
 MAX_WAYS = 10**7
 """Ways to match one id that the engine may have to try: below a second."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from logcore.machine import DomainError, InvariantViolation
-from txn.errors import ProducerIdsUnavailableError
+from fencepost.logcore.machine import DomainError, InvariantViolation
+from fencepost.txn.errors import ProducerIdsUnavailableError
 
 __all__ = ["BlockProducerIds", "ProducerIdBlock", "ProducerIds", "ProducerIdsUnavailableError"]
 

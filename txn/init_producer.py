@@ -5,16 +5,16 @@ Sources: ``TransactionCoordinator.handleInitProducerId``; KIP-98, KIP-360, KIP-9
 
 from __future__ import annotations
 
-from logcore.machine import Decision, DomainError, Token
-from txn import end_txn, epochs, state
-from txn.commands import (
+from fencepost.logcore.machine import Decision, DomainError, Token
+from fencepost.txn import end_txn, epochs, state
+from fencepost.txn.commands import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     InitProducerId,
     InitProducerIdResult,
 )
-from txn.epochs import Claim, Identity
-from txn.errors import (
+from fencepost.txn.epochs import Claim, Identity
+from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidTransactionTimeoutError,
     InvalidTxnRequestError,
@@ -23,9 +23,17 @@ from txn.errors import (
     TooManyTransactionalIdsError,
     TwoPhaseCommitDisabledError,
 )
-from txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS
-from txn.shard import PARK_TIMER, TIMEOUT_TIMER, Draft, Parked, Shard, refuse_fenced, require_id
-from txn.state import TransactionMetadata, TransactionState
+from fencepost.txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS
+from fencepost.txn.shard import (
+    PARK_TIMER,
+    TIMEOUT_TIMER,
+    Draft,
+    Parked,
+    Shard,
+    refuse_fenced,
+    require_id,
+)
+from fencepost.txn.state import TransactionMetadata, TransactionState
 
 
 def decide(shard: Shard, token: Token, command: InitProducerId, now_ms: int) -> Decision:

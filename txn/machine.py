@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable
 
-from logcore.machine import (
+from fencepost.logcore.machine import (
     Decision,
     DomainError,
     InvariantViolation,
@@ -19,8 +19,8 @@ from logcore.machine import (
     Reply,
     Token,
 )
-from txn import add_partitions, admin, completion, end_txn, init_producer, records, state
-from txn.commands import (
+from fencepost.txn import add_partitions, admin, completion, end_txn, init_producer, records, state
+from fencepost.txn.commands import (
     AddPartitions,
     DescribeTransaction,
     EndTxn,
@@ -29,11 +29,11 @@ from txn.commands import (
     ListTransactions,
     MarkersWritten,
 )
-from txn.errors import CoordinatorUnloadedError
-from txn.ids import ProducerIds
-from txn.limits import TxnLimits
-from txn.shard import PARK_TIMER, TIMEOUT_TIMER, Draft, Shard, timeout_deadline_ms
-from txn.state import TransactionMetadata, TransactionState
+from fencepost.txn.errors import CoordinatorUnloadedError
+from fencepost.txn.ids import ProducerIds
+from fencepost.txn.limits import TxnLimits
+from fencepost.txn.shard import PARK_TIMER, TIMEOUT_TIMER, Draft, Shard, timeout_deadline_ms
+from fencepost.txn.state import TransactionMetadata, TransactionState
 
 __all__ = ["PARK_TIMER", "TIMEOUT_TIMER", "TxnMachine"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from logcore.machine import InvariantViolation
-from txn.commands import MarkersWritten, TopicPartition, WriteMarkers
+from fencepost.logcore.machine import InvariantViolation
+from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
 
 
 @dataclass(slots=True)

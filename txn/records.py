@@ -12,11 +12,11 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from logcore.machine import Record
-from txn.commands import NO_PRODUCER_ID, TopicPartition
-from txn.epochs import NO_EPOCH
-from txn.errors import MalformedTransactionRecordError
-from txn.state import TV2, TransactionMetadata, TransactionState
+from fencepost.logcore.machine import Record
+from fencepost.txn.commands import NO_PRODUCER_ID, TopicPartition
+from fencepost.txn.epochs import NO_EPOCH
+from fencepost.txn.errors import MalformedTransactionRecordError
+from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 
 KEY_VERSION = 0
 FLEXIBLE_VERSION = 1

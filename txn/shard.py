@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from logcore.machine import (
+from fencepost.logcore.machine import (
     Decision,
     DomainError,
     Event,
@@ -17,14 +17,14 @@ from logcore.machine import (
     Timer,
     Token,
 )
-from txn import records, state
-from txn.commands import InitProducerId, WriteMarkers
-from txn.epochs import Identity
-from txn.errors import InvalidTxnRequestError, ProducerFencedError
-from txn.ids import ProducerIds
-from txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS, TxnLimits
-from txn.markers import MarkerTable
-from txn.state import TransactionMetadata, TransactionState
+from fencepost.txn import records, state
+from fencepost.txn.commands import InitProducerId, WriteMarkers
+from fencepost.txn.epochs import Identity
+from fencepost.txn.errors import InvalidTxnRequestError, ProducerFencedError
+from fencepost.txn.ids import ProducerIds
+from fencepost.txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS, TxnLimits
+from fencepost.txn.markers import MarkerTable
+from fencepost.txn.state import TransactionMetadata, TransactionState
 
 TIMEOUT_TIMER = "txn-timeout"
 """First element of the timer keys ``(TIMEOUT_TIMER, transactional_id)``."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
 
-from logcore.machine import InvariantViolation
-from txn import epochs
-from txn.commands import NO_PRODUCER_ID, TopicPartition
-from txn.epochs import NO_EPOCH, Identity
+from fencepost.logcore.machine import InvariantViolation
+from fencepost.txn import epochs
+from fencepost.txn.commands import NO_PRODUCER_ID, TopicPartition
+from fencepost.txn.epochs import NO_EPOCH, Identity
 
 NO_TIMESTAMP_MS = -1
 """The start of a transaction that has not begun."""

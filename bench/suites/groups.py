@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 from bench.brokers import Broker, cpu_seconds, resident_mib
 from bench.clients import Burst, create_topic, framed, until
 from bench.suite import DEFAULTS, Figures, Suite, Workload
-from coordinator.placement import partition_for
+from fencepost.coordinator.runtime.key_partition import partition_for
 from tests.support.cluster import GROUP, Cluster, unique
 
 JOINS = 10

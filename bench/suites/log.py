@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.suite import Figures, Local, Suite
-from logcore.batch import LogRecord, encode_batch
-from logcore.clock import SystemClock
-from logcore.compaction import DEDUPE_BUFFER_BYTES
-from logcore.config import LogConfig
-from logcore.fs import OsFileSystem
-from logcore.partition import Isolation, Partition
+from fencepost.logcore.batch import LogRecord, encode_batch
+from fencepost.logcore.clock import SystemClock
+from fencepost.logcore.compaction import DEDUPE_BUFFER_BYTES
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.partition import Isolation, Partition
 
 MIB = 1 << 20
 LOG_BYTES = 256 * MIB

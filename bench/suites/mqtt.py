@@ -13,9 +13,9 @@ from bench.brokers import Broker, cpu_seconds
 from bench.suite import Figures, Suite, Workload
 from examples.broker import create_topics, fresh, read_topic
 from examples.mqtt_broker import mqtt_broker
-from pipelines.mqtt.bridge import Bridge
-from pipelines.mqtt.routes import Mapped, Route
-from pipelines.mqtt.session import Address
+from fencepost.pipelines.mqtt.bridge import Bridge
+from fencepost.pipelines.mqtt.routes import Mapped, Route
+from fencepost.pipelines.mqtt.session import Address
 
 MESSAGES, WARMING = 20_000, 2_000
 PADDING = b"x" * 90

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, TopicPartition
 from bench.brokers import Broker, cpu_seconds, open_files, resident_mib
 from bench.clients import Burst, create_topic, framed
 from bench.suite import Figures, Suite, Workload
-from logcore.batch import LogRecord, encode_batch
+from fencepost.logcore.batch import LogRecord, encode_batch
 from tests.support.daemon import Daemon
 
 PARTITIONS = 2_000

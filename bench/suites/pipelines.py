@@ -17,9 +17,9 @@ import aiokafka
 from bench.brokers import FENCEPOST, KAFKA, SIDES, Broker, cpu_seconds
 from bench.suite import DEFAULTS, Figures, Pair, Suite
 from examples.broker import create_topics, fresh, produce, read_topic
-from pipelines.batching import Limits
-from pipelines.exactly_once import ExactlyOnce, Options
-from pipelines.records import Batch, Output
+from fencepost.pipelines.batching import Limits
+from fencepost.pipelines.exactly_once import ExactlyOnce, Options
+from fencepost.pipelines.records import Batch, Output
 
 RECORDS, VALUE = 200_000, b"x" * 100
 ONCE, PLAIN = "once", "plain"

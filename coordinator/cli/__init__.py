@@ -40,7 +40,7 @@ class LazyGroup(click.Group):
         del ctx
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"coordinator.cli.{cmd_name.replace('-', '_')}")
+        module = importlib.import_module(f"fencepost.coordinator.cli.{cmd_name.replace('-', '_')}")
         command = module.command
         return command if isinstance(command, click.Command) else None
 

@@ -1,5 +1,5 @@
-"""``python -m coordinator.cli`` is ``fencepost``."""
+"""``python -m fencepost.coordinator.cli`` is ``fencepost``."""
 
-from coordinator.cli import main
+from fencepost.coordinator.cli import main
 
 main(prog_name="fencepost")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coordinator.cli.output import shared_options
+from fencepost.coordinator.cli.output import shared_options
 
 if TYPE_CHECKING:
-    from logcore.batch import LogRecord
+    from fencepost.logcore.batch import LogRecord
 
 
 @click.command("consume")
@@ -56,8 +56,8 @@ def command(
     follow: bool,
 ) -> None:
     """Print the records of TOPIC from --from to its end."""
-    from coordinator.cli.reader import Reader
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries.reader import Reader
+    from fencepost.coordinator.cli.queries.session import Session
 
     with Session(bootstrap, timeout) as session:
         reader = Reader(session, topic, committed=isolation == "read_committed")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from coordinator.cli.output import emit
+from fencepost.coordinator.cli.output import emit
 
 if TYPE_CHECKING:
-    from coordinator.sweep.run import Outcome, Result
+    from fencepost.coordinator.tools.sweep.run import Outcome, Result
 
 DEFAULT_POINTS = "50"
 MAX_POINTS = 100_000
@@ -126,9 +126,9 @@ def command(
 
     Exit status 0 if nothing was wrong, 1 if anything was.
     """
-    from coordinator.config import BrokerConfig, ConfigError, load
-    from coordinator.sweep.judge import Labels
-    from coordinator.sweep.run import Plan, Sweep
+    from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError, load
+    from fencepost.coordinator.tools.sweep.judge import Labels
+    from fencepost.coordinator.tools.sweep.run import Plan, Sweep
 
     try:
         config = load(pairs)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coordinator.cli.output import EXIT_REFUSED, emit, format_option
+from fencepost.coordinator.cli.output import EXIT_REFUSED, emit, format_option
 
 if TYPE_CHECKING:
-    from logcore.batch import LogRecord
+    from fencepost.logcore.batch import LogRecord
 
 COLUMNS = {
     "batch": (
@@ -55,8 +55,8 @@ def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) 
 
     Records of __consumer_offsets, __transaction_state and __cluster_metadata are shown in clear.
     """
-    from logcore.dump import dump_file, is_problem
-    from logcore.fs import OsFileSystem
+    from fencepost.logcore.dump import dump_file, is_problem
+    from fencepost.logcore.fs import OsFileSystem
 
     fs, wrong = OsFileSystem(), False
     everything: list[dict[str, object]] = []
@@ -109,8 +109,8 @@ def decoder_of(
 
 
 def _decode_group(record: LogRecord) -> Mapping[str, object] | None:
-    from groups.records import decode
-    from logcore.machine import Record
+    from fencepost.groups.records import decode
+    from fencepost.logcore.machine import Record
 
     found = decode(Record(record.key or b"", record.value))
     if found is None:
@@ -122,8 +122,8 @@ def _decode_group(record: LogRecord) -> Mapping[str, object] | None:
 
 
 def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:
-    from logcore.machine import Record
-    from txn.records import decode
+    from fencepost.logcore.machine import Record
+    from fencepost.txn.records import decode
 
     found = decode(Record(record.key or b"", record.value))
     if found is None:
@@ -138,9 +138,9 @@ def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:
 
 def _decode_metadata(record: LogRecord) -> Mapping[str, object] | None:
     """Ours has a key in each record; Apache Kafka's has none, and is its own tools' to read."""
-    from coordinator.metadata import MetadataError, decode
-    from logcore.errors import InvalidRecordError
-    from logcore.machine import Record
+    from fencepost.coordinator.metadata.log import MetadataError, decode
+    from fencepost.logcore.errors import InvalidRecordError
+    from fencepost.logcore.machine import Record
 
     if record.key is None:
         return None

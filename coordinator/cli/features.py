@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coordinator.cli.output import emit, format_option, shared_options
+from fencepost.coordinator.cli.output import emit, format_option, shared_options
 
 if TYPE_CHECKING:
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries.session import Session
 
 UPDATE_FEATURES = 57
 COLUMNS = ["feature", "finalized", "lowest", "highest", "epoch"]
@@ -31,7 +31,7 @@ def describe(bootstrap: str, timeout: float, form: str) -> None:
 
     A feature whose level is 0 is off. EPOCH counts the changes of levels.
     """
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries.session import Session
 
     with Session(bootstrap, timeout) as session:
         rows = _levels(session)
@@ -77,7 +77,7 @@ def set_levels(
     Open transactions end by the rules they began with: a level of transaction.version is heard of
     by a producer with its next transaction.
     """
-    from coordinator.cli.session import Session, check
+    from fencepost.coordinator.cli.queries.session import Session, check
 
     wanted = dict(_level(text) for text in levels)
     if len(wanted) < len(levels):

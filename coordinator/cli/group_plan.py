@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coordinator.cli.group_view import CLASSIC, Group, Member
-from groups.assignors.client.model import ClientAssignor, Subscription
-from groups.assignors.client.protocol import decode_subscription
-from groups.assignors.client.range import RangeAssignor as ClientRange
-from groups.assignors.client.roundrobin import RoundRobinAssignor
-from groups.assignors.client.sticky import CooperativeStickyAssignor, StickyAssignor
-from groups.assignors.model import Assignor, AssignorFault, GroupSpec, MemberSpec, run
-from groups.assignors.range import RangeAssignor
-from groups.assignors.uniform import UniformAssignor
-from groups.regex import TopicRegex
-from logcore.errors import CorruptRecordError
+from fencepost.coordinator.cli.queries.group_view import CLASSIC, Group, Member
+from fencepost.groups.assignors.client.model import ClientAssignor, Subscription
+from fencepost.groups.assignors.client.protocol import decode_subscription
+from fencepost.groups.assignors.client.range import RangeAssignor as ClientRange
+from fencepost.groups.assignors.client.roundrobin import RoundRobinAssignor
+from fencepost.groups.assignors.client.sticky import CooperativeStickyAssignor, StickyAssignor
+from fencepost.groups.assignors.model import Assignor, AssignorFault, GroupSpec, MemberSpec, run
+from fencepost.groups.assignors.range import RangeAssignor
+from fencepost.groups.assignors.uniform import UniformAssignor
+from fencepost.groups.regex import TopicRegex
+from fencepost.logcore.errors import CorruptRecordError
 
 if TYPE_CHECKING:
-    from coordinator.cli.session import Partition, Session
+    from fencepost.coordinator.cli.queries.session import Partition, Session
 
 CLIENT_SIDE: Mapping[str, ClientAssignor] = {
     one.name: one
@@ -106,7 +106,7 @@ def _server_side(name: str) -> Assignor:
         return SERVER_SIDE[name]
     from importlib.metadata import entry_points
 
-    from coordinator.assignor_frames import ENTRY_POINTS
+    from fencepost.coordinator.coordinators.assignors.frames import ENTRY_POINTS
 
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in installed:

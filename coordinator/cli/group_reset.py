@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from coordinator.cli.session import EARLIEST, LATEST, check
+from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST, check
 
 if TYPE_CHECKING:
-    from coordinator.cli.session import Partition, Session
+    from fencepost.coordinator.cli.queries.session import Partition, Session
 
 NO_EPOCH = -1
 """The leader epoch of a commit that has none."""

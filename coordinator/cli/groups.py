@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
-from coordinator.cli.history import history_options, show
-from coordinator.cli.output import emit, format_option, shared_options
-from coordinator.history_format import GROUP
+from fencepost.coordinator.cli.history import history_options, show
+from fencepost.coordinator.cli.output import emit, format_option, shared_options
+from fencepost.coordinator.history.entries import GROUP
 
 if TYPE_CHECKING:
-    from coordinator.cli.group_reset import Position
-    from coordinator.cli.session import Partition, Session
+    from fencepost.coordinator.cli.group_reset import Position
+    from fencepost.coordinator.cli.queries.session import Partition, Session
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,7 +50,7 @@ def list_groups(
     bootstrap: str, timeout: float, states: tuple[str, ...], types: tuple[str, ...], form: str
 ) -> None:
     """List the groups of all brokers."""
-    from coordinator.cli.session import Session, check
+    from fencepost.coordinator.cli.queries.session import Session, check
 
     rows: list[dict[str, object]] = []
     with Session(bootstrap, timeout) as session:
@@ -78,8 +78,8 @@ def list_groups(
 @shared_options
 def describe(bootstrap: str, timeout: float, group: str, form: str, *, members: bool) -> None:
     """Show how GROUP stands: its state, and `offsets` or `members`."""
-    from coordinator.cli.group_view import existing, member_rows, offset_rows
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries.group_view import existing, member_rows, offset_rows
+    from fencepost.coordinator.cli.queries.session import Session
 
     with Session(bootstrap, timeout) as session:
         found = existing(session, group)
@@ -97,8 +97,8 @@ def describe(bootstrap: str, timeout: float, group: str, form: str, *, members: 
 @shared_options
 def list_members(bootstrap: str, timeout: float, group: str, form: str) -> None:
     """Show who is in GROUP and what each owns; in a consumer group also what it shall own."""
-    from coordinator.cli.group_view import existing, member_rows
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries.group_view import existing, member_rows
+    from fencepost.coordinator.cli.queries.session import Session
 
     with Session(bootstrap, timeout) as session:
         emit(member_rows(existing(session, group)), MEMBER_COLUMNS, form)
@@ -114,8 +114,8 @@ def offsets(bootstrap: str, timeout: float, group: str, form: str) -> None:
     LAG counts to the last stable offset: what a read_committed reader could still read.
     LAG_UNCOMMITTED counts to the end.
     """
-    from coordinator.cli.group_view import existing, offset_rows
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries.group_view import existing, offset_rows
+    from fencepost.coordinator.cli.queries.session import Session
 
     with Session(bootstrap, timeout) as session:
         emit(offset_rows(session, existing(session, group)), OFFSET_COLUMNS, form)
@@ -153,8 +153,8 @@ def reset_offsets(
     The group must have no members. Before anything changes, what is committed now goes into the
     undo file, which --from-file brings back.
     """
-    from coordinator.cli import group_reset
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli import group_reset
+    from fencepost.coordinator.cli.queries.session import Session
 
     asked = group_reset.Where(**where)
     now = dt.datetime.now(dt.UTC)
@@ -189,8 +189,8 @@ def delete_offsets(
     execute: bool,
 ) -> None:
     """Forget how far GROUP is in topics that it no longer reads."""
-    from coordinator.cli import group_reset
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli import group_reset
+    from fencepost.coordinator.cli.queries.session import Session
 
     with Session(bootstrap, timeout) as session:
         before = group_reset.positions(session, group)
@@ -208,9 +208,9 @@ def delete(
     bootstrap: str, timeout: float, group: str, undo: str | None, form: str, *, execute: bool
 ) -> None:
     """Delete GROUP, which must have no members, and all of its offsets."""
-    from coordinator.cli import group_reset
-    from coordinator.cli.group_view import existing
-    from coordinator.cli.session import Session, check
+    from fencepost.coordinator.cli import group_reset
+    from fencepost.coordinator.cli.queries.group_view import existing
+    from fencepost.coordinator.cli.queries.session import Session, check
 
     with Session(bootstrap, timeout) as session:
         existing(session, group)
@@ -239,9 +239,9 @@ def plan(
     form: str,
 ) -> None:
     """Say who in GROUP would own what, and how many partitions would move. Touches nothing."""
-    from coordinator.cli.group_plan import plan as compute
-    from coordinator.cli.group_view import existing, texts
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.group_plan import plan as compute
+    from fencepost.coordinator.cli.queries.group_view import existing, texts
+    from fencepost.coordinator.cli.queries.session import Session
 
     with Session(bootstrap, timeout) as session:
         found = compute(session, existing(session, group), add, remove, assignor)
@@ -284,7 +284,7 @@ def history(
 
 
 def _require_idle(session: Session, group: str) -> None:
-    from coordinator.cli.group_view import look_at
+    from fencepost.coordinator.cli.queries.group_view import look_at
 
     found = look_at(session, group)
     if found.is_active:
@@ -306,7 +306,7 @@ def _change(
     write: bool = True,
 ) -> bool:
     """Show the change; with ``execute`` write the undo file first, then the offsets."""
-    from coordinator.cli import group_reset
+    from fencepost.coordinator.cli import group_reset
 
     rows = [
         {

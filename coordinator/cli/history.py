@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
-from coordinator.cli.output import emit, text_of
-from coordinator.history_format import Entry, encode_key
+from fencepost.coordinator.cli.output import emit, text_of
+from fencepost.coordinator.history.entries import Entry, encode_key
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,8 +60,8 @@ def show(
 
     A broker that has not written any history yet has none to show, which is no error.
     """
-    from coordinator.cli.entries import entries_of
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries.entries import entries_of
+    from fencepost.coordinator.cli.queries.session import Session
 
     if until is not None and follow:
         raise click.UsageError("--follow has no end")

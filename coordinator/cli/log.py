@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coordinator.cli.dump_log import decoder_of
-from coordinator.cli.output import EXIT_REFUSED, emit, format_option, key_values
+from fencepost.coordinator.cli.dump_log import decoder_of
+from fencepost.coordinator.cli.output import EXIT_REFUSED, emit, format_option, key_values
 
 if TYPE_CHECKING:
-    from coordinator.broker import Broker
-    from coordinator.transfer import Moved
-    from logcore.config import LogConfig
-    from logcore.fs import FileSystem
+    from fencepost.coordinator.daemon.broker import Broker
+    from fencepost.coordinator.tools.transfer import Moved
+    from fencepost.logcore.config import LogConfig
+    from fencepost.logcore.fs import FileSystem
 
 _PARTITION = re.compile(r"[a-zA-Z0-9._-]+-[0-9]+")
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -98,7 +98,7 @@ def import_(
     partitions of a topic come together. __consumer_offsets and __transaction_state come with their
     groups and transactions, before this broker has any of its own.
     """
-    from coordinator.transfer import import_directories
+    from fencepost.coordinator.tools.transfer import import_directories
 
     configs = dict(key_values(topic_pairs, "--topic-config"))
     with _opened(data_dir, pairs) as broker:
@@ -131,7 +131,7 @@ def export(
     Create them in Apache Kafka first, with as many partitions, and stop it. Copied are records,
     offsets, transactions and producers; the offsets of groups are not.
     """
-    from coordinator.transfer import export_topic
+    from fencepost.coordinator.tools.transfer import export_topic
 
     moved: list[Moved] = []
     with _opened(data_dir, pairs) as broker:
@@ -143,8 +143,8 @@ def export(
 
 def _warn_of_producer_ids(moved: Sequence[Moved], target: Path) -> None:
     """Say so if Apache Kafka may give ids to new producers that the records carry already."""
-    from coordinator.kafka_metadata import METADATA_DIRECTORY, next_producer_id
-    from logcore.fs import OsFileSystem
+    from fencepost.coordinator.tools.kafka_metadata import METADATA_DIRECTORY, next_producer_id
+    from fencepost.logcore.fs import OsFileSystem
 
     highest = max((one.highest_producer_id for one in moved), default=-1)
     if highest < 0:
@@ -175,8 +175,8 @@ def verify(directories: tuple[Path, ...], pairs: tuple[str, ...], form: str) -> 
     a replay, leader epochs, checkpoints. Of a data directory that was not closed cleanly it is
     said, in the words of the log, what the next start will cut. Nothing is changed.
     """
-    from logcore.fs import OsFileSystem
-    from logcore.verify import verify_data_directory, verify_partition
+    from fencepost.logcore.fs import OsFileSystem
+    from fencepost.logcore.verify import verify_data_directory, verify_partition
 
     fs = OsFileSystem()
     problems: list[dict[str, object]] = []
@@ -213,13 +213,13 @@ def _told_by_the_next_start(
     """
     from structlog.testing import capture_logs
 
-    from coordinator.logs import configure_quietly
-    from coordinator.replicas import WHAT_A_START_DID
-    from coordinator.topic_names import METADATA_TOPIC
-    from logcore.checkpoints import CLEAN_SHUTDOWN, META_PROPERTIES, CheckpointError
-    from logcore.checkpoints import read_meta_properties as read_meta
-    from logcore.clock import SystemClock
-    from logcore.overlay import OverlayFileSystem
+    from fencepost.coordinator.config.logs import configure_quietly
+    from fencepost.coordinator.data.log_manager import WHAT_A_START_DID
+    from fencepost.coordinator.metadata.names import METADATA_TOPIC
+    from fencepost.logcore.checkpoints import CLEAN_SHUTDOWN, META_PROPERTIES, CheckpointError
+    from fencepost.logcore.checkpoints import read_meta_properties as read_meta
+    from fencepost.logcore.clock import SystemClock
+    from fencepost.logcore.overlay import OverlayFileSystem
 
     names = fs.list_directory(str(directory)) or ()
     if CLEAN_SHUTDOWN in names or not {META_PROPERTIES, f"{METADATA_TOPIC}-0"} <= set(names):
@@ -249,8 +249,8 @@ def _partitions_of(directories: Sequence[Path]) -> Iterator[Path]:
 
 
 def _refuse_if_in_use(directory: Path) -> None:
-    from coordinator.transfer import TransferError, refuse_if_in_use
-    from logcore.fs import OsFileSystem
+    from fencepost.coordinator.tools.transfer import TransferError, refuse_if_in_use
+    from fencepost.logcore.fs import OsFileSystem
 
     is_partition = _PARTITION.fullmatch(directory.name)
     try:
@@ -266,9 +266,9 @@ def _refuse_if_in_use(directory: Path) -> None:
 @format_option
 def rebuild_index(directory: Path, pairs: tuple[str, ...], form: str, *, dry_run: bool) -> None:
     """Build indexes, snapshots and leader epochs of the partition in DIR anew from its log."""
-    from logcore.clock import SystemClock
-    from logcore.fs import OsFileSystem
-    from logcore.repair import rebuild_indexes, stale_indexes
+    from fencepost.logcore.clock import SystemClock
+    from fencepost.logcore.fs import OsFileSystem
+    from fencepost.logcore.repair import rebuild_indexes, stale_indexes
 
     path, fs = _one_partition(directory), OsFileSystem()
     with _refusals():
@@ -301,10 +301,10 @@ def truncate(
     dry_run: bool,
 ) -> None:
     """Cut the log in DIR before the batch that holds an offset; copies of the files are kept."""
-    from logcore.clock import SystemClock
-    from logcore.fs import OsFileSystem
-    from logcore.repair import plan_cut
-    from logcore.repair import truncate as cut_log
+    from fencepost.logcore.clock import SystemClock
+    from fencepost.logcore.fs import OsFileSystem
+    from fencepost.logcore.repair import plan_cut
+    from fencepost.logcore.repair import truncate as cut_log
 
     path, fs = _one_partition(directory), OsFileSystem()
     undo = _undo_directory(path) if undo_dir is None else undo_dir.absolute()
@@ -347,7 +347,12 @@ def _one_partition(directory: Path) -> Path:
 
 
 def _log_config(pairs: Sequence[str]) -> LogConfig:
-    from coordinator.config import BrokerConfig, ConfigError, load, log_config
+    from fencepost.coordinator.config.broker_config import (
+        BrokerConfig,
+        ConfigError,
+        load,
+        log_config,
+    )
 
     try:
         return log_config(BrokerConfig(load(pairs, None)), {})
@@ -357,8 +362,8 @@ def _log_config(pairs: Sequence[str]) -> LogConfig:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    from logcore.checkpoints import CheckpointError
-    from logcore.errors import LogError
+    from fencepost.logcore.checkpoints import CheckpointError
+    from fencepost.logcore.errors import LogError
 
     try:
         yield
@@ -367,7 +372,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _show_moved(moved: Sequence[Moved], form: str) -> None:
-    from logcore.checkpoints import uuid_to_text
+    from fencepost.logcore.checkpoints import uuid_to_text
 
     rows = [
         {name: getattr(one, name) for name in _MOVED} | {"topic_id": uuid_to_text(one.topic_id)}
@@ -381,14 +386,14 @@ def _opened(data_dir: Path, pairs: Sequence[str], fs: FileSystem | None = None) 
     """A broker on its data directory that serves nobody; errors become exit status 1."""
     import asyncio
 
-    from coordinator.broker import Broker, BrokerError
-    from coordinator.config import ConfigError, load
-    from coordinator.daemon import raise_file_limit
-    from coordinator.data_errors import TopicLimitExceededError
-    from coordinator.logs import configure_quietly
-    from coordinator.metadata import MetadataError
-    from coordinator.transfer import TransferError
-    from logcore.errors import LogError
+    from fencepost.coordinator.config.broker_config import ConfigError, load
+    from fencepost.coordinator.config.logs import configure_quietly
+    from fencepost.coordinator.daemon.broker import Broker, BrokerError
+    from fencepost.coordinator.daemon.process import raise_file_limit
+    from fencepost.coordinator.errors import TopicLimitExceededError
+    from fencepost.coordinator.metadata.log import MetadataError
+    from fencepost.coordinator.tools.transfer import TransferError
+    from fencepost.logcore.errors import LogError
 
     configure_quietly()
     raise_file_limit()

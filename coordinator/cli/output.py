@@ -49,8 +49,8 @@ def shared_options(function: Callable[P, R]) -> Callable[P, R]:
     )
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        from coordinator.wire.client import BrokerUnreachable
-        from coordinator.wire.errors import WireError
+        from fencepost.coordinator.wire.client.client import BrokerUnreachable
+        from fencepost.coordinator.wire.errors import WireError
 
         try:
             return function(*args, **kwargs)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from coordinator.cli.output import shared_options
+from fencepost.coordinator.cli.output import shared_options
 
 if TYPE_CHECKING:
-    from coordinator.cli.session import Build, Session
+    from fencepost.coordinator.cli.queries.session import Build, Session
 
 BATCH_LINES = 2_000
 """Lines that are sent together."""
@@ -52,7 +52,7 @@ def command(
 
     With --transactional-id either all lines become visible to read_committed readers, or none.
     """
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries.session import Session
 
     headers = tuple(
         (name, value.encode()) for name, _, value in (pair.partition("=") for pair in pairs)
@@ -97,7 +97,7 @@ def _place(
     turns: Iterator[int],
 ) -> dict[int, list[tuple[bytes | None, bytes | None]]]:
     """Choose the partition of each line."""
-    from coordinator.cli.partitioner import partition_for
+    from fencepost.coordinator.cli.partitioner import partition_for
 
     placed: dict[int, list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
     unkeyed = next(turns)
@@ -116,7 +116,7 @@ class Writer:
     def __init__(
         self, session: Session, topic: str, compression: str, transactional_id: str | None
     ) -> None:
-        from logcore.compression import Codec
+        from fencepost.logcore.compression import Codec
 
         self.records = 0
         self._session = session
@@ -148,7 +148,7 @@ class Writer:
         headers: tuple[tuple[str, bytes | None], ...],
     ) -> None:
         """Send one batch per partition and wait until all are acknowledged."""
-        from logcore.batch import LogRecord, encode_batch
+        from fencepost.logcore.batch import LogRecord, encode_batch
 
         if self._transactional_id is not None:
             self._add(set(placed) - self._added)
@@ -171,7 +171,7 @@ class Writer:
             self.records += len(records)
 
     def _send(self, index: int, batch: bytes) -> None:
-        from coordinator.cli.session import check
+        from fencepost.coordinator.cli.queries.session import check
 
         # From version 12 on a transactional Produce adds its partition by itself, from 13 on
         # topics have ids; this writer adds partitions first, as older clients do.
@@ -198,7 +198,7 @@ class Writer:
 
     def _add(self, indexes: set[int]) -> None:
         """Make ``indexes`` part of the transaction before the first batch goes there."""
-        from coordinator.cli.session import check
+        from fencepost.coordinator.cli.queries.session import check
 
         if not indexes:
             return

@@ -39,6 +39,6 @@ def command(data_dir: Path, listen: str, pairs: tuple[str, ...], config_file: Pa
 
     As soon as it serves it prints one line, `listening HOST:PORT`. Logs go to standard error.
     """
-    from coordinator.daemon import serve
+    from fencepost.coordinator.daemon.process import serve
 
     sys.exit(serve(data_dir, listen=listen, pairs=pairs, config_file=config_file))

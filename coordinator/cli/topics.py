@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coordinator.cli.output import emit, format_option, key_values, shared_options
+from fencepost.coordinator.cli.output import emit, format_option, key_values, shared_options
 
 if TYPE_CHECKING:
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries.session import Session
 
 CONFIG_SOURCES = {1: "topic", 2: "broker", 3: "cluster", 4: "file", 5: "default", 6: "logger"}
 
@@ -25,7 +25,7 @@ def command() -> None:
 @shared_options
 def list_topics(bootstrap: str, timeout: float, form: str, *, internal: bool) -> None:
     """List the topics."""
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries.session import Session
 
     with Session(bootstrap, timeout) as session:
         rows = [
@@ -62,7 +62,7 @@ def create(
     validate_only: bool,
 ) -> None:
     """Create TOPIC."""
-    from coordinator.cli.session import Session, check
+    from fencepost.coordinator.cli.queries.session import Session, check
 
     configs = key_values(pairs, "--config")
     with Session(bootstrap, timeout) as session:
@@ -102,7 +102,7 @@ def describe(
 
     LATEST is the offset after the last record, STABLE the one where a read_committed reader stops.
     """
-    from coordinator.cli.session import EARLIEST, LATEST, Session
+    from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST, Session
 
     with Session(bootstrap, timeout) as session:
         if configs:
@@ -135,7 +135,7 @@ def describe(
 
 def _settings(session: Session, topics: tuple[str, ...]) -> list[dict[str, object]]:
     """The settings of ``topics`` and where each value comes from."""
-    from coordinator.cli.session import check
+    from fencepost.coordinator.cli.queries.session import check
 
     answer = session.client.call(
         "DescribeConfigs",
@@ -172,7 +172,7 @@ def _settings(session: Session, topics: tuple[str, ...]) -> list[dict[str, objec
 @shared_options
 def delete(bootstrap: str, timeout: float, topics: tuple[str, ...], *, yes: bool) -> None:
     """Delete TOPICS and everything in them."""
-    from coordinator.cli.session import Session, check
+    from fencepost.coordinator.cli.queries.session import Session, check
 
     if not yes:
         click.confirm(f"Delete {', '.join(topics)} for good?", abort=True)

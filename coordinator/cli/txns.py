@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coordinator.cli.history import history_options, show
-from coordinator.cli.output import emit, format_option, shared_options
-from coordinator.history_format import TRANSACTION
+from fencepost.coordinator.cli.history import history_options, show
+from fencepost.coordinator.cli.output import emit, format_option, shared_options
+from fencepost.coordinator.history.entries import TRANSACTION
 
 if TYPE_CHECKING:
-    from coordinator.cli.blame import Blame
-    from coordinator.cli.claims import Claim
-    from coordinator.cli.open_transactions import Producer, Transaction
-    from coordinator.cli.session import Partition, Session
+    from fencepost.coordinator.cli.queries.blame import Blame
+    from fencepost.coordinator.cli.queries.claims import Claim
+    from fencepost.coordinator.cli.queries.open_transactions import Producer, Transaction
+    from fencepost.coordinator.cli.queries.session import Partition, Session
 
 DEFAULT_MAX_TIMEOUT_MINUTES = 15.0
 """Kafka's default of ``transaction.max.timeout.ms``: a coordinator ends older ones by itself."""
@@ -65,7 +65,7 @@ def list_txns(
 
     The filters are the brokers' own; the pattern is in the syntax of RE2.
     """
-    from coordinator.cli.session import Session, check
+    from fencepost.coordinator.cli.queries.session import Session, check
 
     rows: list[dict[str, object]] = []
     with Session(bootstrap, timeout) as session:
@@ -112,7 +112,7 @@ def _check_filters(session: Session, duration_ms: int | None, id_pattern: str | 
 @shared_options
 def describe(bootstrap: str, timeout: float, transactional_id: str, form: str) -> None:
     """Show the transaction of TRANSACTIONAL_ID: its producer, since when, and its partitions."""
-    from coordinator.cli.session import Session, check
+    from fencepost.coordinator.cli.queries.session import Session, check
 
     with Session(bootstrap, timeout) as session:
         state = session.client.call(
@@ -149,8 +149,12 @@ def show_producers(
 
     This is what the partition leaders know, whatever the coordinators say.
     """
-    from coordinator.cli.open_transactions import partition_argument, partitions_of, producers
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries.open_transactions import (
+        partition_argument,
+        partitions_of,
+        producers,
+    )
+    from fencepost.coordinator.cli.queries.session import Session
 
     with Session(bootstrap, timeout) as session:
         found = producers(session, partitions_of(session, [partition_argument(where)]))
@@ -159,7 +163,7 @@ def show_producers(
 
 
 def _producer_row(row: Producer) -> dict[str, object]:
-    from coordinator.cli.open_transactions import moment
+    from fencepost.coordinator.cli.queries.open_transactions import moment
 
     return {
         "topic": row.topic,
@@ -197,10 +201,10 @@ def find_hanging(
     as well, or else who claimed the producer id; that, and a transactional id that has expired
     since, is told by the broker's own history, which Apache Kafka does not keep.
     """
-    from coordinator.cli import open_transactions as tools
-    from coordinator.cli.blame import clients_of
-    from coordinator.cli.claims import claims_of, holder
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries import open_transactions as tools
+    from fencepost.coordinator.cli.queries.blame import clients_of
+    from fencepost.coordinator.cli.queries.claims import claims_of, holder
+    from fencepost.coordinator.cli.queries.session import Session
 
     with Session(bootstrap, timeout) as session:
         found = tools.hanging(
@@ -237,7 +241,7 @@ def _owner(
     transaction: Transaction | None, members: tuple[str, ...], claim: Claim | None
 ) -> dict[str, object]:
     """Who is behind a producer: what its coordinator knows first, then what the history does."""
-    from coordinator.cli.open_transactions import moment
+    from fencepost.coordinator.cli.queries.open_transactions import moment
 
     row: dict[str, object] = {"transactional_id": None, "client": list(members), "claimed": None}
     if claim is not None:
@@ -275,8 +279,8 @@ def abort_txn(
 
     The transaction is named by --start-offset or by --producer-id, as `find-hanging` shows them.
     """
-    from coordinator.cli import open_transactions as tools
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries import open_transactions as tools
+    from fencepost.coordinator.cli.queries.session import Session
 
     topic, index = tools.partition_argument(where)
     if index is None:
@@ -320,10 +324,10 @@ def terminate_txn(bootstrap: str, timeout: float, transactional_id: str, *, exec
     """
     from kio.schema.errors import ErrorCode
 
-    from coordinator.cli import open_transactions as tools
-    from coordinator.cli.session import Session
-    from coordinator.wire.client import ApiError
-    from coordinator.wire.errors import WireError
+    from fencepost.coordinator.cli.queries import open_transactions as tools
+    from fencepost.coordinator.cli.queries.session import Session
+    from fencepost.coordinator.wire.client.client import ApiError
+    from fencepost.coordinator.wire.errors import WireError
 
     with Session(bootstrap, timeout) as session:
         found = tools.transaction(session, transactional_id)
@@ -366,7 +370,7 @@ def _find_open(
     session: Session, place: Partition, start_offset: int | None, producer_id: int | None
 ) -> Producer:
     """The one open transaction in ``place`` that is meant. Raises click.ClickException."""
-    from coordinator.cli.open_transactions import producers
+    from fencepost.coordinator.cli.queries.open_transactions import producers
 
     for row in producers(session, [place]):
         if (
@@ -389,9 +393,12 @@ def show_blame(bootstrap: str, timeout: float, where: str, form: str) -> None:
     transaction, and the groups behind it with their lag; a `!` marks a group that has read all
     there is for it. CLIENT names the members of the group whose offsets the transaction carries.
     """
-    from coordinator.cli.blame import blame
-    from coordinator.cli.open_transactions import partition_argument, partitions_of
-    from coordinator.cli.session import Session
+    from fencepost.coordinator.cli.queries.blame import blame
+    from fencepost.coordinator.cli.queries.open_transactions import (
+        partition_argument,
+        partitions_of,
+    )
+    from fencepost.coordinator.cli.queries.session import Session
 
     with Session(bootstrap, timeout) as session:
         found = blame(session, partitions_of(session, [partition_argument(where)]))
@@ -403,7 +410,7 @@ def show_blame(bootstrap: str, timeout: float, where: str, form: str) -> None:
 def _blame_row(row: Blame, form: str) -> dict[str, object]:
     from dataclasses import asdict
 
-    from coordinator.cli.open_transactions import moment
+    from fencepost.coordinator.cli.queries.open_transactions import moment
 
     pin, transaction = row.pin, row.transaction
     since = transaction.started_ms if transaction is not None else None

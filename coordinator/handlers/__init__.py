@@ -6,8 +6,8 @@ How to write one
 
     # Heartbeat (12): a classic member says that it is alive.
 
-    from coordinator.handlers import Context, handles
-    from coordinator.wire import ApiKey, Entity
+    from fencepost.coordinator.handlers import Context, handles
+    from fencepost.coordinator.wire import ApiKey, Entity
 
 
     @handles(ApiKey.HEARTBEAT, versions=(0, 4), permission="READ Group")
@@ -19,8 +19,9 @@ How to write one
   returns a future, a coroutine function, or a generator function. None means that no response is
   sent (acks=0).
 * Whoever walks over all that a request names does so in a generator, and yields None after each
-  thing: others get their turn there (``coordinator.turns``). A future that is yielded is waited
-  for. After a ``yield`` the world may have changed; and it is the last if the client has gone, so
+  thing: others get their turn there (``coordinator.runtime.turns``). A future that is yielded is
+  waited for. After a ``yield`` the world may have changed; and it is the last if the client has
+  gone, so
   what must be done then stands in a ``finally``.
 * ``ctx.body`` is the request as kio's class of ``ctx.version``. A field that only newer versions
   have does not exist on older ones: read it with ``getattr(ctx.body, "name", default)``, or branch
@@ -29,8 +30,8 @@ How to write one
   is None.
 * ``ctx.respond.<ClassName>(**fields)`` builds kio's response class of the same version; fields that
   this version lacks are dropped, missing ones get Kafka's defaults; see
-  :class:`coordinator.wire.build.MessageFactory`. ``ctx.respond.error(code)`` is the response with
-  just its top-level error.
+  :class:`coordinator.wire.messages.MessageFactory`. ``ctx.respond.error(code)`` is the response
+  with just its top-level error.
 * A ``DomainError`` that escapes is answered as the response's top-level error code where the
   response has one. Any other exception is logged and answered UNKNOWN_SERVER_ERROR in the same
   way. Where there is no such field, the connection is closed. Per-item errors are the handler's.
@@ -49,14 +50,14 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol
 
-from coordinator.origin import Origin
-from coordinator.turns import Work
-from coordinator.wire.api import APIS, Api, ApiKey
-from coordinator.wire.build import ResponseFactory
-from coordinator.wire.schema import Entity
+from fencepost.coordinator.runtime.origin import Origin
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire.api import APIS, Api, ApiKey
+from fencepost.coordinator.wire.messages import ResponseFactory
+from fencepost.coordinator.wire.schema import Entity
 
 if TYPE_CHECKING:
-    from coordinator.services import Services
+    from fencepost.coordinator.services import Services
 
 Answer = Entity | None
 Run = Callable[["Context"], "Answer | Awaitable[Answer | Work[Answer]] | Work[Any]"]

@@ -10,13 +10,13 @@ from collections.abc import Awaitable
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.errors import error_code
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import answer, before_producer_fenced
-from coordinator.topic_names import CONSUMER_OFFSETS
-from coordinator.wire import ApiKey, Entity
-from logcore.machine import DomainError
-from txn.commands import AddPartitions
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import answer, before_producer_fenced
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.logcore.machine import DomainError
+from fencepost.txn.commands import AddPartitions
 
 
 @handles(ApiKey.ADD_OFFSETS_TO_TXN, versions=(0, 4), permission="WRITE TransactionalId, READ Group")

@@ -15,14 +15,14 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import before_producer_fenced, code_of, result_of
-from coordinator.topic_names import INTERNAL_TOPICS, OUTSIDE_TRANSACTIONS
-from coordinator.turns import Work
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.steps import Steps
-from logcore.machine import DomainError
-from txn.commands import AddPartitions, AddPartitionsResult, TopicPartition
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import before_producer_fenced, code_of, result_of
+from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, OUTSIDE_TRANSACTIONS
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
+from fencepost.txn.commands import AddPartitions, AddPartitionsResult, TopicPartition
 
 FIRST_WITH_PRODUCER_FENCED = 2
 FIRST_BATCHED_VERSION = 4

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.config_admin import replace
-from coordinator.handlers import Context, handles
-from coordinator.handlers.config_changes import each_resource
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.steps import Steps
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.config_changes import each_resource
+from fencepost.coordinator.handlers.resources import replace
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
 
 
 @handles(ApiKey.ALTER_CONFIGS, versions=(0, 2), permission="ALTER_CONFIGS Topic or Cluster")

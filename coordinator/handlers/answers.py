@@ -8,11 +8,11 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.errors import error_code
-from coordinator.turns import Work
-from coordinator.wire import Entity
-from coordinator.wire.steps import Steps
-from logcore.machine import DomainError
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire import Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
 
 Future = asyncio.Future[object]
 Build = Callable[[Any], Entity]

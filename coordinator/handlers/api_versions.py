@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles
-from coordinator.wire.api import ApiKey
-from coordinator.wire.schema import Entity
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.schema import Entity
 
 SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 """What a client may call itself and its version (``ApiVersionsRequest.isValid``)."""

@@ -8,12 +8,12 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.data_errors import InvalidRequestError
-from coordinator.errors import error_code
-from coordinator.handlers import Context
-from coordinator.wire import Entity
-from coordinator.wire.steps import Steps
-from logcore.machine import DomainError
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.wire import Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
 
 Apply = Callable[[Any], None]
 """Changes one resource of the request; raises a DomainError to refuse."""

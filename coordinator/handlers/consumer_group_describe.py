@@ -9,19 +9,19 @@ import uuid
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.errors import error_code
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import result_of
-from coordinator.handlers.describe_groups import ALL_OPERATIONS, NOT_ASKED
-from coordinator.turns import Work
-from coordinator.wire import ApiKey, Entity
-from groups.consumer_commands import (
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import result_of
+from fencepost.coordinator.handlers.describe_groups import ALL_OPERATIONS, NOT_ASKED
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.groups.consumer_commands import (
     DescribeConsumerGroup,
     DescribeConsumerGroupResult,
     DescribedConsumer,
     NamedPartitions,
 )
-from logcore.machine import DomainError
+from fencepost.logcore.machine import DomainError
 
 CLASSIC, CONSUMER = 0, 1
 """``MemberType``: the protocol a member speaks."""

@@ -11,10 +11,10 @@ from collections.abc import Awaitable
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles, request_ms
-from coordinator.handlers.answers import answer
-from coordinator.wire import ApiKey, Entity
-from groups.consumer_commands import ConsumerHeartbeat, ConsumerHeartbeatResult
+from fencepost.coordinator.handlers import Context, handles, request_ms
+from fencepost.coordinator.handlers.answers import answer
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.groups.consumer_commands import ConsumerHeartbeat, ConsumerHeartbeatResult
 
 _ZERO_ID = bytes(16)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.data_errors import InvalidRequestError
-from coordinator.errors import error_code
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import by_name
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.steps import Steps
-from logcore.machine import DomainError
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import by_name
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
 
 
 @handles(ApiKey.CREATE_PARTITIONS, versions=(0, 3), permission="ALTER Topic")

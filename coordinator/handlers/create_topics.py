@@ -9,16 +9,16 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.config import ConfigError, shown_topic_keys
-from coordinator.config_types import text_of
-from coordinator.data_errors import InvalidReplicaAssignmentError
-from coordinator.errors import error_code
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import by_name
-from coordinator.metadata import Topic
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.steps import Steps
-from logcore.machine import DomainError
+from fencepost.coordinator.config.broker_config import ConfigError, shown_topic_keys
+from fencepost.coordinator.config.key import text_of
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import InvalidReplicaAssignmentError
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import by_name
+from fencepost.coordinator.metadata.log import Topic
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
 
 
 @handles(ApiKey.CREATE_TOPICS, versions=(2, 7), permission="CREATE Cluster or Topic")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import code_of, result_of
-from coordinator.turns import Work
-from coordinator.wire import ApiKey, Entity
-from groups.commands import DeleteGroup
-from logcore.machine import DomainError
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import code_of, result_of
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.groups.commands import DeleteGroup
+from fencepost.logcore.machine import DomainError
 
 
 @handles(ApiKey.DELETE_GROUPS, versions=(0, 2), permission="DELETE Group")

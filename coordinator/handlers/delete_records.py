@@ -10,15 +10,15 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.data_errors import InvalidTopicError, PolicyViolationError
-from coordinator.errors import error_code
-from coordinator.handlers import Context, handles
-from coordinator.topic_names import INTERNAL_TOPICS
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.steps import Steps
-from logcore.checkpoints import LOG_START_CHECKPOINT
-from logcore.errors import OffsetOutOfRangeError
-from logcore.machine import DomainError
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import InvalidTopicError, PolicyViolationError
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.metadata.names import INTERNAL_TOPICS
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.checkpoints import LOG_START_CHECKPOINT
+from fencepost.logcore.errors import OffsetOutOfRangeError
+from fencepost.logcore.machine import DomainError
 
 HIGH_WATERMARK = -1
 INVALID_LOW_WATERMARK = -1

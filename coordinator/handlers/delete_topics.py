@@ -13,17 +13,17 @@ from collections.abc import Iterator
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.background import Pace
-from coordinator.data_errors import (
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import (
     InvalidRequestError,
     TopicDeletionDisabledError,
     UnknownTopicIdError,
 )
-from coordinator.errors import error_code
-from coordinator.handlers import Context, handles
-from coordinator.metadata import Topic
-from coordinator.wire import ApiKey, Entity
-from logcore.machine import DomainError
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.metadata.log import Topic
+from fencepost.coordinator.runtime.background import Pace
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.logcore.machine import DomainError
 
 TURN_MS = 16
 """How long topics are deleted before others get their turn, in milliseconds."""

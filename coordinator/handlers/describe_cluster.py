@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, authorized, handles
-from coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.handlers import Context, authorized, handles
+from fencepost.coordinator.wire import ApiKey, Entity
 
 BROKERS, CONTROLLERS = 1, 2
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.errors import error_code
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import result_of
-from coordinator.turns import Work
-from coordinator.wire import ApiKey, Entity
-from groups.commands import DescribeGroup, DescribeGroupResult
-from logcore.machine import DomainError
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import result_of
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.groups.commands import DescribeGroup, DescribeGroupResult
+from fencepost.logcore.machine import DomainError
 
 NOT_ASKED = -(2**31)
 """``AuthorizedOperations`` of a request that did not ask for them."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.errors import error_code
-from coordinator.handlers import Context, handles
-from coordinator.topics import check_name
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.steps import Steps
-from logcore.machine import DomainError
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.metadata.topic_admin import check_name
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
 
 
 @handles(ApiKey.DESCRIBE_PRODUCERS, versions=(0, 0), permission="READ Topic")

@@ -10,13 +10,13 @@ from heapq import merge
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.data_errors import InvalidTopicError
-from coordinator.handlers import Context, authorized, handles
-from coordinator.handlers.answers import by_name
-from coordinator.metadata import Topic
-from coordinator.topics import check_name
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.steps import Steps
+from fencepost.coordinator.errors import InvalidTopicError
+from fencepost.coordinator.handlers import Context, authorized, handles
+from fencepost.coordinator.handlers.answers import by_name
+from fencepost.coordinator.metadata.log import Topic
+from fencepost.coordinator.metadata.topic_admin import check_name
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
 
 MAX_PARTITIONS = 2_000
 """Partitions of one page: Kafka's ``max.request.partition.size.limit``."""

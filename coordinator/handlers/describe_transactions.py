@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import code_of, result_of
-from coordinator.turns import Work
-from coordinator.wire import ApiKey, Entity
-from logcore.machine import DomainError
-from txn.commands import DescribeTransaction, DescribeTransactionResult
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import code_of, result_of
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.logcore.machine import DomainError
+from fencepost.txn.commands import DescribeTransaction, DescribeTransactionResult
 
 
 @handles(

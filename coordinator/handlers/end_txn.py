@@ -10,10 +10,10 @@ from collections.abc import Awaitable
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import answer, before_producer_fenced
-from coordinator.wire import ApiKey, Entity
-from txn.commands import EndTxn, EndTxnResult
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import answer, before_producer_fenced
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.txn.commands import EndTxn, EndTxnResult
 
 FIRST_TV2_VERSION = 5
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-from coordinator.data_errors import InvalidRequestError
-from logcore.partition import Isolation, Partition
+from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.logcore.partition import Isolation, Partition
 
 UNKNOWN = -1
 

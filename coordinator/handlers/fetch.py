@@ -20,14 +20,8 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.data_errors import (
-    InvalidFetchSessionEpochError,
-    NotAReplicaError,
-    UnknownTopicIdError,
-    UnknownTopicOrPartitionError,
-)
-from coordinator.errors import error_code
-from coordinator.fetch_sessions import (
+from fencepost.coordinator.data.delayed_fetch import Poll, Watched
+from fencepost.coordinator.data.fetch_sessions import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
     NO_SESSION,
@@ -36,15 +30,21 @@ from coordinator.fetch_sessions import (
     Key,
     TopicKey,
 )
-from coordinator.handlers import Context, handles, request_ms
-from coordinator.handlers.epochs import end_of_epoch, isolation_of
-from coordinator.polls import Poll, Watched
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.steps import Steps
-from logcore.errors import OffsetOutOfRangeError, StorageError, UnknownLeaderEpochError
-from logcore.file_range import MIN_RANGE_BYTES
-from logcore.machine import DomainError
-from logcore.partition import Isolation, Partition
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import (
+    InvalidFetchSessionEpochError,
+    NotAReplicaError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from fencepost.coordinator.handlers import Context, handles, request_ms
+from fencepost.coordinator.handlers.epochs import end_of_epoch, isolation_of
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.errors import OffsetOutOfRangeError, StorageError, UnknownLeaderEpochError
+from fencepost.logcore.file_range import MIN_RANGE_BYTES
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.partition import Isolation, Partition
 
 FIRST_BY_ID = 13
 LAST_WITHOUT_STORAGE_ERROR = 5

@@ -6,10 +6,10 @@ from collections.abc import Awaitable
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import answer
-from coordinator.wire import ApiKey, Entity
-from groups.commands import Heartbeat
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import answer
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.groups.commands import Heartbeat
 
 
 @handles(ApiKey.HEARTBEAT, versions=(0, 4), permission="READ Group")

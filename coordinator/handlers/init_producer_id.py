@@ -10,12 +10,12 @@ from collections.abc import Awaitable
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.errors import error_code
-from coordinator.handlers import Context, handles, request_ms
-from coordinator.handlers.answers import answer, before_producer_fenced
-from coordinator.wire import ApiKey, Entity
-from logcore.machine import DomainError
-from txn.commands import (
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context, handles, request_ms
+from fencepost.coordinator.handlers.answers import answer, before_producer_fenced
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.logcore.machine import DomainError
+from fencepost.txn.commands import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     InitProducerId,

@@ -13,11 +13,11 @@ from collections.abc import Awaitable
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles, request_ms
-from coordinator.handlers.answers import answer
-from coordinator.wire import ApiKey, Entity
-from groups.commands import JoinGroup, JoinGroupResult
-from groups.errors import MemberIdRequiredError
+from fencepost.coordinator.handlers import Context, handles, request_ms
+from fencepost.coordinator.handlers.answers import answer
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.groups.commands import JoinGroup, JoinGroupResult
+from fencepost.groups.errors import MemberIdRequiredError
 
 TO_MEMBERS = frozenset({ErrorCode.rebalance_in_progress, ErrorCode.fenced_instance_id})
 """Errors that end the wait of one that asked without an id: it has become a member meanwhile."""

@@ -10,10 +10,10 @@ from collections.abc import Awaitable
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import answer, code_of
-from coordinator.wire import ApiKey, Entity
-from groups.commands import LeaveGroup, LeaveGroupResult, LeavingMember
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import answer, code_of
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.groups.commands import LeaveGroup, LeaveGroupResult, LeavingMember
 
 
 @handles(ApiKey.LEAVE_GROUP, versions=(0, 5), permission="READ Group")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles
-from coordinator.wire import ApiKey, Entity
-from groups.commands import ListGroups
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.groups.commands import ListGroups
 
 
 @handles(ApiKey.LIST_GROUPS, versions=(0, 5), permission="DESCRIBE Cluster or Group")

@@ -15,13 +15,13 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.errors import error_code
-from coordinator.handlers import Context, handles
-from coordinator.handlers.epochs import epoch_of, isolation_of
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.steps import Steps
-from logcore.machine import DomainError
-from logcore.partition import Isolation, Partition
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.epochs import epoch_of, isolation_of
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.partition import Isolation, Partition
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
 

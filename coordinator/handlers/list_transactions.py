@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.steps import Steps
-from txn.commands import ListTransactions, ListTransactionsResult
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.txn.commands import ListTransactions, ListTransactionsResult
 
 
 @handles(ApiKey.LIST_TRANSACTIONS, versions=(0, 2), permission="DESCRIBE TransactionalId")

@@ -16,15 +16,15 @@ from typing import Any
 import structlog
 from kio.schema.errors import ErrorCode
 
-from coordinator.data_errors import InvalidTopicError
-from coordinator.errors import error_code
-from coordinator.handlers import Context, authorized, handles
-from coordinator.metadata import Topic
-from coordinator.topic_names import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE
-from coordinator.topics import check_name
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.steps import Steps
-from logcore.machine import DomainError
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import InvalidTopicError
+from fencepost.coordinator.handlers import Context, authorized, handles
+from fencepost.coordinator.metadata.log import Topic
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE
+from fencepost.coordinator.metadata.topic_admin import check_name
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
 
 FIRST_WITH_NULL_FOR_ALL = 1
 FIRST_BY_ID = 12

@@ -12,11 +12,11 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles, request_ms
-from coordinator.handlers.answers import answer, code_of
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.build import ResponseFactory
-from groups.commands import (
+from fencepost.coordinator.handlers import Context, handles, request_ms
+from fencepost.coordinator.handlers.answers import answer, code_of
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.messages import ResponseFactory
+from fencepost.groups.commands import (
     NO_LEADER_EPOCH,
     NO_RETENTION,
     CommitOffsets,

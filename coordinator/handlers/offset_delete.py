@@ -7,10 +7,10 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import answer, code_of
-from coordinator.wire import ApiKey, Entity
-from groups.commands import DeleteOffsets, DeleteOffsetsResult
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import answer, code_of
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.groups.commands import DeleteOffsets, DeleteOffsetsResult
 
 
 @handles(ApiKey.OFFSET_DELETE, versions=(0, 0), permission="DELETE Group, READ Topic")

@@ -12,11 +12,11 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import Future, code_of, result_of
-from coordinator.turns import Work
-from coordinator.wire import ApiKey, Entity
-from groups.commands import (
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import Future, code_of, result_of
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.groups.commands import (
     NO_LEADER_EPOCH,
     NO_OFFSET,
     FetchedOffset,
@@ -24,7 +24,7 @@ from groups.commands import (
     FetchOffsetsResult,
     FetchTopic,
 )
-from logcore.machine import DomainError
+from fencepost.logcore.machine import DomainError
 
 
 @handles(ApiKey.OFFSET_FETCH, versions=(1, 10), permission="DESCRIBE Group, DESCRIBE Topic")

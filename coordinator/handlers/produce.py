@@ -16,12 +16,12 @@ from typing import Any, Final, cast
 import structlog
 from kio.schema.errors import ErrorCode
 
-from coordinator.appends import Append, Part
-from coordinator.data_errors import InvalidRequiredAcksError, TransactionalIdMissingError
-from coordinator.errors import error_code
-from coordinator.handlers import CloseConnection, Context, handles
-from coordinator.wire import ApiKey, Entity
-from logcore.errors import (
+from fencepost.coordinator.data.appends import Append, Part
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import InvalidRequiredAcksError, TransactionalIdMissingError
+from fencepost.coordinator.handlers import CloseConnection, Context, handles
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.logcore.errors import (
     CorruptRecordError,
     LogError,
     NotOneBatchError,
@@ -29,8 +29,8 @@ from logcore.errors import (
     RecordTooLargeError,
     StorageError,
 )
-from logcore.machine import DomainError
-from logcore.partition import Appended
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.partition import Appended
 
 FIRST_BY_ID: Final = 13
 ANSWERS_PER_TURN: Final = 1_000

@@ -9,10 +9,10 @@ from collections.abc import Awaitable
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import answer
-from coordinator.wire import ApiKey, Entity
-from groups.commands import SyncGroup, SyncGroupResult
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import answer
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.groups.commands import SyncGroup, SyncGroupResult
 
 
 @handles(ApiKey.SYNC_GROUP, versions=(0, 5), permission="READ Group")

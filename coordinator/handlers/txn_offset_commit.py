@@ -11,22 +11,22 @@ import asyncio
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.errors import error_code
-from coordinator.handlers import Context, handles
-from coordinator.handlers.answers import code_of, result_of
-from coordinator.topic_names import CONSUMER_OFFSETS
-from coordinator.turns import Work
-from coordinator.wire import ApiKey, Entity
-from groups.commands import (
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import code_of, result_of
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.groups.commands import (
     NO_GENERATION,
     CommitOffsetsResult,
     OffsetToCommit,
     TxnCommitOffsets,
 )
-from groups.errors import InvalidGroupIdError
-from logcore.errors import InvalidProducerEpochError
-from logcore.machine import DomainError, ProducerStamp
-from txn.errors import InvalidProducerIdMappingError
+from fencepost.groups.errors import InvalidGroupIdError
+from fencepost.logcore.errors import InvalidProducerEpochError
+from fencepost.logcore.machine import DomainError, ProducerStamp
+from fencepost.txn.errors import InvalidProducerIdMappingError
 
 FIRST_VERSION_WITH_LOAD_IN_PROGRESS = 2
 """Older producers take COORDINATOR_LOAD_IN_PROGRESS for fatal (KAFKA-7296)."""

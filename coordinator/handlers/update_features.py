@@ -11,12 +11,12 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.errors import error_code
-from coordinator.features import FeatureUpdate, UpgradeType, update_features
-from coordinator.handlers import Context, handles
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.steps import Steps
-from logcore.machine import DomainError
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.metadata.features import FeatureUpdate, UpgradeType, update_features
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
 
 FIRST_WITH_UPGRADE_TYPE = 1
 

@@ -11,15 +11,15 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.errors import error_code
-from coordinator.handlers import Context, handles
-from coordinator.shard_errors import ShardError
-from coordinator.turns import Work
-from coordinator.wire import ApiKey, Entity
-from coordinator.wire.steps import Steps
-from logcore.errors import LogError
-from logcore.machine import ProducerStamp
-from logcore.partition import Partition
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.runtime.errors import ShardError
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.errors import LogError
+from fencepost.logcore.machine import ProducerStamp
+from fencepost.logcore.partition import Partition
 
 ANSWERS = frozenset(
     {

@@ -4,22 +4,27 @@ Nothing here knows a broker; ``pipelines`` may import this package and nothing e
 ``coordinator``. What a message looks like comes from kio's generated schemas alone.
 """
 
-from coordinator.wire.api import APIS, Api, ApiKey
-from coordinator.wire.build import (
-    RequestFactory,
-    ResponseFactory,
-    request_factory,
-    response_factory,
-)
-from coordinator.wire.codec import (
+from fencepost.coordinator.wire.api import APIS, Api, ApiKey
+from fencepost.coordinator.wire.codec import (
     Request,
     decode_request,
     decode_response,
     encode_request,
     encode_response,
 )
-from coordinator.wire.errors import EncodeError, MalformedRequest, UnsupportedVersion, WireError
-from coordinator.wire.schema import Entity
+from fencepost.coordinator.wire.errors import (
+    EncodeError,
+    MalformedRequest,
+    UnsupportedVersion,
+    WireError,
+)
+from fencepost.coordinator.wire.messages import (
+    RequestFactory,
+    ResponseFactory,
+    request_factory,
+    response_factory,
+)
+from fencepost.coordinator.wire.schema import Entity
 
 __all__ = [
     "APIS",

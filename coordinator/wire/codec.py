@@ -11,23 +11,17 @@ from typing import NamedTuple, cast
 from kio.schema.errors import ErrorCode
 from kio.serial.errors import SerialError
 
-from coordinator.wire.api import APIS, ApiKey
-from coordinator.wire.build import response_factory
-from coordinator.wire.errors import EncodeError, MalformedRequest, UnsupportedVersion
-from coordinator.wire.limits import (
+from fencepost.coordinator.wire.api import APIS, ApiKey
+from fencepost.coordinator.wire.errors import EncodeError, MalformedRequest, UnsupportedVersion
+from fencepost.coordinator.wire.limits import (
     BIG_CHUNK_BYTES,
     MAX_REQUEST_OBJECTS,
     MAX_RESPONSE_OBJECTS,
     SMALL_FRAME_BYTES,
 )
-from coordinator.wire.pieces import LONG_BYTES, read_in_steps, reader
-from coordinator.wire.schema import (
-    Entity,
-    is_flexible,
-    message_class,
-    response_header_is_tagged,
-)
-from coordinator.wire.skim import (
+from fencepost.coordinator.wire.messages import response_factory
+from fencepost.coordinator.wire.pieces import LONG_BYTES, read_in_steps, reader
+from fencepost.coordinator.wire.precheck import (
     Cut,
     Frame,
     check,
@@ -36,8 +30,14 @@ from coordinator.wire.skim import (
     read_uvarint,
     without,
 )
-from coordinator.wire.steps import Steps, finish
-from coordinator.wire.writer import Chunk, InFile, compile_writer, total_size
+from fencepost.coordinator.wire.schema import (
+    Entity,
+    is_flexible,
+    message_class,
+    response_header_is_tagged,
+)
+from fencepost.coordinator.wire.steps import Steps, finish
+from fencepost.coordinator.wire.writer import Chunk, InFile, compile_writer, total_size
 
 _HEADER = struct.Struct(">hhih")
 _LENGTH_AND_ID = struct.Struct(">ii")

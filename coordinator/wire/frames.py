@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import struct
 
-from coordinator.wire.errors import MalformedRequest
-from coordinator.wire.limits import FIRST_BUFFER_BYTES, MAX_REQUEST_BYTES
+from fencepost.coordinator.wire.errors import MalformedRequest
+from fencepost.coordinator.wire.limits import FIRST_BUFFER_BYTES, MAX_REQUEST_BYTES
 
 _LENGTH = struct.Struct(">i").unpack_from
 _PREFIX_BYTES = 4

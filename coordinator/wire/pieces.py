@@ -3,7 +3,7 @@
 To decode a hundred thousand structures takes 30 ms, and to free them half of that: longer than
 anybody should wait for the event loop. So a long array is cut out of the structure that it stands
 in, which is decoded without it, and its elements follow one by one, each in the same way. What is
-long, the walk before has noted (``coordinator.wire.skim``).
+long, the walk before has noted (``coordinator.wire.precheck``).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from kio.serial import entity_reader
 from kio.serial.readers import read_compact_string, read_legacy_string
 
-from coordinator.wire.schema import Entity, fields_of, lenient_class
-from coordinator.wire.skim import Array, Frame, Walk, without
-from coordinator.wire.steps import Steps
+from fencepost.coordinator.wire.precheck import Array, Frame, Walk, without
+from fencepost.coordinator.wire.schema import Entity, fields_of, lenient_class
+from fencepost.coordinator.wire.steps import Steps
 
 LONG_BYTES = 4_096
 """An array of more bytes is decoded in steps; less takes some tenths of a millisecond."""

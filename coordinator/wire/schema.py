@@ -1,7 +1,7 @@
 """kio's message classes by API and version, and what their fields look like on the wire.
 
 All knowledge of the messages comes from here, and from kio's generated schemas behind it: the
-writer (``writer.py``) and the walker (``skim.py``) are compiled from :func:`fields_of`.
+writer (``writer.py``) and the walker (``precheck.py``) are compiled from :func:`fields_of`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 from kio.static.constants import EntityType
 from kio.static.primitive import TZAware
 
-from coordinator.wire.api import APIS, ApiKey
+from fencepost.coordinator.wire.api import APIS, ApiKey
 
 Entity = Any
 """An instance of a kio message class. The classes are loaded by name at run time, so their fields

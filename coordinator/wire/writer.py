@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Protocol
 
-from coordinator.wire.schema import (
+from fencepost.coordinator.wire.schema import (
     DURATIONS,
     TIMES,
     FieldInfo,
@@ -29,7 +29,7 @@ from coordinator.wire.schema import (
     fields_of,
     has_struct_arrays,
 )
-from coordinator.wire.steps import Steps
+from fencepost.coordinator.wire.steps import Steps
 
 Chunk = bytes | bytearray | memoryview
 

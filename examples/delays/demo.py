@@ -37,7 +37,6 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from coordinator.wire.client import WireClient
 from examples.delays.chart import chart
 from examples.delays.feed import (
     ENRICHED,
@@ -54,6 +53,7 @@ from examples.delays.truth import Record, Truth, Verdict, judge
 from examples.flights.data import Reference, fetch
 from examples.flights.demo import Daemon
 from examples.mqtt_broker import mqtt_broker
+from fencepost.coordinator.wire.client.client import WireClient
 
 DEADLINE_S = 600
 """After so long without an end the demo gives up, in seconds."""
@@ -227,7 +227,7 @@ class Demo:
                 ),
                 "the MQTT bridge": Service(
                     self.home / "bridge.log",
-                    *("pipelines.mqtt", *common, "--mqtt", f"127.0.0.1:{port}"),
+                    *("fencepost.pipelines.mqtt", *common, "--mqtt", f"127.0.0.1:{port}"),
                     *("--mqtt-version", "3.1.1", "--config", str(routes)),
                 ),
             }

@@ -23,8 +23,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from examples.delays.feed import ENRICHED, FLIGHTS, HOURS
 from examples.delays.truth import LATE_MINUTES
-from pipelines.spark import java
-from pipelines.spark.prepare import prepare
+from fencepost.pipelines.spark import java
+from fencepost.pipelines.spark.prepare import prepare
 
 SCHEMA = (
     "id int, time timestamp, carrier string, flight string, origin string, dest string,"

@@ -35,11 +35,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from coordinator.ports import hold_port
 from examples.flights.data import FLIGHTS, fetch
 from examples.flights.load import TOPIC, load
 from examples.flights.verify import Truth, Verdict, read
 from examples.flights.worker import GROUP, OUTPUT, TOTALS
+from fencepost.coordinator.tools.ports import hold_port
 
 PARTITIONS = 6
 START_S = 60
@@ -63,7 +63,7 @@ class Daemon:
         """Start it (again, on the same port) and wait for its ``listening`` line."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "coordinator.cli", "serve"),
+                *(sys.executable, "-m", "fencepost.coordinator.cli", "serve"),
                 *("--data-dir", str(self._data_dir), "--listen", self.bootstrap),
                 *("--config", "group.initial.rebalance.delay.ms=0"),
                 stdout=asyncio.subprocess.PIPE,

@@ -23,11 +23,11 @@ from pathlib import Path
 from aiokafka import TopicPartition
 
 from examples.flights.data import Reference, Totals, enrich, no_totals
-from pipelines.batching import Limits
-from pipelines.exactly_once import ExactlyOnce, Options
-from pipelines.producers import read_committed
-from pipelines.records import Batch, Output
-from pipelines.serde import BYTES, MSGPACK
+from fencepost.pipelines.batching import Limits
+from fencepost.pipelines.exactly_once import ExactlyOnce, Options
+from fencepost.pipelines.producers import read_committed
+from fencepost.pipelines.records import Batch, Output
+from fencepost.pipelines.serde import BYTES, MSGPACK
 
 GROUP = "delay-pipeline"
 INPUT, OUTPUT, TOTALS = "flights", "delays", "carrier-totals"

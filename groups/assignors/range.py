@@ -8,7 +8,12 @@ Source: Kafka's server-side ``RangeAssignor``.
 
 from __future__ import annotations
 
-from groups.assignors.model import GroupAssignment, GroupSpec, TopicIdPartition, member_order
+from fencepost.groups.assignors.model import (
+    GroupAssignment,
+    GroupSpec,
+    TopicIdPartition,
+    member_order,
+)
 
 
 class RangeAssignor:

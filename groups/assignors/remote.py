@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from groups.assignors.model import AssignorFault, GroupAssignment, GroupSpec
+from fencepost.groups.assignors.model import AssignorFault, GroupAssignment, GroupSpec
 
 ASK_AGAIN_MS: Final = 30_000
 """After this time an assignor that failed, or never answered, is asked again at a heartbeat: often

@@ -1,6 +1,6 @@
 """Checks for assignors of one's own: what must be true of every result, and random groups to try.
 
-    from groups.assignors.testing import check
+    from fencepost.groups.assignors.testing import check
     check(MyAssignor())            # raises AssignorFault with the group that it got wrong
 
 ``check`` takes server-side assignors (``groups.assignors.model.Assignor``) and client-side ones
@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from groups.assignors.client.model import ClientAssignor, Result, Subscription, Topics
-from groups.assignors.client.model import TopicPartition as NamedPartition
-from groups.assignors.model import (
+from fencepost.groups.assignors.client.model import ClientAssignor, Result, Subscription, Topics
+from fencepost.groups.assignors.client.model import TopicPartition as NamedPartition
+from fencepost.groups.assignors.model import (
     Assignor,
     AssignorFault,
     GroupAssignment,

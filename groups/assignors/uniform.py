@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from groups.assignors.model import (
+from fencepost.groups.assignors.model import (
     GroupAssignment,
     GroupSpec,
     TopicIdPartition,

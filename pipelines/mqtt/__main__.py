@@ -1,4 +1,4 @@
-"""``python -m pipelines.mqtt``: run the bridge from the command line."""
+"""``python -m fencepost.pipelines.mqtt``: run the bridge from the command line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ import click
 import structlog
 from aiokafka.errors import KafkaError
 
-from coordinator.wire.client import ApiError
-from pipelines.failures import PipelineError
-from pipelines.mqtt.bridge import MAX_RECORD_BYTES, MIN_RECORD_BYTES, Bridge, BridgeOptions
-from pipelines.mqtt.ledger import LedgerError
-from pipelines.mqtt.routes import Mapped, MessageId, Route, RouteError, load
-from pipelines.mqtt.session import Address
+from fencepost.coordinator.wire.client.client import ApiError
+from fencepost.pipelines.failures import PipelineError
+from fencepost.pipelines.mqtt.bridge import (
+    MAX_RECORD_BYTES,
+    MIN_RECORD_BYTES,
+    Bridge,
+    BridgeOptions,
+)
+from fencepost.pipelines.mqtt.ledger import LedgerError
+from fencepost.pipelines.mqtt.routes import Mapped, MessageId, Route, RouteError, load
+from fencepost.pipelines.mqtt.session import Address
 
 MAX_PORT = 65_535
 

@@ -48,11 +48,11 @@ import aiomqtt
 import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
 
-from coordinator.wire.client import ApiError, AsyncWireClient
-from pipelines.failures import Action, Patience, RetryPolicy, classify
-from pipelines.mqtt.ledger import Ledger, LedgerError, digest
-from pipelines.mqtt.routes import Mapped, RouteError
-from pipelines.mqtt.session import (
+from fencepost.coordinator.wire.client.client import ApiError, AsyncWireClient
+from fencepost.pipelines.failures import Action, Patience, RetryPolicy, classify
+from fencepost.pipelines.mqtt.ledger import Ledger, LedgerError, digest
+from fencepost.pipelines.mqtt.routes import Mapped, RouteError
+from fencepost.pipelines.mqtt.session import (
     SESSION_EXPIRY_S,
     Address,
     Event,
@@ -62,9 +62,9 @@ from pipelines.mqtt.session import (
     Settled,
     SubscriptionRefusedError,
 )
-from pipelines.producers import close_producer, open_producer, read_committed, send_all
-from pipelines.records import MAX_REASON_CHARS, REASON, Headers, Output
-from pipelines.serde import BYTES
+from fencepost.pipelines.producers import close_producer, open_producer, read_committed, send_all
+from fencepost.pipelines.records import MAX_REASON_CHARS, REASON, Headers, Output
+from fencepost.pipelines.serde import BYTES
 
 _log = structlog.get_logger()
 

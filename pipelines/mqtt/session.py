@@ -24,7 +24,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from pipelines.mqtt.routes import Mapped
+from fencepost.pipelines.mqtt.routes import Mapped
 
 BARRIER = "fencepost/barrier"
 """A filter that nobody subscribes to: the answer to its UNSUBSCRIBE marks a place in the stream."""

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.wire.api import APIS
-from coordinator.wire.build import fetch_one, list_offsets, offset_fetch
-from coordinator.wire.client import (
+from fencepost.coordinator.wire.api import APIS
+from fencepost.coordinator.wire.client.client import (
     ApiError,
     BrokerUnreachable,
     ConnectionLostError,
     RequestFactory,
     WireClient,
 )
-from coordinator.wire.cluster import TopicMetadata
-from pipelines.spark.errors import BrokerError
+from fencepost.coordinator.wire.client.cluster import TopicMetadata
+from fencepost.coordinator.wire.messages import fetch_one, list_offsets, offset_fetch
+from fencepost.pipelines.spark.errors import BrokerError
 
 Partition = tuple[str, int]
 Offsets = dict[Partition, int]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from pipelines.spark.broker import Offsets
-from pipelines.spark.errors import ProgressError
+from fencepost.pipelines.spark.broker import Offsets
+from fencepost.pipelines.spark.errors import ProgressError
 
 _HEAD_LINES = 2
 

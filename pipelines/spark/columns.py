@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logcore.batch import BatchHeader
-from logcore.errors import InvalidRecordError
-from logcore.varint import encode, read_varint
-from pipelines.spark.partitioner import binary_parts
+from fencepost.logcore.batch import BatchHeader
+from fencepost.logcore.errors import InvalidRecordError
+from fencepost.logcore.varint import encode, read_varint
+from fencepost.pipelines.spark.partitioner import binary_parts
 
 HEADERS = pa.list_(
     pa.field(

@@ -40,16 +40,16 @@ class FencepostDataSource(DataSource):
 
     def schema(self) -> str:
         """The columns of the stock Kafka source."""
-        from pipelines.spark.read import ddl  # noqa: PLC0415 - see the module
+        from fencepost.pipelines.spark.read import ddl  # noqa: PLC0415 - see the module
 
         wanted = str(self.options.get("includeHeaders", "false")).strip().lower() == "true"
         return ddl(with_headers=wanted)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
         """Reads from starting to ending offsets."""
-        from pipelines.spark.options import source_options  # noqa: PLC0415 - see the module
-        from pipelines.spark.source import BatchReader  # noqa: PLC0415 - see the module
-        from pipelines.spark.worker import settle  # noqa: PLC0415 - see the module
+        from fencepost.pipelines.spark.options import source_options  # noqa: PLC0415 - see the module
+        from fencepost.pipelines.spark.source import BatchReader  # noqa: PLC0415 - see the module
+        from fencepost.pipelines.spark.worker import settle  # noqa: PLC0415 - see the module
 
         settle()
         return BatchReader(source_options(self.options, streaming=False))
@@ -59,16 +59,16 @@ class FencepostDataSource(DataSource):
         schema: StructType,  # noqa: ARG002 - Spark's signature
     ) -> DataSourceStreamReader:
         """Reads from the starting offsets on."""
-        from pipelines.spark.options import source_options  # noqa: PLC0415 - see the module
-        from pipelines.spark.source import StreamReader  # noqa: PLC0415 - see the module
-        from pipelines.spark.worker import settle  # noqa: PLC0415 - see the module
+        from fencepost.pipelines.spark.options import source_options  # noqa: PLC0415 - see the module
+        from fencepost.pipelines.spark.source import StreamReader  # noqa: PLC0415 - see the module
+        from fencepost.pipelines.spark.worker import settle  # noqa: PLC0415 - see the module
 
         settle()
         return StreamReader(source_options(self.options, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Writes a DataFrame as one transaction."""
-        from pipelines.spark.sink import batch_writer  # noqa: PLC0415 - see the module
+        from fencepost.pipelines.spark.sink import batch_writer  # noqa: PLC0415 - see the module
 
         return batch_writer(self.options, schema, overwrite=overwrite)
 
@@ -78,6 +78,6 @@ class FencepostDataSource(DataSource):
         overwrite: bool,  # noqa: ARG002 - Spark's signature
     ) -> DataSourceStreamWriter:
         """Writes each micro-batch as one transaction that also holds the batch's number."""
-        from pipelines.spark.sink import stream_writer  # noqa: PLC0415 - see the module
+        from fencepost.pipelines.spark.sink import stream_writer  # noqa: PLC0415 - see the module
 
         return stream_writer(self.options, schema, planning=self._planning)

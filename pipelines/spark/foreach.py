@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkAttributeError
 
-from logcore.compression import Codec
-from pipelines.spark import transaction as txn
-from pipelines.spark.checkpoint import PlannedBatch, read_checkpoint
-from pipelines.spark.errors import OptionError
-from pipelines.spark.options import sink_options
-from pipelines.spark.progress import Progress, Standing, standing
-from pipelines.spark.rows import RowWriter, check_schema
-from pipelines.spark.sink import QUERY_ID, Exactly, Plan, aborting
-from pipelines.spark.tally import Tally, checksum_text
+from fencepost.logcore.compression import Codec
+from fencepost.pipelines.spark import transaction as txn
+from fencepost.pipelines.spark.checkpoint import PlannedBatch, read_checkpoint
+from fencepost.pipelines.spark.errors import OptionError
+from fencepost.pipelines.spark.options import sink_options
+from fencepost.pipelines.spark.progress import Progress, Standing, standing
+from fencepost.pipelines.spark.rows import RowWriter, check_schema
+from fencepost.pipelines.spark.sink import QUERY_ID, Exactly, Plan, aborting
+from fencepost.pipelines.spark.tally import Tally, checksum_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

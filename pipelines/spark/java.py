@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.spark.errors import SparkPipelineError
+from fencepost.pipelines.spark.errors import SparkPipelineError
 
 MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 START_S = 180.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Protocol
 
-from pipelines.spark.offsets import Offsets, from_json
+from fencepost.pipelines.spark.offsets import Offsets, from_json
 
 
 class SourceProgress(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pipelines.spark.errors import DataLossError
+from fencepost.pipelines.spark.errors import DataLossError
 
 Partition = tuple[str, int]
 Offsets = dict[Partition, int]

@@ -13,16 +13,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from coordinator.wire.cluster import parse_bootstrap
-from pipelines.spark import client_options
-from pipelines.spark.broker import (
+from fencepost.coordinator.wire.client.cluster import parse_bootstrap
+from fencepost.pipelines.spark import client_options
+from fencepost.pipelines.spark.broker import (
     DEFAULT_TIMEOUT_MS,
     EARLIEST,
     LATEST,
     READ_COMMITTED,
     READ_UNCOMMITTED,
 )
-from pipelines.spark.errors import OptionError
+from fencepost.pipelines.spark.errors import OptionError
 
 Offsets = dict[tuple[str, int], int]
 

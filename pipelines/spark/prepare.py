@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.errors import PySparkAttributeError
 
-from pipelines.spark.broker import DEFAULT_TIMEOUT_MS, Connection
-from pipelines.spark.errors import OptionError
-from pipelines.spark.partitioner import partitions_of
-from pipelines.spark.rows import PREPARED
+from fencepost.pipelines.spark.broker import DEFAULT_TIMEOUT_MS, Connection
+from fencepost.pipelines.spark.errors import OptionError
+from fencepost.pipelines.spark.partitioner import partitions_of
+from fencepost.pipelines.spark.rows import PREPARED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Self
 
-from pipelines.spark.errors import ProgressError
+from fencepost.pipelines.spark.errors import ProgressError
 
 
 @dataclass(frozen=True, slots=True)

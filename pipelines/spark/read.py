@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from kio.schema.errors import ErrorCode
 
-from logcore.batch import (
+from fencepost.logcore.batch import (
     LOG_OVERHEAD,
     BatchHeader,
     ControlType,
@@ -25,7 +25,7 @@ from logcore.batch import (
     record_bytes,
     verify_crc,
 )
-from pipelines.spark.broker import (
+from fencepost.pipelines.spark.broker import (
     EARLIEST,
     LATEST,
     READ_COMMITTED,
@@ -35,11 +35,11 @@ from pipelines.spark.broker import (
     Fetched,
     connection,
 )
-from pipelines.spark.columns import HEADERS, Columns, decode
-from pipelines.spark.errors import BrokerError, DataLossError
-from pipelines.spark.offsets import DATA_LOSS_HINT, Range
-from pipelines.spark.options import SourceOptions
-from pipelines.spark.worker import settle
+from fencepost.pipelines.spark.columns import HEADERS, Columns, decode
+from fencepost.pipelines.spark.errors import BrokerError, DataLossError
+from fencepost.pipelines.spark.offsets import DATA_LOSS_HINT, Range
+from fencepost.pipelines.spark.options import SourceOptions
+from fencepost.pipelines.spark.worker import settle
 
 FETCH_WAIT_MS = 500
 MOST_MS = ((1 << 63) - 1) // 1000

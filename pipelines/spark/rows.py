@@ -26,12 +26,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pipelines.spark.client_options import tell_once
-from pipelines.spark.columns import HEADERS, Piece, Rows, encode_rows
-from pipelines.spark.errors import OptionError, SparkPipelineError
-from pipelines.spark.options import SinkOptions
-from pipelines.spark.partitioner import partitions_of
-from pipelines.spark.tally import Tally
+from fencepost.pipelines.spark.client_options import tell_once
+from fencepost.pipelines.spark.columns import HEADERS, Piece, Rows, encode_rows
+from fencepost.pipelines.spark.errors import OptionError, SparkPipelineError
+from fencepost.pipelines.spark.options import SinkOptions
+from fencepost.pipelines.spark.partitioner import partitions_of
+from fencepost.pipelines.spark.tally import Tally
 
 PREPARED = "fencepost"
 """Key of the column metadata by which ``prepare`` tells the sink what it has done."""

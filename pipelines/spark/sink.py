@@ -22,26 +22,26 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from coordinator.wire.errors import WireError
-from logcore.compression import Codec, compress
-from pipelines.spark import spool
-from pipelines.spark import transaction as txn
-from pipelines.spark.broker import Connection, connection
-from pipelines.spark.checkpoint import PlannedBatch, local_folder, read_checkpoint
-from pipelines.spark.columns import Piece
-from pipelines.spark.errors import (
+from fencepost.coordinator.wire.errors import WireError
+from fencepost.logcore.compression import Codec, compress
+from fencepost.pipelines.spark import spool
+from fencepost.pipelines.spark import transaction as txn
+from fencepost.pipelines.spark.broker import Connection, connection
+from fencepost.pipelines.spark.checkpoint import PlannedBatch, local_folder, read_checkpoint
+from fencepost.pipelines.spark.columns import Piece
+from fencepost.pipelines.spark.errors import (
     OptionError,
     ProgressError,
     SharedTransactionError,
     SparkPipelineError,
 )
-from pipelines.spark.options import SinkOptions, sink_options
-from pipelines.spark.progress import Progress, Standing, check_same, standing
-from pipelines.spark.rows import Prepared, RowWriter, check_schema
-from pipelines.spark.spool import Spool
-from pipelines.spark.tally import Tally, checksum_text
-from pipelines.spark.transaction import Ticket
-from pipelines.spark.worker import settled
+from fencepost.pipelines.spark.options import SinkOptions, sink_options
+from fencepost.pipelines.spark.progress import Progress, Standing, check_same, standing
+from fencepost.pipelines.spark.rows import Prepared, RowWriter, check_schema
+from fencepost.pipelines.spark.spool import Spool
+from fencepost.pipelines.spark.tally import Tally, checksum_text
+from fencepost.pipelines.spark.transaction import Ticket
+from fencepost.pipelines.spark.worker import settled
 
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 """Local properties by which Spark tells its tasks what they work for."""
@@ -140,7 +140,8 @@ def write_rows(plan: Plan, batches: Iterable[RecordBatch]) -> Written:
         raise SharedTransactionError(
             f"attempt {context.attemptNumber()} of a task would write a second time into the"
             " transaction of the first; the whole batch has to run again. Set"
-            " spark.task.maxFailures to 1, and restart the query (pipelines.spark.supervise)"
+            " spark.task.maxFailures to 1, and restart the query"
+            " (fencepost.pipelines.spark.supervise)"
         )
     sender = txn.Sender(plan.link, plan.ticket, codec, options.level, guarded=True)
     task = context.partitionId()
@@ -210,8 +211,8 @@ def choose_mode(options: SinkOptions, prepared: Prepared | None) -> str:
         return "direct" if prepared is not None else "staged"
     if options.mode == "direct" and prepared is None:
         raise OptionError(
-            "mode=direct needs rows that pipelines.spark.prepare has spread over the tasks, so"
-            " that no two tasks write to one partition"
+            "mode=direct needs rows that fencepost.pipelines.spark.prepare has spread over tasks,"
+            " so that no two tasks write to one partition"
         )
     return options.mode
 

@@ -25,8 +25,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pipelines.spark import offsets as plan
-from pipelines.spark.broker import (
+from fencepost.pipelines.spark import offsets as plan
+from fencepost.pipelines.spark.broker import (
     LATEST,
     RETRY_PAUSE_S,
     Connection,
@@ -34,10 +34,10 @@ from pipelines.spark.broker import (
     Partition,
     connection,
 )
-from pipelines.spark.errors import BrokerError, DataLossError, OptionError
-from pipelines.spark.offsets import Range
-from pipelines.spark.options import Bound, SourceOptions
-from pipelines.spark.read import read_range
+from fencepost.pipelines.spark.errors import BrokerError, DataLossError, OptionError
+from fencepost.pipelines.spark.offsets import Range
+from fencepost.pipelines.spark.options import Bound, SourceOptions
+from fencepost.pipelines.spark.read import read_range
 
 Json = dict[str, dict[str, int]]
 

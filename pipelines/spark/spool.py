@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from pipelines.spark.columns import Piece
-from pipelines.spark.errors import SparkPipelineError
+from fencepost.pipelines.spark.columns import Piece
+from fencepost.pipelines.spark.errors import SparkPipelineError
 
 _MARK = "mark"
 

@@ -62,11 +62,11 @@ def run_supervised(
 def is_fatal(error: BaseException) -> bool:
     """Whether one of our errors that no restart cures is behind a failed query."""
     text = str(error)
-    return any(f"pipelines.spark.errors.{name}" in text for name in FATAL)
+    return any(f"fencepost.pipelines.spark.errors.{name}" in text for name in FATAL)
 
 
 def first_line(error: BaseException) -> str:
     """The cause, without the stack traces of two languages."""
     text = str(error)
-    ours = [line for line in text.splitlines() if line.startswith("pipelines.spark.")]
+    ours = [line for line in text.splitlines() if line.startswith("fencepost.pipelines.spark.")]
     return ours[0] if ours else text.split("\n", 1)[0]

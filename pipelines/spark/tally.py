@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.spark.columns import encode_headers
-from pipelines.spark.partitioner import binary_parts
+from fencepost.pipelines.spark.columns import encode_headers
+from fencepost.pipelines.spark.partitioner import binary_parts
 
 _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)

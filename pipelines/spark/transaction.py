@@ -15,10 +15,10 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.wire.client import ApiError, RequestFactory
-from logcore.batch import batch_of_payload
-from logcore.compression import Codec, compress
-from pipelines.spark.broker import (
+from fencepost.coordinator.wire.client.client import ApiError, RequestFactory
+from fencepost.logcore.batch import batch_of_payload
+from fencepost.logcore.compression import Codec, compress
+from fencepost.pipelines.spark.broker import (
     LATEST,
     READ_UNCOMMITTED,
     RETRY_PAUSE_S,
@@ -26,8 +26,8 @@ from pipelines.spark.broker import (
     Offsets,
     Partition,
 )
-from pipelines.spark.columns import Piece
-from pipelines.spark.errors import BrokerError, SharedTransactionError
+from fencepost.pipelines.spark.columns import Piece
+from fencepost.pipelines.spark.errors import BrokerError, SharedTransactionError
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """Encoded records of one Produce request."""

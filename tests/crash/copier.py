@@ -218,7 +218,7 @@ def forget(bootstrap: str) -> None:
 def verify(bootstrap: str, directory: Path, records: int = RECORDS, sources: int = 1) -> None:
     """Read everything and judge. What is expected is the input, each value once."""
     # Hundreds of these run in a sweep, and as many copiers, which need none of it.
-    from coordinator import lean  # noqa: F401 - before anything that imports kio
+    from fencepost.coordinator import light_imports  # noqa: F401 - before anything that imports kio
     from tests.support.checker import check
     from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from logcore.fs import FileMap, OsFileSystem, ReadableBuffer
+from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
 
 
 class StepCounter:
@@ -149,7 +149,7 @@ class CrashingFileSystem(OsFileSystem):
 
 async def run(options: Any, counter: StepCounter) -> None:
     """Serve until SIGTERM."""
-    from coordinator import Broker
+    from fencepost import Broker
 
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()

@@ -11,10 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.wire.steps import finish
-from logcore.batch import ControlType, decode_records, iter_headers, parse_control, parse_header
-from logcore.index import AbortedTxn
-from logcore.partition import Isolation, Partition
+from fencepost.coordinator.wire.steps import finish
+from fencepost.logcore.batch import (
+    ControlType,
+    decode_records,
+    iter_headers,
+    parse_control,
+    parse_header,
+)
+from fencepost.logcore.index import AbortedTxn
+from fencepost.logcore.partition import Isolation, Partition
 from tests.crash.power_workloads import T0, Promise, Recorder, Written, open_log
 from tests.support.memory_disk import MemoryDisk
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from logcore.batch import LogRecord, encode_batch, iter_headers
-from logcore.checkpoints import (
+from fencepost.logcore.batch import LogRecord, encode_batch, iter_headers
+from fencepost.logcore.checkpoints import (
     LOG_START_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
     CheckpointError,
@@ -23,12 +23,12 @@ from logcore.checkpoints import (
     write_clean_shutdown,
     write_offsets,
 )
-from logcore.clock import ManualClock
-from logcore.compaction import unthrottled
-from logcore.config import LogConfig
-from logcore.fs import FileSystem
-from logcore.machine import ProducerStamp, Record
-from logcore.partition import Isolation, Partition
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.compaction import unthrottled
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.partition import Isolation, Partition
 from tests.support.memory_disk import MemoryDisk
 
 T0 = 1_000_000

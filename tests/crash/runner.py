@@ -18,9 +18,9 @@ from typing import Any
 
 from aiokafka import TopicPartition
 
-from pipelines.batching import Limits
-from pipelines.exactly_once import ExactlyOnce, Options
-from pipelines.records import Batch, Output
+from fencepost.pipelines.batching import Limits
+from fencepost.pipelines.exactly_once import ExactlyOnce, Options
+from fencepost.pipelines.records import Batch, Output
 from tests.crash.copier import BATCH, GROUP, RECORDS, SOURCE, TARGET, Journal, fill, verify
 from tests.support.history import Begin, CommitOffset, End, Fence, Outcome, Send
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import pytest
 
-from logcore.batch import iter_headers, verify_crc
-from logcore.checkpoints import (
+from fencepost.logcore.batch import iter_headers, verify_crc
+from fencepost.logcore.checkpoints import (
     CLEAN_SHUTDOWN,
     COPIED_CHECKPOINTS,
     COPY_SUFFIX,
@@ -31,9 +31,9 @@ from logcore.checkpoints import (
     write_meta_properties,
     write_offsets,
 )
-from logcore.dump import is_problem
-from logcore.errors import LogError, StorageError
-from logcore.verify import verify_partition
+from fencepost.logcore.dump import is_problem
+from fencepost.logcore.errors import LogError, StorageError
+from fencepost.logcore.verify import verify_partition
 from tests.crash.power_judge import BrokenPromiseError, check_log
 from tests.crash.power_workloads import FORCED, ROOT, Recorder, open_log
 from tests.support.memory_disk import MemoryDisk

@@ -21,18 +21,24 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.group_commit import GroupCommit
-from coordinator.runtime import ShardState
-from coordinator.topic_names import CONSUMER_OFFSETS
-from groups.commands import CommitOffsets, OffsetToCommit, TxnCommitOffsets
-from logcore.batch import LogRecord, decode_records, encode_batch, iter_headers
-from logcore.flush import Flush
-from logcore.machine import ProducerStamp
-from logcore.partition import Isolation, Partition
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
+from fencepost.coordinator.runtime.flusher import GroupCommit
+from fencepost.coordinator.runtime.shard import ShardState
+from fencepost.groups.commands import CommitOffsets, OffsetToCommit, TxnCommitOffsets
+from fencepost.logcore.batch import LogRecord, decode_records, encode_batch, iter_headers
+from fencepost.logcore.flush import Flush
+from fencepost.logcore.machine import ProducerStamp
+from fencepost.logcore.partition import Isolation, Partition
+from fencepost.txn.commands import (
+    AddPartitions,
+    EndTxn,
+    EndTxnResult,
+    InitProducerId,
+    InitProducerIdResult,
+)
 from tests.support.memory_disk import MemoryDisk, Skip
 from tests.unit.coordinator.services import Services
 from tests.unit.coordinator.test_group_coordinator import committed
-from txn.commands import AddPartitions, EndTxn, EndTxnResult, InitProducerId, InitProducerIdResult
 
 STATES = int(os.environ.get("POWER_STATES", "10500")) // 7
 """How many states are started: each costs as much as some of a bare log."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from coordinator.wire.schema import FieldInfo, all_fields
+from fencepost.coordinator.wire.schema import FieldInfo, all_fields
 
 ERRORS = list(ErrorCode)
 INTEGERS = {

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.broker import Broker
-from coordinator.wire import APIS, ApiKey, encode_request
-from coordinator.wire.codec import decode_response
-from coordinator.wire.schema import FieldInfo, message_class
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.wire import APIS, ApiKey, encode_request
+from fencepost.coordinator.wire.codec import decode_response
+from fencepost.coordinator.wire.schema import FieldInfo, message_class
 from tests.fuzz.entities import random_entity, random_leaf
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, TRANSACTION, Cluster

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from coordinator.broker import Broker
-from logcore.batch import decode_records, iter_headers, verify_crc
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.logcore.batch import decode_records, iter_headers, verify_crc
 from tests.support.broken_batches import draw_batch
 from tests.support.cluster import Cluster
 from tests.support.raw import errors_in

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.wire import (
+from fencepost.coordinator.wire import (
     APIS,
     MalformedRequest,
     Request,
@@ -23,10 +23,10 @@ from coordinator.wire import (
     decode_request,
     encode_request,
 )
-from coordinator.wire.codec import decode_response
-from coordinator.wire.frames import FrameBuffer
-from coordinator.wire.schema import message_class
-from coordinator.wire.writer import uvarint
+from fencepost.coordinator.wire.codec import decode_response
+from fencepost.coordinator.wire.frames import FrameBuffer
+from fencepost.coordinator.wire.schema import message_class
+from fencepost.coordinator.wire.writer import uvarint
 from tests.fuzz.entities import random_entity
 
 SECONDS_PER_KIND = 3.0

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from coordinator.placement import partition_for
+from fencepost.coordinator.runtime.key_partition import partition_for
 from tests.lives.draw import Request
 from tests.lives.knowledge import Knowledge
 from tests.lives.learn import learn

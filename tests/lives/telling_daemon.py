@@ -20,11 +20,12 @@ from typing import Any
 
 import structlog
 
-from coordinator import daemon, logs
-from coordinator.broker import Broker
-from coordinator.runtime import Shard
-from coordinator.topic_names import INTERNAL_TOPICS, METADATA_TOPIC
-from logcore.partition import Partition
+from fencepost.coordinator.config import logs
+from fencepost.coordinator.daemon import process as daemon
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC
+from fencepost.coordinator.runtime.shard import Shard
+from fencepost.logcore.partition import Partition
 
 LOADING_MS = 60_000
 
@@ -83,7 +84,7 @@ def told(partition: Partition) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from coordinator.cli import main
+    from fencepost.coordinator.cli import main
 
     daemon.Broker = TellingBroker  # type: ignore[misc]
     main(["serve", *sys.argv[1:]], prog_name="fencepost")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pipelines.mqtt.bridge import (
+from fencepost.pipelines.mqtt.bridge import (
     LEDGER_CONFIGS,
     MIN_RECORD_BYTES,
     PART,
@@ -14,8 +14,8 @@ from pipelines.mqtt.bridge import (
     ledger_topic,
     record_bytes,
 )
-from pipelines.mqtt.routes import Mapped, MessageId, Route, RouteError
-from pipelines.records import REASON, Output
+from fencepost.pipelines.mqtt.routes import Mapped, MessageId, Route, RouteError
+from fencepost.pipelines.records import REASON, Output
 from tests.mqtt.test_sessions import Gateway, broker, gateway
 from tests.support.cluster import unique
 from tests.wire.clients import aio_consumer

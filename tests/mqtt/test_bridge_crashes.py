@@ -45,11 +45,11 @@ QUIET_S = 20.0
 
 
 class Bridge:
-    """``python -m pipelines.mqtt`` in a process of its own."""
+    """``python -m fencepost.pipelines.mqtt`` in a process of its own."""
 
     def __init__(self, daemon: Daemon, broker: Mosquitto, qos: int, version: str) -> None:
         self._command = [
-            *(sys.executable, "-m", "pipelines.mqtt", "--bootstrap", daemon.bootstrap),
+            *(sys.executable, "-m", "fencepost.pipelines.mqtt", "--bootstrap", daemon.bootstrap),
             *("--mqtt", f"127.0.0.1:{broker.port}", "--qos", str(qos), "--mqtt-version", version),
             *("--route", "weather/#=weather", "--route", "flights/+/+=flights"),
         ]

@@ -1,4 +1,4 @@
-"""``python -m pipelines.mqtt``: impossible options, an orderly end, and an end with a reason."""
+"""``python -m fencepost.pipelines.mqtt``: bad options, an orderly end, an end with a reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pipelines.mqtt.__main__ import main
+from fencepost.pipelines.mqtt.__main__ import main
 from tests.mqtt.test_sessions import Gateway, broker
 from tests.support.cluster import Cluster
 from tests.support.daemon import ROOT
@@ -79,7 +79,7 @@ class Process:
 
     def __init__(self, gateway: Gateway, *arguments: str, port: int | None = None) -> None:
         command = [
-            *(sys.executable, "-m", "pipelines.mqtt", "--bootstrap", gateway.bootstrap),
+            *(sys.executable, "-m", "fencepost.pipelines.mqtt", "--bootstrap", gateway.bootstrap),
             *("--mqtt", f"127.0.0.1:{port or gateway.port}", "--client-id", gateway.client_id),
         ]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.failures import FencedTooOftenError, RetryPolicy
-from pipelines.mqtt.bridge import BridgeOptions
+from fencepost.pipelines.failures import FencedTooOftenError, RetryPolicy
+from fencepost.pipelines.mqtt.bridge import BridgeOptions
 from tests.mqtt.test_sessions import VERSIONS, Gateway
 from tests.support.cluster import Cluster
 from tests.support.mosquitto import Mosquitto

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipelines.mqtt.routes import Mapped, MessageId, Route
+from fencepost.pipelines.mqtt.routes import Mapped, MessageId, Route
 from tests.mqtt.test_sessions import Gateway, broker
 from tests.support.cluster import Cluster
 from tests.support.mosquitto import Mosquitto

@@ -13,13 +13,13 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from pipelines.mqtt.bridge import Bridge, BridgeOptions
-from pipelines.mqtt.ledger import Ledger, digest
-from pipelines.mqtt.routes import Mapped, Route
-from pipelines.mqtt.session import Address
-from pipelines.producers import open_producer, send_all
-from pipelines.records import Output
-from pipelines.serde import BYTES
+from fencepost.pipelines.mqtt.bridge import Bridge, BridgeOptions
+from fencepost.pipelines.mqtt.ledger import Ledger, digest
+from fencepost.pipelines.mqtt.routes import Mapped, Route
+from fencepost.pipelines.mqtt.session import Address
+from fencepost.pipelines.producers import open_producer, send_all
+from fencepost.pipelines.records import Output
+from fencepost.pipelines.serde import BYTES
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.mosquitto import Mosquitto
 from tests.support.waits import until_async

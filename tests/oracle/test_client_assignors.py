@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from groups.assignors.client.protocol import (
+from fencepost.groups.assignors.client.protocol import (
     decode_subscription,
     encode_assignment,
     encode_subscription,
 )
-from groups.assignors.client.sticky import former_of
-from groups.assignors.testing import check_client_result
+from fencepost.groups.assignors.client.sticky import former_of
+from fencepost.groups.assignors.testing import check_client_result
 from tests.support.assignor_cases import ASSIGNORS, Case, cases
 from tests.support.kafka import run_tool
 

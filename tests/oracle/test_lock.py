@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from logcore.checkpoints import LOCK
-from logcore.fs import OsFileSystem
-from logcore.verify import verify_data_directory, verify_partition
+from fencepost.logcore.checkpoints import LOCK
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.verify import verify_data_directory, verify_partition
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka
@@ -34,7 +34,7 @@ DEADLINE_S = 60.0
 NODE = {**SETTINGS, "node.id": "1"}
 HOLDER = """\
 import signal, sys
-from logcore.fs import OsFileSystem
+from fencepost.logcore.fs import OsFileSystem
 OsFileSystem().lock(sys.argv[1])
 print("locked", flush=True)
 signal.pause()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from logcore.checkpoints import PARTITION_METADATA
+from fencepost.logcore.checkpoints import PARTITION_METADATA
 from tests.oracle.test_our_files import COMPLAINT, FIRST_OF_A_SEGMENT
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon

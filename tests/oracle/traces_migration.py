@@ -6,8 +6,8 @@ import struct
 import uuid
 from typing import Any
 
-from groups import records
-from groups.consumer_records import (
+from fencepost.groups import records
+from fencepost.groups.consumer_records import (
     AssignmentEpochValue,
     ConsumerMemberKey,
     ConsumerMemberValue,
@@ -15,7 +15,7 @@ from groups.consumer_records import (
     GroupEpochValue,
     TargetAssignmentValue,
 )
-from logcore.machine import Record
+from fencepost.logcore.machine import Record
 from tests.oracle.tracer import Tracer
 from tests.oracle.traces_consumer import beat, commit, describe, enter, heartbeat, listed, of, topic
 from tests.oracle.traces_groups import ready

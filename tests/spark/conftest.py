@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipelines.spark import java
+from fencepost.pipelines.spark import java
 from tests.support.kafka import CACHE, unavailable
 from tests.support.processes import Child
 

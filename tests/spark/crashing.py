@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from pipelines.spark import sink
-from pipelines.spark import transaction as txn
-from pipelines.spark.datasource import FencepostDataSource
+from fencepost.pipelines.spark import sink
+from fencepost.pipelines.spark import transaction as txn
+from fencepost.pipelines.spark.datasource import FencepostDataSource
 from tests.support.waits import until
 
 STEPS = (

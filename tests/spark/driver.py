@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
 
-from pipelines.spark import java
+from fencepost.pipelines.spark import java
 from tests.spark.crashing import CrashingDataSource
 from tests.spark.queries import QUERY_S, Job, finish, start
 from tests.support.waits import until

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from pipelines.spark.offsets import from_json
-from pipelines.spark.prepare import prepare
+from fencepost.pipelines.spark.offsets import from_json
+from fencepost.pipelines.spark.prepare import prepare
 from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster, unique
 from tests.support.processes import Child
 from tests.support.waits import until

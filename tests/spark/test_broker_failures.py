@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipelines.spark.supervise import run_supervised
+from fencepost.pipelines.spark.supervise import run_supervised
 from tests.spark.queries import again, assert_exactly_once, faulty, go_on, happened, new_job, run
 from tests.spark.queries import start as start_query
 from tests.support.cluster import Cluster

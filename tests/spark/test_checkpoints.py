@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipelines.spark.foreach import exactly_once_batch
+from fencepost.pipelines.spark.foreach import exactly_once_batch
 from tests.spark.queries import (
     PARTITIONS,
     PER_BATCH,

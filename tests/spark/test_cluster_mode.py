@@ -25,8 +25,8 @@ TOLD = {
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from pipelines.spark import java
-from pipelines.spark.errors import OptionError
+from fencepost.pipelines.spark import java
+from fencepost.pipelines.spark.errors import OptionError
 java.launch(archive=Path(sys.argv[2]), jars=[Path(jar) for jar in sys.argv[3:]])
 from tests.spark.conftest import session
 from tests.spark.queries import Job, run

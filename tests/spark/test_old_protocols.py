@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logcore.compression import Codec
-from pipelines.spark import transaction as txn
-from pipelines.spark.broker import Connection
-from pipelines.spark.columns import Piece
-from pipelines.spark.errors import BrokerError
+from fencepost.logcore.compression import Codec
+from fencepost.pipelines.spark import transaction as txn
+from fencepost.pipelines.spark.broker import Connection
+from fencepost.pipelines.spark.columns import Piece
+from fencepost.pipelines.spark.errors import BrokerError
 from tests.spark.conftest import START_S, Drivers
 from tests.spark.queries import (
     KEEP,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipelines.spark.foreach import exactly_once_batch
-from pipelines.spark.prepare import prepare
-from pipelines.spark.supervise import run_supervised
+from fencepost.pipelines.spark.foreach import exactly_once_batch
+from fencepost.pipelines.spark.prepare import prepare
+from fencepost.pipelines.spark.supervise import run_supervised
 from tests.spark.conftest import ROOT
 from tests.spark.queries import (
     KEEP,
@@ -87,7 +87,7 @@ def test_every_codec_with_keys_headers_and_timestamps(
 def test_keys_go_where_the_java_client_sends_them(
     spark: SparkSession, cluster: Cluster, bootstrap: str, prepared: bool
 ) -> None:
-    from coordinator.cli.partitioner import partition_for
+    from fencepost.coordinator.cli.partitioner import partition_for
 
     topic = cluster.create_topic(unique("keys"), 5, KEEP)
     rows = spark.sql("SELECT CONCAT('key-', id) AS key, CONCAT('v', id) AS value FROM range(200)")
@@ -327,7 +327,7 @@ def test_a_prepared_batch_write_inside_foreach_batch(
 
 PROGRAM = """
 import sys
-from pipelines.spark.java import use_shim
+from fencepost.pipelines.spark.java import use_shim
 java = use_shim()
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()

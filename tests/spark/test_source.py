@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipelines.spark import broker
-from pipelines.spark.errors import BrokerError, DataLossError
-from pipelines.spark.offsets import Range
-from pipelines.spark.options import source_options
+from fencepost.pipelines.spark import broker
+from fencepost.pipelines.spark.errors import BrokerError, DataLossError
+from fencepost.pipelines.spark.offsets import Range
+from fencepost.pipelines.spark.options import source_options
 from tests.spark.queries import (
     KEEP,
     PARTITIONS,
@@ -333,7 +333,7 @@ def test_topics_that_come_to_fit_the_pattern_are_read(
 
 
 def stream_reader(bootstrap: str, topic: str, **options: str) -> Any:
-    from pipelines.spark.source import StreamReader
+    from fencepost.pipelines.spark.source import StreamReader
 
     told = {"kafka.bootstrap.servers": bootstrap, **({"subscribe": topic} if topic else {})}
     return StreamReader(source_options(told | options, streaming=True))
@@ -436,7 +436,7 @@ def test_a_topic_made_anew_under_a_planned_batch_is_read_as_far_as_it_goes(
 
 def read_rows(bootstrap: str, topic: str, start: int, until: int, **options: str) -> list[Any]:
     """What a task finds in a range of partition 0, as Arrow batches."""
-    from pipelines.spark.read import read_range
+    from fencepost.pipelines.spark.read import read_range
 
     told = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, **PATIENCE, **options}
     return list(read_range(source_options(told, streaming=True), Range(topic, 0, start, until)))
@@ -517,7 +517,7 @@ def test_a_topic_that_is_away_while_a_batch_is_planned_is_waited_for(
 ) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-    from pipelines.spark.source import Planner
+    from fencepost.pipelines.spark.source import Planner
 
     topic = cluster.create_topic(unique("away"), PARTITIONS, KEEP)
     drop(cluster, topic)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logcore.batch import LogRecord, encode_batch
-from pipelines.spark.client_options import is_known
-from pipelines.spark.lag import behind_latest
+from fencepost.logcore.batch import LogRecord, encode_batch
+from fencepost.pipelines.spark.client_options import is_known
+from fencepost.pipelines.spark.lag import behind_latest
 from tests.spark.queries import (
     KEEP,
     PARTITIONS,

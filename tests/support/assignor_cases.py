@@ -6,10 +6,15 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from groups.assignors.client.model import ClientAssignor, Racks, Subscription, TopicPartition
-from groups.assignors.client.range import RangeAssignor
-from groups.assignors.client.roundrobin import RoundRobinAssignor
-from groups.assignors.client.sticky import CooperativeStickyAssignor, StickyAssignor
+from fencepost.groups.assignors.client.model import (
+    ClientAssignor,
+    Racks,
+    Subscription,
+    TopicPartition,
+)
+from fencepost.groups.assignors.client.range import RangeAssignor
+from fencepost.groups.assignors.client.roundrobin import RoundRobinAssignor
+from fencepost.groups.assignors.client.sticky import CooperativeStickyAssignor, StickyAssignor
 
 ASSIGNORS: dict[str, ClientAssignor] = {
     assignor.name: assignor

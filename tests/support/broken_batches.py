@@ -13,8 +13,8 @@ from typing import Final
 
 import cramjam
 
-from logcore.batch import HEADER_SIZE, LogRecord, encode_batch
-from logcore.compression import Codec, compress
+from fencepost.logcore.batch import HEADER_SIZE, LogRecord, encode_batch
+from fencepost.logcore.compression import Codec, compress
 from tests.support.batches import CONTROL, NOW_MS, TRANSACTIONAL, seal
 
 Body = bytes

@@ -9,12 +9,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
-from logcore.batch import ControlType, decode_records, parse_control
-from logcore.clock import ManualClock
-from logcore.compaction import unthrottled
-from logcore.config import LogConfig
-from logcore.machine import ProducerStamp, Record
-from logcore.partition import Partition
+from fencepost.logcore.batch import ControlType, decode_records, parse_control
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.compaction import unthrottled
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.partition import Partition
 from tests.support.memory_disk import MemoryDisk
 
 Step = tuple[int, Record | None, ProducerStamp | None, bool | None]

@@ -8,8 +8,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from coordinator.assignor_frames import frame
-from groups.assignors.range import RangeAssignor
+from fencepost.coordinator.coordinators.assignors.frames import frame
+from fencepost.groups.assignors.range import RangeAssignor
 
 
 class Reversed(RangeAssignor):

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from coordinator.ports import hold_port
+from fencepost.coordinator.tools.ports import hold_port
 from tests.support.processes import Child
 from tests.support.targets import SETTINGS
 
@@ -31,7 +31,7 @@ class Daemon:
         data_dir: Path,
         settings: Mapping[str, str] = SETTINGS,
         *,
-        command: Sequence[str] = (sys.executable, "-m", "coordinator.cli", "serve"),
+        command: Sequence[str] = (sys.executable, "-m", "fencepost.coordinator.cli", "serve"),
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.data_dir = data_dir

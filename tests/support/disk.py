@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from logcore.fs import OsFileSystem, ReadableBuffer
+from fencepost.logcore.fs import OsFileSystem, ReadableBuffer
 
 GATE_S = 30.0
 """How long a held sync waits at most: only a failing test spends it."""

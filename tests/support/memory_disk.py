@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from logcore.fs import ReadableBuffer
+from fencepost.logcore.fs import ReadableBuffer
 
 SECTOR_BYTES = 512
 

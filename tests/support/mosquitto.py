@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.ports import hold_port
+from fencepost.coordinator.tools.ports import hold_port
 from tests.support.processes import Child
 from tests.support.waits import until
 

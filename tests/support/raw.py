@@ -25,7 +25,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map
 from kio.serial import entity_reader, entity_writer
 
-from coordinator.wire.schema import lenient_class
+from fencepost.coordinator.wire.schema import lenient_class
 
 API_KEYS = {name: key for key, name in api_key_map.items()}
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from coordinator.collector import NEVER
+from fencepost.coordinator.daemon.collector import NEVER
 
 MAX_STALL_MS = 50
 """What a turn of the loop may take at most, in milliseconds."""

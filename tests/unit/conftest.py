@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from logcore.fs import OsFileSystem
+from fencepost.logcore.fs import OsFileSystem
 
 
 @pytest.fixture

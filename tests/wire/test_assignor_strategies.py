@@ -8,7 +8,7 @@ import json
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from pipelines.assignors import BUILT_IN, Strategy
+from fencepost.pipelines.assignors import BUILT_IN, Strategy
 from tests.support.cluster import Cluster, unique
 from tests.support.kafka import java_command
 from tests.support.processes import Child

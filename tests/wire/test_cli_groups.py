@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from click.testing import CliRunner, Result
 
-from coordinator.cli import main
+from fencepost.coordinator.cli import main
 from tests.support.cluster import Cluster, unique
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer

@@ -12,8 +12,8 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from coordinator import Broker
-from coordinator.thread import BrokerThread
+from fencepost import Broker
+from fencepost.coordinator.daemon.in_thread import BrokerThread
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, READ_COMMITTED, Cluster, unique
 from tests.support.daemon import Daemon

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from logcore.fs import OsFileSystem
-from logcore.verify import verify_data_directory, verify_partition
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.verify import verify_data_directory, verify_partition
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.raw import ConnectionLostError, RawClient
@@ -20,7 +20,7 @@ RESERVE = MAX_FILES // 4
 FEW = RESERVE // 4
 """Clients, or partitions, that find room in the reserve beside what else the daemon has open."""
 PARTITIONS = 200
-SERVE = (sys.executable, "-m", "coordinator.cli", "serve")
+SERVE = (sys.executable, "-m", "fencepost.coordinator.cli", "serve")
 LIMITED = ("/bin/sh", "-c", f'ulimit -n {MAX_FILES} && exec "$@"', "sh", *SERVE)
 
 

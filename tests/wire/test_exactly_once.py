@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 from aiokafka.errors import ProducerFenced
 
-from pipelines.batching import Limits
-from pipelines.exactly_once import ExactlyOnce, Options
-from pipelines.failures import (
+from fencepost.pipelines.batching import Limits
+from fencepost.pipelines.exactly_once import ExactlyOnce, Options
+from fencepost.pipelines.failures import (
     DataLostError,
     FencedTooOftenError,
     HandlerError,
     RetryBatch,
     RetryPolicy,
 )
-from pipelines.handler import Handler
-from pipelines.producers import open_producer
-from pipelines.records import OFFSET, Batch, Output
-from pipelines.serde import JSON
+from fencepost.pipelines.handler import Handler
+from fencepost.pipelines.producers import open_producer
+from fencepost.pipelines.records import OFFSET, Batch, Output
+from fencepost.pipelines.serde import JSON
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.own_broker import behind_proxy
 from tests.support.waits import until_async

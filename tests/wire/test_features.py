@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.handlers.update_features import MAX_FEATURE_UPDATES
+from fencepost.coordinator.handlers.update_features import MAX_FEATURE_UPDATES
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.topic_names import HISTORY_TOPIC
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from tests.support.batches import batch
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon
@@ -33,7 +33,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def command(daemon: Daemon, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "coordinator.cli", *arguments, "-b", daemon.bootstrap]
+    return [sys.executable, "-m", "fencepost.coordinator.cli", *arguments, "-b", daemon.bootstrap]
 
 
 def run(daemon: Daemon, *arguments: str) -> str:

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.topic_names import TRANSACTION_STATE
-from logcore.batch import decode_records
-from logcore.machine import Record
+from fencepost.coordinator.metadata.names import TRANSACTION_STATE
+from fencepost.logcore.batch import decode_records
+from fencepost.logcore.machine import Record
+from fencepost.txn import records
+from fencepost.txn.epochs import LAST_CLIENT_EPOCH
+from fencepost.txn.state import TransactionMetadata
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.daemon import Daemon
 from tests.support.kafka import run_tool
@@ -20,9 +23,6 @@ from tests.support.targets import SETTINGS
 from tests.support.waits import until
 from tests.unit.coordinator.services import Services
 from tests.wire.clients import confluent_producer
-from txn import records
-from txn.epochs import LAST_CLIENT_EPOCH
-from txn.state import TransactionMetadata
 
 BLOCK = 1_000
 """Producer ids that are reserved at once."""

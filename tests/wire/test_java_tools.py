@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.placement import partition_for
+from fencepost.coordinator.runtime.key_partition import partition_for
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.kafka import run_tool
 from tests.support.targets import SETTINGS

@@ -13,9 +13,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import MessageSizeTooLargeError
 from aiokafka.partitioner import DefaultPartitioner
 
-from pipelines.producers import close_producer, open_producer, send_all
-from pipelines.records import Output
-from pipelines.serde import BYTES
+from fencepost.pipelines.producers import close_producer, open_producer, send_all
+from fencepost.pipelines.records import Output
+from fencepost.pipelines.serde import BYTES
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.wire.clients import aio_consumer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from coordinator import Broker
-from groups.records import OffsetCommitValue, offset_commit
+from fencepost import Broker
+from fencepost.groups.records import OffsetCommitValue, offset_commit
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.unit.coordinator.services import Services

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from coordinator import Broker
-from coordinator.collector import Collector
-from coordinator.thread import BrokerThread
-from coordinator.wire import ApiKey, RequestFactory, encode_request, request_factory
-from coordinator.wire.limits import MAX_REQUEST_OBJECTS
+from fencepost import Broker
+from fencepost.coordinator.daemon.collector import Collector
+from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.wire import ApiKey, RequestFactory, encode_request, request_factory
+from fencepost.coordinator.wire.limits import MAX_REQUEST_OBJECTS
 from tests.support.stalls import watched_loop
 
 TOPICS = 3_900

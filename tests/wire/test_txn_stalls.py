@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import Broker
+from fencepost import Broker
 from tests.support.cluster import TRANSACTION, Cluster
 from tests.support.raw import errors_in
 from tests.support.stalls import LoopWatch, watched_loop

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from groups.assignors.client.java_order import table_order, utf16
+from fencepost.groups.assignors.client.java_order import table_order, utf16
 
 TopicPartition = tuple[str, int]
 """A topic's name and a partition index."""

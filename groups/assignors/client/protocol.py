@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from groups.assignors.client.java_order import computed_order
-from groups.assignors.client.model import NO_GENERATION, Subscription, TopicPartition
-from groups.wire_format import FieldReader, FieldWriter
-from logcore.errors import CorruptRecordError
+from fencepost.groups.assignors.client.java_order import computed_order
+from fencepost.groups.assignors.client.model import NO_GENERATION, Subscription, TopicPartition
+from fencepost.groups.wire_format import FieldReader, FieldWriter
+from fencepost.logcore.errors import CorruptRecordError
 
 LATEST_VERSION: Final = 3
 """The newest version of both structures."""

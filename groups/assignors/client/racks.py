@@ -8,8 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from groups.assignors.client.model import Racks, Subscription, TopicPartition, racks_matter
-from groups.assignors.client.sticky_model import Parts
+from fencepost.groups.assignors.client.model import (
+    Racks,
+    Subscription,
+    TopicPartition,
+    racks_matter,
+)
+from fencepost.groups.assignors.client.sticky_model import Parts
 
 
 class RackInfo:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from groups.assignors.client.java_order import utf16
-from groups.assignors.client.model import (
+from fencepost.groups.assignors.client.java_order import utf16
+from fencepost.groups.assignors.client.model import (
     Racks,
     Result,
     Subscription,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from groups.assignors.client.java_order import utf16
-from groups.assignors.client.model import (
+from fencepost.groups.assignors.client.java_order import utf16
+from fencepost.groups.assignors.client.model import (
     Result,
     Subscription,
     TopicPartition,

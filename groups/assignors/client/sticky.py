@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from groups.assignors.client.model import (
+from fencepost.groups.assignors.client.model import (
     Result,
     Subscription,
     TopicPartition,
@@ -27,16 +27,16 @@ from groups.assignors.client.model import (
     in_table_order,
     subscribed,
 )
-from groups.assignors.client.protocol import (
+from fencepost.groups.assignors.client.protocol import (
     decode_cooperative_data,
     decode_sticky_data,
     encode_cooperative_data,
     encode_sticky_data,
 )
-from groups.assignors.client.racks import RackInfo
-from groups.assignors.client.sticky_even import EvenBuilder
-from groups.assignors.client.sticky_general import GeneralBuilder
-from groups.assignors.client.sticky_model import Former, owned_now
+from fencepost.groups.assignors.client.racks import RackInfo
+from fencepost.groups.assignors.client.sticky_even import EvenBuilder
+from fencepost.groups.assignors.client.sticky_general import GeneralBuilder
+from fencepost.groups.assignors.client.sticky_model import Former, owned_now
 
 
 class StickyAssignor:

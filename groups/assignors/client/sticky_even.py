@@ -8,10 +8,10 @@ Source: ``AbstractStickyAssignor.ConstrainedAssignmentBuilder``.
 
 from __future__ import annotations
 
-from groups.assignors.client.java_order import utf16
-from groups.assignors.client.model import Result, TopicPartition
-from groups.assignors.client.racks import RackInfo
-from groups.assignors.client.sticky_model import Owned, Parts
+from fencepost.groups.assignors.client.java_order import utf16
+from fencepost.groups.assignors.client.model import Result, TopicPartition
+from fencepost.groups.assignors.client.racks import RackInfo
+from fencepost.groups.assignors.client.sticky_model import Owned, Parts
 
 
 class EvenBuilder:

@@ -13,10 +13,10 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from groups.assignors.client.java_order import TableSet, partition_hash, utf16
-from groups.assignors.client.model import Result, Subscription, TopicPartition
-from groups.assignors.client.racks import RackInfo
-from groups.assignors.client.sticky_model import Former, Owned, Parts
+from fencepost.groups.assignors.client.java_order import TableSet, partition_hash, utf16
+from fencepost.groups.assignors.client.model import Result, Subscription, TopicPartition
+from fencepost.groups.assignors.client.racks import RackInfo
+from fencepost.groups.assignors.client.sticky_model import Former, Owned, Parts
 
 _Pair = tuple[str, str]
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from groups.assignors.client.java_order import table_order
-from groups.assignors.client.model import Racks, Subscription, TopicPartition
+from fencepost.groups.assignors.client.java_order import table_order
+from fencepost.groups.assignors.client.model import Racks, Subscription, TopicPartition
 
 Parts = Mapping[str, Sequence[Racks]]
 """The subscribed topics that exist → the racks of each of their partitions."""

@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from coordinator.broker import Broker
-from coordinator.thread import BrokerThread
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.in_thread import BrokerThread
 from tests.support.cluster import Answer, Cluster
 from tests.support.disk import FaultyDisk
 

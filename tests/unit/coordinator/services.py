@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from coordinator.background import each_in_turn
-from coordinator.config import BrokerConfig
-from coordinator.group_commit import GroupCommit
-from coordinator.services import Services as BrokerServices
-from coordinator.storage import Storage
-from logcore.clock import Clock, ManualClock
-from logcore.fs import FileSystem, OsFileSystem
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.runtime.background import each_in_turn
+from fencepost.coordinator.runtime.flusher import GroupCommit
+from fencepost.coordinator.services import Services as BrokerServices
+from fencepost.logcore.clock import Clock, ManualClock
+from fencepost.logcore.fs import FileSystem, OsFileSystem
 
 QUICK = {"group.initial.rebalance.delay.ms": "0"}
 

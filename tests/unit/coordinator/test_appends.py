@@ -12,13 +12,13 @@ from typing import Final
 
 import pytest
 
-from coordinator.appends import MAX_REQUEST_RECORD_ERRORS
-from coordinator.broker import Broker
-from coordinator.thread import BrokerThread
-from logcore.batch import HEADER_SIZE, LogRecord, encode_batch
-from logcore.compression import Codec, compress
-from logcore.record_check import MAX_RECORD_ERRORS, TURN_RECORDS
-from logcore.varint import encode
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.data.appends import MAX_REQUEST_RECORD_ERRORS
+from fencepost.logcore.batch import HEADER_SIZE, LogRecord, encode_batch
+from fencepost.logcore.compression import Codec, compress
+from fencepost.logcore.record_check import MAX_RECORD_ERRORS, TURN_RECORDS
+from fencepost.logcore.varint import encode
 from tests.support.batches import NOW_MS, batch
 from tests.support.cluster import Cluster, unique
 from tests.support.raw import Answer, ConnectionLostError

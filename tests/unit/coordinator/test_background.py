@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.background import (
+from fencepost.coordinator.runtime.background import (
     AFTER_FAILURE_MS,
     Pace,
     Repeated,

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-import coordinator
-from coordinator.broker import Broker, BrokerError, split_address
-from coordinator.config import ConfigError
+import fencepost
+from fencepost.coordinator.config.broker_config import ConfigError
+from fencepost.coordinator.daemon.broker import Broker, BrokerError, split_address
 from tests.support.cluster import LATEST, Cluster
 from tests.support.raw import RawClient
 
@@ -31,10 +31,10 @@ async def soon(condition: Callable[[], bool]) -> None:
 
 
 def test_the_class_is_exported_lazily():
-    assert coordinator.Broker is Broker
-    assert coordinator.BrokerThread.__name__ == "BrokerThread"
+    assert fencepost.Broker is Broker
+    assert fencepost.BrokerThread.__name__ == "BrokerThread"
     with pytest.raises(AttributeError):
-        coordinator.Nothing  # noqa: B018 - the access is the test
+        fencepost.Nothing  # noqa: B018 - the access is the test
 
 
 async def test_start_stop_and_start_again(tmp_path):
@@ -215,7 +215,7 @@ class Serving:
 
     def __init__(self, data_dir: Path, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "coordinator.cli", "serve", "--data-dir", str(data_dir),
+            [sys.executable, "-m", "fencepost", "serve", "--data-dir", str(data_dir),
              "--listen", "127.0.0.1:0", *options],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -330,7 +330,7 @@ def test_start_and_memory_stay_small(serve):
 
 def test_the_daemon_does_not_load_what_it_never_uses():
     code = (
-        "import sys, coordinator.daemon;"
+        "import sys, fencepost.coordinator.daemon.process;"
         "print(sorted({m.partition('.')[0] for m in sys.modules}"
         " & {'rich', 'click', 'hypothesis', 'aiokafka', 'requests', 'pygments'}))"
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import Broker
-from coordinator.config import ConfigError
-from logcore.batch import LogRecord, encode_batch
+from fencepost.coordinator.config.broker_config import ConfigError
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.logcore.batch import LogRecord, encode_batch
 
 SETTINGS = {
     "log.cleaner.backoff.ms": "10",
@@ -32,7 +32,7 @@ def fill(broker: Broker, topic: str, rounds: int) -> None:
 
 
 def contents(broker: Broker, topic: str) -> dict[bytes, bytes]:
-    from logcore.batch import decode_records
+    from fencepost.logcore.batch import decode_records
 
     partition = broker.services.replicas.partition(topic, 0)
     return {

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from coordinator import Broker
-from coordinator.cli import main
-from logcore.batch import iter_headers
-from logcore.checkpoints import (
+from fencepost import Broker
+from fencepost.coordinator.cli import main
+from fencepost.logcore.batch import iter_headers
+from fencepost.logcore.checkpoints import (
     CLEAN_SHUTDOWN,
     CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
@@ -25,7 +25,7 @@ from logcore.checkpoints import (
     write_clean_shutdown,
     write_offsets,
 )
-from logcore.fs import OsFileSystem
+from fencepost.logcore.fs import OsFileSystem
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, READ_COMMITTED, Cluster
 from tests.wire.test_transactions_v2 import Producer

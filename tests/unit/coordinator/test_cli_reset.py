@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from coordinator.cli import group_reset
-from coordinator.cli.group_reset import (
+from fencepost.coordinator.cli import group_reset
+from fencepost.coordinator.cli.group_reset import (
     Position,
     Where,
     moment,

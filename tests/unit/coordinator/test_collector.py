@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import Broker
-from coordinator.collector import GROWTH_BLOCKS, Collector
+from fencepost import Broker
+from fencepost.coordinator.daemon.collector import GROWTH_BLOCKS, Collector
 from tests.support.cluster import GROUP, Cluster, unique
 from tests.support.raw import RawClient
 

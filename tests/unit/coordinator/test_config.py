@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import (
+from fencepost.coordinator.config.broker_config import (
     BROKER_KEYS,
     TOPIC_KEYS,
     BrokerConfig,
@@ -15,9 +15,9 @@ from coordinator.config import (
     load,
     log_config,
 )
-from coordinator.config_types import MAX_VALUE_CHARACTERS, text_of
-from coordinator.data_errors import InvalidRequestError
-from logcore.config import LogConfig
+from fencepost.coordinator.config.key import MAX_VALUE_CHARACTERS, text_of
+from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.logcore.config import LogConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 

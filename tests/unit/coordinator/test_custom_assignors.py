@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import assignor_process
-from coordinator.assignor_process import AssignorProcesses
-from coordinator.config_types import ConfigError
-from groups.assignors.model import GroupSpec, MemberSpec
-from groups.assignors.remote import ComputeTarget
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.coordinators.assignors import process as assignor_process
+from fencepost.coordinator.coordinators.assignors.process import AssignorProcesses
+from fencepost.groups.assignors.model import GroupSpec, MemberSpec
+from fencepost.groups.assignors.remote import ComputeTarget
 from tests.support.custom_assignors import CLASSES, install
 
 T = bytes(15) + b"t"

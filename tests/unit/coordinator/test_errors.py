@@ -7,12 +7,9 @@ from collections.abc import Iterator
 import pytest
 from kio.schema.errors import ErrorCode
 
-import coordinator
-import groups
-import logcore
-import txn
-from coordinator.errors import CODES, error_code
-from logcore.machine import DomainError
+from fencepost import coordinator, groups, logcore, txn
+from fencepost.coordinator.error_codes import CODES, error_code
+from fencepost.logcore.machine import DomainError
 
 BASES = {"LogError", "GroupError", "TxnError", "ShardError", "DataError"}
 """Classes that are never raised themselves."""
@@ -29,9 +26,8 @@ def classes() -> list[type[DomainError]]:
             yield child
             yield from below(child)
 
-    ours = ("logcore", "groups", "txn", "coordinator")
     return sorted(
-        {one for one in below(DomainError) if one.__module__.partition(".")[0] in ours},
+        {one for one in below(DomainError) if one.__module__.startswith("fencepost.")},
         key=lambda one: one.__qualname__,
     )
 

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import Broker
-from coordinator.config import BROKER_KEYS, TOPIC_KEYS, ConfigError, ConfigKey, ConfigType
-from coordinator.config_admin import Change, Operation, ResourceType, change
-from coordinator.config_types import INT_MAX, LONG_MAX
-from logcore.batch import LogRecord, encode_batch
-from logcore.machine import Record
+from fencepost.coordinator.config.broker_config import (
+    BROKER_KEYS,
+    TOPIC_KEYS,
+    ConfigError,
+    ConfigKey,
+    ConfigType,
+)
+from fencepost.coordinator.config.key import INT_MAX, LONG_MAX
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.handlers.resources import Change, Operation, ResourceType, change
+from fencepost.logcore.batch import LogRecord, encode_batch
+from fencepost.logcore.machine import Record
 from tests.support.batches import NOW_MS
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from coordinator.data_errors import InvalidUpdateVersionError
-from coordinator.features import FeatureUpdate, UpgradeType, update_features
-from coordinator.metadata import COMPACT_SLACK_RECORDS, TRANSACTION_VERSION
-from coordinator.storage import Storage
-from logcore.batch import decode_records
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.errors import InvalidUpdateVersionError
+from fencepost.coordinator.metadata.features import FeatureUpdate, UpgradeType, update_features
+from fencepost.coordinator.metadata.log import COMPACT_SLACK_RECORDS, TRANSACTION_VERSION
+from fencepost.logcore.batch import decode_records
+from fencepost.txn.commands import AddPartitions, InitProducerId
+from fencepost.txn.machine import TxnMachine
 from tests.unit.coordinator.services import Services, storage
-from txn.commands import AddPartitions, InitProducerId
-from txn.machine import TxnMachine
 
 UP, SAFE, UNSAFE = UpgradeType.UPGRADE, UpgradeType.SAFE_DOWNGRADE, UpgradeType.UNSAFE_DOWNGRADE
 

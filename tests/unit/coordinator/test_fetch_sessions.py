@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from coordinator.broker import Broker
-from coordinator.data_errors import (
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.data.fetch_sessions import EVICTION_MS, CachedPartition, FetchSessions
+from fencepost.coordinator.errors import (
     FetchSessionIdNotFoundError,
     FetchSessionTopicIdError,
     InvalidFetchSessionEpochError,
 )
-from coordinator.fetch_sessions import EVICTION_MS, CachedPartition, FetchSessions
-from coordinator.wire.steps import finish
+from fencepost.coordinator.wire.steps import finish
 from tests.support.cluster import Cluster, unique
 from tests.support.raw import Answer
 

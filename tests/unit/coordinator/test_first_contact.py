@@ -6,17 +6,17 @@ import json
 import subprocess
 import sys
 
-from coordinator.first_contact import MESSAGES
+from fencepost.coordinator.daemon.first_contact import MESSAGES
 from tests.support.daemon import ROOT
 
 PREPARED = """
 import asyncio, json, sys
-from coordinator.first_contact import MESSAGES, prepare_first_contact
-from coordinator.handlers import Registry
-from coordinator.wire import ApiKey
-from coordinator.wire.build import response_factory
-from coordinator.wire.codec import encode_response
-from coordinator.wire.schema import message_class
+from fencepost.coordinator.daemon.first_contact import MESSAGES, prepare_first_contact
+from fencepost.coordinator.handlers import Registry
+from fencepost.coordinator.wire import ApiKey
+from fencepost.coordinator.wire.messages import response_factory
+from fencepost.coordinator.wire.codec import encode_response
+from fencepost.coordinator.wire.schema import message_class
 registry = Registry()
 asyncio.run(prepare_first_contact(registry))
 before = set(sys.modules)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.placement import partition_for
-from coordinator.runtime import ShardState
-from coordinator.shard_errors import CoordinatorLoadInProgressError, NotCoordinatorError
-from coordinator.topic_names import CONSUMER_OFFSETS
-from groups.commands import (
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
+from fencepost.coordinator.runtime.errors import CoordinatorLoadInProgressError, NotCoordinatorError
+from fencepost.coordinator.runtime.key_partition import partition_for
+from fencepost.coordinator.runtime.shard import ShardState
+from fencepost.groups.commands import (
     CommitOffsets,
     FetchOffsets,
     FetchTopic,
@@ -24,9 +24,9 @@ from groups.commands import (
     OffsetToCommit,
     TxnCommitOffsets,
 )
-from groups.errors import UnknownMemberIdError, UnstableOffsetCommitError
-from logcore.clock import ManualClock
-from logcore.machine import ProducerStamp
+from fencepost.groups.errors import UnknownMemberIdError, UnstableOffsetCommitError
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.machine import ProducerStamp
 from tests.support.waits import until_async
 from tests.unit.coordinator.services import Services
 
@@ -137,7 +137,7 @@ async def test_deleted_topics_lose_their_offsets(services: Services) -> None:
 async def test_a_loading_shard_hears_of_deleted_topics_later(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.shards.RETRY_MS", 5)
+    monkeypatch.setattr("fencepost.coordinator.runtime.shards.RETRY_MS", 5)
     services.groups.ensure_open()
     await services.groups.submit("g", commit("g", 5))
     shard = services.groups._shards.shards[services.groups.partition_for("g")]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import Broker
+from fencepost import Broker
 from tests.support.cluster import GROUP, Cluster
 from tests.support.stalls import watched_loop
 from tests.support.waits import until

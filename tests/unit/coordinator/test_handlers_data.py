@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import cramjam
 import pytest
 
-from coordinator.broker import Broker
+from fencepost.coordinator.daemon.broker import Broker
 from tests.support.batches import HEADER, NOW_MS, batch, batches, seal
 from tests.support.cluster import EARLIEST, READ_COMMITTED, TRANSACTION, Cluster, unique
 from tests.support.cluster import GROUP as GROUP_KIND

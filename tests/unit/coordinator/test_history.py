@@ -11,11 +11,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from coordinator import history as history_module
-from coordinator.cli.history import row_of
-from coordinator.data_errors import InvalidTopicError
-from coordinator.history import History, HistoryLimits
-from coordinator.history_format import (
+from fencepost.coordinator.cli.history import row_of
+from fencepost.coordinator.errors import InvalidTopicError
+from fencepost.coordinator.history import recorder as history_module
+from fencepost.coordinator.history.entries import (
     GROUP,
     MAX_ITEMS,
     MAX_TEXT_CHARACTERS,
@@ -25,15 +24,16 @@ from coordinator.history_format import (
     encode_key,
     encode_value,
 )
-from coordinator.origin import Origin
-from coordinator.topic_names import HISTORY_TOPIC, TRANSACTION_STATE
-from coordinator.topics import check_name
-from logcore.batch import decode_records
-from logcore.clock import ManualClock
-from logcore.errors import StorageError
-from logcore.machine import Event
+from fencepost.coordinator.history.recorder import History, HistoryLimits
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC, TRANSACTION_STATE
+from fencepost.coordinator.metadata.topic_admin import check_name
+from fencepost.coordinator.runtime.origin import Origin
+from fencepost.logcore.batch import decode_records
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.errors import StorageError
+from fencepost.logcore.machine import Event
+from fencepost.txn.commands import AddPartitions, EndTxn, InitProducerId
 from tests.unit.coordinator.services import Services, storage
-from txn.commands import AddPartitions, EndTxn, InitProducerId
 
 ME = Origin("importer", "10.0.0.7")
 EVENT = Event("member_joined", "g", {"member": "m-1"})

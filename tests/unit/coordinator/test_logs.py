@@ -5,7 +5,7 @@ import json
 import pytest
 import structlog
 
-from coordinator import logs
+from fencepost.coordinator.config import logs
 
 
 @pytest.fixture(autouse=True)

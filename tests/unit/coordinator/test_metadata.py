@@ -6,16 +6,16 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from coordinator import metadata as module
-from coordinator.config import BrokerConfig, ConfigSource
-from coordinator.data_errors import TopicLimitExceededError, UnknownTopicOrPartitionError
-from coordinator.metadata import MetadataError, MetadataLimits, MetadataLog
-from coordinator.replicas import Replicas
-from coordinator.topic_names import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE
-from logcore.clock import ManualClock
-from logcore.errors import LogError
-from logcore.fs import OsFileSystem
-from logcore.machine import Record
+from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigSource
+from fencepost.coordinator.data.log_manager import Replicas
+from fencepost.coordinator.errors import TopicLimitExceededError, UnknownTopicOrPartitionError
+from fencepost.coordinator.metadata import log as module
+from fencepost.coordinator.metadata.log import MetadataError, MetadataLimits, MetadataLog
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.errors import LogError
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.machine import Record
 
 
 class Node:

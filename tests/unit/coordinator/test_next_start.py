@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 from structlog.testing import capture_logs
 
-from coordinator import Broker
-from coordinator.cli import main
-from coordinator.replicas import WHAT_A_START_DID
-from logcore.batch import iter_headers
-from logcore.checkpoints import CLEAN_SHUTDOWN
+from fencepost import Broker
+from fencepost.coordinator.cli import main
+from fencepost.coordinator.data.log_manager import WHAT_A_START_DID
+from fencepost.logcore.batch import iter_headers
+from fencepost.logcore.checkpoints import CLEAN_SHUTDOWN
 from tests.support.batches import batch
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from coordinator.broker import Broker
-from logcore.batch import LogRecord, encode_batch
-from logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
-from logcore.machine import ProducerStamp, Record
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.logcore.batch import LogRecord, encode_batch
+from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
+from fencepost.logcore.machine import ProducerStamp, Record
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_async
 

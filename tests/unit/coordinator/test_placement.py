@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.placement import java_string_hash, partition_for
+from fencepost.coordinator.runtime.key_partition import java_string_hash, partition_for
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.readme import api_table, between
+from fencepost.coordinator.tools.readme import api_table, between
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 

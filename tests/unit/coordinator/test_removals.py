@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.broker import Broker
-from logcore.checkpoints import LOG_START_CHECKPOINT, read_offsets
-from logcore.errors import StorageError
-from logcore.fs import OsFileSystem
-from logcore.machine import ProducerStamp, Record
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.logcore.checkpoints import LOG_START_CHECKPOINT, read_offsets
+from fencepost.logcore.errors import StorageError
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.machine import ProducerStamp, Record
 from tests.support.cluster import Cluster
 from tests.support.disk import FaultyDisk
 from tests.support.stalls import watched_loop

@@ -6,24 +6,24 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.config import BrokerConfig
-from coordinator.data_errors import UnknownTopicOrPartitionError
-from coordinator.maintenance import Maintenance
-from coordinator.metadata import MetadataLog
-from coordinator.polls import Poll, Polls, Watched
-from coordinator.replicas import Replicas
-from coordinator.topics import TopicAdmin
-from logcore.checkpoints import (
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.data.delayed_fetch import Poll, Polls, Watched
+from fencepost.coordinator.data.log_manager import Replicas
+from fencepost.coordinator.data.maintenance import Maintenance
+from fencepost.coordinator.errors import UnknownTopicOrPartitionError
+from fencepost.coordinator.metadata.log import MetadataLog
+from fencepost.coordinator.metadata.topic_admin import TopicAdmin
+from fencepost.logcore.checkpoints import (
     CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
     read_offsets,
 )
-from logcore.clock import ManualClock
-from logcore.errors import StorageError
-from logcore.fs import OsFileSystem
-from logcore.machine import ProducerStamp, Record
-from logcore.partition import Isolation, Partition
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.errors import StorageError
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.partition import Isolation, Partition
 
 pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
 

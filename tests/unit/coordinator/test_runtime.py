@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.background import Pace
-from coordinator.group_commit import GroupCommit
-from coordinator.origin import Origin
-from coordinator.runtime import Shard, ShardServices, ShardState
-from coordinator.shard_errors import (
+from fencepost.coordinator.runtime.background import Pace
+from fencepost.coordinator.runtime.errors import (
     CoordinatorLoadInProgressError,
     NotCoordinatorError,
 )
-from coordinator.timers import TimerQueue
-from logcore.clock import ManualClock
-from logcore.config import LogConfig
-from logcore.errors import InvalidProducerEpochError, StorageError
-from logcore.fs import OsFileSystem
-from logcore.machine import (
+from fencepost.coordinator.runtime.flusher import GroupCommit
+from fencepost.coordinator.runtime.origin import Origin
+from fencepost.coordinator.runtime.shard import Shard, ShardServices, ShardState
+from fencepost.coordinator.runtime.timers import TimerQueue
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.errors import InvalidProducerEpochError, StorageError
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.machine import (
     Decision,
     DomainError,
     Event,
@@ -34,7 +34,7 @@ from logcore.machine import (
     Reply,
     Timer,
 )
-from logcore.partition import Partition
+from fencepost.logcore.partition import Partition
 
 
 @dataclass(frozen=True)

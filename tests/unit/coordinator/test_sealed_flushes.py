@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from on_faulty_disk import Running, running
 
-from logcore.checkpoints import (
+from fencepost.logcore.checkpoints import (
     LEADER_EPOCH_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
     read_offsets,
 )
-from logcore.fs import OsFileSystem
-from logcore.partition import Partition
-from logcore.verify import verify_partition
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.verify import verify_partition
 from tests.support.cluster import EARLIEST, LATEST, Cluster
 from tests.support.daemon import Daemon
 from tests.support.disk import FaultyDisk

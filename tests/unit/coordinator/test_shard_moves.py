@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shard_errors import NotCoordinatorError
-from coordinator.shards import ShardSet
-from groups.commands import CommitOffsets, OffsetToCommit
-from groups.consumer_commands import ConsumerHeartbeat
+from fencepost.coordinator.runtime.errors import NotCoordinatorError
+from fencepost.coordinator.runtime.shards import ShardSet
+from fencepost.groups.commands import CommitOffsets, OffsetToCommit
+from fencepost.groups.consumer_commands import ConsumerHeartbeat
+from fencepost.txn.commands import AddPartitions, InitProducerId
 from tests.unit.coordinator.services import Services
-from txn.commands import AddPartitions, InitProducerId
 
 pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.sweep.judge import Attempt, Labels, torn_units
-from coordinator.sweep.points import (
+from fencepost.coordinator.tools.sweep.judge import Attempt, Labels, torn_units
+from fencepost.coordinator.tools.sweep.points import (
     ANSWER,
     CountedFileSystem,
     Counter,
@@ -15,7 +15,7 @@ from coordinator.sweep.points import (
     points_of,
     spread,
 )
-from logcore.batch import LogRecord
+from fencepost.logcore.batch import LogRecord
 
 LABELS = Labels("unit", "size")
 

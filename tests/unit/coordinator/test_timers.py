@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.timers import TimerQueue, Timers
-from logcore.clock import ManualClock, SystemClock
+from fencepost.coordinator.runtime.timers import TimerQueue, Timers
+from fencepost.logcore.clock import ManualClock, SystemClock
 
 
 class Recorder:

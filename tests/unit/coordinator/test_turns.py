@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from coordinator.background import SLICE_MS
-from coordinator.turns import Job, Turns, Work
-from coordinator.wire.steps import Steps, finish
+from fencepost.coordinator.runtime.background import SLICE_MS
+from fencepost.coordinator.runtime.turns import Job, Turns, Work
+from fencepost.coordinator.wire.steps import Steps, finish
 
 
 class Desk:

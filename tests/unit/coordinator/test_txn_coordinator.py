@@ -9,24 +9,21 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.runtime import ShardState
-from coordinator.shard_errors import (
+from fencepost.coordinator.coordinators.txns import verification_error
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from fencepost.coordinator.runtime.errors import (
     CoordinatorLoadInProgressError,
     NotCoordinatorError,
     TransactionCoordinatorBusyError,
 )
-from coordinator.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from coordinator.txn_coordinator import verification_error
-from groups.commands import OffsetToCommit, TxnCommitOffsets
-from logcore.batch import LogRecord, encode_batch
-from logcore.errors import InvalidProducerEpochError, InvalidTxnStateError, StorageError
-from logcore.fs import OsFileSystem
-from logcore.machine import DomainError, ProducerStamp
-from logcore.partition import Isolation
-from tests.support.waits import until_async
-from tests.unit.coordinator.services import Services
-from tests.unit.coordinator.test_group_coordinator import commit, committed
-from txn.commands import (
+from fencepost.coordinator.runtime.shard import ShardState
+from fencepost.groups.commands import OffsetToCommit, TxnCommitOffsets
+from fencepost.logcore.batch import LogRecord, encode_batch
+from fencepost.logcore.errors import InvalidProducerEpochError, InvalidTxnStateError, StorageError
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.machine import DomainError, ProducerStamp
+from fencepost.logcore.partition import Isolation
+from fencepost.txn.commands import (
     AddPartitions,
     DescribeTransaction,
     DescribeTransactionResult,
@@ -36,13 +33,16 @@ from txn.commands import (
     InitProducerIdResult,
     ListTransactions,
 )
-from txn.errors import (
+from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
     ProducerFencedError,
     ProducerIdsUnavailableError,
     TransactionAbortableError,
 )
+from tests.support.waits import until_async
+from tests.unit.coordinator.services import Services
+from tests.unit.coordinator.test_group_coordinator import commit, committed
 
 pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
 

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.broker import Broker
-from coordinator.cleaner import Cleaner
-from coordinator.maintenance import Maintenance
-from logcore.batch import decode_records
-from logcore.checkpoints import CLEANER_CHECKPOINT, read_offsets
-from logcore.clock import ManualClock
-from logcore.errors import StorageError
-from logcore.fs import OsFileSystem
-from logcore.machine import Record
-from logcore.partition import Partition
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.data.cleaner import Cleaner
+from fencepost.coordinator.data.maintenance import Maintenance
+from fencepost.logcore.batch import decode_records
+from fencepost.logcore.checkpoints import CLEANER_CHECKPOINT, read_offsets
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.errors import StorageError
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.machine import Record
+from fencepost.logcore.partition import Partition
 from tests.support.disk import FaultyDisk
 from tests.support.waits import until_async
 from tests.unit.coordinator.services import Services

@@ -13,14 +13,19 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from coordinator import Broker
-from coordinator.handlers import CloseConnection, Context, Registry, handles
-from coordinator.handlers.api_versions import run as api_versions
-from coordinator.ports import hold_port
-from coordinator.server import Server
-from coordinator.wire import ApiKey, UnsupportedVersion, request_factory
-from coordinator.wire.client import ApiError, AsyncWireClient, BrokerUnreachable, WireClient
-from coordinator.wire.cluster import parse_bootstrap, verdict
+from fencepost import Broker
+from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles
+from fencepost.coordinator.handlers.api_versions import run as api_versions
+from fencepost.coordinator.net.server import Server
+from fencepost.coordinator.tools.ports import hold_port
+from fencepost.coordinator.wire import ApiKey, UnsupportedVersion, request_factory
+from fencepost.coordinator.wire.client.client import (
+    ApiError,
+    AsyncWireClient,
+    BrokerUnreachable,
+    WireClient,
+)
+from fencepost.coordinator.wire.client.cluster import parse_bootstrap, verdict
 
 
 class Cluster:
@@ -325,7 +330,7 @@ def test_bad_bootstrap(text: Any) -> None:
 
 
 def test_verdict_of_a_response_without_items() -> None:
-    from coordinator.wire import response_factory
+    from fencepost.coordinator.wire import response_factory
 
     make = response_factory(ApiKey.HEARTBEAT, 4)
     assert verdict(make.message(error_code=0)).failed == ()

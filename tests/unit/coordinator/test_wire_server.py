@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-from coordinator.connection import WRITE_BYTES
-from coordinator.handlers import CloseConnection, Context, Registry, handles, request_ms
-from coordinator.handlers.api_versions import run as api_versions
-from coordinator.server import Server, first_reserved_file
-from coordinator.wire import (
+from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles, request_ms
+from fencepost.coordinator.handlers.api_versions import run as api_versions
+from fencepost.coordinator.net.connection import WRITE_BYTES
+from fencepost.coordinator.net.server import Server, first_reserved_file
+from fencepost.coordinator.wire import (
     ApiKey,
     decode_response,
     encode_request,
     request_factory,
 )
-from coordinator.wire.limits import ConnectionLimits
-from logcore.file_range import FileRange
-from logcore.fs import held_handles
-from logcore.machine import DomainError
-from logcore.partition import Isolation
+from fencepost.coordinator.wire.limits import ConnectionLimits
+from fencepost.logcore.file_range import FileRange
+from fencepost.logcore.fs import held_handles
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.partition import Isolation
 from tests.unit.logcore.partition_driver import append, open_partition
 
 FEATURES = {"group.version": (0, 1, 0), "transaction.version": (0, 2, 2), "odd.version": (1, 3, 1)}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.wire import (
+from fencepost.coordinator.wire import (
     APIS,
     ApiKey,
     MalformedRequest,
@@ -20,13 +20,13 @@ from coordinator.wire import (
     encode_request,
     request_factory,
 )
-from coordinator.wire.codec import decode_request_in_steps
-from coordinator.wire.limits import MAX_STRING_BYTES, UNKNOWN_TAG_OBJECTS
-from coordinator.wire.pieces import let_go
-from coordinator.wire.schema import fields_of, is_flexible, message_class
-from coordinator.wire.skim import check, read_uvarint, without
-from coordinator.wire.steps import finish
-from coordinator.wire.writer import compile_writer, uvarint
+from fencepost.coordinator.wire.codec import decode_request_in_steps
+from fencepost.coordinator.wire.limits import MAX_STRING_BYTES, UNKNOWN_TAG_OBJECTS
+from fencepost.coordinator.wire.pieces import let_go
+from fencepost.coordinator.wire.precheck import check, read_uvarint, without
+from fencepost.coordinator.wire.schema import fields_of, is_flexible, message_class
+from fencepost.coordinator.wire.steps import finish
+from fencepost.coordinator.wire.writer import compile_writer, uvarint
 from tests.fuzz.entities import random_entity, random_value
 
 

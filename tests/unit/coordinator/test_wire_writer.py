@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kio.serial import entity_reader, entity_writer
 
-from coordinator.wire import (
+from fencepost.coordinator.wire import (
     APIS,
     ApiKey,
     EncodeError,
@@ -20,10 +20,10 @@ from coordinator.wire import (
     request_factory,
     response_factory,
 )
-from coordinator.wire.limits import BIG_CHUNK_BYTES, MAX_ERROR_TEXT_CHARACTERS
-from coordinator.wire.schema import message_class
-from coordinator.wire.skim import check
-from coordinator.wire.writer import compile_writer, uvarint
+from fencepost.coordinator.wire.limits import BIG_CHUNK_BYTES, MAX_ERROR_TEXT_CHARACTERS
+from fencepost.coordinator.wire.precheck import check
+from fencepost.coordinator.wire.schema import message_class
+from fencepost.coordinator.wire.writer import compile_writer, uvarint
 from tests.fuzz.entities import random_entity
 
 ROUNDS = 12

@@ -7,7 +7,7 @@ from typing import Any
 
 from group_driver import Entry, Marker, load
 
-from logcore.machine import ProducerStamp
+from fencepost.logcore.machine import ProducerStamp
 from tests.support.cleaned import Step, cleaned_logs, some_ends
 
 

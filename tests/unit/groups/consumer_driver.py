@@ -7,15 +7,15 @@ from typing import Any
 
 from group_driver import Driver, G
 
-from groups.consumer_commands import (
+from fencepost.groups.consumer_commands import (
     ConsumerHeartbeat,
     ConsumerHeartbeatResult,
     ConsumerSettings,
     DescribeConsumerGroup,
     TopicImage,
 )
-from groups.consumer_group import ConsumerGroup, flat
-from groups.errors import FencedMemberEpochError, UnknownMemberIdError
+from fencepost.groups.consumer_group import ConsumerGroup, flat
+from fencepost.groups.errors import FencedMemberEpochError, UnknownMemberIdError
 
 T, U, V = b"t" * 16, b"u" * 16, b"v" * 16
 CONSUMER_SESSION = 45_000

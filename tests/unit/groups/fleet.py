@@ -18,10 +18,16 @@ from group_driver import REBALANCE, SESSION, G
 from mixed_driver import COOPERATIVE, ClassicClient
 from telling import GONE
 
-from groups.classic_group import ClassicGroup
-from groups.commands import CommitOffsets, FetchOffsets, FetchTopic, OffsetToCommit, TopicsDeleted
-from groups.consumer_group import ConsumerGroup
-from groups.errors import GroupError
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.commands import (
+    CommitOffsets,
+    FetchOffsets,
+    FetchTopic,
+    OffsetToCommit,
+    TopicsDeleted,
+)
+from fencepost.groups.consumer_group import ConsumerGroup
+from fencepost.groups.errors import GroupError
 
 Partition = tuple[bytes, int]
 REBALANCES = ("group_epoch_bumped", "generation_started")

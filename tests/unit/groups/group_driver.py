@@ -14,11 +14,11 @@ from typing import Any
 
 from telling import Seen, check_told, seen
 
-from groups import records
-from groups.classic_group import ClassicGroup
-from groups.classic_members import join_timer, session_timer, sync_timer
-from groups.classic_state import ClassicState
-from groups.commands import (
+from fencepost.groups import records
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.classic_members import join_timer, session_timer, sync_timer
+from fencepost.groups.classic_state import ClassicState
+from fencepost.groups.commands import (
     CommitOffsets,
     CommitOffsetsResult,
     DescribeGroup,
@@ -33,14 +33,19 @@ from groups.commands import (
     SyncGroup,
     TxnCommitOffsets,
 )
-from groups.consumer_group import ConsumerGroup, assignor_timer, rebalance_timer, regex_timer
-from groups.consumer_group import join_timer as member_join_timer
-from groups.consumer_group import sync_timer as member_sync_timer
-from groups.errors import GroupIdNotFoundError, MemberIdRequiredError
-from groups.limits import GroupLimits
-from groups.machine import GroupMachine
-from groups.reconcile import MemberState
-from logcore.machine import Decision, DomainError, Event, ProducerStamp, Record
+from fencepost.groups.consumer_group import (
+    ConsumerGroup,
+    assignor_timer,
+    rebalance_timer,
+    regex_timer,
+)
+from fencepost.groups.consumer_group import join_timer as member_join_timer
+from fencepost.groups.consumer_group import sync_timer as member_sync_timer
+from fencepost.groups.errors import GroupIdNotFoundError, MemberIdRequiredError
+from fencepost.groups.limits import GroupLimits
+from fencepost.groups.machine import GroupMachine
+from fencepost.groups.reconcile import MemberState
+from fencepost.logcore.machine import Decision, DomainError, Event, ProducerStamp, Record
 
 G = "g"
 NOW = 1_000_000

@@ -8,7 +8,7 @@ from typing import Any
 from consumer_driver import ConsumerDriver
 from group_driver import PARKED, REBALANCE, SESSION, G, subscription
 
-from groups.commands import (
+from fencepost.groups.commands import (
     Heartbeat,
     JoinGroup,
     JoinGroupResult,
@@ -17,14 +17,14 @@ from groups.commands import (
     SyncGroup,
     SyncGroupResult,
 )
-from groups.errors import (
+from fencepost.groups.errors import (
     FencedInstanceIdError,
     IllegalGenerationError,
     MemberIdRequiredError,
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from groups.subscription import read_assignment, read_subscription
+from fencepost.groups.subscription import read_assignment, read_subscription
 
 MY_FAULT = (IllegalGenerationError, UnknownMemberIdError, FencedInstanceIdError)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from groups.classic_group import ClassicGroup
-from groups.classic_state import ClassicState
-from groups.consumer_group import ConsumerGroup
-from logcore.machine import Event
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.classic_state import ClassicState
+from fencepost.groups.consumer_group import ConsumerGroup
+from fencepost.logcore.machine import Event
 
 GONE = frozenset({"member_left", "member_expired", "member_fenced"})
 CAME = frozenset({"member_joined", "member_fenced"})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groups.assignors.model import (
+from fencepost.groups.assignors.model import (
     MAX_ASSIGNORS,
     AssignorFault,
     AssignorRegistry,
@@ -16,8 +16,8 @@ from groups.assignors.model import (
     MemberSpec,
     run,
 )
-from groups.assignors.range import RangeAssignor
-from groups.assignors.uniform import UniformAssignor
+from fencepost.groups.assignors.range import RangeAssignor
+from fencepost.groups.assignors.uniform import UniformAssignor
 
 TOPICS = tuple(bytes([number]) * 16 for number in range(1, 5))
 T, U = TOPICS[:2]

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from groups.assignors.client import protocol
-from groups.assignors.client.java_order import TableSet, partition_hash, string_hash, table_order
-from groups.assignors.client.model import Subscription, topics_without_racks
-from groups.assignors.client.sticky import CooperativeStickyAssignor, StickyAssignor
-from groups.assignors.model import AssignorFault
-from groups.assignors.range import RangeAssignor as ServerRange
-from groups.assignors.testing import check, check_client_result
-from groups.assignors.uniform import UniformAssignor
-from logcore.errors import CorruptRecordError
+from fencepost.groups.assignors.client import protocol
+from fencepost.groups.assignors.client.java_order import (
+    TableSet,
+    partition_hash,
+    string_hash,
+    table_order,
+)
+from fencepost.groups.assignors.client.model import Subscription, topics_without_racks
+from fencepost.groups.assignors.client.sticky import CooperativeStickyAssignor, StickyAssignor
+from fencepost.groups.assignors.model import AssignorFault
+from fencepost.groups.assignors.range import RangeAssignor as ServerRange
+from fencepost.groups.assignors.testing import check, check_client_result
+from fencepost.groups.assignors.uniform import UniformAssignor
+from fencepost.logcore.errors import CorruptRecordError
 from tests.support.assignor_cases import ASSIGNORS, cases
 
 

@@ -29,9 +29,9 @@ from group_driver import RETENTION, Driver, G
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 
-from groups.commands import DeleteGroup, ExpireOffsets, TopicsDeleted
-from groups.consumer_group import ConsumerGroup
-from groups.errors import GroupError
+from fencepost.groups.commands import DeleteGroup, ExpireOffsets, TopicsDeleted
+from fencepost.groups.consumer_group import ConsumerGroup
+from fencepost.groups.errors import GroupError
 
 NAMES = (("t",), ("t", "u"), ("u",), ("t", "new"))
 

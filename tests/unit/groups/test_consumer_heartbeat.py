@@ -20,11 +20,11 @@ from consumer_driver import (
 )
 from group_driver import G
 
-from groups import records
-from groups.commands import DescribeGroup, ListGroups
-from groups.consumer_commands import ConsumerHeartbeatResult, TopicImage, TopicsChanged
-from groups.consumer_group import flat
-from groups.errors import (
+from fencepost.groups import records
+from fencepost.groups.commands import DescribeGroup, ListGroups
+from fencepost.groups.consumer_commands import ConsumerHeartbeatResult, TopicImage, TopicsChanged
+from fencepost.groups.consumer_group import flat
+from fencepost.groups.errors import (
     FencedInstanceIdError,
     FencedMemberEpochError,
     GroupIdNotFoundError,
@@ -36,8 +36,8 @@ from groups.errors import (
     UnreleasedInstanceIdError,
     UnsupportedAssignorError,
 )
-from groups.limits import GroupLimits
-from groups.reconcile import MemberState
+from fencepost.groups.limits import GroupLimits
+from fencepost.groups.reconcile import MemberState
 
 ALL_T = ((T, (0, 1, 2, 3)),)
 

@@ -8,8 +8,8 @@ import pytest
 from consumer_driver import CONSUMER_SESSION, ConsumerDriver, T
 from group_driver import RETENTION, Driver, G, empty, stable
 
-from groups.classic_group import ClassicGroup
-from groups.commands import (
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.commands import (
     DeleteGroup,
     DeleteOffsets,
     ExpireOffsets,
@@ -17,8 +17,8 @@ from groups.commands import (
     FetchTopic,
     JoinGroup,
 )
-from groups.consumer_group import ConsumerGroup
-from groups.errors import (
+from fencepost.groups.consumer_group import ConsumerGroup
+from fencepost.groups.errors import (
     GroupIdNotFoundError,
     GroupLimitExceededError,
     GroupSubscribedToTopicError,
@@ -31,7 +31,7 @@ from groups.errors import (
     UnknownMemberIdError,
     UnsupportedGroupRequestError,
 )
-from groups.limits import GroupLimits
+from fencepost.groups.limits import GroupLimits
 
 
 def commit(driver, epoch, member_id="m", *offsets, **fields):

@@ -11,11 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groups import consumer_records as cr
-from groups import records
-from groups.consumer_records import ConsumerGroupKey, ConsumerMemberKey, ConsumerRecordType
-from logcore.errors import CorruptRecordError
-from logcore.machine import Record
+from fencepost.groups import consumer_records as cr
+from fencepost.groups import records
+from fencepost.groups.consumer_records import (
+    ConsumerGroupKey,
+    ConsumerMemberKey,
+    ConsumerRecordType,
+)
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.machine import Record
 
 GROUP, MEMBER, REGEX = "grüp", "m-1", "t.*"
 TIME = 1_700_000_000_000

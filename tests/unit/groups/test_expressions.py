@@ -8,12 +8,12 @@ import pytest
 from consumer_driver import ConsumerDriver, T, TopicImage, V, changed, settle
 from group_driver import Entry, G
 
-from groups import consumer_records as cr
-from groups.commands import DeleteGroup
-from groups.consumer_records import ConsumerRecordType as Kind
-from groups.errors import InvalidRegularExpressionError
-from groups.limits import GroupLimits
-from groups.regex import MAX_STATES, RegexScan, TopicRegex
+from fencepost.groups import consumer_records as cr
+from fencepost.groups.commands import DeleteGroup
+from fencepost.groups.consumer_records import ConsumerRecordType as Kind
+from fencepost.groups.errors import InvalidRegularExpressionError
+from fencepost.groups.limits import GroupLimits
+from fencepost.groups.regex import MAX_STATES, RegexScan, TopicRegex
 
 TOPICS = 40
 MANY = TopicImage(

@@ -9,8 +9,8 @@ import pytest
 from fleet import Fleet
 from group_driver import MADE
 
-from groups import consumer_steps
-from groups.reconcile import reconcile
+from fencepost.groups import consumer_steps
+from fencepost.groups.reconcile import reconcile
 
 REBALANCES_PER_FLEET = 50
 """Then a new one starts: a log and its reloads grow with a fleet's life."""

@@ -19,8 +19,8 @@ from group_driver import (
     stable,
 )
 
-from groups import records
-from groups.commands import (
+from fencepost.groups import records
+from fencepost.groups.commands import (
     CommitOffsets,
     DeleteGroup,
     DescribeGroup,
@@ -32,16 +32,16 @@ from groups.commands import (
     ListGroups,
     SyncGroup,
 )
-from groups.errors import (
+from fencepost.groups.errors import (
     GroupDeadError,
     GroupIdNotFoundError,
     NonEmptyGroupError,
     NotGroupCoordinatorError,
     UnknownMemberIdError,
 )
-from groups.machine import GroupMachine
-from logcore.errors import CorruptRecordError
-from logcore.machine import InvariantViolation, Record
+from fencepost.groups.machine import GroupMachine
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.machine import InvariantViolation, Record
 
 # --- describing ----------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from group_driver import (
 from hypothesis import HealthCheck, given, settings
 from log_compaction import every_variant
 
-from groups.commands import (
+from fencepost.groups.commands import (
     DeleteGroup,
     DeleteOffsets,
     ExpireOffsets,
@@ -42,8 +42,8 @@ from groups.commands import (
     SyncGroupResult,
     TopicsDeleted,
 )
-from groups.errors import GroupError, MemberIdRequiredError
-from groups.limits import GroupLimits
+from fencepost.groups.errors import GroupError, MemberIdRequiredError
+from fencepost.groups.limits import GroupLimits
 
 PROTOCOLS = (
     (("range", subscription("t")),),

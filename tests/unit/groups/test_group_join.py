@@ -21,8 +21,8 @@ from group_driver import (
     subscription,
 )
 
-from groups.commands import JoinGroupResult
-from groups.errors import (
+from fencepost.groups.commands import JoinGroupResult
+from fencepost.groups.errors import (
     FencedInstanceIdError,
     GroupMaxSizeReachedError,
     InconsistentGroupProtocolError,
@@ -32,9 +32,9 @@ from groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from groups.limits import GroupLimits
-from groups.records import GroupMetadataValue
-from logcore.machine import InvariantViolation
+from fencepost.groups.limits import GroupLimits
+from fencepost.groups.records import GroupMetadataValue
+from fencepost.logcore.machine import InvariantViolation
 
 BOTH = (("a", b"1"), ("b", b"2"))
 

@@ -10,17 +10,17 @@ import pytest
 from consumer_driver import ConsumerDriver
 from group_driver import NOW, Driver, G, stable
 
-from groups import limits as limits_module
-from groups.commands import JoinGroup, OffsetToCommit, TxnCommitOffsets
-from groups.errors import (
+from fencepost.groups import limits as limits_module
+from fencepost.groups.commands import JoinGroup, OffsetToCommit, TxnCommitOffsets
+from fencepost.groups.errors import (
     GroupLimitExceededError,
     GroupMaxSizeReachedError,
     MemberIdRequiredError,
     UnknownMemberIdError,
 )
-from groups.limits import GroupLimits
-from groups.machine import GroupMachine
-from logcore.machine import ProducerStamp
+from fencepost.groups.limits import GroupLimits
+from fencepost.groups.machine import GroupMachine
+from fencepost.logcore.machine import ProducerStamp
 
 
 def refused(driver: Driver, token: int) -> bool:

@@ -18,8 +18,8 @@ from group_driver import (
     subscription,
 )
 
-from groups import records
-from groups.commands import (
+from fencepost.groups import records
+from fencepost.groups.commands import (
     DeleteOffsets,
     ExpireOffsets,
     FetchOffsets,
@@ -28,7 +28,7 @@ from groups.commands import (
     TopicsDeleted,
     TxnCommitOffsets,
 )
-from groups.errors import (
+from fencepost.groups.errors import (
     FencedInstanceIdError,
     GroupIdNotFoundError,
     GroupSubscribedToTopicError,
@@ -40,8 +40,8 @@ from groups.errors import (
     UnknownMemberIdError,
     UnstableOffsetCommitError,
 )
-from groups.limits import GroupLimits
-from logcore.machine import ProducerStamp
+from fencepost.groups.limits import GroupLimits
+from fencepost.logcore.machine import ProducerStamp
 
 ID_A, ID_B = b"A" * 16, b"B" * 16
 P = 77

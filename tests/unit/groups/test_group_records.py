@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groups import records
-from groups.records import (
+from fencepost.groups import records
+from fencepost.groups.records import (
     GroupMetadataKey,
     GroupMetadataValue,
     MemberMetadata,
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from groups.subscription import subscribed_topics
-from groups.wire_format import FieldReader, FieldWriter
-from logcore.errors import CorruptRecordError
-from logcore.machine import Record
+from fencepost.groups.subscription import subscribed_topics
+from fencepost.groups.wire_format import FieldReader, FieldWriter
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.machine import Record
 
 TIME = 1_700_000_000_000
 TOPIC_ID = bytes(range(1, 17))

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from group_driver import SESSION, Driver, G, completing, empty, initial, preparing, stable
 
-from groups import classic_group
-from groups.classic_state import TRANSITIONS, ClassicState, require_transition
-from groups.commands import DeleteGroup, ExpireOffsets
-from groups.diagram import classic_diagram, consumer_member_diagram
-from logcore.machine import InvariantViolation
+from fencepost.groups import classic_group
+from fencepost.groups.classic_state import TRANSITIONS, ClassicState, require_transition
+from fencepost.groups.commands import DeleteGroup, ExpireOffsets
+from fencepost.groups.diagram import classic_diagram, consumer_member_diagram
+from fencepost.logcore.machine import InvariantViolation
 
 E = ClassicState.EMPTY
 P = ClassicState.PREPARING_REBALANCE

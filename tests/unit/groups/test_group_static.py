@@ -12,8 +12,8 @@ from group_driver import (
     subscription,
 )
 
-from groups.commands import JoinMember, LeavingMember
-from groups.errors import (
+from fencepost.groups.commands import JoinMember, LeavingMember
+from fencepost.groups.errors import (
     FencedInstanceIdError,
     RebalanceInProgressError,
     UnknownMemberIdError,

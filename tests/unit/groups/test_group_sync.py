@@ -15,8 +15,8 @@ from group_driver import (
     stable,
 )
 
-from groups.commands import Heartbeat, HeartbeatResult, LeaveGroup, SyncGroup
-from groups.errors import (
+from fencepost.groups.commands import Heartbeat, HeartbeatResult, LeaveGroup, SyncGroup
+from fencepost.groups.errors import (
     FencedInstanceIdError,
     GroupLimitExceededError,
     IllegalGenerationError,
@@ -25,7 +25,7 @@ from groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from groups.limits import GroupLimits
+from fencepost.groups.limits import GroupLimits
 
 
 def sync_command(group_id: str, generation: int, member_id: str, instance: str | None):

@@ -11,11 +11,11 @@ from consumer_driver import ConsumerDriver, T, settings, settle
 from group_driver import PARKED, REBALANCE, SESSION, Driver, G, subscription
 from mixed_driver import ClassicClient, assigned
 
-from groups.classic_group import ClassicGroup
-from groups.commands import Heartbeat, JoinGroup, LeavingMember, SyncGroup
-from groups.consumer_commands import MigrationPolicy
-from groups.consumer_group import ConsumerGroup
-from groups.errors import (
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.commands import Heartbeat, JoinGroup, LeavingMember, SyncGroup
+from fencepost.groups.consumer_commands import MigrationPolicy
+from fencepost.groups.consumer_group import ConsumerGroup
+from fencepost.groups.errors import (
     FencedInstanceIdError,
     GroupIdNotFoundError,
     GroupLimitExceededError,
@@ -26,8 +26,8 @@ from groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from groups.limits import GroupLimits
-from groups.subscription import read_assignment
+from fencepost.groups.limits import GroupLimits
+from fencepost.groups.subscription import read_assignment
 
 
 def classic_pair(**more: Any) -> tuple[ConsumerDriver, ClassicClient, ClassicClient]:

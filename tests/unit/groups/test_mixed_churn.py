@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from mixed_driver import assigned
 
-from groups.classic_group import ClassicGroup
-from groups.commands import (
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.commands import (
     DeleteGroup,
     DeleteOffsets,
     ExpireOffsets,
@@ -31,9 +31,9 @@ from groups.commands import (
     SyncGroup,
     TopicsDeleted,
 )
-from groups.consumer_group import ConsumerGroup
-from groups.errors import GroupError, MemberIdRequiredError
-from groups.limits import GroupLimits
+from fencepost.groups.consumer_group import ConsumerGroup
+from fencepost.groups.errors import GroupError, MemberIdRequiredError
+from fencepost.groups.limits import GroupLimits
 
 LIMITS = GroupLimits(
     max_group_size=5,

@@ -13,8 +13,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from groups.errors import FencedMemberEpochError
-from groups.reconcile import TRANSITIONS, CurrentAssignment, MemberState, Target, reconcile
+from fencepost.groups.errors import FencedMemberEpochError
+from fencepost.groups.reconcile import (
+    TRANSITIONS,
+    CurrentAssignment,
+    MemberState,
+    Target,
+    reconcile,
+)
 
 T, U = b"t" * 16, b"u" * 16
 PARTITIONS = tuple((T, index) for index in range(3))

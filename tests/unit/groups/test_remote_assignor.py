@@ -6,12 +6,17 @@ import pytest
 from consumer_driver import ConsumerDriver, T, settings, settle
 from group_driver import G
 
-from groups.assignors import remote
-from groups.assignors.model import AssignorRegistry, run
-from groups.assignors.range import RangeAssignor
-from groups.assignors.remote import ASK_AGAIN_MS, ComputeTarget, RemoteAssignor, TargetComputed
-from groups.assignors.uniform import UniformAssignor
-from groups.consumer_group import assignor_timer, session_timer
+from fencepost.groups.assignors import remote
+from fencepost.groups.assignors.model import AssignorRegistry, run
+from fencepost.groups.assignors.range import RangeAssignor
+from fencepost.groups.assignors.remote import (
+    ASK_AGAIN_MS,
+    ComputeTarget,
+    RemoteAssignor,
+    TargetComputed,
+)
+from fencepost.groups.assignors.uniform import UniformAssignor
+from fencepost.groups.consumer_group import assignor_timer, session_timer
 
 
 def driver() -> ConsumerDriver:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from telling import Seen, check_told
 
-from logcore.machine import Event
+from fencepost.logcore.machine import Event
 
 ONE = Seen("classic", 3, {"m": ("c", "/h", 0)})
 WHO = {"client_id": "c", "client_host": "/h"}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groups.errors import InvalidRegularExpressionError
-from groups.regex import MAX_NESTING, MAX_STATES, TopicRegex
+from fencepost.groups.errors import InvalidRegularExpressionError
+from fencepost.groups.regex import MAX_NESTING, MAX_STATES, TopicRegex
 
 TEXTS = [
     "",

@@ -7,8 +7,8 @@ import struct
 from crc32c import crc32c
 from hypothesis import strategies as st
 
-from logcore.batch import HEADER_SIZE, LogRecord, parse_header
-from logcore.varint import encode
+from fencepost.logcore.batch import HEADER_SIZE, LogRecord, parse_header
+from fencepost.logcore.varint import encode
 
 OFFSETS = st.integers(0, 2**40)
 TIMESTAMPS = st.one_of(st.integers(-1, 2**42), st.integers(-(2**63), 2**63 - 1))

@@ -7,13 +7,19 @@ from pathlib import Path
 
 from partition_driver import T0, config
 
-from logcore.batch import LogRecord, decode_records, encode_batch, iter_headers, verify_crc
-from logcore.compaction import unthrottled
-from logcore.compression import Codec
-from logcore.config import LogConfig
-from logcore.fs import FileMap, OsFileSystem, ReadableBuffer
-from logcore.machine import ProducerStamp, Record
-from logcore.partition import Isolation, Partition
+from fencepost.logcore.batch import (
+    LogRecord,
+    decode_records,
+    encode_batch,
+    iter_headers,
+    verify_crc,
+)
+from fencepost.logcore.compaction import unthrottled
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
+from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.partition import Isolation, Partition
 
 Pairs = Sequence[tuple[bytes, bytes | None]]
 

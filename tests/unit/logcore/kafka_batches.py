@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from logcore.batch import LogRecord
+from fencepost.logcore.batch import LogRecord
 
 T0 = 1_700_000_000_000
 APPEND_TIME = 1_800_000_000_000

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from logcore.batch import LogRecord, encode_batch
-from logcore.clock import ManualClock
-from logcore.compression import Codec
-from logcore.config import LogConfig
-from logcore.durable import DurablePartition
-from logcore.errors import StorageError
-from logcore.fs import FileSystem, OsFileSystem
-from logcore.machine import ProducerStamp
-from logcore.partition import Appended, Isolation, Partition
+from fencepost.logcore.batch import LogRecord, encode_batch
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.durable import DurablePartition
+from fencepost.logcore.errors import StorageError
+from fencepost.logcore.fs import FileSystem, OsFileSystem
+from fencepost.logcore.machine import ProducerStamp
+from fencepost.logcore.partition import Appended, Isolation, Partition
 
 T0 = 1_000_000
 TOPIC_ID = uuid.UUID(int=0x0102030405060708090A0B0C0D0E0F10)
@@ -116,7 +116,7 @@ def fetch_all(partition: Partition, isolation: Isolation = Isolation.READ_UNCOMM
 
 
 def last_offset(records: bytes) -> int:
-    from logcore.batch import iter_headers
+    from fencepost.logcore.batch import iter_headers
 
     *_, (_, header) = iter_headers(records)
     return header.last_offset

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kafka.record import MemoryRecords as KafkaPythonRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
-from logcore.batch import (
+from fencepost.logcore.batch import (
     HEADER_SIZE,
     BatchHeader,
     Codec,
@@ -31,8 +31,8 @@ from logcore.batch import (
     stamp_log_append_time,
     verify_crc,
 )
-from logcore.compression import compress, decompress
-from logcore.errors import CorruptRecordError, InvalidRecordError, LogError
+from fencepost.logcore.compression import compress, decompress
+from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError, LogError
 from tests.unit.logcore import kafka_batches
 from tests.unit.logcore.batch_driver import (
     EDITS,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from logcore.batch import parse_header, verify_crc
-from logcore.errors import CorruptRecordError
-from logcore.legacy import iter_messages, parse_message, verify_message_crc
+from fencepost.logcore.batch import parse_header, verify_crc
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.legacy import iter_messages, parse_message, verify_message_crc
 from tests.unit.logcore.kafka_batches import BYTES
 
 PLACED_BY_THE_LEADER = {*range(8), *range(12, 16)}

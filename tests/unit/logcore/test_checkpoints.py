@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from logcore.checkpoints import (
+from fencepost.logcore.checkpoints import (
     CLEAN_SHUTDOWN,
     LOCK,
     META_PROPERTIES,
@@ -29,7 +29,7 @@ from logcore.checkpoints import (
     write_offsets,
     write_partition_metadata,
 )
-from logcore.fs import OsFileSystem
+from fencepost.logcore.fs import OsFileSystem
 
 FS = OsFileSystem()
 NAME = RECOVERY_POINT_CHECKPOINT

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logcore.batch import (
+from fencepost.logcore.batch import (
     Codec,
     LogRecord,
     decode_records,
@@ -16,7 +16,7 @@ from logcore.batch import (
     iter_headers,
     verify_crc,
 )
-from logcore.cleaner import (
+from fencepost.logcore.cleaner import (
     BYTES_PER_KEY,
     AbortedTransaction,
     Filter,

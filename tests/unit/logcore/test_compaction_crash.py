@@ -24,9 +24,9 @@ from compaction_driver import (
 )
 from partition_driver import T0, open_partition
 
-from logcore.compression import Codec
-from logcore.config import LogConfig
-from logcore.partition import Partition
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.partition import Partition
 
 LATER = T0 + 10_000
 

@@ -17,8 +17,8 @@ from aiokafka import codec as aiokafka_codec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logcore.compression import Codec, codec_for_id, compress, decompress
-from logcore.errors import CorruptRecordError, InvalidRecordError
+from fencepost.logcore.compression import Codec, codec_for_id, compress, decompress
+from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 
 CODECS = [codec for codec in Codec if codec is not Codec.NONE]
 MIB = 1 << 20

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from partition_driver import T0, append, client_batch, config, marker, open_partition, state_of
 
-from logcore.errors import NoRoomError, StorageError
-from logcore.fs import FileMap, OsFileSystem, ReadableBuffer, handle_limit, held_handles
-from logcore.index import ALLOCATION_BYTES
-from logcore.partition import Isolation, Partition
+from fencepost.logcore.errors import NoRoomError, StorageError
+from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer, handle_limit, held_handles
+from fencepost.logcore.index import ALLOCATION_BYTES
+from fencepost.logcore.partition import Isolation, Partition
 from tests.support.descriptors import free_descriptors
 
 ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED

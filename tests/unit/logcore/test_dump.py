@@ -16,8 +16,8 @@ from compaction_driver import (
 )
 from partition_driver import T0, marker, open_partition
 
-from logcore.batch import LogRecord
-from logcore.checkpoints import (
+from fencepost.logcore.batch import LogRecord
+from fencepost.logcore.checkpoints import (
     CLEANER_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
     META_PROPERTIES,
@@ -26,11 +26,11 @@ from logcore.checkpoints import (
     write_meta_properties,
     write_offsets,
 )
-from logcore.compression import Codec
-from logcore.dump import dump_file, is_problem
-from logcore.errors import InvalidRecordError
-from logcore.fs import OsFileSystem
-from logcore.legacy import encode_message_set
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.dump import dump_file, is_problem
+from fencepost.logcore.errors import InvalidRecordError
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.legacy import encode_message_set
 
 FS = OsFileSystem()
 

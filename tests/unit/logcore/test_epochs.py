@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logcore.checkpoints import LEADER_EPOCH_CHECKPOINT, write_epochs
-from logcore.epochs import LeaderEpochs
-from logcore.fs import OsFileSystem
+from fencepost.logcore.checkpoints import LEADER_EPOCH_CHECKPOINT, write_epochs
+from fencepost.logcore.epochs import LeaderEpochs
+from fencepost.logcore.fs import OsFileSystem
 
 FS = OsFileSystem()
 

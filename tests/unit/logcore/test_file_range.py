@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from partition_driver import append, client_batch, delete, open_partition
 
-from logcore.file_range import MIN_RANGE_BYTES, FileRange
-from logcore.fs import OsFileSystem
-from logcore.partition import Isolation, Partition
+from fencepost.logcore.file_range import MIN_RANGE_BYTES, FileRange
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.partition import Isolation, Partition
 
 ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
 

@@ -19,9 +19,9 @@ from partition_driver import (
     read_log,
 )
 
-from logcore.durable import SEALED_AT_ONCE
-from logcore.errors import StorageError
-from logcore.partition import Partition
+from fencepost.logcore.durable import SEALED_AT_ONCE
+from fencepost.logcore.errors import StorageError
+from fencepost.logcore.partition import Partition
 from tests.support.disk import FaultyDisk
 
 SMALL = config(segment_bytes=500, index_interval_bytes=100)

@@ -22,8 +22,8 @@ from dumb_log import Chunk, DumbLog, DumbRound, Item
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.wire.steps import finish
-from logcore.batch import (
+from fencepost.coordinator.wire.steps import finish
+from fencepost.logcore.batch import (
     ControlType,
     LogRecord,
     decode_records,
@@ -32,14 +32,14 @@ from logcore.batch import (
     parse_control,
     verify_crc,
 )
-from logcore.cleaner import BYTES_PER_KEY
-from logcore.clock import ManualClock
-from logcore.compaction import unthrottled
-from logcore.compression import Codec
-from logcore.config import LogConfig
-from logcore.errors import OffsetOutOfRangeError
-from logcore.machine import ProducerStamp
-from logcore.partition import Isolation, Partition
+from fencepost.logcore.cleaner import BYTES_PER_KEY
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.compaction import unthrottled
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.errors import OffsetOutOfRangeError
+from fencepost.logcore.machine import ProducerStamp
+from fencepost.logcore.partition import Isolation, Partition
 from tests.support.memory_disk import MemoryDisk, split
 
 HISTORIES = int(os.environ.get("HISTORIES", "500"))

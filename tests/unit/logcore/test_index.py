@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logcore.fs import OsFileSystem
-from logcore.index import (
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.index import (
     AbortedTxn,
     CorruptIndexError,
     LookedInto,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record import MemoryRecords as KafkaPythonRecords
 
-from logcore.batch import (
+from fencepost.logcore.batch import (
     LogRecord,
     decode_records,
     encode_batch,
@@ -20,9 +20,9 @@ from logcore.batch import (
     parse_header,
     verify_crc,
 )
-from logcore.compression import Codec, compress
-from logcore.errors import CorruptRecordError, InvalidRecordError
-from logcore.legacy import (
+from fencepost.logcore.compression import Codec, compress
+from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
+from fencepost.logcore.legacy import (
     RUN_BYTES,
     decode_message,
     encode_message_set,

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from logcore.batch import iter_headers
-from logcore.clock import ManualClock
-from logcore.config import LogConfig
-from logcore.errors import RecordListTooLargeError
-from logcore.partition import Isolation, Partition
+from fencepost.logcore.batch import iter_headers
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.errors import RecordListTooLargeError
+from fencepost.logcore.partition import Isolation, Partition
 from tests.unit.logcore.partition_driver import (
     T0,
     append,

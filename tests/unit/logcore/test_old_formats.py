@@ -8,11 +8,16 @@ import pytest
 from compaction_driver import MortalFileSystem, committed, compact, essence, fill_active, put, small
 from partition_driver import T0, config, fetch_all, last_offset, open_partition
 
-from coordinator.wire.steps import finish
-from logcore.batch import LogRecord, decode_records, iter_headers
-from logcore.compression import Codec
-from logcore.legacy import MIN_MESSAGE_SIZE, encode_message_set, leading_messages, magic_at
-from logcore.partition import Isolation, Partition
+from fencepost.coordinator.wire.steps import finish
+from fencepost.logcore.batch import LogRecord, decode_records, iter_headers
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.legacy import (
+    MIN_MESSAGE_SIZE,
+    encode_message_set,
+    leading_messages,
+    magic_at,
+)
+from fencepost.logcore.partition import Isolation, Partition
 
 MIXTURES = {
     "v0": [(0, Codec.NONE)],

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from logcore.clock import ManualClock
-from logcore.fs import FileSystem, OsFileSystem
-from logcore.overlay import PAGE_BYTES, OverlayFileSystem
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.fs import FileSystem, OsFileSystem
+from fencepost.logcore.overlay import PAGE_BYTES, OverlayFileSystem
 
 NAMES = ("a", "b", "c", "new")
 DIRECTORIES = ("one", "two", "made", "made/below")

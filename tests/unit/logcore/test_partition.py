@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.wire.steps import finish
-from logcore.batch import (
+from fencepost.coordinator.wire.steps import finish
+from fencepost.logcore.batch import (
     LogRecord,
     decode_records,
     encode_batch,
@@ -16,9 +16,9 @@ from logcore.batch import (
     parse_header,
     verify_crc,
 )
-from logcore.clock import ManualClock
-from logcore.compression import Codec
-from logcore.errors import (
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.errors import (
     CorruptRecordError,
     FencedLeaderEpochError,
     InvalidRecordError,
@@ -30,10 +30,10 @@ from logcore.errors import (
     UnknownLeaderEpochError,
     UnsupportedCompressionError,
 )
-from logcore.fs import OsFileSystem, ReadableBuffer
-from logcore.machine import ProducerStamp, Record
-from logcore.partition import Appended, Isolation, Partition
-from logcore.validation import admit
+from fencepost.logcore.fs import OsFileSystem, ReadableBuffer
+from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.partition import Appended, Isolation, Partition
+from fencepost.logcore.validation import admit
 from tests.unit.logcore.partition_driver import (
     T0,
     append,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from logcore.config import LogConfig
-from logcore.errors import NoRoomError
-from logcore.fs import OsFileSystem, is_blank
-from logcore.partition import Partition
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.errors import NoRoomError
+from fencepost.logcore.fs import OsFileSystem, is_blank
+from fencepost.logcore.partition import Partition
 from tests.unit.logcore.partition_driver import T0, client_batch, open_partition
 
 SIZE = 1 << 20

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from logcore.errors import OutOfOrderSequenceError, TooManyProducersError
-from logcore.machine import ProducerStamp, Record
-from logcore.partition import Partition
-from logcore.producer_limit import ProducerLimit
+from fencepost.logcore.errors import OutOfOrderSequenceError, TooManyProducersError
+from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.producer_limit import ProducerLimit
 from tests.unit.logcore.partition_driver import (
     T0,
     append,

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from logcore.clock import ManualClock
-from logcore.errors import (
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.errors import (
     InvalidProducerEpochError,
     InvalidTxnStateError,
     OutOfOrderSequenceError,
     TransactionCoordinatorFencedError,
 )
-from logcore.fs import OsFileSystem
-from logcore.machine import ProducerStamp
-from logcore.producer_snapshot import CorruptSnapshotError, decode_snapshot
-from logcore.producers import ProducerStateManager
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.machine import ProducerStamp
+from fencepost.logcore.producer_snapshot import CorruptSnapshotError, decode_snapshot
+from fencepost.logcore.producers import ProducerStateManager
 from tests.support.stalls import LoopWatch
 from tests.unit.logcore.partition_driver import (
     T0,
@@ -166,7 +166,7 @@ def test_a_newer_epoch_leaves_the_transaction_open_until_its_marker(tmp_path: Pa
 
 
 def test_coordinator_records_skip_the_sequence_but_not_the_epoch(tmp_path: Path) -> None:
-    from logcore.machine import Record
+    from fencepost.logcore.machine import Record
 
     partition = open_partition(tmp_path)
     records = [Record(b"k", b"v")]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logcore.batch import (
+from fencepost.logcore.batch import (
     DEFAULT_MAX_OUTPUT_BYTES,
     HEADER_SIZE,
     LogRecord,
@@ -17,14 +17,14 @@ from logcore.batch import (
     encode_batch,
     parse_header,
 )
-from logcore.compression import Codec, compress, decompress
-from logcore.config import MAX_INT64, LogConfig
-from logcore.errors import (
+from fencepost.logcore.compression import Codec, compress, decompress
+from fencepost.logcore.config import MAX_INT64, LogConfig
+from fencepost.logcore.errors import (
     InvalidRecordError,
     InvalidTimestampError,
     LogError,
 )
-from logcore.record_check import (
+from fencepost.logcore.record_check import (
     COMPRESSED_BYTE_COST,
     MAX_RECORD_ERRORS,
     TURN_BYTES,
@@ -32,8 +32,8 @@ from logcore.record_check import (
     Room,
     TooMuchForATurnError,
 )
-from logcore.validation import MAX_BATCH_RECORDS, Admitted, admit
-from logcore.varint import encode
+from fencepost.logcore.validation import MAX_BATCH_RECORDS, Admitted, admit
+from fencepost.logcore.varint import encode
 from tests.unit.logcore.batch_driver import (
     EDITS,
     MALFORMED,

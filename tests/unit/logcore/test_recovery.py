@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from logcore.batch import LogRecord, encode_batch, iter_headers
-from logcore.compression import Codec
-from logcore.fs import OsFileSystem, ReadableBuffer
-from logcore.machine import ProducerStamp, Record
-from logcore.partition import Isolation, Partition
+from fencepost.logcore.batch import LogRecord, encode_batch, iter_headers
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.fs import OsFileSystem, ReadableBuffer
+from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.partition import Isolation, Partition
 from tests.unit.logcore.partition_driver import (
     T0,
     append,

@@ -21,14 +21,14 @@ from partition_driver import (
 )
 from test_recovery import DyingFileSystem, Killed, damage, last_batches, segments
 
-from logcore.batch import iter_headers, parse_header
-from logcore.dump import dump_file
-from logcore.errors import CorruptRecordError, StorageError
-from logcore.fs import OsFileSystem
-from logcore.machine import Record
-from logcore.partition import Isolation, Partition
-from logcore.strays import is_stray
-from logcore.verify import verify_partition
+from fencepost.logcore.batch import iter_headers, parse_header
+from fencepost.logcore.dump import dump_file
+from fencepost.logcore.errors import CorruptRecordError, StorageError
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.machine import Record
+from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.strays import is_stray
+from fencepost.logcore.verify import verify_partition
 from tests.support.disk import FaultyDisk
 
 FS = OsFileSystem()

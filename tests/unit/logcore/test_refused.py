@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_driver import T0, append, client_batch, marker, open_partition, read_log
 
-from logcore.batch import parse_header
-from logcore.errors import (
+from fencepost.logcore.batch import parse_header
+from fencepost.logcore.errors import (
     InvalidTxnStateError,
     LogError,
     NoRoomError,
     OutOfOrderSequenceError,
     TooManyProducersError,
 )
-from logcore.partition import Partition
-from logcore.producer_limit import ProducerLimit
-from logcore.refused import MAX_REFUSED_PRODUCERS, RefusedSequences
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.producer_limit import ProducerLimit
+from fencepost.logcore.refused import MAX_REFUSED_PRODUCERS, RefusedSequences
 from tests.support.disk import FaultyDisk
 
 PID = 7

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from logcore.errors import OffsetOutOfRangeError
-from logcore.partition import Isolation, Partition
+from fencepost.logcore.errors import OffsetOutOfRangeError
+from fencepost.logcore.partition import Isolation, Partition
 from tests.unit.logcore.partition_driver import (
     T0,
     append,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.wire.steps import finish
-from logcore.batch import LogRecord, encode_batch, parse_header
-from logcore.errors import CorruptRecordError
-from logcore.fs import OsFileSystem
-from logcore.segment import Segment
-from logcore.timestamps import first_in
+from fencepost.coordinator.wire.steps import finish
+from fencepost.logcore.batch import LogRecord, encode_batch, parse_header
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.segment import Segment
+from fencepost.logcore.timestamps import first_in
 
 FS = OsFileSystem()
 

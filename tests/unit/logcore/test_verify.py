@@ -9,7 +9,7 @@ import pytest
 from compaction_driver import COMPACTED, commit_offsets, compact, end, fill_active, put
 from partition_driver import CONFIG, T0, append, crash_image, marker, open_partition, read_log
 
-from logcore.checkpoints import (
+from fencepost.logcore.checkpoints import (
     COPY_SUFFIX,
     LOG_START_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
@@ -17,12 +17,12 @@ from logcore.checkpoints import (
     write_epochs,
     write_offsets,
 )
-from logcore.clock import ManualClock
-from logcore.config import LogConfig
-from logcore.errors import CorruptRecordError, OffsetOutOfRangeError
-from logcore.fs import OsFileSystem
-from logcore.repair import plan_cut, rebuild_indexes, stale_indexes, truncate
-from logcore.verify import verify_data_directory, verify_partition
+from fencepost.logcore.clock import ManualClock
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.errors import CorruptRecordError, OffsetOutOfRangeError
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.repair import plan_cut, rebuild_indexes, stale_indexes, truncate
+from fencepost.logcore.verify import verify_data_directory, verify_partition
 
 FS = OsFileSystem()
 SMALL = LogConfig(**{**CONFIG.__dict__, "segment_bytes": 2_000, "index_interval_bytes": 300})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.batching import Batcher, Limits
+from fencepost.pipelines.batching import Batcher, Limits
 
 
 def batcher(**limits: int) -> Batcher[bytes]:

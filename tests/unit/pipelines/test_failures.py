@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from aiokafka import errors as kafka
 
-from coordinator.wire.client import ApiError, BrokerUnreachable
-from pipelines.failures import (
+from fencepost.coordinator.wire.client.client import ApiError, BrokerUnreachable
+from fencepost.pipelines.failures import (
     Action,
     DataLostError,
     FencedTooOftenError,

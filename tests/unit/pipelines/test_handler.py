@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from aiokafka import ConsumerRecord
 
-from pipelines.failures import HandlerError, RecordRefusedError, RetryBatch
-from pipelines.handler import HandlerCall
-from pipelines.records import MAX_REASON_CHARS, OFFSET, REASON, Batch, Output
-from pipelines.serde import BYTES, JSON, MSGPACK, TEXT, Serde
+from fencepost.pipelines.failures import HandlerError, RecordRefusedError, RetryBatch
+from fencepost.pipelines.handler import HandlerCall
+from fencepost.pipelines.records import MAX_REASON_CHARS, OFFSET, REASON, Batch, Output
+from fencepost.pipelines.serde import BYTES, JSON, MSGPACK, TEXT, Serde
 
 
 def consumed(value: bytes | None, offset: int = 7) -> ConsumerRecord:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.mqtt.ledger import (
+from fencepost.pipelines.mqtt.ledger import (
     PACKET_SLOTS,
     PACKETS_PER_SLOT,
     Ledger,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.mqtt.routes import (
+from fencepost.pipelines.mqtt.routes import (
     KAFKA_TOPIC_CHARS,
     Mapped,
     MessageId,

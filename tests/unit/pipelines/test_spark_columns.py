@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from coordinator.cli import partitioner as one_key  # noqa: E402
-from logcore.batch import (  # noqa: E402
+from fencepost.coordinator.cli import partitioner as one_key  # noqa: E402
+from fencepost.logcore.batch import (  # noqa: E402
     BatchHeader,
     Codec,
     LogRecord,
@@ -23,14 +23,14 @@ from logcore.batch import (  # noqa: E402
     record_bytes,
     verify_crc,
 )
-from logcore.errors import InvalidRecordError  # noqa: E402
-from pipelines.spark import spool  # noqa: E402
-from pipelines.spark.columns import HEADERS, Piece, Rows, decode, encode_rows  # noqa: E402
-from pipelines.spark.errors import SparkPipelineError  # noqa: E402
-from pipelines.spark.options import sink_options  # noqa: E402
-from pipelines.spark.partitioner import murmur2, partitions_of  # noqa: E402
-from pipelines.spark.spool import Spool  # noqa: E402
-from pipelines.spark.tally import Tally  # noqa: E402
+from fencepost.logcore.errors import InvalidRecordError  # noqa: E402
+from fencepost.pipelines.spark import spool  # noqa: E402
+from fencepost.pipelines.spark.columns import HEADERS, Piece, Rows, decode, encode_rows  # noqa: E402
+from fencepost.pipelines.spark.errors import SparkPipelineError  # noqa: E402
+from fencepost.pipelines.spark.options import sink_options  # noqa: E402
+from fencepost.pipelines.spark.partitioner import murmur2, partitions_of  # noqa: E402
+from fencepost.pipelines.spark.spool import Spool  # noqa: E402
+from fencepost.pipelines.spark.tally import Tally  # noqa: E402
 
 blobs = st.none() | st.binary(max_size=200)
 headers = st.lists(st.tuples(st.text(max_size=5), blobs), max_size=3)
@@ -164,7 +164,7 @@ def test_keys_go_where_the_scalar_partitioner_sends_them(
 
 def written(columns: dict[str, object], topic: str | None = "t") -> dict[tuple[str, int], int]:
     pytest.importorskip("pyspark", reason="PySpark is not installed; `make spark` brings it")
-    from pipelines.spark.rows import RowWriter
+    from fencepost.pipelines.spark.rows import RowWriter
 
     options = {"kafka.bootstrap.servers": "h:1", **({"topic": topic} if topic else {})}
     checked = sink_options(options, streaming=False)

@@ -9,15 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.spark import client_options
-from pipelines.spark import offsets as plan
-from pipelines.spark.broker import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
-from pipelines.spark.checkpoint import PlannedBatch, local_folder, read_checkpoint
-from pipelines.spark.errors import DataLossError, OptionError, ProgressError
-from pipelines.spark.lag import behind_latest
-from pipelines.spark.offsets import Range
-from pipelines.spark.options import SinkOptions, SourceOptions, sink_options, source_options
-from pipelines.spark.progress import Progress, Standing, check_same, standing
+from fencepost.pipelines.spark import client_options
+from fencepost.pipelines.spark import offsets as plan
+from fencepost.pipelines.spark.broker import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
+from fencepost.pipelines.spark.checkpoint import PlannedBatch, local_folder, read_checkpoint
+from fencepost.pipelines.spark.errors import DataLossError, OptionError, ProgressError
+from fencepost.pipelines.spark.lag import behind_latest
+from fencepost.pipelines.spark.offsets import Range
+from fencepost.pipelines.spark.options import (
+    SinkOptions,
+    SourceOptions,
+    sink_options,
+    source_options,
+)
+from fencepost.pipelines.spark.progress import Progress, Standing, check_same, standing
 
 BOOTSTRAP = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 

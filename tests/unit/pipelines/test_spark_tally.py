@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from pipelines.spark import tally  # noqa: E402
-from pipelines.spark.columns import HEADERS  # noqa: E402
-from pipelines.spark.tally import Tally, checksum_text  # noqa: E402
+from fencepost.pipelines.spark import tally  # noqa: E402
+from fencepost.pipelines.spark.columns import HEADERS  # noqa: E402
+from fencepost.pipelines.spark.tally import Tally, checksum_text  # noqa: E402
 
 blobs = st.none() | st.binary(max_size=40) | st.binary(min_size=60, max_size=90)
 heads = st.none() | st.lists(

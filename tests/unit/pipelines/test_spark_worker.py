@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from pipelines.spark import worker
-from pipelines.spark.worker import settle
+from fencepost.pipelines.spark import worker
+from fencepost.pipelines.spark.worker import settle
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaConnectionError
 
-from coordinator import Broker
-from pipelines.exactly_once import ExactlyOnce, Options
-from pipelines.failures import GaveUpError, RetryPolicy
-from pipelines.producers import close_consumer
+from fencepost import Broker
+from fencepost.pipelines.exactly_once import ExactlyOnce, Options
+from fencepost.pipelines.failures import GaveUpError, RetryPolicy
+from fencepost.pipelines.producers import close_consumer
 from tests.support.cluster import Cluster
 from tests.support.waits import until_async
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from logcore.machine import Record
+from fencepost.logcore.machine import Record
+from fencepost.txn.machine import TxnMachine
 from tests.support.cleaned import cleaned_logs, some_ends
 from tests.unit.txn.driver import Driver
-from txn.machine import TxnMachine
 
 
 def state_of(driver: Driver, log: list[tuple[int, Record]]) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from logcore.machine import Decision, DomainError, Event, Record, Token
-from txn import records, state
-from txn.commands import (
+from fencepost.logcore.machine import Decision, DomainError, Event, Record, Token
+from fencepost.txn import records, state
+from fencepost.txn.commands import (
     AddPartitions,
     AddPartitionsResult,
     DescribeTransaction,
@@ -23,11 +23,11 @@ from txn.commands import (
     MarkersWritten,
     WriteMarkers,
 )
-from txn.epochs import Identity
-from txn.errors import ProducerIdsUnavailableError
-from txn.limits import TxnLimits
-from txn.machine import TIMEOUT_TIMER, TxnMachine
-from txn.state import TransactionMetadata, TransactionState
+from fencepost.txn.epochs import Identity
+from fencepost.txn.errors import ProducerIdsUnavailableError
+from fencepost.txn.limits import TxnLimits
+from fencepost.txn.machine import TIMEOUT_TIMER, TxnMachine
+from fencepost.txn.state import TransactionMetadata, TransactionState
 
 S = TransactionState
 START_MS = 1_000_000

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.txn.driver import START_MS, TIMEOUT_MS, A, B, C, Driver, S, metadata
-from txn.commands import AddPartitionsResult
-from txn.epochs import Identity
-from txn.errors import (
+from fencepost.txn.commands import AddPartitionsResult
+from fencepost.txn.epochs import Identity
+from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
     InvalidTxnRequestError,
@@ -16,9 +15,10 @@ from txn.errors import (
     TooManyPartitionsError,
     TransactionAbortableError,
 )
-from txn.limits import TxnLimits
-from txn.machine import TIMEOUT_TIMER
-from txn.state import TransactionState
+from fencepost.txn.limits import TxnLimits
+from fencepost.txn.machine import TIMEOUT_TIMER
+from fencepost.txn.state import TransactionState
+from tests.unit.txn.driver import START_MS, TIMEOUT_MS, A, B, C, Driver, S, metadata
 
 REST = [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT]
 STORED = Identity(500, 5)

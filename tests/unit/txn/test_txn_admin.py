@@ -6,6 +6,22 @@ from itertools import pairwise
 
 import pytest
 
+from fencepost.txn.commands import (
+    DescribeTransactionResult,
+    ExpireTransactionalIdsResult,
+    ListedTransaction,
+    ListTransactions,
+)
+from fencepost.txn.epochs import Identity
+from fencepost.txn.errors import (
+    InvalidIdPatternError,
+    InvalidProducerIdMappingError,
+    InvalidTxnRequestError,
+    TransactionalIdNotFoundError,
+)
+from fencepost.txn.id_pattern import compile_pattern
+from fencepost.txn.limits import TxnLimits
+from fencepost.txn.state import TransactionState
 from tests.unit.txn.driver import (
     START_MS,
     TIMEOUT_MS,
@@ -18,22 +34,6 @@ from tests.unit.txn.driver import (
     T,
     metadata,
 )
-from txn.commands import (
-    DescribeTransactionResult,
-    ExpireTransactionalIdsResult,
-    ListedTransaction,
-    ListTransactions,
-)
-from txn.epochs import Identity
-from txn.errors import (
-    InvalidIdPatternError,
-    InvalidProducerIdMappingError,
-    InvalidTxnRequestError,
-    TransactionalIdNotFoundError,
-)
-from txn.id_pattern import compile_pattern
-from txn.limits import TxnLimits
-from txn.state import TransactionState
 
 
 @pytest.fixture

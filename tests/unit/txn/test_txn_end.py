@@ -5,11 +5,10 @@ from itertools import product
 
 import pytest
 
-from tests.unit.txn.driver import A, Driver, S, metadata
-from txn.commands import EndTxn, EndTxnResult
-from txn.end_txn import TV1_TABLE, TV2_TABLE, Verdict
-from txn.epochs import Identity, Relation
-from txn.errors import (
+from fencepost.txn.commands import EndTxn, EndTxnResult
+from fencepost.txn.end_txn import TV1_TABLE, TV2_TABLE, Verdict
+from fencepost.txn.epochs import Identity, Relation
+from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
     InvalidTransactionStateError,
@@ -17,9 +16,10 @@ from txn.errors import (
     ProducerFencedError,
     ProducerIdsUnavailableError,
 )
-from txn.machine import TxnMachine
-from txn.records import encode
-from txn.state import TransactionState
+from fencepost.txn.machine import TxnMachine
+from fencepost.txn.records import encode
+from fencepost.txn.state import TransactionState
+from tests.unit.txn.driver import A, Driver, S, metadata
 
 STORED = Identity(500, 5)
 DURABLE = [one for one in S if one <= S.COMPLETE_ABORT]

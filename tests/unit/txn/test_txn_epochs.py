@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logcore.machine import InvariantViolation
-from tests.unit.txn.driver import TIMEOUT_MS, A, Driver, S, metadata
-from txn import epochs
-from txn.commands import EndTxnResult, InitProducerIdResult
-from txn.epochs import Claim, Identity, Relation
-from txn.errors import (
+from fencepost.logcore.machine import InvariantViolation
+from fencepost.txn import epochs
+from fencepost.txn.commands import EndTxnResult, InitProducerIdResult
+from fencepost.txn.epochs import Claim, Identity, Relation
+from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
     InvalidTransactionStateError,
     ProducerFencedError,
 )
+from tests.unit.txn.driver import TIMEOUT_MS, A, Driver, S, metadata
 
 OLD = Identity(500, 32_766)
 

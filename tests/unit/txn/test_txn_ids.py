@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from logcore.errors import StorageError
-from logcore.machine import InvariantViolation
-from txn.errors import ProducerIdsUnavailableError
-from txn.ids import BlockProducerIds, ProducerIdBlock
+from fencepost.logcore.errors import StorageError
+from fencepost.logcore.machine import InvariantViolation
+from fencepost.txn.errors import ProducerIdsUnavailableError
+from fencepost.txn.ids import BlockProducerIds, ProducerIdBlock
 
 
 class Blocks:

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.txn.driver import START_MS, TIMEOUT_MS, A, Driver, S, T, metadata
-from txn.commands import InitProducerId, InitProducerIdResult
-from txn.epochs import Identity
-from txn.errors import (
+from fencepost.txn.commands import InitProducerId, InitProducerIdResult
+from fencepost.txn.epochs import Identity
+from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     CoordinatorUnloadedError,
     InvalidTransactionTimeoutError,
@@ -18,9 +17,10 @@ from txn.errors import (
     TooManyTransactionalIdsError,
     TwoPhaseCommitDisabledError,
 )
-from txn.limits import TxnLimits
-from txn.machine import PARK_TIMER
-from txn.state import TransactionState
+from fencepost.txn.limits import TxnLimits
+from fencepost.txn.machine import PARK_TIMER
+from fencepost.txn.state import TransactionState
+from tests.unit.txn.driver import START_MS, TIMEOUT_MS, A, Driver, S, T, metadata
 
 REST = [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT]
 MAX = TxnLimits().max_transaction_timeout_ms

@@ -16,6 +16,20 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from fencepost.txn import state
+from fencepost.txn.commands import (
+    AddPartitions,
+    AddPartitionsResult,
+    EndTxn,
+    EndTxnResult,
+    InitProducerId,
+    InitProducerIdResult,
+)
+from fencepost.txn.epochs import Identity
+from fencepost.txn.errors import ProducerFencedError
+from fencepost.txn.limits import TxnLimits
+from fencepost.txn.records import decode
+from fencepost.txn.state import TransactionMetadata
 from tests.unit.txn.driver import (
     TIMEOUT_MS,
     AppendFailedError,
@@ -27,20 +41,6 @@ from tests.unit.txn.driver import (
     metadata,
     sweep_crashes,
 )
-from txn import state
-from txn.commands import (
-    AddPartitions,
-    AddPartitionsResult,
-    EndTxn,
-    EndTxnResult,
-    InitProducerId,
-    InitProducerIdResult,
-)
-from txn.epochs import Identity
-from txn.errors import ProducerFencedError
-from txn.limits import TxnLimits
-from txn.records import decode
-from txn.state import TransactionMetadata
 
 PARTITION = st.sampled_from([("a", 0), ("a", 1), ("b", 0)])
 WHO = st.sampled_from([0, 1])

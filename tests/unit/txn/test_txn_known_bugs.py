@@ -7,15 +7,15 @@ from functools import partial
 
 import pytest
 
-from tests.unit.txn.driver import TIMEOUT_MS, AppendFailedError, B, Driver, S, T, metadata
-from txn.commands import EndTxn, EndTxnResult, InitProducerId, InitProducerIdResult
-from txn.epochs import Identity
-from txn.errors import (
+from fencepost.txn.commands import EndTxn, EndTxnResult, InitProducerId, InitProducerIdResult
+from fencepost.txn.epochs import Identity
+from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     CoordinatorUnloadedError,
     InvalidTransactionStateError,
     ProducerFencedError,
 )
+from tests.unit.txn.driver import TIMEOUT_MS, AppendFailedError, B, Driver, S, T, metadata
 
 
 @pytest.mark.parametrize("late_by", [1, 2, 5])

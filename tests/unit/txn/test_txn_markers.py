@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from logcore.machine import InvariantViolation, ProducerStamp
+from fencepost.logcore.machine import InvariantViolation, ProducerStamp
+from fencepost.txn.commands import MarkersWrittenResult, WriteMarkers
+from fencepost.txn.epochs import Identity
+from fencepost.txn.errors import ConcurrentTransactionsError
+from fencepost.txn.markers import MarkerTable
 from tests.unit.txn.driver import A, B, C, Driver, S, metadata
-from txn.commands import MarkersWrittenResult, WriteMarkers
-from txn.epochs import Identity
-from txn.errors import ConcurrentTransactionsError
-from txn.markers import MarkerTable
 
 DONE = MarkersWrittenResult(completed=True)
 NOT_DONE = MarkersWrittenResult(completed=False)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import txn
-from txn import diagram
+from fencepost import txn
+from fencepost.txn import diagram
 
 FOLDER = Path(txn.__file__).parent
 README = (FOLDER / "README.md").read_text()

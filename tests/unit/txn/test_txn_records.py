@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logcore.machine import Record
+from fencepost.logcore.machine import Record
+from fencepost.txn import records
+from fencepost.txn.epochs import Identity
+from fencepost.txn.errors import MalformedTransactionRecordError
+from fencepost.txn.state import TransactionMetadata, TransactionState
 from tests.unit.txn.driver import Driver, S, metadata
-from txn import records
-from txn.epochs import Identity
-from txn.errors import MalformedTransactionRecordError
-from txn.state import TransactionMetadata, TransactionState
 
 # Written out by hand from TransactionLogKey.json and TransactionLogValue.json.
 KEY = bytes.fromhex("0000 0008") + b"orders-1"

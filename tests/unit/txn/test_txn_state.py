@@ -5,7 +5,12 @@ from itertools import product
 
 import pytest
 
-from logcore.machine import InvariantViolation
+from fencepost.logcore.machine import InvariantViolation
+from fencepost.txn import state
+from fencepost.txn.commands import EndTxnResult
+from fencepost.txn.epochs import Identity
+from fencepost.txn.records import Decoded, decode, encode, tombstone
+from fencepost.txn.state import LEGAL_PREDECESSORS, TransactionState
 from tests.unit.txn.driver import (
     START_MS,
     TIMEOUT_MS,
@@ -14,11 +19,6 @@ from tests.unit.txn.driver import (
     S,
     metadata,
 )
-from txn import state
-from txn.commands import EndTxnResult
-from txn.epochs import Identity
-from txn.records import Decoded, decode, encode, tombstone
-from txn.state import LEGAL_PREDECESSORS, TransactionState
 
 Step = tuple[TransactionState, TransactionState]
 LEGAL = sorted((old, new) for new, olds in LEGAL_PREDECESSORS.items() for old in olds)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from logcore.machine import Event
+from fencepost.logcore.machine import Event
+from fencepost.txn.epochs import Identity
 from tests.unit.txn.driver import S, check_told, metadata
-from txn.epochs import Identity
 
 OLD = metadata(S.ONGOING, identity=Identity(1000, 3))
 BUMPED = replace(OLD, producer_epoch=4)

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.txn.driver import START_MS, TIMEOUT_MS, Driver, S, T, metadata
-from txn.commands import InitProducerIdResult
-from txn.epochs import Identity
-from txn.errors import (
+from fencepost.txn.commands import InitProducerIdResult
+from fencepost.txn.epochs import Identity
+from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidTransactionStateError,
     ProducerFencedError,
 )
-from txn.machine import TIMEOUT_TIMER
+from fencepost.txn.machine import TIMEOUT_TIMER
+from tests.unit.txn.driver import START_MS, TIMEOUT_MS, Driver, S, T, metadata
 
 KEY = (TIMEOUT_TIMER, T)
 

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from logcore.machine import DomainError
-from tests.unit.txn.driver import TIMEOUT_MS, A, B, Driver, S, T, metadata
-from txn import records
-from txn.commands import (
+from fencepost.logcore.machine import DomainError
+from fencepost.txn import records
+from fencepost.txn.commands import (
     AddPartitions,
     DescribeTransaction,
     EndTxn,
@@ -17,8 +16,8 @@ from txn.commands import (
     InitProducerId,
     InitProducerIdResult,
 )
-from txn.epochs import Identity
-from txn.errors import (
+from fencepost.txn.epochs import Identity
+from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
     InvalidTransactionStateError,
@@ -28,7 +27,8 @@ from txn.errors import (
     ProducerFencedError,
     TwoPhaseCommitDisabledError,
 )
-from txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS, TxnLimits
+from fencepost.txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS, TxnLimits
+from tests.unit.txn.driver import TIMEOUT_MS, A, B, Driver, S, T, metadata
 
 YEAR_MS = 365 * 24 * 3_600_000
 Make = Callable[..., Driver]

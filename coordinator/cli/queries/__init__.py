@@ -1,0 +1,1 @@
+"""What the command line asks brokers, Fencepost or Apache Kafka, without printing it."""

@@ -1,0 +1,169 @@
+"""What keeps the last stable offset of a partition from moving on, and who waits behind it.
+
+The protocol does not tell where a producer runs. But a transaction that carries consumed offsets
+names the internal partition they go to, and a group whose offsets are pending there says so
+(OffsetFetch with RequireStable): the members of that group are, with their client ids and hosts,
+the pipeline that holds the transaction open.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fencepost.coordinator.cli.queries.group_view import look_at
+from fencepost.coordinator.cli.queries.open_transactions import (
+    Producer,
+    Transaction,
+    producers,
+    transactions_of,
+    why_hanging,
+)
+from fencepost.coordinator.cli.queries.session import LATEST, check
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.session import Committed, Partition, Session
+
+OFFSETS_TOPIC = "__consumer_offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A group that has committed less than the partition's end."""
+
+    group: str
+    committed: int
+    lag: int
+    """Offsets to the high watermark."""
+    stuck: bool
+    """It has read all that is stable: a read_committed member can not go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """One partition: its offsets, what pins the stable one (None: nothing), who waits."""
+
+    topic: str
+    partition: int
+    stable: int
+    end: int
+    pin: Producer | None
+    transaction: Transaction | None
+    hanging: str | None
+    """Why nobody will end the transaction; None if its coordinator will."""
+    open_count: int
+    clients: tuple[str, ...]
+    """CLIENT_ID@HOST of the members of the groups whose offsets the transaction carries."""
+    waiting: tuple[Waiting, ...]
+
+
+def blame(session: Session, partitions: list[Partition]) -> list[Blame]:
+    """Judge each of ``partitions``. Asks all brokers for transactions and groups if need be."""
+    stable = session.offsets(partitions, LATEST, committed=True)
+    ends = session.offsets(partitions, LATEST)
+    pinned = [place for place in partitions if stable[place] < ends[place]]
+    open_here: dict[Partition, list[Producer]] = {place: [] for place in partitions}
+    for row in producers(session, pinned):
+        if row.is_open:
+            open_here[row.place].append(row)
+    pins = {
+        place: min(rows, key=lambda row: row.start_offset)
+        for place, rows in open_here.items()
+        if rows
+    }
+    known = transactions_of(session, (pin.producer_id for pin in pins.values()))
+    positions = _positions(session) if pins else {}
+    clients: dict[str, tuple[str, ...]] = {}
+    found = []
+    for place in partitions:
+        pin = pins.get(place)
+        transaction = known.get(pin.producer_id) if pin is not None else None
+        if transaction is not None and transaction.transactional_id not in clients:
+            clients[transaction.transactional_id] = _clients(session, transaction, positions)
+        found.append(
+            Blame(
+                topic=place[0],
+                partition=place[1],
+                stable=stable[place],
+                end=ends[place],
+                pin=pin,
+                transaction=transaction,
+                hanging=why_hanging(pin, transaction) if pin is not None else None,
+                open_count=len(open_here[place]),
+                clients=clients[transaction.transactional_id] if transaction is not None else (),
+                waiting=_waiting(place, stable[place], ends[place], positions),
+            )
+        )
+    return found
+
+
+def clients_of(session: Session, producer_ids: Iterable[int]) -> dict[int, tuple[str, ...]]:
+    """CLIENT_ID@HOST of the members of the groups whose offsets each producer holds back.
+
+    Asks the offsets' partitions themselves, so that it also finds those of a transaction that no
+    coordinator knows.
+    """
+    topics, wanted = session.client.metadata().topics, set(producer_ids)
+    if OFFSETS_TOPIC not in topics or not wanted:
+        return {}
+    places = [(OFFSETS_TOPIC, index) for index in topics[OFFSETS_TOPIC].partitions]
+    held: dict[int, set[int]] = defaultdict(set)
+    for row in producers(session, places):
+        if row.is_open and row.producer_id in wanted:
+            held[row.producer_id].add(row.partition)
+    positions = _positions(session) if held else {}
+    return {one: _members(session, indexes, positions) for one, indexes in held.items()}
+
+
+def _positions(session: Session) -> dict[str, list[Committed]]:
+    """The committed offsets of every group of the cluster."""
+    groups: set[str] = set()
+    for answer in session.everywhere(
+        "ListGroups", lambda f: f.message(states_filter=(), types_filter=())
+    ):
+        check(answer.error_code, "ListGroups")
+        groups.update(group.group_id for group in answer.groups)
+    return {group: session.committed(group) for group in sorted(groups)}
+
+
+def _waiting(
+    place: Partition, stable: int, end: int, positions: dict[str, list[Committed]]
+) -> tuple[Waiting, ...]:
+    return tuple(
+        Waiting(group, row.offset, end - row.offset, row.offset >= stable)
+        for group, rows in positions.items()
+        for row in rows
+        if (row.topic, row.partition) == place and stable < end and row.offset < end
+    )
+
+
+def _clients(
+    session: Session, transaction: Transaction, positions: dict[str, list[Committed]]
+) -> tuple[str, ...]:
+    indexes = {index for topic, index in transaction.partitions if topic == OFFSETS_TOPIC}
+    return _members(session, indexes, positions)
+
+
+def _members(
+    session: Session, indexes: set[int], positions: dict[str, list[Committed]]
+) -> tuple[str, ...]:
+    """The members of groups in these offsets partitions that have offsets pending there."""
+    from fencepost.coordinator.runtime.key_partition import partition_for
+
+    topics = session.client.metadata().topics
+    if OFFSETS_TOPIC not in topics:
+        return ()
+    count = len(topics[OFFSETS_TOPIC].partitions)
+    found: set[str] = set()
+    for group, committed in positions.items():
+        if partition_for(group, count) not in indexes:
+            continue
+        members = look_at(session, group).members
+        places = {(row.topic, row.partition) for row in committed}
+        for member in members:
+            places.update(member.assigned)
+        if session.has_pending_offsets(group, sorted(places)):
+            found.update(f"{member.client_id}@{member.host}" for member in members)
+    return tuple(sorted(found))

@@ -1,0 +1,58 @@
+"""Who was given a producer id, as the broker's own history tells it.
+
+The protocol names a producer by its id alone: which transactional id is behind it is known only
+while a coordinator has that, and which client and host never. Fencepost writes every claim down, so
+that the owner of a transaction that no coordinator knows can still be named. Apache Kafka keeps no
+such history.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fencepost.coordinator.cli.queries.entries import entries_of
+from fencepost.coordinator.cli.queries.session import Session
+from fencepost.coordinator.history.entries import TRANSACTION
+
+CLAIMS = frozenset({"epoch-bumped", "producer-id-rotated", "transaction-kept"})
+"""What gives a producer id and epoch to a client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who was given an epoch of a producer id, and when."""
+
+    transactional_id: str
+    epoch: int
+    at_ms: int
+    client_id: str | None
+    client_host: str | None
+
+    @property
+    def client(self) -> str | None:
+        """CLIENT_ID@HOST, as members of groups are named; None if neither is known."""
+        if self.client_id is None and self.client_host is None:
+            return None
+        return f"{self.client_id or ''}@{self.client_host or ''}"
+
+
+def claims_of(session: Session, producer_ids: Iterable[int]) -> Mapping[int, Sequence[Claim]]:
+    """The claims of each of ``producer_ids`` that are still in the history, oldest first."""
+    wanted = frozenset(producer_ids)
+    found: dict[int, list[Claim]] = defaultdict(list)
+    for entry in entries_of(session) if wanted else ():
+        if entry.scope != TRANSACTION or entry.what not in CLAIMS:
+            continue
+        producer_id, epoch = entry.detail.get("producer_id"), entry.detail.get("producer_epoch")
+        if producer_id in wanted and isinstance(epoch, int):
+            found[producer_id].append(
+                Claim(entry.subject, epoch, entry.at_ms, entry.client_id, entry.client_host)
+            )
+    return found
+
+
+def holder(claims: Sequence[Claim], epoch: int) -> Claim | None:
+    """Who wrote at ``epoch``: the last claim up to it, for the ends of transactions bump it too."""
+    return next((claim for claim in reversed(claims) if claim.epoch <= epoch), None)

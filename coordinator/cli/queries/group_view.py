@@ -1,0 +1,189 @@
+"""One picture of a group for both protocols: who is in it, who reads what, how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST, assigned_partitions, check
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.session import Partition, Session
+
+CONSUMER_GROUP_DESCRIBE = 69
+CLASSIC, CONSUMER = "classic", "consumer"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member. ``target`` is None in a classic group, ``metadata`` empty in a consumer group."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    epoch: int | None
+    assigned: tuple[Partition, ...]
+    target: tuple[Partition, ...] | None = None
+    rack_id: str | None = None
+    metadata: bytes = b""
+    topics: tuple[str, ...] = ()
+    regex: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group; ``state`` is Kafka's word, *Dead* if the coordinator knows no members or epochs."""
+
+    group: str
+    kind: str
+    state: str
+    assignor: str
+    epoch: int | None
+    members: tuple[Member, ...]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether somebody may commit offsets: then nobody else should."""
+        return self.state not in {"Empty", "Dead"}
+
+
+def look_at(session: Session, group: str) -> Group:
+    """Describe a group of whichever protocol; one that does not exist is Dead."""
+    if CONSUMER_GROUP_DESCRIBE in session.client.versions():
+        found = session.client.call(
+            "ConsumerGroupDescribe",
+            to_group=group,
+            group_ids=(group,),
+            include_authorized_operations=False,
+        ).groups[0]
+        if found.error_code == ErrorCode.none:
+            return _consumer(group, found)
+        if found.error_code not in {
+            ErrorCode.group_id_not_found,
+            ErrorCode.unsupported_version,
+        }:
+            check(found.error_code, "ConsumerGroupDescribe", group)
+    found = session.client.call(
+        "DescribeGroups", to_group=group, groups=(group,), include_authorized_operations=False
+    ).groups[0]
+    if found.error_code != ErrorCode.group_id_not_found:
+        check(found.error_code, "DescribeGroups", group, getattr(found, "error_message", None))
+    return _classic(group, found)
+
+
+def existing(session: Session, group: str) -> Group:
+    """The same; a group without members and offsets is an error."""
+    found = look_at(session, group)
+    if found.state == "Dead" and not session.committed(group):
+        raise click.ClickException(f"there is no group {group!r}")
+    return found
+
+
+def _consumer(group: str, found: Any) -> Group:
+    def named(assignment: Any) -> tuple[Partition, ...]:
+        return tuple(
+            (topic.topic_name, index)
+            for topic in assignment.topic_partitions
+            for index in topic.partitions
+        )
+
+    members = tuple(
+        Member(
+            row.member_id,
+            row.instance_id,
+            row.client_id,
+            row.client_host.removeprefix("/"),
+            row.member_epoch,
+            named(row.assignment),
+            named(row.target_assignment),
+            row.rack_id,
+            topics=tuple(row.subscribed_topic_names),
+            regex=row.subscribed_topic_regex,
+        )
+        for row in found.members
+    )
+    return Group(
+        group, CONSUMER, found.group_state, found.assignor_name, found.group_epoch, members
+    )
+
+
+def _classic(group: str, found: Any) -> Group:
+    members = tuple(
+        Member(
+            row.member_id,
+            getattr(row, "group_instance_id", None),
+            row.client_id,
+            row.client_host.removeprefix("/"),
+            None,
+            tuple(assigned_partitions(row.member_assignment)),
+            metadata=row.member_metadata,
+        )
+        for row in found.members
+    )
+    return Group(group, CLASSIC, found.group_state, found.protocol_data, None, members)
+
+
+def member_rows(found: Group) -> list[dict[str, object]]:
+    """What is shown of each member."""
+    return [
+        {
+            "member": member.member_id,
+            "instance": member.instance_id,
+            "client": member.client_id,
+            "host": member.host,
+            "epoch": member.epoch,
+            "count": len(member.assigned),
+            "assigned": texts(member.assigned),
+            "target": None if member.target is None else texts(member.target),
+            "type": found.kind,
+        }
+        for member in found.members
+    ]
+
+
+def texts(partitions: Iterable[Partition]) -> list[str]:
+    """Partitions as ``topic:index``, sorted."""
+    return [f"{topic}:{index}" for topic, index in sorted(partitions)]
+
+
+def offset_rows(session: Session, found: Group) -> list[dict[str, object]]:
+    """How far the group is in each partition that it committed or owns.
+
+    ``lag`` counts to the last stable offset, which is all that a read_committed reader could read;
+    ``lag_uncommitted`` to the high watermark. Both are None for a topic that is gone, and where
+    nothing was committed yet.
+    """
+    committed = {(row.topic, row.partition): row.offset for row in session.committed(found.group)}
+    owners = {tp: member.member_id for member in found.members for tp in member.assigned}
+    places = sorted(committed.keys() | owners.keys())
+    topics = session.client.metadata(refresh=True).topics
+    known = [tp for tp in places if tp[0] in topics and tp[1] in topics[tp[0]].partitions]
+    first = session.offsets(known, EARLIEST)
+    stable = session.offsets(known, LATEST, committed=True)
+    end = session.offsets(known, LATEST)
+
+    def lag(tp: Partition, ends: dict[Partition, int]) -> int | None:
+        if tp not in committed or tp not in ends:
+            return None
+        # What retention has removed can't be read, so it is no lag.
+        return max(0, ends[tp] - max(committed[tp], first[tp]))
+
+    return [
+        {
+            "topic": tp[0],
+            "partition": tp[1],
+            "committed": committed.get(tp),
+            "stable": stable.get(tp),
+            "end": end.get(tp),
+            "lag": lag(tp, stable),
+            "lag_uncommitted": lag(tp, end),
+            "member": owners.get(tp),
+            "state": found.state,
+        }
+        for tp in places
+    ]

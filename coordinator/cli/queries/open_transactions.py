@@ -1,0 +1,348 @@
+"""Which transactions are open on partitions, and whether their coordinators know of them.
+
+A partition leader keeps, per producer, the offset where its open transaction begins
+(DescribeProducers); the coordinator keeps the state of each transactional id and its partitions
+(ListTransactions, DescribeTransactions). Where the leader has a transaction open that no
+coordinator will ever end, the transaction hangs. Source: KIP-664, Kafka's ``TransactionsCommand``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.cli.queries.session import check
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.session import Partition, Session
+
+NO_OFFSET = -1
+UNKNOWN_COORDINATOR_EPOCH = -1
+NO_PRODUCER = -1
+
+TWO_PHASE_TIMEOUT_MS = 2**31 - 1
+"""The timeout of a transaction that takes part in a two-phase commit: none."""
+
+MAX_CLAIM_TIMEOUT_MS = 60_000
+"""The longest timeout that ``terminate`` leaves an id with; it matters until the next claim."""
+
+ONGOING = "Ongoing"
+
+UNFINISHED = frozenset({ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
+"""States in which the coordinator still has an end marker to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """What a partition leader knows of one producer; offsets and times are -1 if there is none."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+    coordinator_epoch: int
+    start_offset: int
+    """Where its open transaction begins."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has a transaction open here."""
+        return self.start_offset != NO_OFFSET
+
+    @property
+    def place(self) -> Partition:
+        """The partition."""
+        return self.topic, self.partition
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What the coordinator knows of one transactional id."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    epoch: int
+    timeout_ms: int
+    started_ms: int | None
+    partitions: frozenset[Partition] = field(default_factory=frozenset)
+
+
+def partition_argument(text: str) -> tuple[str, int | None]:
+    """Read ``TOPIC`` or ``TOPIC:P``. Raises click.BadParameter."""
+    topic, colon, index = text.partition(":")
+    if not topic or (colon and not index.isdecimal()):
+        raise click.BadParameter(f"{text!r} is neither TOPIC nor TOPIC:PARTITION")
+    return topic, int(index) if colon else None
+
+
+def partitions_of(session: Session, wanted: Iterable[tuple[str, int | None]]) -> list[Partition]:
+    """The partitions that ``wanted`` names, sorted; all of the cluster if it names none.
+
+    Raises ApiError for an unknown topic and click.ClickException for an unknown partition.
+    """
+    chosen = dict(wanted_by_topic(wanted))
+    found: list[Partition] = []
+    for topic in session.topics(chosen or None):
+        indexes = chosen.get(topic.name) or topic.partitions.keys()
+        for index in sorted(indexes):
+            if index not in topic.partitions:
+                raise click.ClickException(f"{topic.name} has no partition {index}")
+            found.append((topic.name, index))
+    return found
+
+
+def wanted_by_topic(wanted: Iterable[tuple[str, int | None]]) -> dict[str, set[int]]:
+    """The partitions named for each topic; an empty set means all of them."""
+    chosen: dict[str, set[int]] = {}
+    whole: set[str] = set()
+    for topic, index in wanted:
+        indexes = chosen.setdefault(topic, set())
+        if index is None:
+            whole.add(topic)
+        else:
+            indexes.add(index)
+    return {topic: set() if topic in whole else indexes for topic, indexes in chosen.items()}
+
+
+def producers(session: Session, partitions: Iterable[Partition]) -> list[Producer]:
+    """Ask the leader of each of ``partitions`` for its producers; sorted by place and id."""
+    topics = session.client.metadata().topics
+    by_node: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for topic, index in partitions:
+        by_node[topics[topic].partitions[index].leader][topic].append(index)
+    found: list[Producer] = []
+    for node, wanted in by_node.items():
+        answer = session.client.call(
+            "DescribeProducers",
+            to_node=node,
+            entity=lambda f, wanted=wanted: f.message(
+                topics=[
+                    f.TopicRequest(name=topic, partition_indexes=tuple(indexes))
+                    for topic, indexes in wanted.items()
+                ]
+            ),
+        )
+        for topic in answer.topics:
+            for row in topic.partitions:
+                place = f"{topic.name}-{row.partition_index}"
+                check(row.error_code, "DescribeProducers", place, row.error_message)
+                found.extend(
+                    Producer(
+                        topic=topic.name,
+                        partition=row.partition_index,
+                        producer_id=one.producer_id,
+                        epoch=one.producer_epoch,
+                        last_sequence=one.last_sequence,
+                        last_timestamp_ms=one.last_timestamp,
+                        coordinator_epoch=one.coordinator_epoch,
+                        start_offset=one.current_txn_start_offset,
+                    )
+                    for one in row.active_producers
+                )
+    return sorted(found, key=lambda row: (row.topic, row.partition, row.producer_id))
+
+
+def transactions_of(session: Session, producer_ids: Iterable[int]) -> dict[int, Transaction]:
+    """The transactions of ``producer_ids`` by producer id, from the coordinators on all brokers."""
+    wanted = tuple(sorted(set(producer_ids)))
+    if not wanted:
+        return {}
+    found: dict[int, Transaction] = {}
+    for node in sorted(session.client.metadata().brokers):
+        listed = session.client.call(
+            "ListTransactions",
+            to_node=node,
+            state_filters=(),
+            producer_id_filters=wanted,
+            duration_filter=-1,
+            transactional_id_pattern=None,
+        )
+        names = tuple(row.transactional_id for row in listed.transaction_states)
+        if names:
+            for transaction in _described(session, node, names):
+                found[transaction.producer_id] = transaction
+    return found
+
+
+def _described(session: Session, node: int, names: tuple[str, ...]) -> list[Transaction]:
+    answer = session.client.call(
+        "DescribeTransactions", to_node=node, check=False, transactional_ids=names
+    )
+    found: list[Transaction] = []
+    for state in answer.transaction_states:
+        # Expired since it was listed, or moved to another broker, which lists it by itself.
+        if state.error_code in {
+            ErrorCode.transactional_id_not_found,
+            ErrorCode.not_coordinator,
+        }:
+            continue
+        found.append(_transaction_of(state))
+    return found
+
+
+def transaction(session: Session, transactional_id: str) -> Transaction:
+    """What the coordinator of one transactional id knows of it. Raises ApiError."""
+    answer = session.client.call(
+        "DescribeTransactions",
+        to_transaction=transactional_id,
+        transactional_ids=(transactional_id,),
+    )
+    return _transaction_of(answer.transaction_states[0])
+
+
+def _transaction_of(state: Any) -> Transaction:
+    check(state.error_code, "DescribeTransactions", state.transactional_id)
+    started = state.transaction_start_time
+    return Transaction(
+        transactional_id=state.transactional_id,
+        state=state.transaction_state,
+        producer_id=state.producer_id,
+        epoch=state.producer_epoch,
+        timeout_ms=int(state.transaction_timeout.total_seconds() * 1000),
+        started_ms=int(started.timestamp() * 1000) if started is not None else None,
+        partitions=frozenset(
+            (topic.topic, index) for topic in state.topics for index in topic.partitions
+        ),
+    )
+
+
+def why_hanging(producer: Producer, transaction: Transaction | None) -> str | None:
+    """Say why nobody will end the transaction that ``producer`` has open; None if somebody will.
+
+    The end marker of a newer epoch ends the transactions of older ones too, so epochs need not be
+    equal.
+    """
+    if transaction is None:
+        return "no coordinator knows this producer id"
+    name = transaction.transactional_id
+    if transaction.state not in UNFINISHED:
+        return f"{name} is {transaction.state}"
+    if producer.place not in transaction.partitions:
+        return f"{name} is {transaction.state} without this partition"
+    return None
+
+
+def hanging(
+    session: Session, partitions: list[Partition], *, older_than_ms: int, now_ms: int
+) -> list[tuple[Producer, Transaction | None, str]]:
+    """Find the transactions on ``partitions`` that nobody will end, each with the reason.
+
+    Only those are judged whose last record is more than ``older_than_ms`` before ``now_ms``: a
+    younger one may be between two steps.
+    """
+    suspects = [
+        row
+        for row in producers(session, partitions)
+        if row.is_open and now_ms - row.last_timestamp_ms > older_than_ms
+    ]
+    known = transactions_of(session, (row.producer_id for row in suspects))
+    found = []
+    for row in suspects:
+        transaction = known.get(row.producer_id)
+        reason = why_hanging(row, transaction)
+        if reason is not None:
+            found.append((row, transaction, reason))
+    # Leader and coordinator were asked one after the other: what has ended meanwhile is innocent.
+    places = sorted({row.place for row, _, _ in found})
+    still = {(row.place, row.producer_id, row.start_offset) for row in producers(session, places)}
+    return [
+        item
+        for item in found
+        if (item[0].place, item[0].producer_id, item[0].start_offset) in still
+    ]
+
+
+def began(session: Session, producer: Producer) -> int | None:
+    """The time of the first record of its open transaction, in ms; None if that record is gone.
+
+    Neither the leader nor, once it hangs, a coordinator tells it; the record itself does.
+    """
+    from fencepost.coordinator.wire.client.client import ApiError
+    from fencepost.logcore.batch import HEADER_SIZE, decode_records, parse_header
+
+    try:
+        row = session.fetch(*producer.place, producer.start_offset, committed=False, max_bytes=1)
+    except ApiError as error:
+        if error.code == ErrorCode.offset_out_of_range:
+            return None
+        raise
+    data = row.records or b""
+    if len(data) < HEADER_SIZE:
+        return None
+    header = parse_header(data)
+    if len(data) < header.size or header.producer_id != producer.producer_id:
+        return None
+    first = next(iter(decode_records(data, 0, header)), None)
+    return None if first is None else first.timestamp_ms
+
+
+def abort(session: Session, producer: Producer) -> None:
+    """Write the abort marker of the transaction that ``producer`` has open. Raises ApiError.
+
+    The marker has the epochs that the leader knows, in the form before KIP-890, whose check an
+    equal epoch passes.
+    """
+    answer = session.client.call(
+        "WriteTxnMarkers",
+        1,
+        to_leader=producer.place,
+        check=False,
+        entity=lambda f: f.message(
+            markers=[
+                f.WritableTxnMarker(
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.epoch,
+                    transaction_result=False,
+                    topics=[
+                        f.WritableTxnMarkerTopic(
+                            name=producer.topic, partition_indexes=(producer.partition,)
+                        )
+                    ],
+                    coordinator_epoch=max(producer.coordinator_epoch, 0),
+                )
+            ]
+        ),
+    )
+    for marker in answer.markers:
+        for topic in marker.topics:
+            for row in topic.partitions:
+                check(row.error_code, "WriteTxnMarkers", f"{topic.name}-{row.partition_index}")
+
+
+def terminate(session: Session, transaction: Transaction) -> tuple[int, int]:
+    """Claim the transactional id, which fences its producer and aborts what that has open.
+
+    Returns the producer id and epoch that fence it. They are nobody's: the producer's successor
+    claims the id anew. Raises ApiError; CONCURRENT_TRANSACTIONS if the abort is decided and its
+    markers are not written within the session's time. Source: ``Admin.forceTerminateTransaction``
+    (KIP-939), which does the same.
+    """
+    timeout_ms = min(transaction.timeout_ms, MAX_CLAIM_TIMEOUT_MS)
+    answer = session.client.call(
+        "InitProducerId",
+        to_transaction=transaction.transactional_id,
+        transactional_id=transaction.transactional_id,
+        transaction_timeout=timeout_ms,
+        producer_id=NO_PRODUCER,
+        producer_epoch=NO_PRODUCER,
+        enable2_pc=False,
+        keep_prepared_txn=False,
+    )
+    return answer.producer_id, answer.producer_epoch
+
+
+def moment(timestamp_ms: int | None) -> str | None:
+    """A time of the wire as text, in UTC; None for none."""
+    if timestamp_ms is None or timestamp_ms < 0:
+        return None
+    when = dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,212 @@
+"""What the commands ask of a cluster, in plain Python values.
+
+Everything here goes over the wire with the versions both sides know, so it works against any
+Kafka broker. Shapes: a partition is a ``(topic, index)`` pair; offsets and timestamps are ints.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from fencepost.coordinator import light_imports  # noqa: F401  # isort: skip - before anything that imports kio
+from kio.schema.consumer_protocol_assignment.v0.data import ConsumerProtocolAssignment
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader
+from kio.serial.errors import SerialError
+
+from fencepost.coordinator.wire.client.client import ApiError, RequestFactory, WireClient
+from fencepost.coordinator.wire.client.cluster import TopicMetadata
+from fencepost.coordinator.wire.messages import fetch_one, list_offsets, offset_fetch
+
+Partition = tuple[str, int]
+Build = Callable[[RequestFactory], Any]
+
+LATEST = -1
+EARLIEST = -2
+
+MAX_FETCH_BYTES = 4 * 1024 * 1024
+"""Of one answer; memory stays bounded whatever the topic holds."""
+
+CONSUMER_PROTOCOL_VERSION_BYTES = 2
+"""The blob of an assignment begins with its version; all versions so far begin alike after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A group's committed position in one partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int
+    """-1 where it was committed without one."""
+    metadata: str
+
+
+class Session:
+    """A connection to a cluster for the length of one command."""
+
+    def __init__(self, bootstrap: str, timeout_s: float) -> None:
+        self.timeout_ms = int(timeout_s * 1000)
+        self.client = WireClient(bootstrap, client_id="fencepost-cli", timeout_ms=self.timeout_ms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.client.close()
+
+    @property
+    def controller(self) -> int:
+        """The broker that changes topics."""
+        return self.client.metadata().controller_id
+
+    def topics(self, names: Iterable[str] | None = None) -> list[TopicMetadata]:
+        """Describe ``names``, or all topics, sorted; an unknown one raises :class:`ApiError`."""
+        known = self.client.metadata(refresh=True).topics
+        found = []
+        for name in sorted(known) if names is None else names:
+            if name not in known:
+                raise ApiError(ErrorCode.unknown_topic_or_partition, "Metadata", name)
+            check(known[name].error, "Metadata", name)
+            found.append(known[name])
+        return found
+
+    def offsets(
+        self, partitions: Iterable[Partition], timestamp: int, *, committed: bool = False
+    ) -> dict[Partition, int]:
+        """Look up an offset per partition; ``committed`` makes LATEST the last stable offset."""
+        topics = self.client.metadata().topics
+        by_node: dict[int, dict[str, list[tuple[int, int]]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        for topic, index in partitions:
+            if topic not in topics or index not in topics[topic].partitions:
+                raise ApiError(
+                    ErrorCode.unknown_topic_or_partition, "ListOffsets", f"{topic}-{index}"
+                )
+            by_node[topics[topic].partitions[index].leader][topic].append((index, timestamp))
+        found: dict[Partition, int] = {}
+        for node, wanted in by_node.items():
+            answer = self.client.call(
+                "ListOffsets",
+                to_node=node,
+                entity=lambda f, wanted=wanted: list_offsets(
+                    f, wanted, isolation_level=int(committed), timeout_ms=self.timeout_ms
+                ),
+            )
+            for topic in answer.topics:
+                for row in topic.partitions:
+                    check(row.error_code, "ListOffsets", f"{topic.name}-{row.partition_index}")
+                    found[topic.name, row.partition_index] = row.offset
+        return found
+
+    def fetch(
+        self,
+        topic: str,
+        index: int,
+        offset: int,
+        *,
+        committed: bool,
+        max_wait_ms: int = 0,
+        max_bytes: int = MAX_FETCH_BYTES,
+    ) -> Any:
+        """One Fetch of one partition; raises :class:`ApiError` unless it was served.
+
+        The first batch comes whole, whatever ``max_bytes`` says.
+        """
+        low, high = self.client.versions()[1]
+        # From version 13 on topics have ids instead of names.
+        answer = self.client.call(
+            "Fetch",
+            max(low, min(high, 12)),
+            to_leader=(topic, index),
+            check=False,
+            entity=lambda f: fetch_one(
+                f,
+                (topic, index),
+                offset,
+                isolation_level=int(committed),
+                max_wait_ms=max_wait_ms,
+                max_bytes=max_bytes,
+            ),
+        )
+        check(answer.error_code, "Fetch", topic)
+        row = answer.responses[0].partitions[0]
+        check(row.error_code, "Fetch", f"{topic}-{index} at offset {offset}")
+        return row
+
+    def everywhere(self, api: str, build: Build) -> list[Any]:
+        """Ask every broker; groups and transactions are listed by their own coordinators."""
+        nodes = self.client.metadata().brokers
+        return [self.client.call(api, to_node=node, entity=build) for node in sorted(nodes)]
+
+    def committed(self, group: str) -> list[Committed]:
+        """All committed offsets of ``group``, sorted."""
+        found = self._offset_fetch(group, None, require_stable=False)
+        check(getattr(found, "error_code", 0), "OffsetFetch", group)
+        return sorted(
+            (
+                Committed(
+                    topic.name,
+                    row.partition_index,
+                    row.committed_offset,
+                    getattr(row, "committed_leader_epoch", -1),
+                    row.metadata or "",
+                )
+                for topic in found.topics
+                for row in topic.partitions
+            ),
+            key=lambda row: (row.topic, row.partition),
+        )
+
+    def has_pending_offsets(self, group: str, partitions: Iterable[Partition]) -> bool:
+        """Whether an open transaction carries offsets of ``group`` for one of ``partitions``."""
+        topics: dict[str, list[int]] = defaultdict(list)
+        for topic, index in partitions:
+            topics[topic].append(index)
+        found = self._offset_fetch(group, topics, require_stable=True)
+        codes = [row.error_code for topic in found.topics for row in topic.partitions]
+        codes.append(getattr(found, "error_code", ErrorCode.none))
+        return ErrorCode.unstable_offset_commit in codes
+
+    def _offset_fetch(
+        self, group: str, topics: dict[str, list[int]] | None, *, require_stable: bool
+    ) -> Any:
+        """The part of an OffsetFetch answer that is about ``group``; None asks for all topics."""
+        low, high = self.client.versions()[9]
+        # Above version 9 topics have ids instead of names.
+        version = max(low, min(high, 9))
+        answer = self.client.call(
+            "OffsetFetch",
+            version,
+            to_group=group,
+            # An unstable offset is an answer, not a reason to ask again.
+            check=not require_stable,
+            entity=lambda f: offset_fetch(f, group, topics, require_stable=require_stable),
+        )
+        return answer.groups[0] if hasattr(answer, "groups") else answer
+
+
+def assigned_partitions(assignment: bytes) -> list[Partition]:
+    """The partitions in a consumer-protocol assignment; [] if it is none."""
+    if len(assignment) < CONSUMER_PROTOCOL_VERSION_BYTES:
+        return []
+    try:
+        read, _ = entity_reader(ConsumerProtocolAssignment)(
+            assignment, CONSUMER_PROTOCOL_VERSION_BYTES
+        )
+    except SerialError:
+        return []
+    return [
+        (topic.topic, index) for topic in read.assigned_partitions for index in topic.partitions
+    ]
+
+
+def check(code: Any, api: str, subject: object = None, message: str | None = None) -> None:
+    """Raise :class:`ApiError` unless ``code`` is NONE."""
+    if int(code) != 0:
+        raise ApiError(code, api, ": ".join(str(part) for part in (subject, message) if part))

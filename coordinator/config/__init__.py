@@ -1,0 +1,1 @@
+"""Settings: which there are, what they mean here, and what holds now."""

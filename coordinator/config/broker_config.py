@@ -1,0 +1,369 @@
+"""The broker's configuration: Kafka's keys, read from a TOML file and KEY=VALUE pairs.
+
+What holds for a broker key is, the strongest first: the dynamic setting of this broker, the dynamic
+default of all brokers (both kept in the metadata log), the static setting (command line before
+file), the key's default. A topic key is looked up in the topic's own settings and then through its
+broker synonyms in that order.
+
+Source: ``KafkaConfig``, ``DynamicBrokerConfig``, ``LogConfig``, ``ConfigHelper``.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any
+
+from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED
+from fencepost.coordinator.config.key import ConfigError, ConfigKey, ConfigType, Value, text_of
+from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
+from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.logcore.config import LogConfig
+
+__all__ = [
+    "BROKER_KEYS",
+    "TOPIC_KEYS",
+    "BrokerConfig",
+    "ConfigError",
+    "ConfigKey",
+    "ConfigSource",
+    "ConfigType",
+    "Setting",
+    "check_topic_configs",
+    "load",
+    "log_config",
+    "parse_topic_configs",
+]
+
+_Int = int
+_Bool = bool
+# BrokerConfig has methods of these names, which would hide the types in its annotations.
+
+_LOG_FIELDS = frozenset(LogConfig.__dataclass_fields__)
+
+HIDDEN_SEGMENT_BYTES = "internal.segment.bytes"
+"""Overrides ``segment.bytes`` without its lower bound."""
+
+
+def shown_topic_keys(overrides: Mapping[str, str]) -> list[ConfigKey]:
+    """The keys of a topic with these settings that are shown: the hidden one only if it is set."""
+    return [
+        key for name, key in TOPIC_KEYS.items() if name != HIDDEN_SEGMENT_BYTES or name in overrides
+    ]
+
+
+MAX_CONFIG_FILE_BYTES = 1 << 20
+"""Bytes of a configuration file: far above what all keys together need."""
+
+
+class ConfigSource(IntEnum):
+    """Where a value comes from; the numbers are those of DescribeConfigs."""
+
+    TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    BROKER_LOGGER = 6
+    GROUP = 8
+
+
+class Setting(tuple[str, str | None, ConfigSource]):
+    """(name, text, source): one place where a value is set."""
+
+    __slots__ = ()
+
+    @property
+    def text(self) -> str | None:
+        """The value as text."""
+        return self[1]
+
+    @property
+    def source(self) -> ConfigSource:
+        """Where it is set."""
+        return self[2]
+
+
+# --- reading what the operator wrote -------------------------------------------------------------
+
+
+def load(pairs: Sequence[str] = (), config_file: Path | None = None) -> dict[str, str]:
+    """The settings of a TOML file, overridden by KEY=VALUE ``pairs``. Raises ConfigError.
+
+    Only the form is checked; :class:`BrokerConfig` checks keys and values.
+    """
+    settings = {} if config_file is None else _read_toml(config_file)
+    for pair in pairs:
+        key, found, value = pair.partition("=")
+        if not found or not key.strip():
+            raise ConfigError(pair, "", "a setting is written KEY=VALUE")
+        settings[key.strip()] = value.strip()
+    return settings
+
+
+def _read_toml(path: Path) -> dict[str, str]:
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_CONFIG_FILE_BYTES + 1)
+        if len(raw) > MAX_CONFIG_FILE_BYTES:
+            raise ConfigError(str(path), "", f"longer than {MAX_CONFIG_FILE_BYTES} bytes")
+        tree = tomllib.loads(raw.decode())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        hint = ""
+        if "overwrite" in str(error):
+            hint = "; where one key continues another, write it in quotes"
+        raise ConfigError(str(path), "", f"cannot be read: {error}{hint}") from error
+    return dict(_flatten(tree, ""))
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """Dotted keys from nested tables: ``log.retention.hours = 1`` is three tables in TOML."""
+    for name, value in tree.items():
+        key = prefix + name
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{key}.")
+        elif isinstance(value, bool):
+            yield key, "true" if value else "false"
+        elif isinstance(value, (str, int, float)):
+            yield key, str(value)
+        elif isinstance(value, list) and all(isinstance(item, str) for item in value):
+            yield key, ",".join(value)
+        else:
+            raise ConfigError(key, value, "expected text, a number, true, false or a list of texts")
+
+
+# --- broker level --------------------------------------------------------------------------------
+
+
+class BrokerConfig:
+    """All broker keys with what holds for them now.
+
+    ``settings`` are the static ones. A topic key in it (``flush.messages``) is taken as the broker
+    key of its default (``log.flush.interval.messages``). Raises :class:`ConfigError` for unknown
+    keys, for bad values, and for values that contradict each other.
+    """
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self._static: dict[str, str] = {}
+        for given, text in (settings or {}).items():
+            name = _broker_name(given, text)
+            BROKER_KEYS[name].parse(text)
+            self._static[name] = text.strip()
+        self._dynamic: dict[ConfigSource, dict[str, str]] = {
+            ConfigSource.DYNAMIC_BROKER: {},
+            ConfigSource.DYNAMIC_DEFAULT_BROKER: {},
+        }
+        self._listeners: list[Callable[[], None]] = []
+        self._values: dict[str, Value] = {}
+        self._refresh()
+        _check_together(self._values)
+
+    # --- values ---
+
+    def int(self, name: str) -> _Int:
+        """The value of an integer key. Raises TypeError if it is not set or no integer."""
+        value = self._values[name]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{name} is no integer: {value!r}")
+        return value
+
+    def bool(self, name: str) -> _Bool:
+        """The value of a boolean key."""
+        value = self._values[name]
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is no boolean: {value!r}")
+        return value
+
+    def items(self, name: str) -> tuple[str, ...]:
+        """The value of a list key."""
+        value = self._values[name]
+        if not isinstance(value, tuple):
+            raise TypeError(f"{name} is no list: {value!r}")
+        return value
+
+    def number(self, name: str) -> float:
+        """The value of a number key, whole or not."""
+        value = self._values[name]
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise TypeError(f"{name} is no number: {value!r}")
+        return value
+
+    def text(self, name: str) -> str | None:
+        """The value of a text key; None if it is not set."""
+        value = self._values[name]
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{name} is no text: {value!r}")
+        return value
+
+    def get(self, name: str) -> Value:
+        """The value of any key. Raises KeyError for a name that is no broker key."""
+        return self._values[name]
+
+    def settings(self, name: str) -> list[Setting]:
+        """Where a broker key is set, the strongest first; the last one is its default."""
+        found = [
+            Setting((name, layer[name], source))
+            for source, layer in (
+                *self._dynamic.items(),
+                (ConfigSource.STATIC_BROKER, self._static),
+            )
+            if name in layer
+        ]
+        found.append(Setting((name, BROKER_KEYS[name].default, ConfigSource.DEFAULT)))
+        return found
+
+    def without_effect(self) -> list[tuple[str, str]]:
+        """(key, reason) of the static settings that change nothing, for a warning."""
+        return [(name, BROKER_KEYS[name].inert) for name in self._static if BROKER_KEYS[name].inert]
+
+    # --- topic level ---
+
+    def topic_settings(self, name: str, overrides: Mapping[str, str]) -> list[Setting]:
+        """Where a topic key is set, the strongest first; text is in the unit of its own key."""
+        found = []
+        if name in overrides:
+            found.append(Setting((name, overrides[name], ConfigSource.TOPIC)))
+        key = TOPIC_KEYS[name]
+        # Level by level, and as in Kafka (ConfigHelper) nothing that is stronger than the first
+        # setting of the key's own name: hours alone are not shown, only behind milliseconds.
+        named = [synonym.name for synonym in key.synonyms]
+        settings = [item for synonym in named for item in self.settings(synonym)]
+        settings.sort(key=lambda item: item.source)
+        shown = (item for item in settings if item.text is not None)
+        found += dropwhile(lambda item: item[0] != named[0], shown)
+        if not key.synonyms:
+            found.append(Setting((name, key.default, ConfigSource.DEFAULT)))
+        return found
+
+    def topic_source(self, name: str, overrides: Mapping[str, str]) -> ConfigSource:
+        """What level the value of a topic key comes from."""
+        settings = self.topic_settings(name, overrides)
+        return settings[0].source if settings else ConfigSource.DEFAULT
+
+    def topic_value(self, name: str, overrides: Mapping[str, str]) -> Value:
+        """What holds for a topic key, in its own unit."""
+        key = TOPIC_KEYS[name]
+        if name in overrides:
+            return key.parse(overrides[name])
+        for synonym in key.synonyms:
+            value = self._values[synonym.name]
+            if value is None:
+                continue
+            if synonym.factor == 1 or not isinstance(value, int):
+                return value
+            return -1 if value < 0 else value * synonym.factor
+        return key.value_of(None)
+
+    # --- dynamic settings ---
+
+    def dynamic(self, source: ConfigSource) -> Mapping[str, str]:
+        """The dynamic settings of one level."""
+        return self._dynamic[source]
+
+    def check_dynamic(self, settings: Mapping[str, str]) -> None:
+        """Check settings that shall be dynamic.
+
+        Raises ConfigError, and InvalidRequestError for keys that are fixed while the broker runs.
+        """
+        for name, text in settings.items():
+            key = BROKER_KEYS.get(name)
+            if key is None:
+                raise ConfigError(name, text, "unknown configuration")
+            key.parse(text)
+            if not key.updatable:
+                raise InvalidRequestError(f"Cannot update these configs dynamically: {name}")
+
+    def set_dynamic(self, source: ConfigSource, settings: Mapping[str, str]) -> None:
+        """Replace the dynamic settings of one level and tell the listeners."""
+        self._dynamic[source] = dict(settings)
+        self._refresh()
+        for listener in self._listeners:
+            listener()
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called after every change of a dynamic setting."""
+        self._listeners.append(callback)
+
+    def _refresh(self) -> None:
+        self._values = {
+            name: key.value_of(self.settings(name)[0].text) for name, key in BROKER_KEYS.items()
+        }
+
+
+def _broker_name(given: str, text: str) -> str:
+    if given in BROKER_KEYS:
+        return given
+    topic_key = TOPIC_KEYS.get(given)
+    if topic_key is not None and topic_key.synonyms:
+        return topic_key.synonyms[0].name
+    raise ConfigError(given, text, REPLACED.get(given, "unknown configuration"))
+
+
+def _check_together(values: Mapping[str, Value]) -> None:
+    """Bounds must not contradict each other, at least not those that lock every client out."""
+    for low, high in (
+        ("group.min.session.timeout.ms", "group.max.session.timeout.ms"),
+        ("log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"),
+        *(
+            (f"group.consumer.{low}{name}", f"group.consumer.{high}{name}")
+            for name in ("session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms")
+            for low, high in (("min.", "max."), ("min.", ""), ("", "max."))
+        ),
+    ):
+        smaller, larger = values[low], values[high]
+        if isinstance(smaller, int) and isinstance(larger, int) and smaller > larger:
+            raise ConfigError(low, smaller, f"it is above {high} ({larger})")
+    beat, session = "group.consumer.heartbeat.interval.ms", "group.consumer.session.timeout.ms"
+    between, silence = values[beat], values[session]
+    if isinstance(between, int) and isinstance(silence, int) and between >= silence:
+        raise ConfigError(beat, between, f"it must be below {session} ({silence})")
+
+
+# --- topic level ---------------------------------------------------------------------------------
+
+
+def parse_topic_configs(overrides: Mapping[str, str]) -> dict[str, Value]:
+    """The values of a topic's own settings. Raises ConfigError."""
+    parsed: dict[str, Value] = {}
+    for name, text in overrides.items():
+        key = TOPIC_KEYS.get(name)
+        if key is None:
+            raise ConfigError(name, text, "unknown topic configuration")
+        parsed[name] = key.parse(text)
+    return parsed
+
+
+def check_topic_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> None:
+    """Check settings that a topic shall have. Raises ConfigError."""
+    parse_topic_configs(overrides)
+    found = log_config(config, overrides)
+    shortest, longest = found.min_compaction_lag_ms, found.max_compaction_lag_ms
+    if shortest > longest:
+        raise ConfigError(
+            "min.compaction.lag.ms", shortest, f"it is above max.compaction.lag.ms ({longest})"
+        )
+
+
+def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
+    """What settings that a topic has mean to its logs.
+
+    They may contradict what has become of the broker's since they were checked; the log bears it.
+    """
+    values: dict[str, Any] = {
+        name.replace(".", "_"): config.topic_value(name, overrides)
+        for name in TOPIC_KEYS
+        if name.replace(".", "_") in _LOG_FIELDS or name == HIDDEN_SEGMENT_BYTES
+    }
+    hidden_segment_bytes = values.pop(HIDDEN_SEGMENT_BYTES.replace(".", "_"))
+    if hidden_segment_bytes is not None:
+        values["segment_bytes"] = hidden_segment_bytes
+    values["cleanup_policy"] = frozenset(values["cleanup_policy"])
+    return LogConfig(**values)
+
+
+def topic_text(config: BrokerConfig, name: str, overrides: Mapping[str, str]) -> str | None:
+    """What holds for a topic key, as DescribeConfigs shows it."""
+    return text_of(config.topic_value(name, overrides))

@@ -1,0 +1,111 @@
+"""Settings of single groups: their checks, and what follows from them.
+
+Source: ``GroupConfig.validate`` and ``GroupConfigManager``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fencepost.coordinator.config.broker_config import (
+    BROKER_KEYS,
+    BrokerConfig,
+    ConfigError,
+    ConfigSource,
+    Setting,
+)
+from fencepost.coordinator.config.group_own_keys import GROUP_OWN_KEYS
+from fencepost.coordinator.config.key import text_of
+from fencepost.groups.consumer_commands import ConsumerSettings
+
+SESSION = "consumer.session.timeout.ms"
+HEARTBEAT = "consumer.heartbeat.interval.ms"
+ASSIGNMENT = "consumer.assignment.interval.ms"
+OFFSET_RESET = "share.auto.offset.reset"
+
+KINDS = ("consumer", "share", "streams")
+"""What the keys of a group begin with; each kind has a session and a heartbeat."""
+
+_DURATION = re.compile(
+    r"by_duration:(?P<sign>[-+]?)P(?:(?P<d>[-+]?\d+)D)?"
+    r"(?:T(?=[-+\d])(?:(?P<h>[-+]?\d+)H)?(?:(?P<m>[-+]?\d+)M)?"
+    r"(?:(?P<s>[-+]?\d+(?:[.,]\d{0,9})?)S)?)?",
+    re.ASCII | re.IGNORECASE,
+)
+_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+
+def broker_key(name: str) -> str:
+    """The broker key that is the default of a group's key."""
+    return f"group.{name}"
+
+
+def check(config: BrokerConfig, settings: Mapping[str, str]) -> None:
+    """Raise :class:`ConfigError` unless a group may have these settings."""
+    values: dict[str, int] = {}
+    for name, text in settings.items():
+        if name not in GROUP_OWN_KEYS:
+            raise ConfigError(name, text, "unknown group configuration")
+        value = GROUP_OWN_KEYS[name].parse(text)
+        if name == OFFSET_RESET and not _is_offset_reset(text.strip()):
+            raise ConfigError(
+                name, text, "it must be earliest, latest or by_duration:PnDTnHnMn.nS, not negative"
+            )
+        if isinstance(value, int) and not isinstance(value, bool):
+            _check_bounds(config, name, value)
+            values[name] = value
+    for kind in KINDS:
+        session, heartbeat = f"{kind}.session.timeout.ms", f"{kind}.heartbeat.interval.ms"
+        silence, between = (
+            values.get(name, config.int(broker_key(name))) for name in (session, heartbeat)
+        )
+        if values.keys() & {session, heartbeat} and silence <= between:
+            raise ConfigError(session, silence, f"it must be above {heartbeat} ({between})")
+
+
+def _check_bounds(config: BrokerConfig, name: str, value: int) -> None:
+    kind, _, what = name.partition(".")
+    what = what.removeprefix("num.")
+    for bound, is_outside in (("min", int.__lt__), ("max", int.__gt__)):
+        key = f"group.{kind}.{bound}.{what}"
+        if key in BROKER_KEYS and is_outside(value, config.int(key)):
+            raise ConfigError(name, value, f"{key} is {config.int(key)}")
+
+
+def _is_offset_reset(text: str) -> bool:
+    """Whether a share group can begin there; durations are as ``java.time.Duration`` reads them."""
+    if text in {"earliest", "latest"}:
+        return True
+    match = _DURATION.fullmatch(text)
+    if match is None or not text.startswith("by_duration:"):
+        return False
+    given = {unit: match[unit] for unit in _SECONDS if match[unit] is not None}
+    seconds = sum(float(n.replace(",", ".")) * _SECONDS[unit] for unit, n in given.items())
+    return bool(given) and (-seconds if match["sign"] == "-" else seconds) >= 0
+
+
+def applied(base: ConsumerSettings, settings: Mapping[str, str]) -> ConsumerSettings:
+    """The broker's settings with a group's own in their place."""
+
+    def value(name: str, default: int) -> int:
+        return int(settings[name]) if name in settings else default
+
+    return replace(
+        base,
+        session_timeout_ms=value(SESSION, base.session_timeout_ms),
+        heartbeat_interval_ms=value(HEARTBEAT, base.heartbeat_interval_ms),
+        assignment_interval_ms=value(ASSIGNMENT, base.assignment_interval_ms),
+    )
+
+
+def places(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> list[Setting]:
+    """Where a group's key is set, the strongest first; the broker's own places follow."""
+    found: list[Setting] = []
+    if name in settings:
+        text = text_of(GROUP_OWN_KEYS[name].parse(settings[name]))
+        found.append(Setting((name, text, ConfigSource.GROUP)))
+    if broker_key(name) in BROKER_KEYS:
+        return found + config.settings(broker_key(name))
+    return [*found, Setting((name, GROUP_OWN_KEYS[name].default, ConfigSource.DEFAULT))]

@@ -1,0 +1,144 @@
+"""What a configuration key is: its type, bounds and words; and how its text becomes a value.
+
+Texts are parsed as Kafka's ``ConfigDef`` does: surrounding blanks do not count, ``true`` and
+``false`` in any case, lists split at commas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from fencepost.logcore.machine import DomainError
+
+Value = int | float | str | bool | tuple[str, ...] | None
+
+MAX_VALUE_CHARACTERS = 32_768
+"""Characters of one value: longer ones would not fit DescribeConfigs, whose strings end at 32,767
+bytes in its older versions."""
+
+SHOWN_CHARACTERS = 100
+"""Characters of a refused value that its error shows."""
+
+
+class ConfigError(DomainError):
+    """A key is unknown, or its value is not acceptable (INVALID_CONFIG)."""
+
+    def __init__(self, key: str, value: object, reason: str) -> None:
+        shown = str(value)
+        if len(shown) > SHOWN_CHARACTERS:
+            shown = shown[:SHOWN_CHARACTERS] + "…"
+        super().__init__(f"Invalid value {shown} for configuration {key}: {reason}")
+        self.key = key
+        self.value = value
+        self.reason = reason
+
+
+class ConfigType(IntEnum):
+    """A value's type; the numbers are those of DescribeConfigs."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+
+
+LONG_MAX = 2**63 - 1
+INT_MAX = 2**31 - 1
+
+_BITS = {ConfigType.SHORT: 16, ConfigType.INT: 32, ConfigType.LONG: 64}
+
+
+@dataclass(frozen=True, slots=True)
+class Synonym:
+    """A broker key behind a topic key; ``factor`` turns its unit into the topic's."""
+
+    name: str
+    factor: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """One key. ``default`` is text, as DescribeConfigs shows it; None means "not set"."""
+
+    name: str
+    type: ConfigType
+    default: str | None
+    doc: str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    updatable: bool = False
+    """Whether it can be changed while the broker runs (broker keys; topic keys always can)."""
+    inert: str = ""
+    """Why setting it changes nothing here. Such keys are accepted with a warning, so that a
+    configuration made for Apache Kafka works; empty for all others."""
+    synonyms: tuple[Synonym, ...] = ()
+    """Topic keys: the broker keys behind it, the strongest first."""
+
+    def parse(self, text: str) -> Value:
+        """The value of ``text``. Raises :class:`ConfigError`."""
+        text = text.strip()
+        if len(text) > MAX_VALUE_CHARACTERS:
+            raise self._refuse(text, f"it is longer than {MAX_VALUE_CHARACTERS} characters")
+        if self.type is ConfigType.BOOLEAN:
+            if text.lower() not in {"true", "false"}:
+                raise self._refuse(text, "expected true or false")
+            return text.lower() == "true"
+        if self.type is ConfigType.STRING:
+            self._check_choice(text, [text])
+            return text
+        if self.type is ConfigType.LIST:
+            items = tuple(item.strip() for item in text.split(",")) if text else ()
+            if len(set(items)) != len(items):
+                raise self._refuse(text, "an item stands there twice")
+            self._check_choice(text, items)
+            return items
+        return self._number(text)
+
+    def value_of(self, text: str | None) -> Value:
+        """The value of ``text``, or of the default where ``text`` is None."""
+        if text is not None:
+            return self.parse(text)
+        return None if self.default is None else self.parse(self.default)
+
+    def _number(self, text: str) -> int | float:
+        try:
+            value = float(text) if self.type is ConfigType.DOUBLE else int(text)
+        except ValueError as error:
+            raise self._refuse(text, f"expected a number ({self.type.name})") from error
+        if self.type in _BITS:
+            bound = 1 << (_BITS[self.type] - 1)
+            if not -bound <= value < bound:
+                raise self._refuse(text, f"it does not fit {self.type.name}")
+        if self.low is not None and not value >= self.low:
+            raise self._refuse(text, f"it must be at least {self.low}{self._unit()}")
+        if self.high is not None and not value <= self.high:
+            raise self._refuse(text, f"it must be no more than {self.high}{self._unit()}")
+        return value
+
+    def _unit(self) -> str:
+        return f" {self.unit}" if self.unit else ""
+
+    def _check_choice(self, text: str, items: Sequence[str]) -> None:
+        if self.choices and not all(item in self.choices for item in items):
+            raise self._refuse(text, f"it must be of {', '.join(self.choices)}")
+
+    def _refuse(self, text: str, reason: str) -> ConfigError:
+        return ConfigError(self.name, text, reason)
+
+
+def text_of(value: Value) -> str | None:
+    """A value as DescribeConfigs shows it."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return str(value)

@@ -1,0 +1,1 @@
+"""Assignors that other people wrote, in processes of their own."""

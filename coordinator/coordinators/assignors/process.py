@@ -1,0 +1,163 @@
+"""Custom server-side assignors, each in a process of its own.
+
+User code never runs in the daemon: an assignor that raises, hangs, lies, prints, exits or eats its
+memory costs its process, which is killed and started anew, and no other group a heartbeat. The
+answer is checked again here by ``groups``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.coordinators.assignors.frames import (
+    ENTRY_POINTS,
+    HEADER_BYTES,
+    frame,
+    request_of,
+    result_of,
+    unpack,
+)
+from fencepost.coordinator.runtime.background import spawn, survived
+from fencepost.groups.assignors.remote import ComputeTarget, TargetComputed
+
+ANSWER_TIMEOUT_MS = 5_000
+"""How long an assignor may take for one group; a rebalance that takes longer is no help."""
+
+START_TIMEOUT_MS = 15_000
+"""The same for the first answer of a process, which has to start and to import."""
+
+MAX_ANSWER_BYTES = 64 << 20
+"""Of one answer: a million partitions take about 25 MiB."""
+
+MAX_WAITING_GROUPS = 10_000
+"""Groups that wait for one assignor; the one that waits longest gives way, and asks again."""
+
+Result = tuple[dict[str, frozenset[tuple[bytes, int]]] | None, str]
+"""Member id → partitions, or None and what went wrong."""
+
+Report = Callable[[TargetComputed], None]
+
+_log = structlog.get_logger(__name__)
+
+
+class AssignorProcesses:
+    """The custom assignors of a broker. Raises ConfigError for one that no entry point names."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._by_name = {name: _AssignorProcess(name) for name in names}
+        if self._by_name:
+            # Not at the top: it takes milliseconds, and few daemons have a custom assignor.
+            from importlib.metadata import entry_points  # noqa: PLC0415
+
+            known = {point.name for point in entry_points(group=ENTRY_POINTS)}
+            for name in self._by_name.keys() - known:
+                reason = f"neither uniform nor range nor an entry point of {ENTRY_POINTS}"
+                raise ConfigError("group.consumer.assignors", name, reason)
+
+    def compute(self, effect: ComputeTarget, report: Report) -> None:
+        """Have it computed; ``report`` is called later, and not at all after :meth:`close`."""
+        self._by_name[effect.assignor].ask(effect, report)
+
+    async def close(self) -> None:
+        """End the processes."""
+        for process in self._by_name.values():
+            await process.close()
+
+
+class _AssignorProcess:
+    """One assignor: its queue and its process, which starts with the first question."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waiting: deque[tuple[ComputeTarget, Report]] = deque()
+        self._child: asyncio.subprocess.Process | None = None
+        self._work: asyncio.Task[None] | None = None
+
+    def ask(self, effect: ComputeTarget, report: Report) -> None:
+        """Queue a question."""
+        # A newer question of a group makes its older one pointless.
+        for position, (earlier, _) in enumerate(self._waiting):
+            if earlier.group_id == effect.group_id:
+                del self._waiting[position]
+                break
+        if len(self._waiting) >= MAX_WAITING_GROUPS:
+            self._waiting.popleft()
+        self._waiting.append((effect, report))
+        if self._work is None or self._work.done():
+            self._work = spawn(self._serve(), f"assignor {self._name}")
+
+    async def close(self) -> None:
+        """End the process; nothing more is reported."""
+        self._waiting.clear()
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+        await self._kill()
+
+    async def _serve(self) -> None:
+        while self._waiting:
+            effect, report = self._waiting.popleft()
+            result, problem = None, ""
+            try:
+                result, problem = await self._asked(effect)
+            except TimeoutError:
+                problem = f"it did not answer within {ANSWER_TIMEOUT_MS} ms"
+            except Exception as error:  # noqa: BLE001 - it is somebody else's code that answers
+                problem = f"its process ended or answered nonsense: {error!r}"
+            if result is None:
+                _log.warning(
+                    "assignor_failed", assignor=self._name, group=effect.group_id, cause=problem
+                )
+            with survived("assignor", assignor=self._name, group=effect.group_id):
+                report(
+                    TargetComputed(effect.group_id, effect.assignor, effect.group, result, problem)
+                )
+
+    async def _asked(self, effect: ComputeTarget) -> Result:
+        timeout_ms = ANSWER_TIMEOUT_MS if self._child is not None else START_TIMEOUT_MS
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                reader, writer = await self._pipes()
+                writer.write(frame(request_of(effect.group)))
+                await writer.drain()
+                return result_of(unpack(await _body(reader)))
+        except BaseException:
+            await self._kill()
+            raise
+
+    async def _pipes(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        child = self._child or await self._start()
+        if child.stdin is None or child.stdout is None:
+            raise EOFError("it has no pipes")
+        return child.stdout, child.stdin
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        self._child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "fencepost.coordinator.coordinators.assignors.worker",
+            self._name,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        return self._child
+
+    async def _kill(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            if child.returncode is None:
+                child.kill()
+            await child.wait()
+
+
+async def _body(reader: asyncio.StreamReader) -> bytes:
+    length = int.from_bytes(await reader.readexactly(HEADER_BYTES))
+    if length > MAX_ANSWER_BYTES:
+        raise ValueError(f"an answer of {length} bytes (most: {MAX_ANSWER_BYTES})")
+    return await reader.readexactly(length)

@@ -1,0 +1,119 @@
+"""What the two coordinators share: their internal topic, its shards, and the way to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.runtime.background import Pace
+from fencepost.coordinator.runtime.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    ShardError,
+)
+from fencepost.coordinator.runtime.origin import Origin
+from fencepost.coordinator.runtime.shard import Remember, Shard
+from fencepost.coordinator.runtime.shards import ShardSet
+from fencepost.coordinator.wire.steps import Steps, finish
+from fencepost.logcore.machine import DomainError, Machine
+from fencepost.logcore.partition import Partition
+
+R = TypeVar("R")
+
+
+class ShardedCoordinator:
+    """A coordinator on the partitions of ``topic``, made in the event loop that it belongs to.
+
+    The topic, and with it the shards, come into being with the first FindCoordinator; until then a
+    broker without groups has neither 50 directories nor 50 machines.
+    """
+
+    def __init__(self, storage: Storage, remember: Remember, topic: str) -> None:
+        self._config, self._clock = storage.config, storage.clock
+        self._metadata, self._replicas = storage.metadata, storage.replicas
+        self._shards = ShardSet(
+            topic,
+            storage.clock,
+            build=self._build,
+            perform=self._perform,
+            while_loading=self._while_loading,
+            remember=remember,
+            commit=storage.commit,
+        )
+
+    def _build(self, partition: Partition) -> Machine:
+        """Make an empty machine."""
+        raise NotImplementedError
+
+    def _perform(
+        self, shard: Shard, effect: object, now_ms: int, tried: Callable[[], None]
+    ) -> None:
+        """Carry out an effect of a machine; see :data:`coordinator.runtime.shard.Perform`."""
+        raise NotImplementedError
+
+    def _while_loading(self, command: object) -> object | None:  # noqa: ARG002 - most have none
+        """Answer what a loading shard may answer; None is COORDINATOR_LOAD_IN_PROGRESS."""
+        return None
+
+    async def _open_existing(self) -> None:
+        """Open the shards if the topic exists; large logs go on loading after the return."""
+        topic = self._metadata.topic(self._shards.topic)
+        if topic is not None:
+            self._shards.open(self._replicas, topic.partitions)
+            await self._shards.loaded()
+
+    def ensure_open(self) -> None:
+        """Create the topic and its shards if they are not there.
+
+        Raises CoordinatorNotAvailableError if the topic can't be made.
+        """
+        finish(self.open_in_steps())
+
+    def open_in_steps(self) -> Steps[None]:
+        """The same in steps, one for each partition, which makes a directory and files."""
+        if self._shards.is_open:
+            return
+        name = self._shards.topic
+        try:
+            topic = self._metadata.ensure_internal_topic(name)
+            for index in range(topic.partitions):
+                self._replicas.partition(name, index)
+                yield
+            if not self._shards.is_open:  # nobody else has done it meanwhile
+                self._shards.open(self._replicas, topic.partitions)
+        except DomainError as error:
+            raise CoordinatorNotAvailableError(f"{name}: {error}") from error
+
+    def submit(
+        self, key: str, command: object, origin: Origin | None = None
+    ) -> asyncio.Future[object]:
+        """Send a command to the shard of ``key``, a group or a transactional id."""
+        return self._shards.submit(key, command, origin)
+
+    def partition_for(self, key: str) -> int:
+        """The partition of the internal topic that ``key`` lives on.
+
+        Raises NotCoordinatorError where the topic does not exist.
+        """
+        return self._shards.index_for(key)
+
+    async def _everywhere(self, command: object, kind: type[R]) -> list[R]:
+        """What all shards answer; one that does not serve here has nothing to say.
+
+        Raises CoordinatorLoadInProgressError while any shard loads, and the command's own errors.
+        """
+        found: list[R] = []
+        pace = Pace()
+        for shard in self._shards.shards:
+            await pace()
+            try:
+                result = await shard.submit(command)
+            except CoordinatorLoadInProgressError:
+                raise
+            except ShardError:
+                continue
+            if isinstance(result, kind):
+                found.append(result)
+        return found

@@ -1,0 +1,200 @@
+"""The group coordinator of this broker: ``groups.machine.GroupMachine`` on ``__consumer_offsets``.
+
+Source: ``GroupCoordinatorService``: route by the hash of the group id, merge what goes to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+
+from fencepost.coordinator.config.group_settings import applied
+from fencepost.coordinator.coordinators.assignors.process import AssignorProcesses
+from fencepost.coordinator.coordinators.base import ShardedCoordinator
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.metadata.log import GROUP_VERSION
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
+from fencepost.coordinator.runtime.background import Pace, each_in_turn
+from fencepost.coordinator.runtime.errors import (
+    CoordinatorNotAvailableError,
+)
+from fencepost.coordinator.runtime.shard import Remember, Shard
+from fencepost.groups.assignors.model import Assignor, AssignorRegistry
+from fencepost.groups.assignors.range import RangeAssignor
+from fencepost.groups.assignors.remote import ComputeTarget, RemoteAssignor
+from fencepost.groups.assignors.uniform import UniformAssignor
+from fencepost.groups.commands import (
+    ExpireOffsets,
+    Heartbeat,
+    HeartbeatResult,
+    ListGroups,
+    ListGroupsResult,
+    TopicsDeleted,
+)
+from fencepost.groups.consumer_commands import ConsumerSettings, MigrationPolicy, TopicImage
+from fencepost.groups.limits import GroupLimits
+from fencepost.groups.machine import GroupMachine
+from fencepost.logcore.machine import InvariantViolation, ProducerStamp
+from fencepost.logcore.partition import Partition
+
+_MINUTE_MS = 60_000
+_EXPIRE = "expire offsets"
+
+
+BUILT_IN: Mapping[str, Callable[[], Assignor]] = {
+    "uniform": UniformAssignor,
+    "range": RangeAssignor,
+}
+"""The broker's own server-side assignors by their names in ``group.consumer.assignors``."""
+
+
+class GroupCoordinator(ShardedCoordinator):
+    """``services.groups``: every group of this broker."""
+
+    def __init__(self, storage: Storage, remember: Remember) -> None:
+        super().__init__(storage, remember, CONSUMER_OFFSETS)
+        self._topic_image: TopicImage | None = None
+        names = self._config.items("group.consumer.assignors")
+        self._computed_elsewhere = AssignorProcesses(name for name in names if name not in BUILT_IN)
+        self._base_settings: ConsumerSettings | None = None
+        self._upkeep = self._shards.timers.timers(self._expire_offsets)
+
+    async def start(self) -> None:
+        """Open the shards if the topic exists; large logs go on loading after the return."""
+        self._set_upkeep()
+        await self._open_existing()
+
+    async def stop(self) -> None:
+        """Close every shard; parked requests are answered NOT_COORDINATOR."""
+        assignors, shards = self._computed_elsewhere, self._shards
+        await each_in_turn(
+            (("end the assignors", assignors.close), ("close the shards", shards.close))
+        )
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def partition_of(self, group_id: str) -> Partition:
+        """The open partition of ``__consumer_offsets`` that ``group_id`` lives on."""
+        return self._shards.shards[self.partition_for(group_id)].partition
+
+    async def list_groups(self, command: ListGroups) -> ListGroupsResult:
+        """Merge what all shards list; one that does not serve here has none to list.
+
+        Raises CoordinatorLoadInProgressError while any shard loads.
+        """
+        found = await self._everywhere(command, ListGroupsResult)
+        return ListGroupsResult(tuple(group for result in found for group in result.groups))
+
+    # --- upkeep ----------------------------------------------------------------------------------
+
+    async def on_topics_deleted(self, topics: Iterable[tuple[str, bytes | None]]) -> None:
+        """Forget the offsets of topics, given as (name, topic id), that are gone.
+
+        A shard that is loading is told as soon as it serves.
+        """
+        command, pace = TopicsDeleted(tuple(topics)), Pace()
+        for shard in self._shards.shards:
+            self._shards.send(shard, command)
+            await pace()
+
+    def complete_transaction(
+        self,
+        index: int,
+        stamp: ProducerStamp,
+        *,
+        commit: bool,
+        coordinator_epoch: int,
+        transaction_version: int,
+    ) -> None:
+        """End ``stamp``'s transaction on one offsets partition: marker and state together.
+
+        Raises :class:`ShardError` where the shard does not serve now, and
+        :class:`logcore.errors.LogError` where the partition refuses the marker.
+        """
+        if index >= len(self._shards.shards):
+            raise CoordinatorNotAvailableError(f"{CONSUMER_OFFSETS}-{index} is not open")
+        self._shards.shards[index].complete_transaction(
+            stamp,
+            commit=commit,
+            coordinator_epoch=coordinator_epoch,
+            transaction_version=transaction_version,
+        )
+
+    def _expire_offsets(self, _key: Hashable, _now_ms: int) -> None:
+        self._set_upkeep()
+        self._shards.sweep(ExpireOffsets(), "expiry of offsets")
+
+    def _set_upkeep(self) -> None:
+        interval_ms = self._config.int("offsets.retention.check.interval.ms")
+        self._upkeep.set(_EXPIRE, self._clock.now_ms() + interval_ms)
+
+    @property
+    def serves_consumer_protocol(self) -> bool:
+        """Whether ``group.version`` and ``group.coordinator.rebalance.protocols`` allow it."""
+        allowed = self._config.items("group.coordinator.rebalance.protocols")
+        return self._metadata.feature_level(GROUP_VERSION) >= 1 and "consumer" in allowed
+
+    @property
+    def topic_image(self) -> TopicImage:
+        """All topics as assignments see them: the same object until a topic changes."""
+        metadata = self._metadata
+        if self._topic_image is None or self._topic_image.version != metadata.topic_changes:
+            topics = {
+                topic.name: (topic.topic_id.bytes, topic.partitions)
+                for topic in metadata.topics.values()
+            }
+            self._topic_image = TopicImage(topics, metadata.topic_changes)
+        return self._topic_image
+
+    def _build(self, _partition: Partition) -> GroupMachine:
+        config = self._config
+        return GroupMachine(
+            GroupLimits(
+                min_session_timeout_ms=config.int("group.min.session.timeout.ms"),
+                max_session_timeout_ms=config.int("group.max.session.timeout.ms"),
+                max_group_size=config.int("group.max.size"),
+                max_offset_metadata_bytes=config.int("offset.metadata.max.bytes"),
+            ),
+            initial_rebalance_delay_ms=config.int("group.initial.rebalance.delay.ms"),
+            offsets_retention_ms=config.int("offsets.retention.minutes") * _MINUTE_MS,
+            consumer=self._consumer_settings(),
+            topics=self.topic_image,
+            own_settings=self.settings_of,
+        )
+
+    def _consumer_settings(self) -> ConsumerSettings:
+        config = self._config
+        return ConsumerSettings(
+            session_timeout_ms=config.int("group.consumer.session.timeout.ms"),
+            heartbeat_interval_ms=config.int("group.consumer.heartbeat.interval.ms"),
+            assignment_interval_ms=config.int("group.consumer.assignment.interval.ms"),
+            max_size=config.int("group.consumer.max.size"),
+            assignors=AssignorRegistry(
+                BUILT_IN[name]() if name in BUILT_IN else RemoteAssignor(name)
+                for name in config.items("group.consumer.assignors")
+            ),
+            migration_policy=MigrationPolicy(
+                config.text("group.consumer.migration.policy") or "bidirectional"
+            ),
+        )
+
+    def settings_of(self, group_id: str) -> ConsumerSettings | None:
+        """What a group has of its own in place of the broker's settings; None if nothing."""
+        own = self._metadata.group_settings(group_id)
+        if not own:
+            return None
+        if self._base_settings is None:
+            self._base_settings = self._consumer_settings()
+        return applied(self._base_settings, own)
+
+    def _perform(
+        self, shard: Shard, effect: object, _now_ms: int, tried: Callable[[], None]
+    ) -> None:
+        if not isinstance(effect, ComputeTarget):
+            raise InvariantViolation(f"not an effect of groups: {effect!r}")
+        self._computed_elsewhere.compute(effect, shard.feed)
+        tried()  # whoever asked is answered with the assignment that is; the next one comes later
+
+    def _while_loading(self, command: object) -> object | None:
+        # A member that is told of the loading would leave; one that hears nothing stays and comes
+        # again. Source: GroupCoordinatorService.heartbeat.
+        return HeartbeatResult() if isinstance(command, Heartbeat) else None

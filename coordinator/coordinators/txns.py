@@ -1,0 +1,249 @@
+"""The transaction coordinator of this broker: ``txn.machine`` on ``__transaction_state``.
+
+EndTxn is one turn: the Prepare record, every marker and the Complete record are appended before the
+reply goes out, so that the next transaction never meets CONCURRENT_TRANSACTIONS. A crash anywhere
+in between leaves Prepare in the log, and loading it goes on from there.
+
+Source: ``TransactionCoordinator``, ``TransactionStateManager``, ``AddPartitionsToTxnManager``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+
+from fencepost.coordinator.coordinators.base import ShardedCoordinator
+from fencepost.coordinator.coordinators.marker_writer import CompleteOffsets, LocalMarkerWriter
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.metadata.log import TRANSACTION_VERSION
+from fencepost.coordinator.metadata.names import TRANSACTION_STATE
+from fencepost.coordinator.runtime.errors import (
+    ShardError,
+    TransactionCoordinatorBusyError,
+)
+from fencepost.coordinator.runtime.origin import Origin
+from fencepost.coordinator.runtime.shard import Remember, Shard
+from fencepost.logcore.errors import (
+    InvalidProducerEpochError,
+    InvalidTxnStateError,
+)
+from fencepost.logcore.machine import DomainError, InvariantViolation
+from fencepost.logcore.partition import Partition
+from fencepost.txn.commands import (
+    AddPartitions,
+    AddPartitionsResult,
+    ExpireTransactionalIds,
+    InitProducerIdResult,
+    ListTransactions,
+    ListTransactionsResult,
+    TopicPartition,
+    WriteMarkers,
+)
+from fencepost.txn.errors import (
+    ConcurrentTransactionsError,
+    CoordinatorUnloadedError,
+    ProducerFencedError,
+    ProducerIdsUnavailableError,
+    TransactionAbortableError,
+)
+from fencepost.txn.ids import BlockProducerIds, ProducerIdBlock
+from fencepost.txn.limits import TxnLimits
+from fencepost.txn.machine import TxnMachine
+
+Verdicts = dict[TopicPartition, DomainError | None]
+"""Why a partition may not be written to; None where it may."""
+
+ADDS_PARTITIONS = {"Produce": 12, "TxnOffsetCommit": 5}
+"""From which version an API adds its partition to the transaction by itself (KIP-890, TV2)."""
+
+KNOWS_ABORTABLE = {"Produce": 11, "TxnOffsetCommit": 4}
+"""From which version an API may be answered TRANSACTION_ABORTABLE."""
+
+RESERVE_INTERVAL_MS = 10_000
+"""How often it is looked whether producer ids run short."""
+
+_EXPIRY_INTERVAL = "transaction.remove.expired.transaction.cleanup.interval.ms"
+_RESERVE_IDS = "reserve producer ids"
+_EXPIRE_IDS = "expire transactional ids"
+
+
+class TxnCoordinator(ShardedCoordinator):
+    """``services.txns``: every transactional id of this broker, and the source of producer ids.
+
+    ``complete_offsets`` ends a transaction on an offsets partition, which its group coordinator
+    does.
+    """
+
+    def __init__(
+        self, storage: Storage, remember: Remember, *, complete_offsets: CompleteOffsets
+    ) -> None:
+        super().__init__(storage, remember, TRANSACTION_STATE)
+        self._commit = storage.commit
+        self._ids = BlockProducerIds(self._allocate)
+        self.markers = LocalMarkerWriter(storage, self._shards.timers, complete_offsets)
+        self._upkeep = self._shards.timers.timers(self._do_upkeep)
+
+    async def start(self) -> None:
+        """Open the shards if the topic exists, after the group coordinator has started.
+
+        Transactions that a crash left in Prepare are completed as their shards load.
+        """
+        self._upkeep.set(_RESERVE_IDS, self._clock.now_ms() + RESERVE_INTERVAL_MS)
+        self._set_expiry()
+        await self._open_existing()
+
+    async def stop(self) -> None:
+        """Close every shard; parked requests are answered NOT_COORDINATOR."""
+        self.markers.close()
+        await self._shards.close()
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def new_producer(self) -> InitProducerIdResult:
+        """An identity for a producer without a transactional id; nothing is stored.
+
+        Raises ProducerIdsUnavailableError.
+        """
+        return InitProducerIdResult(self._ids.take(), 0)
+
+    async def list_transactions(self, command: ListTransactions) -> ListTransactionsResult:
+        """Merge what all shards list; one that does not serve here has none to list.
+
+        Raises CoordinatorLoadInProgressError while any shard loads, InvalidIdPatternError.
+        """
+        found = await self._everywhere(command, ListTransactionsResult)
+        unknown = dict.fromkeys(state for result in found for state in result.unknown_states)
+        listed = (one for result in found for one in result.transactions)
+        return ListTransactionsResult(tuple(listed), tuple(unknown))
+
+    # --- verification ----------------------------------------------------------------------------
+
+    def verify(
+        self,
+        api: str,
+        version: int,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[TopicPartition],
+        origin: Origin | None = None,
+    ) -> Verdicts | asyncio.Future[None]:
+        """Make sure that partitions are in the producer's transaction before it writes to them.
+
+        ``api`` is ``"Produce"`` or ``"TxnOffsetCommit"``; its version decides whether partitions
+        are added (TV2) or only looked up. The whole answer is given now: an append in the same
+        turn of the event loop can't be overtaken by the transaction's end. Errors are in the
+        words the API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
+
+        A future: the record that has the partitions in the transaction, be it of this call or of
+        an earlier one, is not on disk yet. The future is done once it is, and verification is due
+        anew then; only data written after that can't outlive, in a power loss, what makes it part
+        of a transaction.
+        """
+        adds = version >= ADDS_PARTITIONS[api]
+        if not adds and not self._config.bool("transaction.partition.verification.enable"):
+            return dict.fromkeys(partitions)
+        command = AddPartitions(
+            transactional_id,
+            producer_id,
+            producer_epoch,
+            tuple(partitions),
+            verify_only=not adds,
+            client_transaction_version=2 if adds else 0,
+        )
+        future = self._shards.submit(transactional_id, command, origin, at_once=True)
+        if not future.done():
+            raise InvariantViolation("AddPartitions was not answered in its own turn")
+        disk = self._on_disk(transactional_id)
+        if disk is not None:
+            return disk
+        error = future.exception()
+        if error is None:
+            result = future.result()
+            if not isinstance(result, AddPartitionsResult):
+                raise InvariantViolation(f"AddPartitions was answered {result!r}")
+            missing = result.errors
+        elif isinstance(error, DomainError):
+            missing = dict.fromkeys(partitions, error)
+        else:
+            raise error
+        return {
+            partition: verification_error(missing.get(partition), api, version)
+            for partition in partitions
+        }
+
+    def _on_disk(self, transactional_id: str) -> asyncio.Future[None] | None:
+        """Done when the id's last record is on disk; None if it is there, or need not be.
+
+        Records of other ids are not waited for: behind a busy log that would take for ever.
+        """
+        shard = self._shards.shard_for(transactional_id)
+        if shard is None or not isinstance(shard.machine, TxnMachine):
+            return None
+        offset = shard.machine.last_offset(transactional_id)
+        if offset is None or offset < shard.partition.high_watermark:
+            return None
+        return self._commit.flushed((shard.partition,))
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _perform(
+        self, shard: Shard, effect: object, _now_ms: int, tried: Callable[[], None]
+    ) -> None:
+        if not isinstance(effect, WriteMarkers):
+            raise InvariantViolation(f"not an effect of transactions: {effect!r}")
+        self.markers.write(effect, shard.feed, tried)
+
+    def _do_upkeep(self, key: Hashable, now_ms: int) -> None:
+        if key == _EXPIRE_IDS:
+            self._set_expiry()
+            self._shards.sweep(ExpireTransactionalIds(), _EXPIRE_IDS)
+            return
+        self._upkeep.set(_RESERVE_IDS, now_ms + RESERVE_INTERVAL_MS)
+        # An idle moment is as good as any to reserve producer ids; taking one will try again.
+        with suppress(ProducerIdsUnavailableError):
+            self._ids.prefetch()
+
+    def _set_expiry(self) -> None:
+        interval_ms = self._config.int(_EXPIRY_INTERVAL)
+        self._upkeep.set(_EXPIRE_IDS, self._clock.now_ms() + interval_ms)
+
+    def _allocate(self) -> ProducerIdBlock:
+        first, length = self._metadata.allocate_producer_ids()
+        return ProducerIdBlock(first, length)
+
+    def _build(self, partition: Partition) -> TxnMachine:
+        config = self._config
+        limits = TxnLimits(
+            max_transaction_timeout_ms=config.int("transaction.max.timeout.ms"),
+            transactional_id_expiration_ms=config.int("transactional.id.expiration.ms"),
+            two_phase_commit_enable=config.bool("transaction.two.phase.commit.enable"),
+        )
+        metadata = self._metadata
+        return TxnMachine(
+            limits,
+            self._ids,
+            partition.leader_epoch,
+            lambda: metadata.feature_level(TRANSACTION_VERSION),
+        )
+
+
+def verification_error(error: DomainError | None, api: str, version: int) -> DomainError | None:
+    """Say an error of the transaction coordinator in the words of a partition leader.
+
+    Partition leaders know no PRODUCER_FENCED. Producers do not retry the coordinator's errors, so
+    Produce turns them, and CONCURRENT_TRANSACTIONS for clients before TV2, into one that every
+    producer retries (NOT_ENOUGH_REPLICAS); TxnOffsetCommit keeps their names.
+    """
+    if isinstance(error, ProducerFencedError):
+        return InvalidProducerEpochError(str(error))
+    if isinstance(error, TransactionAbortableError) and version < KNOWS_ABORTABLE[api]:
+        return InvalidTxnStateError(str(error))
+    if api == "Produce":
+        retriable: tuple[type[DomainError], ...] = (ShardError, CoordinatorUnloadedError)
+        if version < ADDS_PARTITIONS[api]:
+            retriable += (ConcurrentTransactionsError,)
+        if isinstance(error, retriable):
+            return TransactionCoordinatorBusyError(str(error))
+    return error

@@ -1,0 +1,1 @@
+"""A broker as a process, as an object and in a thread."""

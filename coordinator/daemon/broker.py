@@ -1,0 +1,342 @@
+"""The broker as an object: its services, and the order in which they start and stop.
+
+A test, an example or the daemon makes one; several fit in one process and one event loop::
+
+    async with Broker(data_dir=path) as broker:
+        ...  # any Kafka client at broker.bootstrap
+
+    with Broker.in_thread(path) as broker:  # the same for code without an event loop
+        ...
+"""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import structlog
+
+from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
+from fencepost.coordinator.config.logs import configure_quietly
+from fencepost.coordinator.daemon import first_contact
+from fencepost.coordinator.data.cleaner import Cleaner
+from fencepost.coordinator.data.maintenance import Maintenance
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Registry
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.net.server import Server
+from fencepost.coordinator.runtime.background import Step, each_in_turn
+from fencepost.coordinator.services import Services
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.limits import ConnectionLimits
+from fencepost.logcore.checkpoints import (
+    LOCK,
+    META_PROPERTIES,
+    CheckpointError,
+    MetaProperties,
+    read_meta_properties,
+    uuid_to_text,
+    write_meta_properties,
+)
+from fencepost.logcore.clock import Clock, SystemClock
+from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem, OsFileSystem
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.daemon.in_thread import BrokerThread
+
+_log = structlog.get_logger(__name__)
+
+_METADATA_DIRECTORY = f"{METADATA_TOPIC}-0"
+_BEFORE_ITS_METADATA = frozenset(
+    {LOCK, META_PROPERTIES, META_PROPERTIES + TEMPORARY_SUFFIX, "lost+found"}
+)
+"""What a data directory may hold that no broker has been started on: a first start that was cut
+short leaves three of these, making a file system the last."""
+
+_ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
+
+
+class BrokerError(Exception):
+    """The broker can not start; the message says why and is for the operator."""
+
+
+class Broker:
+    """One broker on one data directory.
+
+    ``listen`` is HOST:PORT, port 0 for a free one. ``config`` holds settings by Kafka's names;
+    unknown keys and bad values raise :class:`coordinator.config.key.ConfigError` here. ``fs``
+    and ``clock`` are the operating system's unless a test brings its own.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | Path,
+        listen: str = "127.0.0.1:0",
+        config: Mapping[str, str] | None = None,
+        *,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = BrokerConfig(config)
+        self.fs: FileSystem = OsFileSystem() if fs is None else fs
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.data_dir = Path(data_dir)
+        self._listen = split_address(listen)
+        self._advertised = _advertised(self.config)
+        self._lock: int | None = None
+        self._storage: Storage | None = None
+        self._services: Services | None = None
+        self._server: Server | None = None
+        self._maintenance: Maintenance | None = None
+        self.cleaner: Cleaner | None = None
+
+    @classmethod
+    def in_thread(
+        cls,
+        data_dir: str | Path,
+        listen: str = "127.0.0.1:0",
+        config: Mapping[str, str] | None = None,
+    ) -> BrokerThread:
+        """A broker on an event loop of its own in a thread of its own; a context manager."""
+        from fencepost.coordinator.daemon.in_thread import BrokerThread  # noqa: PLC0415 - the daemon needs no threads
+
+        return BrokerThread(lambda: cls(data_dir, listen, config))
+
+    @property
+    def storage(self) -> Storage:
+        """What is in the directory. Raises RuntimeError when it is not open."""
+        if self._storage is None:
+            raise RuntimeError("the broker's directory is not open")
+        return self._storage
+
+    @property
+    def services(self) -> Services:
+        """What it does. Raises RuntimeError when it is not started."""
+        if self._services is None:
+            raise RuntimeError("the broker is not started")
+        return self._services
+
+    # --- addresses ---
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens. Raises RuntimeError when it does not."""
+        if self._server is None:
+            raise RuntimeError("the broker is not started")
+        return self._server.address
+
+    @property
+    def advertised(self) -> tuple[str, int]:
+        """Where clients are told to connect to."""
+        if self._advertised is not None:
+            return self._advertised
+        host, port = self.address
+        return (socket.gethostname() if host in _ANY_ADDRESS else host), port
+
+    @property
+    def bootstrap(self) -> str:
+        """The same as HOST:PORT, for ``bootstrap.servers``."""
+        host, port = self.advertised
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Open, load, listen. Raises BrokerError; whatever was begun is undone then."""
+        configure_quietly()
+        for key, reason in self.config.without_effect():
+            _log.warning("setting has no effect", key=key, reason=reason)
+        try:
+            cluster_id = self.open()
+            self._services = services = Services(
+                self.storage, cluster_id=cluster_id, advertised=lambda: self.advertised
+            )
+            await services.start()
+            await self._serve(services)
+        except BaseException:
+            await self.stop()
+            raise
+
+    def open(self) -> str:
+        """Take the directory and load what is in it, without serving it; :meth:`stop` ends that.
+
+        Returns the cluster's id.
+
+        For commands that work on a stopped broker's data. Raises BrokerError, MetadataError,
+        LogError, OSError.
+        """
+        directory = str(self.data_dir)
+        try:
+            self.fs.make_directory(directory)
+            self._refuse_foreign(directory)
+            self._lock = self.fs.lock(f"{directory}/{LOCK}")
+        except BlockingIOError as error:
+            raise BrokerError(
+                f"the data directory {directory} is in use by another process"
+            ) from error
+        except OSError as error:
+            raise BrokerError(f"the data directory {directory} can not be used: {error}") from error
+        meta = self._identify(directory)
+        self._storage = Storage(self.fs, directory, self.config, self.clock, node_id=meta.node_id)
+        return meta.cluster_id
+
+    def _refuse_foreign(self, directory: str) -> None:
+        """Leave a directory alone that was never this broker's, and has something in it.
+
+        What no topic explains is renamed at a start; here that would be all there is.
+        """
+        names = set(self.fs.list_directory(directory) or ())
+        foreign = sorted(names - _BEFORE_ITS_METADATA)
+        missing = META_PROPERTIES
+        if META_PROPERTIES in names:
+            # Apache Kafka's, maybe: its small files are harmless where it has no partition.
+            missing = _METADATA_DIRECTORY
+            foreign = [one for one in foreign if self.fs.is_directory(f"{directory}/{one}")]
+        if missing not in names and foreign:
+            raise BrokerError(
+                f"the data directory {directory} has no {missing} but holds {foreign[0]}: it is"
+                " none of this broker. Give it a directory that is empty or not there yet; to"
+                " take over partitions of Apache Kafka see `fencepost log import`"
+            )
+
+    def _identify(self, directory: str) -> MetaProperties:
+        """Read who owns the directory, or write it down at the first start."""
+        node_id = self.config.int("node.id")
+        try:
+            meta = read_meta_properties(self.fs, directory)
+        except CheckpointError as error:
+            raise BrokerError(f"{directory}/meta.properties is damaged: {error}") from error
+        if meta is None:
+            meta = MetaProperties(uuid_to_text(uuid.uuid4()), node_id, uuid.uuid4())
+            write_meta_properties(self.fs, directory, meta)
+        elif meta.node_id != node_id:
+            raise BrokerError(
+                f"{directory} belongs to node.id {meta.node_id}, the configuration says {node_id}"
+            )
+        return meta
+
+    async def _serve(self, services: Services) -> None:
+        config = self.config
+        limits = ConnectionLimits(
+            max_request_bytes=config.int("socket.request.max.bytes"),
+            max_queued_request_bytes=config.int("queued.max.request.bytes"),
+            max_queued_response_bytes=config.int("queued.max.response.bytes"),
+            max_connections=config.int("max.connections"),
+            max_connections_per_ip=config.int("max.connections.per.ip"),
+            max_idle_ms=config.int("connections.max.idle.ms"),
+        )
+        two_phase = config.bool("transaction.two.phase.commit.enable")
+        registry = Registry(
+            unstable_versions=config.bool("unstable.api.versions.enable"),
+            unstable_apis=(ApiKey.INIT_PRODUCER_ID,) if two_phase else (),
+        )
+        self._server = Server(services, registry=registry, limits=limits, error_code=error_code)
+        host, port = self._listen
+        try:
+            await self._server.start(host, port)
+        except OSError as error:
+            raise BrokerError(f"can not listen on {host}:{port}: {error}") from error
+        self._maintenance = Maintenance(services.replicas, config, self.clock)
+        self._maintenance.start()
+        self.cleaner = Cleaner(services.replicas, config, self.clock)
+        self.cleaner.start()
+        services.replicas.removals.start()
+        _log.info(
+            "broker started",
+            cluster_id=services.cluster_id,
+            node_id=services.node_id,
+            address=self.bootstrap,
+            data_dir=str(self.data_dir),
+            topics=len(services.metadata.topics),
+            after_clean_shutdown=services.replicas.was_clean,
+        )
+
+    async def prepare_first_contact(self) -> None:
+        """Load what the first client will need, a piece a turn; for a process of the broker's own.
+
+        Where there are several brokers, or a program around one, that would be in somebody's way.
+        """
+        if self._server is not None:
+            await first_contact.prepare_first_contact(self._server.registry)
+
+    async def stop(self) -> None:
+        """Stop accepting, answer what waits, close everything, leave the clean-shutdown mark.
+
+        What fails on the way is logged, and keeps no log from being closed. Does nothing when the
+        broker is not started.
+        """
+        try:
+            await each_in_turn(self._steps_of_a_stop())
+        finally:
+            self._server = self._maintenance = self.cleaner = self._lock = None
+            self._services = self._storage = None
+
+    def _steps_of_a_stop(self) -> list[Step]:
+        """What there is to stop, in its order."""
+        steps: list[Step] = []
+        services, storage = self._services, self._storage
+        if self._server is not None:
+            steps.append(("stop accepting", self._server.stop_accepting))
+        if services is not None:
+            steps.append(("answer long polls", services.polls.close))
+        if self._maintenance is not None:
+            steps.append(("stop maintenance", self._maintenance.stop))
+        if self.cleaner is not None:
+            steps.append(("stop the cleaner", self.cleaner.stop))
+        if services is not None:
+            steps += services.steps_of_a_stop()
+        if self._server is not None:
+            steps.append(("close connections", self._server.stop))
+        if services is not None:
+            steps += services.last_steps_of_a_stop()
+        if storage is not None:
+            steps += [
+                ("end removals", storage.replicas.removals.close),
+                ("end flushes", storage.commit.close),
+                ("close the logs", storage.replicas.close),
+            ]
+        if self._lock is not None:
+            steps.append(("give up the lock", partial(self.fs.close, self._lock)))
+        return steps
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT or [HOST]:PORT. Raises BrokerError."""
+    host, found, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not found or not host or not port.isdecimal() or int(port) > 65_535:
+        raise BrokerError(f"{text!r} is no address of the form HOST:PORT")
+    return host, int(port)
+
+
+def _advertised(config: BrokerConfig) -> tuple[str, int] | None:
+    key = "advertised.listeners"
+    text = config.text(key)
+    if not text:
+        return None
+    scheme, found, address = text.partition("://")
+    if not found or scheme.upper() != "PLAINTEXT":
+        raise ConfigError(key, text, "only one PLAINTEXT://HOST:PORT is served")
+    try:
+        return split_address(address)
+    except BrokerError as error:
+        raise ConfigError(key, text, str(error)) from error

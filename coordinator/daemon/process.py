@@ -1,0 +1,79 @@
+"""``fencepost serve``: one broker as a process.
+
+Standard output says one thing, ``listening HOST:PORT``, as soon as clients can connect; all else
+goes to standard error. SIGTERM and SIGINT stop it in an orderly way: no new connections, requests
+under way are answered, everything is flushed and closed, the clean-shutdown mark is written, exit
+status 0. A second signal while stopping is ignored: the first is being obeyed within seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fencepost.coordinator import light_imports
+from fencepost.coordinator.config import logs
+from fencepost.coordinator.config.broker_config import ConfigError, load
+from fencepost.coordinator.daemon.broker import Broker, BrokerError
+from fencepost.coordinator.daemon.collector import Collector
+from fencepost.coordinator.metadata.log import MetadataError
+from fencepost.coordinator.runtime.background import report, spawn
+from fencepost.logcore.errors import LogError
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+
+_log = light_imports.structlog.get_logger(__name__)
+
+
+def serve(
+    data_dir: Path, *, listen: str, pairs: Sequence[str] = (), config_file: Path | None = None
+) -> int:
+    """Run until a signal; returns the exit status: 1 if it can't start, 2 for bad settings."""
+    logs.configure()
+    raise_file_limit()
+    try:
+        broker = Broker(data_dir, listen, load(pairs, config_file))
+    except (ConfigError, BrokerError) as error:
+        _log.error("wrong settings", cause=str(error))
+        return EXIT_USAGE
+    try:
+        asyncio.run(_run(broker))
+    except (BrokerError, MetadataError, LogError, OSError) as error:
+        _log.error("broker failed", cause=str(error))
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+async def _run(broker: Broker) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(report)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await broker.start()
+    collector = Collector(loop)
+    collector.start()
+    host, port = broker.address
+    sys.stdout.write(f"listening {f'[{host}]' if ':' in host else host}:{port}\n")
+    sys.stdout.flush()
+    preparing = spawn(broker.prepare_first_contact(), "first contact")
+    await stop.wait()
+    preparing.cancel()
+    collector.stop()
+    _log.info("broker stops")
+    await broker.stop()
+    _log.info("broker stopped")
+
+
+def raise_file_limit() -> None:
+    """Allow this process as many open files as the system lets it: partitions and connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            _log.warning("file limit not raised", limit=soft, cause=str(error))

@@ -1,0 +1,86 @@
+"""The offset checkpoints of a data directory, and the thread that writes them.
+
+Each write is two or three fsyncs, for which the event loop does not wait. What has to be on disk
+before the next step is written at once; a write under way in the thread is waited for then, and one
+that was asked for earlier never takes the place of a later one.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import structlog
+
+from fencepost.coordinator.runtime.background import Threads
+from fencepost.logcore.checkpoints import CheckpointError, read_offsets, write_offsets
+from fencepost.logcore.fs import FileSystem
+
+Offsets = dict[tuple[str, int], int]
+
+_log = structlog.get_logger(__name__)
+
+
+class CheckpointFiles:
+    """Reads and writes them by name. A failure is logged, and costs work at the next start."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._thread = Threads("checkpoints")
+        self._lock = threading.Lock()
+        self._asked = 0
+        self._written: dict[str, tuple[int, Offsets]] = {}
+
+    def read(self, name: str) -> Offsets:
+        """What a checkpoint says; nothing if it is not there, or damaged beyond use."""
+        is_whole = True
+
+        def told(damage: CheckpointError) -> None:
+            nonlocal is_whole
+            is_whole = False
+            _log.warning("checkpoint is damaged", file=name, cause=str(damage))
+
+        try:
+            offsets = read_offsets(self._fs, self._directory, name, on_damage=told)
+        except CheckpointError as error:
+            _log.warning("checkpoint is damaged, ignored", file=name, cause=str(error))
+            return {}
+        if is_whole:
+            self._written[name] = 0, dict(offsets)
+        return offsets
+
+    def write(self, name: str, offsets: Offsets) -> bool:
+        """Write a checkpoint if it says anything new; whether it is on disk."""
+        return self._told(name, self._write(name, offsets, self._turn()))
+
+    async def save(self, name: str, offsets: Offsets) -> bool:
+        """Do the same in the thread."""
+        step = partial(self._write, name, offsets, self._turn())
+        return self._told(name, await self._thread.run(step))
+
+    def close(self) -> None:
+        """Wait for the thread and end it."""
+        self._thread.close()
+
+    def _turn(self) -> int:
+        self._asked += 1
+        return self._asked
+
+    def _write(self, name: str, offsets: Offsets, turn: int) -> OSError | None:
+        with self._lock:
+            before, written = self._written.get(name, (0, None))
+            if turn < before or offsets == written:
+                return None
+            try:
+                write_offsets(self._fs, self._directory, name, offsets, copied=True)
+            except OSError as error:
+                return error
+            self._written[name] = turn, offsets
+        return None
+
+    @staticmethod
+    def _told(name: str, failure: OSError | None) -> bool:
+        if failure is not None:
+            _log.warning("checkpoint not written", file=name, cause=str(failure))
+        return failure is None

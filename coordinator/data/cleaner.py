@@ -1,0 +1,156 @@
+"""Compaction in the background: one partition at a time, its long steps in a thread of their own.
+
+The event loop only chooses, plans and installs, which costs little whatever the size of the log. A
+round that fails leaves the log as it was; that partition is then left alone until the next start,
+unless only room on disk or descriptors were missing, and the next round takes another.
+
+Source: ``LogCleaner`` (its cleaner threads), ``LogCleanerManager``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.data.log_manager import Replicas
+from fencepost.coordinator.runtime.background import Pace, Repeated, Threads, survived
+from fencepost.logcore.checkpoints import CLEANER_CHECKPOINT
+from fencepost.logcore.cleaner_choice import CleanerChoice
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.compaction import CompactionCancelled, CompactionRound, Throttle
+from fencepost.logcore.errors import LogError, NoRoomError
+from fencepost.logcore.fs import NO_HANDLES, NO_ROOM
+from fencepost.logcore.partition import Partition
+
+_log = structlog.get_logger(__name__)
+
+
+class Cleaner:
+    """The cleaner of one broker. Its thread starts with the first round and ends with ``stop``."""
+
+    def __init__(self, replicas: Replicas, config: BrokerConfig, clock: Clock) -> None:
+        self._replicas = replicas
+        self._config = config
+        self._clock = clock
+        self._choice = CleanerChoice(replicas.cleaned, _report_failure)
+        self._stopping = threading.Event()
+        """For the thread, which must not touch the loop's."""
+        self._thread = Threads("cleaner")
+        self._task = Repeated(
+            "cleaner", self.run_once, lambda: config.int("log.cleaner.backoff.ms")
+        )
+
+    def start(self) -> None:
+        """Begin, unless ``log.cleaner.enable`` is off."""
+        self._replicas.on_delete(self._choice.forget)
+        if self._config.bool("log.cleaner.enable"):
+            self._task.start()
+
+    async def stop(self) -> None:
+        """End the round under way without effect; returns when its thread has let go."""
+        self._stopping.set()
+        await self._task.stop()
+        self._thread.close()
+
+    @property
+    def uncleanable(self) -> Mapping[tuple[str, int], str]:
+        """Partitions that are left alone because their cleaning failed, with the reason."""
+        return self._choice.uncleanable
+
+    async def run_once(self) -> bool:
+        """Clean the partition that needs it most; False if none does, or nothing could be done."""
+        pace, now_ms = Pace(), self._clock.now_ms()
+        for partition in self._replicas:
+            self._choice.look_at(partition, now_ms)
+            await pace()
+            if self._stopping.is_set():
+                return False
+        found = self._choice.next_round(
+            now_ms, budget_bytes=self._config.int("log.cleaner.dedupe.buffer.size")
+        )
+        if found is None:
+            return False
+        partition, compaction = found
+        begin = time.monotonic()
+        try:
+            is_whole = await self._clean(partition, compaction)
+        except CompactionCancelled:
+            self._discard(partition, compaction)
+        except Exception as error:  # noqa: BLE001 - the other partitions have to be cleaned as well
+            self._discard(partition, compaction)
+            # What is deleted or off line has been reported: nothing more to say here.
+            return not compaction.is_current or self._failed(partition, error)
+        else:
+            if is_whole and compaction.is_current:
+                self._report(partition, compaction, time.monotonic() - begin)
+                self._choice.finished(partition, compaction)
+                await self._replicas.save(CLEANER_CHECKPOINT)
+        return True
+
+    def _discard(self, partition: Partition, compaction: CompactionRound) -> None:
+        """Remove what a round leaves; what can not be removed goes with the next start."""
+        with survived("discard of a round", partition=partition.name):
+            compaction.discard()
+
+    def _failed(self, partition: Partition, error: Exception) -> bool:
+        """Say why a round failed, and mark the partition; whether another may be tried now."""
+        no_room = isinstance(error, OSError) and error.errno in NO_ROOM | NO_HANDLES
+        if no_room or isinstance(error, NoRoomError):
+            _log.warning("compaction has to wait", partition=partition.name, cause=str(error))
+            return False
+        self._choice.failed(partition, error)
+        return True
+
+    async def _clean(self, partition: Partition, compaction: CompactionRound) -> bool:
+        """Run a round; False if the log changed under it and nothing more can be installed."""
+        throttle = self._throttle()
+        flush = partition.plan_flush(self._clock.now_ms())
+        if flush is not None:
+            failure = await self._thread.attempt(flush.run)
+            partition.finish_flush(flush, failure)
+            if failure is not None:
+                raise failure
+        await self._thread.run(lambda: compaction.map_keys(throttle))
+        while await self._thread.run(lambda: compaction.clean_next(throttle)):
+            if not partition.install_cleaned(compaction):
+                return False
+        return True
+
+    def _throttle(self) -> Callable[[int], None]:
+        """Stop the round when the broker stops, and hold it to the configured bytes per second."""
+        limit = self._config.number("log.cleaner.io.max.bytes.per.second")
+        slow = Throttle(limit, self._clock, self._stopping.wait)
+
+        def account(count: int) -> None:
+            if self._stopping.is_set():
+                raise CompactionCancelled("the broker stops")
+            slow(count)
+
+        return account
+
+    def _report(self, partition: Partition, compaction: CompactionRound, seconds: float) -> None:
+        figures = compaction.figures
+        _log.info(
+            "compacted",
+            partition=partition.name,
+            clean_up_to=compaction.next_dirty_offset,
+            bytes_read=figures.bytes_read,
+            bytes_kept=figures.bytes_kept,
+            records_read=figures.records_read,
+            records_kept=figures.records_kept,
+            seconds=round(seconds, 3),
+        )
+
+
+def _report_failure(partition: Partition, error: Exception) -> None:
+    _log.error(
+        "partition can not be compacted",
+        partition=partition.name,
+        cause=f"{type(error).__name__}: {error}",
+        # What the log and the file system say explains itself; anything else is a bug.
+        exc_info=None if isinstance(error, (OSError, LogError)) else error,
+    )

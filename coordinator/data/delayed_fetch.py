@@ -1,0 +1,153 @@
+"""Requests that wait for records: the long poll of a Fetch.
+
+A poll listens to its partitions. Each append tells it how many bytes there are now for that one
+partition; when the sum reaches what the request asked for, or something other than an append
+happened, it is done. The answer is read afresh then, in a turn of its own: nothing is read inside
+the append that woke it.
+
+The bytes that are there count from the beginning, also those that a read has left behind because it
+takes whole batches only.
+
+Source: ``DelayedFetch``, ``DelayedOperationPurgatory``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fencepost.coordinator.runtime.background import call_later
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.partition import Isolation, Partition
+
+
+class Watched(NamedTuple):
+    """One partition of a poll, where it reads, and the most bytes that count."""
+
+    partition: Partition
+    offset: int
+    max_bytes: int
+
+
+class Poll:
+    """Waits until what it watches holds ``min_bytes``, or for ``max_wait_ms``.
+
+    ``finish`` then makes the answer, which becomes the result of :attr:`answer`.
+    """
+
+    def __init__(
+        self,
+        polls: Polls,
+        isolation: Isolation,
+        *,
+        min_bytes: int,
+        max_wait_ms: int,
+        finish: Callable[[], Any],
+    ) -> None:
+        self._polls = polls
+        self._isolation = isolation
+        self._min_bytes = min_bytes
+        self._finish = finish
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self.answer: asyncio.Future[Any] = loop.create_future()
+        self._woken = False
+        self._bytes: list[int] = []
+        self._total = 0
+        self._undo: list[Callable[[], None]] = []
+        self._timer = call_later(loop, max_wait_ms, "long poll", self._complete)
+        self.answer.add_done_callback(self._done)
+        polls.add(self)
+
+    def watch(self, one: Watched) -> None:
+        """Listen to one more partition."""
+        place, now = len(self._bytes), self._available(one)
+        self._bytes.append(now)
+        self._undo.append(one.partition.listen(self._listener(place, one)))
+        self._total += now
+        if self._total >= self._min_bytes:
+            self.wake()
+
+    def _listener(self, place: int, one: Watched) -> Callable[[], None]:
+        def changed() -> None:
+            if self._woken:
+                return
+            partition = one.partition
+            try:
+                now = self._available(one)
+            except DomainError:
+                self.wake()
+                return
+            if partition.offline or not (
+                partition.log_start_offset <= one.offset <= partition.log_end_offset
+            ):
+                self.wake()
+                return
+            self._total += now - self._bytes[place]
+            self._bytes[place] = now
+            if self._total >= self._min_bytes:
+                self.wake()
+
+        return changed
+
+    def _available(self, one: Watched) -> int:
+        return min(one.partition.available_bytes(one.offset, self._isolation), one.max_bytes)
+
+    def wake(self) -> None:
+        """Answer in the next turn of the loop."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._complete)
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+        self.answer.cancel()
+
+    def _complete(self) -> None:
+        if self.answer.done():
+            return
+        try:
+            result = self._finish()
+        except Exception as error:  # noqa: BLE001 - the request's own failure, told to its caller
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(result)
+
+    def _done(self, _answer: asyncio.Future[Any]) -> None:
+        self._woken = True
+        self._timer.cancel()
+        for undo in self._undo:
+            undo()
+        self._polls.discard(self)
+
+
+class Polls:
+    """``broker.polls``: all that wait."""
+
+    def __init__(self) -> None:
+        self._waiting: set[Poll] = set()
+        self.closed = False
+
+    def add(self, poll: Poll) -> None:
+        """Keep a poll until it is done; at a closed broker it is done at once."""
+        self._waiting.add(poll)
+        if self.closed:
+            poll.wake()
+
+    def discard(self, poll: Poll) -> None:
+        """Forget a poll."""
+        self._waiting.discard(poll)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def wake_all(self) -> None:
+        """Answer everybody with what there is, for example because a topic is gone."""
+        for poll in list(self._waiting):
+            poll.wake()
+
+    def close(self) -> None:
+        """The broker stops: nobody waits any more."""
+        self.closed = True
+        self.wake_all()

@@ -1,0 +1,225 @@
+"""What clients have asked for before, so that a Fetch need only say what changed (KIP-227).
+
+A session holds the partitions of a client's last request and what it was last told of each. An
+incremental request names changes; its answer leaves out every partition of which there is nothing
+new. Sessions are kept for those who come back: all of them share a number of slots and a number of
+partitions. Who finds no room is answered with session id 0 and goes on with full requests.
+
+Source: ``FetchSession``, ``FetchSessionCacheShard`` and ``FetchManager``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from fencepost.coordinator.errors import (
+    FetchSessionIdNotFoundError,
+    FetchSessionTopicIdError,
+    InvalidFetchSessionEpochError,
+)
+from fencepost.coordinator.wire.steps import Steps
+
+NO_SESSION = 0
+FINAL_EPOCH = -1
+INITIAL_EPOCH = 0
+_MAX_INT32 = 2**31 - 1
+
+MAX_CACHED_PARTITIONS = 100_000
+"""Partitions of all sessions together, about 400 bytes each. Kafka bounds the sessions alone, and
+each of them may have as many partitions as a request can name."""
+
+EVICTION_MS = 120_000
+"""A session unused for this long gives its slot to anyone, in milliseconds; one that is older than
+this gives it to a larger one. Kafka's ``MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS``."""
+
+TopicKey = str | UUID | None
+"""A topic's name, or its id from version 13 on; no id is what kio makes of the all-zero one."""
+Key = tuple[TopicKey, int]
+
+
+@dataclass(slots=True)
+class CachedPartition:
+    """A partition of a session: the client's last words on it, and ours."""
+
+    key: Key
+    asked: Any
+    """The request's FetchPartition."""
+    high_watermark: int = -1
+    log_start_offset: int = -1
+
+    def learn(self, answer: Any) -> bool:
+        """Remember what the client is about to be told; whether any of it is new to it."""
+        news = (
+            bool(answer.records)
+            or answer.high_watermark != self.high_watermark
+            or answer.log_start_offset != self.log_start_offset
+            or answer.error_code != 0
+            or _has_diverged(answer)
+        )
+        # After an error the high watermark counts as unknown: once it is over there is news.
+        self.high_watermark = -1 if answer.error_code else answer.high_watermark
+        self.log_start_offset = answer.log_start_offset
+        return news
+
+
+def _has_diverged(answer: Any) -> bool:
+    diverging = getattr(answer, "diverging_epoch", None)
+    return diverging is not None and diverging.end_offset >= 0
+
+
+@dataclass(slots=True)
+class FetchSession:
+    """One client's partitions, in the order in which the next answer serves them."""
+
+    id: int
+    by_topic_id: bool
+    created_ms: int
+    partitions: dict[Key, CachedPartition]
+    epoch: int = 1
+    """What the next request must say."""
+    last_used_ms: int = 0
+
+    def put(self, key: Key, part: Any) -> int:
+        """Add or renew a partition; how many more there are now."""
+        known = self.partitions.get(key)
+        if known is not None:
+            known.asked = part
+            return 0
+        self.partitions[key] = CachedPartition(key, part)
+        return 1
+
+    def drop(self, key: Key) -> int:
+        """Forget a partition; how many fewer there are now."""
+        return 0 if self.partitions.pop(key, None) is None else 1
+
+    def is_news(self, cached: CachedPartition, answer: Any) -> bool:
+        """Whether an answer is worth sending. Who has records is served last the next time."""
+        if not cached.learn(answer):
+            return False
+        if len(answer.records) and self.partitions.pop(cached.key, None) is not None:
+            self.partitions[cached.key] = cached
+        return True
+
+
+class FetchSessions:
+    """``broker.fetch_sessions``: every open session."""
+
+    def __init__(self, max_sessions: int, max_partitions: int = MAX_CACHED_PARTITIONS) -> None:
+        self.max_sessions = max_sessions
+        self.max_partitions = max_partitions
+        self.partitions = 0
+        """Partitions of all sessions together."""
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()  # longest unused first
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def resume(self, session_id: int, epoch: int, *, by_topic_id: bool) -> FetchSession:
+        """The session that an incremental request belongs to.
+
+        Raises FetchSessionIdNotFoundError, InvalidFetchSessionEpochError, FetchSessionTopicIdError.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise FetchSessionIdNotFoundError(f"there is no fetch session {session_id}")
+        if session.epoch != epoch:
+            raise InvalidFetchSessionEpochError(
+                f"fetch session {session_id} is at epoch {session.epoch}, the request at {epoch}"
+            )
+        if session.by_topic_id is not by_topic_id:
+            raise FetchSessionTopicIdError("names and ids of topics do not mix in a session")
+        return session
+
+    def advance(self, session: FetchSession, now_ms: int) -> None:
+        """Begin an incremental request; its :meth:`change` follows."""
+        session.epoch = 1 if session.epoch == _MAX_INT32 else session.epoch + 1
+        session.last_used_ms = now_ms
+        self._sessions.move_to_end(session.id)
+
+    def change(
+        self,
+        session: FetchSession,
+        asked: Iterable[tuple[Key, Any]],
+        forgotten: Iterable[Key],
+    ) -> Steps[None]:
+        """Take an incremental request's changes.
+
+        A session without partitions is closed, as is one with which all together would have too
+        many; its client reads so in the answer's session id and begins anew.
+        """
+        for key, part in asked:
+            self._count(session, session.put(key, part))
+            yield
+        for key in forgotten:
+            self._count(session, -session.drop(key))
+            yield
+        if not session.partitions or self.partitions > self.max_partitions:
+            self.close(session.id)
+
+    def _count(self, session: FetchSession, more: int) -> None:
+        """Have a session's partitions counted, unless it was closed meanwhile."""
+        if more and self.id_of(session) != NO_SESSION:
+            self.partitions += more
+
+    def id_of(self, session: FetchSession) -> int:
+        """What to answer as the session's id: 0 once it is closed."""
+        return session.id if self._sessions.get(session.id) is session else NO_SESSION
+
+    def open(
+        self,
+        cached: list[CachedPartition],
+        *,
+        by_topic_id: bool,
+        now_ms: int,
+    ) -> int:
+        """Keep what a full request asked for; the new session's id, or 0 where there is no room."""
+        size = len(cached)
+        while len(self._sessions) >= self.max_sessions or (
+            self.partitions + size > self.max_partitions
+        ):
+            victim = self._victim(size, now_ms)
+            if victim is None:
+                return NO_SESSION
+            self.close(victim.id)
+        session = FetchSession(
+            id=self._new_id(),
+            by_topic_id=by_topic_id,
+            created_ms=now_ms,
+            partitions={one.key: one for one in cached},
+            last_used_ms=now_ms,
+        )
+        self._sessions[session.id] = session
+        self.partitions += len(session.partitions)
+        return session.id
+
+    def close(self, session_id: int) -> None:
+        """Forget a session; one that there is not is no error."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self.partitions -= len(session.partitions)
+
+    def _new_id(self) -> int:
+        while True:
+            session_id = 1 + secrets.randbelow(_MAX_INT32 - 1)
+            if session_id not in self._sessions:
+                return session_id
+
+    def _victim(self, size: int, now_ms: int) -> FetchSession | None:
+        """Whose slot a new session of ``size`` partitions may have: a stale or a smaller one's."""
+        if not self._sessions:
+            return None
+        oldest = next(iter(self._sessions.values()))
+        if now_ms - oldest.last_used_ms > EVICTION_MS:
+            return oldest
+        old_enough = (
+            session
+            for session in self._sessions.values()
+            if now_ms - session.created_ms > EVICTION_MS
+        )
+        least = min(old_enough, key=lambda session: len(session.partitions), default=None)
+        return None if least is None or size < len(least.partitions) else least

@@ -1,0 +1,445 @@
+"""All partitions of this broker: found, opened, recovered, checkpointed, deleted, closed.
+
+Order of a start (kafka: ``LogManager.loadLogs``): the clean-shutdown mark is read and removed
+*before* anything is opened, the checkpoints are read, directories that belong to no topic are put
+aside, and every partition that has a directory is opened; after a clean shutdown nothing is checked
+again. A partition that was never used has no directory and costs nothing until it is asked for.
+
+Checkpoints may be lost or stale at any time: they only say how little work the next start has.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+import structlog
+
+from fencepost.coordinator.config.broker_config import BrokerConfig, log_config
+from fencepost.coordinator.data.checkpoint_files import CheckpointFiles, Offsets
+from fencepost.coordinator.data.removals import Removals
+from fencepost.coordinator.errors import UnknownTopicOrPartitionError
+from fencepost.coordinator.metadata.log import METADATA_LOG_CONFIG, MetadataLog, Topic
+from fencepost.coordinator.metadata.names import METADATA_TOPIC, METADATA_TOPIC_ID
+from fencepost.logcore.checkpoints import (
+    CLEANER_CHECKPOINT,
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    CheckpointError,
+    read_partition_metadata,
+    take_clean_shutdown,
+    write_clean_shutdown,
+)
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.durable import Flusher
+from fencepost.logcore.errors import LogError, StorageError
+from fencepost.logcore.flush import Flush
+from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.partition import DELETE_SUFFIX, MAX_NAME_BYTES, Partition
+from fencepost.logcore.producer_limit import ProducerLimit
+from fencepost.logcore.reading import ReadablePartition
+from fencepost.logcore.recovery import RecoveryReport
+
+STRAY_SUFFIX: Final = "-stray"
+
+CLOSE_THREADS: Final = 32
+"""Logs that are forced to disk at the same time when the broker stops: a journaling file system
+settles the fsyncs that overlap with one commit of its journal."""
+
+CHECKPOINTS: Final = (
+    RECOVERY_POINT_CHECKPOINT,
+    LOG_START_CHECKPOINT,
+    HIGH_WATERMARK_CHECKPOINT,
+    CLEANER_CHECKPOINT,
+)
+CUT: Final = (RECOVERY_POINT_CHECKPOINT, CLEANER_CHECKPOINT)
+"""Those that must not point beyond the end of a log that has become shorter."""
+
+LOG_CUT: Final = "log cut"
+LOG_SHORTER: Final = "log shorter than it was"
+DAMAGE_LEFT: Final = "damage left in the log"
+WHAT_A_START_DID: Final = frozenset({LOG_CUT, LOG_SHORTER, DAMAGE_LEFT})
+"""Events of this module's log lines about what an open has removed of a log, or found in it."""
+
+_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<index>[0-9]+)")
+
+TopicPartition = tuple[str, int]
+
+_log = structlog.get_logger(__name__)
+
+
+class Replicas:
+    """``broker.replicas``. ``directory`` exists and is locked by this process."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        config: BrokerConfig,
+        clock: Clock,
+        flusher: Flusher | None = None,
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._config = config
+        self._clock = clock
+        self._flusher = flusher
+        self.producer_limit = ProducerLimit(config.int("max.producer.ids"))
+        """The producers that all partitions together remember."""
+        self._metadata: MetadataLog
+        self._metadata_partition: Partition | None = None
+        self._open: dict[TopicPartition, Partition] = {}
+        """The partitions of topics: what requests may name. The metadata log is none of them."""
+        self._complete = False
+        self._clean = True
+        self._stale = False
+        self._doomed = 0
+        """Topics that were deleted so far."""
+        self._cut = False
+        self.removals = Removals(fs, directory)
+        self._on_delete: list[Callable[[str, int], None]] = []
+        self.was_clean = take_clean_shutdown(fs, directory)
+        """Whether the last shutdown closed every log."""
+        self._files = CheckpointFiles(fs, directory)
+        self._recovery_points = self._files.read(RECOVERY_POINT_CHECKPOINT)
+        self._log_starts = self._files.read(LOG_START_CHECKPOINT)
+        self.cleaned = self._files.read(CLEANER_CHECKPOINT)
+        """Where the last round of compaction on a partition ended."""
+        self._high_watermarks = self._files.read(HIGH_WATERMARK_CHECKPOINT)
+        self._checkpointed = (
+            self._recovery_points,
+            self._log_starts,
+            self.cleaned,
+            self._high_watermarks,
+        )
+
+    # --- start -----------------------------------------------------------------------------------
+
+    def open_metadata(self) -> Partition:
+        """Open the log that everything else is described in. Raises StorageError.
+
+        It belongs to :class:`MetadataLog` alone: no request finds it here, whatever the API.
+        """
+        self._metadata_partition = partition = self._open_partition(
+            METADATA_TOPIC, 0, METADATA_TOPIC_ID, METADATA_LOG_CONFIG, 0
+        )
+        return partition
+
+    def load(self, metadata: MetadataLog) -> None:
+        """Put directories without a topic aside, open those with one. Raises StorageError."""
+        self._metadata = metadata
+        metadata.listen(self._reconfigure)
+        self._config.listen(self._reconfigure_all)
+        self.producer_limit.maximum = self._config.int("max.producer.ids")
+        for name in sorted(self._fs.list_directory(self._directory) or ()):
+            if not self._fs.is_directory(f"{self._directory}/{name}"):
+                continue
+            if name.endswith(DELETE_SUFFIX):
+                self.removals.add_directory(f"{self._directory}/{name}")
+                continue
+            match = _DIRECTORY.fullmatch(name)
+            if match is not None and match["topic"] != METADATA_TOPIC:
+                self._load_directory(name, match["topic"], int(match["index"]))
+        self._complete = True
+        self._forget_gone()
+        if self._cut:
+            self._cut = False
+            self.checkpoint(*CUT)
+
+    def _load_directory(self, name: str, topic_name: str, index: int) -> None:
+        path = f"{self._directory}/{name}"
+        topic = self._metadata.topic(topic_name)
+        try:
+            topic_id = read_partition_metadata(self._fs, path)
+        except CheckpointError as error:
+            _log.warning("partition.metadata is damaged", directory=name, cause=str(error))
+            topic_id = None
+        if topic_id is not None and self._metadata.was_deleted(topic_id):
+            _log.info("directory of a deleted topic", directory=name)
+            self.removals.add_directory(self._rename(name, DELETE_SUFFIX))
+        elif (
+            topic is None
+            or index >= topic.partitions
+            or (topic_id is not None and topic_id != topic.topic_id)
+        ):
+            self._put_aside(name)
+        else:
+            self._open_topic_partition(topic, index)
+
+    def _forget_gone(self) -> None:
+        """Drop checkpointed offsets of partitions that are not there.
+
+        They must not be taken for those of a new partition of the same name: a log start offset
+        that is too high would empty it, and a record that the cleaner takes for cleaned outlives
+        the tombstone behind it. The files follow before the first new partition is made.
+        """
+        for offsets in self._checkpointed:
+            for key in offsets.keys() - self._open.keys() - {(METADATA_TOPIC, 0)}:
+                del offsets[key]
+                self._stale = True
+
+    def _put_aside(self, name: str) -> None:
+        """Rename a directory that no topic explains; it may be somebody's data."""
+        stray = self._rename(name, STRAY_SUFFIX)
+        _log.warning("directory belongs to no topic", directory=name, renamed_to=stray)
+
+    def _rename(self, name: str, suffix: str) -> str:
+        """Let a directory have another name with ``suffix``; returns its new path."""
+        suffix = f".{uuid.uuid4().hex}{suffix}"
+        renamed = f"{self._directory}/{name[: MAX_NAME_BYTES - len(suffix)]}{suffix}"
+        self._fs.rename(f"{self._directory}/{name}", renamed)
+        return renamed
+
+    # --- partitions ------------------------------------------------------------------------------
+
+    def partition(self, topic: str, index: int) -> Partition:
+        """The open partition; opened, and created on disk, if it was not used yet.
+
+        Raises UnknownTopicOrPartitionError, and StorageError if it can't be opened.
+        """
+        found = self._open.get((topic, index))
+        if found is not None:
+            return found
+        described = self._metadata.topic(topic)
+        if described is None or not 0 <= index < described.partitions:
+            raise UnknownTopicOrPartitionError(f"there is no partition {topic}-{index}")
+        return self._open_topic_partition(described, index)
+
+    def find(self, topic: str, index: int) -> Partition | None:
+        """The same, or None for a partition that does not exist."""
+        try:
+            return self.partition(topic, index)
+        except UnknownTopicOrPartitionError:
+            return None
+
+    def find_open(self, key: TopicPartition) -> Partition | None:
+        """The partition if it is open already."""
+        return self._open.get(key)
+
+    def __iter__(self) -> Iterator[Partition]:
+        """All partitions that are open, the metadata log among them, in no order."""
+        own = [] if self._metadata_partition is None else [self._metadata_partition]
+        return iter([*own, *self._open.values()])
+
+    def is_offline(self, topic: str, index: int) -> bool:
+        """Whether the file system has failed under an open partition."""
+        partition = self._open.get((topic, index))
+        return partition is not None and partition.offline is not None
+
+    def _open_topic_partition(self, topic: Topic, index: int) -> Partition:
+        config = log_config(self._config, topic.configs)
+        epoch = self._metadata.leader_epoch(topic)
+        partition = self._open_partition(topic.name, index, topic.topic_id, config, epoch)
+        self._open[topic.name, index] = partition
+        if self._cut and self._complete:
+            self._cut = False
+            self.checkpoint(*CUT)
+        return partition
+
+    def _open_partition(
+        self, topic: str, index: int, topic_id: uuid.UUID, config: LogConfig, leader_epoch: int
+    ) -> Partition:
+        key = topic, index
+        path = f"{self._directory}/{topic}-{index}"
+        self.removals.make_way(key)
+        if self._stale and self._complete:
+            # The files still tell of partitions that are gone; this may be one of the same name.
+            if not self.checkpoint():
+                raise StorageError(f"{path} can not be made: the checkpoints can not be written")
+            self._stale = False
+        try:
+            partition = Partition.open(
+                self._fs,
+                path,
+                topic=topic,
+                index=index,
+                topic_id=topic_id,
+                config=config,
+                clock=self._clock,
+                clean=self.was_clean,
+                recovery_point=self._recovery_points.get(key, 0),
+                log_start_offset=self._log_starts.get(key, 0),
+                # Only to tell what is missing: the only replica leads, and all it has is committed.
+                high_watermark=self._high_watermarks.get(key, 0),
+                leader_epoch=leader_epoch,
+                gaps_below=self.cleaned.get(key, 0),
+                producer_id_expiration_ms=self._config.int("producer.id.expiration.ms"),
+                producer_limit=self.producer_limit,
+                flusher=self._flusher,
+                remove_later=self.removals.add_file,
+            )
+        except OSError as error:
+            raise StorageError(f"{path} can not be opened: {error}") from error
+        partition.on_offline = _report_offline
+        if partition.recovery is not None:
+            _report_recovery(partition, partition.recovery)
+        if partition.recovery_point < self._recovery_points.get(key, 0):
+            # Recovery has cut the log: what comes now is not on disk because the file says so.
+            self._cut = True
+        if partition.log_end_offset < self.cleaned.get(key, 0):
+            # Nor is it compacted because the file says so.
+            self.cleaned[key] = partition.log_end_offset
+            self._cut = True
+        return partition
+
+    def adopt(self, topic: Topic, extents: Mapping[int, tuple[int, int]]) -> None:
+        """Open directories that were put in place for a topic not yet known.
+
+        ``extents``: log start and log end, all of it on disk, by the index of the partition, for
+        each that has a directory. The checkpoints are written here: without them the next start
+        would know neither the log starts nor that gaps below the ends are no loss.
+        Raises StorageError.
+        """
+        for index, (log_start_offset, log_end_offset) in extents.items():
+            self._log_starts[topic.name, index] = log_start_offset
+            self._recovery_points[topic.name, index] = log_end_offset
+            self._open_topic_partition(topic, index)
+        self.checkpoint()
+
+    def _reconfigure(self, topic: Topic) -> None:
+        config = log_config(self._config, topic.configs)
+        for index in range(topic.partitions):
+            partition = self._open.get((topic.name, index))
+            if partition is not None:
+                partition.config = config
+
+    def _reconfigure_all(self) -> None:
+        self.producer_limit.maximum = self._config.int("max.producer.ids")
+        for topic in self._metadata.topics.values():
+            self._reconfigure(topic)
+
+    def on_delete(self, listener: Callable[[str, int], None]) -> None:
+        """Call ``listener(topic, index)`` for each partition that is deleted from now on."""
+        self._on_delete.append(listener)
+
+    def doom(self, topic: Topic) -> None:
+        """Know nothing more of a topic whose record is gone; :meth:`forget_doomed` has to follow.
+
+        From now on a topic of the same name is another one.
+        """
+        for index in range(topic.partitions):
+            key = topic.name, index
+            for offsets in self._checkpointed:
+                offsets.pop(key, None)
+            for listener in self._on_delete:
+                listener(*key)
+            partition = self._open.pop(key, None)
+            if partition is not None:
+                self.removals.doom(partition)
+        self._doomed += 1
+        self._stale = True
+
+    async def forget_doomed(self) -> None:
+        """Rename the directories of deleted topics, and forget their checkpointed offsets.
+
+        Whoever makes a topic of the same name then has nothing to wait for.
+        """
+        await self.removals.rename_all()
+        doomed = self._doomed
+        written = [await self.save(name) for name in CHECKPOINTS]
+        if all(written) and doomed == self._doomed:
+            self._stale = False
+
+    # --- checkpoints and stop --------------------------------------------------------------------
+
+    def checkpoint(self, *names: str) -> bool:
+        """Write these checkpoints, or all, before anything else happens; whether it is done."""
+        chosen = names or CHECKPOINTS
+        written = [self._files.write(name, self._content(name)) for name in chosen]
+        return all(written)
+
+    async def save(self, name: str) -> bool:
+        """Write a checkpoint while others have their turn; whether it is on disk."""
+        return await self._files.save(name, self._content(name))
+
+    def _content(self, name: str) -> Offsets:
+        if name == CLEANER_CHECKPOINT:
+            return dict(self.cleaned)
+        marks = ((one, (one.topic, one.index)) for one in self)
+        if name == RECOVERY_POINT_CHECKPOINT:
+            return {key: one.recovery_point for one, key in marks}
+        if name == LOG_START_CHECKPOINT:
+            # The first file says the rest.
+            return {key: one.log_start_offset for one, key in marks if one.log_start_offset}
+        return {key: one.high_watermark for one, key in marks}
+
+    def close(self) -> None:
+        """Flush and close every log, write the checkpoints, leave the clean-shutdown mark.
+
+        Without the mark, because a log is off line or could not be closed, the next start checks
+        what may be damaged.
+        """
+        self._files.close()
+        planned: list[tuple[Partition, Flush]] = []
+        for partition in self:
+            flush = self._closed(partition, partition.plan_close)
+            if flush is None:
+                self._closed(partition, partial(partition.finish_close, None, None))
+            else:
+                planned.append((partition, flush))
+        with ThreadPoolExecutor(CLOSE_THREADS, thread_name_prefix="close") as threads:
+            for (partition, flush), failure in zip(
+                planned, threads.map(Flush.run, (flush for _, flush in planned)), strict=True
+            ):
+                self._closed(partition, partial(partition.finish_close, flush, failure))
+        clean = self._clean and all(partition.offline is None for partition in self)
+        if not self._complete:
+            # The start failed half-way: what is on disk says more than we know.
+            return
+        self.checkpoint()
+        if clean:
+            write_clean_shutdown(self._fs, self._directory)
+
+    def _closed(self, partition: Partition, step: Callable[[], Flush | None]) -> Flush | None:
+        """Take a step of a close; what goes wrong costs the clean-shutdown mark."""
+        try:
+            return step()
+        except Exception as error:  # noqa: BLE001 - the other logs have to be closed as well
+            self._clean = False
+            _log.error(
+                "log not closed cleanly",
+                partition=partition.name,
+                cause=str(error),
+                exc_info=None if isinstance(error, (LogError, OSError)) else error,
+            )
+            return None
+
+
+def _report_recovery(partition: Partition, report: RecoveryReport) -> None:
+    """Say what a start has removed of a log, and what it has found and left."""
+    for damage in report.damaged:
+        _log.error(
+            DAMAGE_LEFT,
+            partition=partition.name,
+            offset=damage.offset,
+            next_offset=damage.next_offset,
+            cause=damage.reason,
+        )
+    if not report.reason and not report.lost_offsets:
+        return
+    tell = _log.error if report.is_loss else _log.warning
+    tell(
+        LOG_CUT if report.reason else LOG_SHORTER,
+        partition=partition.name,
+        log_end_offset=partition.log_end_offset,
+        records=report.removed_records,
+        bytes=report.truncated_bytes,
+        cause=report.reason or "the files end before what was on disk or acknowledged",
+        acknowledged_offsets_lost=report.lost_offsets,
+        kept=[f"{partition.directory}/{name}" for name in report.kept],
+    )
+
+
+def _report_offline(partition: ReadablePartition, cause: StorageError) -> None:
+    _log.error(
+        "partition off line",
+        partition=f"{partition.topic}-{partition.index}",
+        directory=partition.directory,
+        cause=str(cause),
+    )

@@ -1,0 +1,143 @@
+"""What is done from time to time: retention, expiry of producers, checkpoints, flushes.
+
+All of it runs on the event loop, one partition at a time with room for others in between. A
+failure is logged, its partition marked, and tried again next time.
+
+Source: ``LogManager`` (its scheduled tasks), ``ProducerStateManager.removeExpiredProducers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+import structlog
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.data.log_manager import Replicas
+from fencepost.coordinator.runtime.background import Pace, Repeated, Work, tell
+from fencepost.logcore.checkpoints import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+)
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.partition import Partition
+
+FLUSH_CHECK_MS: Final = 250
+"""How often logs are looked at that have a finite ``flush.ms``: the precision of that setting."""
+
+_log = structlog.get_logger(__name__)
+
+Step = Callable[[Partition], None]
+
+
+class Maintenance:
+    """The periodic tasks of one broker."""
+
+    def __init__(self, replicas: Replicas, config: BrokerConfig, clock: Clock) -> None:
+        self._replicas = replicas
+        self._config = config
+        self._clock = clock
+        self._tasks: list[Repeated] = []
+        self._forgotten = 0
+        self._troubled: dict[str, dict[str, str]] = {}
+
+    @property
+    def troubled(self) -> Mapping[str, Mapping[str, str]]:
+        """Step → partition → why it failed there the last time."""
+        return self._troubled
+
+    def start(self) -> None:
+        """Begin; the first retention waits for ``log.initial.task.delay.ms``, as in Kafka."""
+        config = self._config
+        expiry = "producer.id.expiration.check.interval.ms"
+        self._each(
+            "retention",
+            config.int("log.retention.check.interval.ms"),
+            self.run_retention,
+            config.int("log.initial.task.delay.ms"),
+        )
+        self._each("producer expiry", config.int(expiry), self.run_producer_expiry)
+        self._each("flush", FLUSH_CHECK_MS, self.run_flush)
+        self._repeat("producer report", self.report_forgotten_producers, config.int(expiry))
+        for name, interval in (
+            (HIGH_WATERMARK_CHECKPOINT, "replica.high.watermark.checkpoint.interval.ms"),
+            (RECOVERY_POINT_CHECKPOINT, "log.flush.offset.checkpoint.interval.ms"),
+            (LOG_START_CHECKPOINT, "log.flush.start.offset.checkpoint.interval.ms"),
+        ):
+            self._repeat(name, partial(self._save, name), config.int(interval))
+
+    async def _save(self, checkpoint: str) -> None:
+        await self._replicas.save(checkpoint)
+
+    def _repeat(
+        self, what: str, work: Work, interval_ms: int, first_ms: int | None = None
+    ) -> Repeated:
+        task = Repeated(what, work, lambda: interval_ms)
+        task.start(interval_ms if first_ms is None else first_ms)
+        self._tasks.append(task)
+        return task
+
+    async def stop(self) -> None:
+        """End all tasks; none is cut off inside a step on a partition."""
+        while self._tasks:
+            await self._tasks.pop().stop()
+
+    def run_retention(self, partition: Partition) -> None:
+        """Delete what ``retention.ms``, ``retention.bytes`` and the log start offset let go."""
+        deleted = partition.retention(self._clock.now_ms())
+        if deleted:
+            _log.info(
+                "segments deleted",
+                partition=partition.name,
+                count=deleted,
+                log_start_offset=partition.log_start_offset,
+            )
+
+    def run_producer_expiry(self, partition: Partition) -> None:
+        """Forget producers that wrote nothing for ``producer.id.expiration.ms``."""
+        limit_ms = self._config.int("producer.id.expiration.ms")
+        partition.expire_producers(self._clock.now_ms(), limit_ms)
+
+    def report_forgotten_producers(self) -> None:
+        """Say that ``max.producer.ids`` is too low for what the clients do."""
+        limit = self._replicas.producer_limit
+        if limit.forgotten > self._forgotten:
+            _log.warning(
+                "producers forgotten before their time",
+                count=limit.forgotten - self._forgotten,
+                config="max.producer.ids",
+                limit=limit.maximum,
+            )
+            self._forgotten = limit.forgotten
+
+    def run_flush(self, partition: Partition) -> None:
+        """Force a log to disk that holds unforced records for longer than its ``flush.ms``."""
+        partition.flush_if_due(self._clock.now_ms())
+
+    def _each(self, what: str, interval_ms: int, step: Step, first_ms: int | None = None) -> None:
+        async def work() -> None:
+            pace = Pace()
+            failed: dict[str, str] = {}
+            for partition in self._replicas:
+                if task.is_stopping:
+                    return
+                if partition.offline is None:
+                    self._take(what, step, partition, failed)
+                await pace()
+            self._troubled[what] = failed
+
+        task = self._repeat(what, work, interval_ms, first_ms)
+
+    def _take(self, what: str, step: Step, partition: Partition, failed: dict[str, str]) -> None:
+        """Take a step on one partition. The same failure is told once, not four times a second."""
+        try:
+            step(partition)
+        except Exception as error:  # noqa: BLE001 - the other partitions have to be served as well
+            if self._replicas.find_open((partition.topic, partition.index)) is not partition:
+                return  # it was deleted meanwhile
+            cause = failed[partition.name] = f"{type(error).__name__}: {error}"
+            if self._troubled.get(what, {}).get(partition.name) != cause:
+                tell(what, error, partition=partition.name)

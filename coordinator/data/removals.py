@@ -1,0 +1,141 @@
+"""What is on its way out of the data directory: topics that were deleted, files nobody reads.
+
+A file system takes its time to give a large file up, and a topic may have thousands of them. So a
+deleted partition ceases to serve at once, its directory gets another name soon, a few at a time,
+and a thread removes it then. What a stop or a kill leaves is found at the next start by its name,
+and removed when the broker listens.
+
+Source: ``LogManager.asyncDelete``, ``LogManager.deleteLogs``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import structlog
+
+from fencepost.coordinator.runtime.background import Pace, Threads, spawn
+from fencepost.logcore.errors import LogError
+from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.partition import Partition
+
+PRODUCERS_AT_ONCE: Final = 2_000
+"""Producers of a deleted partition that are forgotten before others get their turn."""
+
+TopicPartition = tuple[str, int]
+
+_log = structlog.get_logger(__name__)
+
+
+class Removals:
+    """``broker.replicas.removals``. Belongs to the event loop; the thread begins with ``start``."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._doomed: dict[TopicPartition, Partition] = {}
+        """Partitions that were deleted, and whose directory still has its name."""
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_renamed = False
+        """Directories have other names that are not on disk: their content has to wait."""
+        self._thread = Threads("removals")
+        self._task: asyncio.Task[None] | None = None
+        self._may_run = False
+
+    def start(self) -> None:
+        """Begin to remove, on the running loop."""
+        self._may_run = True
+        self._go_on()
+
+    async def close(self) -> None:
+        """Rename what is to be renamed, and finish what is under way; the rest is left."""
+        self._may_run = False
+        while self._doomed:
+            self._rename(next(iter(self._doomed)))
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        self._thread.close()
+
+    async def finish(self) -> None:
+        """Return when nothing is left to remove."""
+        self.start()
+        while self._task is not None:
+            await asyncio.wait({self._task})
+
+    # --- partitions of deleted topics ---
+
+    def doom(self, partition: Partition) -> None:
+        """Let a partition serve nothing more; its directory may be in the way for a while."""
+        partition.doom()
+        self._doomed[partition.topic, partition.index] = partition
+
+    def make_way(self, key: TopicPartition) -> None:
+        """See to it that nothing of a deleted partition stands where a new one is to be made."""
+        if key in self._doomed:
+            self._rename(key)
+
+    async def rename_all(self) -> None:
+        """Rename the directories of deleted partitions, with room for others in between."""
+        pace = Pace()
+        while self._doomed:
+            key, partition = next(iter(self._doomed.items()))
+            while not partition.forget_producers(PRODUCERS_AT_ONCE):
+                await pace()
+            if self._doomed.get(key) is partition:
+                self._rename(key)
+            await pace()
+
+    def _rename(self, key: TopicPartition) -> None:
+        partition = self._doomed.pop(key)
+        try:
+            renamed = partition.rename_doomed()
+        except (LogError, OSError) as error:
+            # It stays for the next start; the topic is gone all the same.
+            _log.warning("directory not removed", partition=partition.name, cause=str(error))
+            return
+        self._is_renamed = True
+        self.add_directory(renamed)
+
+    # --- files ---
+
+    def add_directory(self, path: str) -> None:
+        """Remove a directory and all in it."""
+        self._add(partial(self._fs.remove_tree, path))
+
+    def add_file(self, path: str) -> None:
+        """Remove a file."""
+        self._add(partial(self._fs.remove, path))
+
+    def _add(self, removal: Callable[[], None]) -> None:
+        self._waiting.append(removal)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._may_run and self._waiting and self._task is None:
+            self._task = spawn(self._run(), "removals")
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting and self._may_run:
+                if self._is_renamed:
+                    # Else power loss could bring the old name back with half of what it had.
+                    self._is_renamed = False
+                    if not await self._is_done(partial(self._fs.sync_directory, self._directory)):
+                        self._waiting.clear()
+                        return
+                await self._is_done(self._waiting.popleft())
+        finally:
+            self._task = None
+
+    async def _is_done(self, step: Callable[[], None]) -> bool:
+        """Take a step; what fails stays for the next start."""
+        try:
+            await self._thread.run(step)
+        except Exception as error:  # noqa: BLE001 - the others have to go as well
+            _log.warning("not removed", cause=f"{type(error).__name__}: {error}")
+            return False
+        return True

@@ -1,0 +1,58 @@
+"""What a broker keeps on its disk, opened: its metadata, its partitions, and who flushes them.
+
+Whoever works on a stopped broker's data needs no more than this (``fencepost log import``).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.data.log_manager import Replicas
+from fencepost.coordinator.metadata.log import MetadataLog
+from fencepost.coordinator.metadata.topic_admin import TopicAdmin
+from fencepost.coordinator.runtime.flusher import GroupCommit
+from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.fs import FileSystem
+
+
+class Storage:
+    """The data of one broker. ``directory`` exists and is locked by this process.
+
+    Raises MetadataError, LogError, OSError; nothing stays open then.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        config: BrokerConfig,
+        clock: Clock,
+        *,
+        node_id: int,
+        commit: GroupCommit | None = None,
+    ) -> None:
+        self.fs = fs
+        self.directory = directory
+        self.config = config
+        self.clock = clock
+        self.node_id = node_id
+        self.commit = GroupCommit(clock) if commit is None else commit
+        """Appends that wait for the disk."""
+        self.replicas = Replicas(fs, directory, config, clock, self.commit)
+        """All partitions."""
+        self.commit.sealed.checkpoint = partial(self.replicas.save, RECOVERY_POINT_CHECKPOINT)
+        try:
+            self.metadata = MetadataLog(
+                self.replicas.open_metadata(), config, clock, node_id=node_id
+            )
+            """Topics, dynamic settings, producer-id blocks."""
+            self.metadata.count_start()
+            self.replicas.load(self.metadata)
+            self.metadata.compact()
+        except BaseException:
+            self.replicas.close()
+            raise
+        self.topics = TopicAdmin(self.metadata, config, node_id)
+        """Creating, changing and deleting topics."""

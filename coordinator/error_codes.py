@@ -1,0 +1,113 @@
+"""The one map from what can go wrong to Kafka's error codes.
+
+Every subclass of ``DomainError`` that can be raised stands here; a test walks all of them. An error
+that means different things to different APIs (PRODUCER_FENCED is INVALID_PRODUCER_EPOCH to a
+Produce request) is translated by the handler before it comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator import errors as data_errors
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.runtime import errors as shard_errors
+from fencepost.groups import errors as groups
+from fencepost.logcore import errors as logs
+from fencepost.logcore.machine import DomainError
+from fencepost.txn import errors as txns
+
+CODES: Mapping[type[DomainError], ErrorCode] = {
+    # logcore
+    logs.CorruptRecordError: ErrorCode.corrupt_message,
+    logs.InvalidRecordError: ErrorCode.invalid_record,
+    logs.NotOneBatchError: ErrorCode.invalid_record,
+    logs.InvalidTimestampError: ErrorCode.invalid_timestamp,
+    logs.RecordTooLargeError: ErrorCode.message_too_large,
+    logs.RecordListTooLargeError: ErrorCode.record_list_too_large,
+    logs.UnsupportedCompressionError: ErrorCode.unsupported_compression_type,
+    logs.OffsetOutOfRangeError: ErrorCode.offset_out_of_range,
+    logs.OutOfOrderSequenceError: ErrorCode.out_of_order_sequence_number,
+    logs.TooManyProducersError: ErrorCode.not_enough_replicas,
+    logs.InvalidProducerEpochError: ErrorCode.invalid_producer_epoch,
+    logs.TransactionCoordinatorFencedError: ErrorCode.transaction_coordinator_fenced,
+    logs.InvalidTxnStateError: ErrorCode.invalid_txn_state,
+    logs.FencedLeaderEpochError: ErrorCode.fenced_leader_epoch,
+    logs.UnknownLeaderEpochError: ErrorCode.unknown_leader_epoch,
+    logs.StorageError: ErrorCode.kafka_storage_error,
+    logs.NoRoomError: ErrorCode.kafka_storage_error,
+    # coordinator
+    ConfigError: ErrorCode.invalid_config,
+    data_errors.UnknownTopicOrPartitionError: ErrorCode.unknown_topic_or_partition,
+    data_errors.UnknownTopicIdError: ErrorCode.unknown_topic_id,
+    data_errors.TopicAlreadyExistsError: ErrorCode.topic_already_exists,
+    data_errors.InvalidTopicError: ErrorCode.invalid_topic_exception,
+    data_errors.InvalidPartitionsError: ErrorCode.invalid_partitions,
+    data_errors.InvalidReplicationFactorError: ErrorCode.invalid_replication_factor,
+    data_errors.InvalidReplicaAssignmentError: ErrorCode.invalid_replica_assignment,
+    data_errors.InvalidRequestError: ErrorCode.invalid_request,
+    data_errors.NotAReplicaError: ErrorCode.not_leader_or_follower,
+    data_errors.TopicDeletionDisabledError: ErrorCode.topic_deletion_disabled,
+    data_errors.TopicLimitExceededError: ErrorCode.policy_violation,
+    data_errors.InvalidRequiredAcksError: ErrorCode.invalid_required_acks,
+    data_errors.TransactionalIdMissingError: ErrorCode.transactional_id_authorization_failed,
+    data_errors.PolicyViolationError: ErrorCode.policy_violation,
+    data_errors.InvalidUpdateVersionError: ErrorCode.invalid_update_version,
+    data_errors.FetchSessionIdNotFoundError: ErrorCode.fetch_session_id_not_found,
+    data_errors.InvalidFetchSessionEpochError: ErrorCode.invalid_fetch_session_epoch,
+    data_errors.FetchSessionTopicIdError: ErrorCode.fetch_session_topic_id_error,
+    data_errors.MetadataUnavailableError: ErrorCode.kafka_storage_error,
+    shard_errors.CoordinatorLoadInProgressError: ErrorCode.coordinator_load_in_progress,
+    shard_errors.NotCoordinatorError: ErrorCode.not_coordinator,
+    shard_errors.CoordinatorNotAvailableError: ErrorCode.coordinator_not_available,
+    shard_errors.TransactionCoordinatorBusyError: ErrorCode.not_enough_replicas,
+    # groups
+    groups.InvalidGroupIdError: ErrorCode.invalid_group_id,
+    groups.InvalidSessionTimeoutError: ErrorCode.invalid_session_timeout,
+    groups.InconsistentGroupProtocolError: ErrorCode.inconsistent_group_protocol,
+    groups.UnknownMemberIdError: ErrorCode.unknown_member_id,
+    groups.MemberIdRequiredError: ErrorCode.member_id_required,
+    groups.FencedInstanceIdError: ErrorCode.fenced_instance_id,
+    groups.IllegalGenerationError: ErrorCode.illegal_generation,
+    groups.RebalanceInProgressError: ErrorCode.rebalance_in_progress,
+    groups.GroupMaxSizeReachedError: ErrorCode.group_max_size_reached,
+    groups.GroupLimitExceededError: ErrorCode.policy_violation,
+    groups.GroupDeadError: ErrorCode.coordinator_not_available,
+    groups.NotGroupCoordinatorError: ErrorCode.not_coordinator,
+    groups.GroupIdNotFoundError: ErrorCode.group_id_not_found,
+    groups.NonEmptyGroupError: ErrorCode.non_empty_group,
+    groups.GroupSubscribedToTopicError: ErrorCode.group_subscribed_to_topic,
+    groups.OffsetMetadataTooLargeError: ErrorCode.offset_metadata_too_large,
+    groups.UnstableOffsetCommitError: ErrorCode.unstable_offset_commit,
+    groups.InvalidGroupRequestError: ErrorCode.invalid_request,
+    groups.UnsupportedAssignorError: ErrorCode.unsupported_assignor,
+    groups.InvalidRegularExpressionError: ErrorCode.invalid_regular_expression,
+    groups.FencedMemberEpochError: ErrorCode.fenced_member_epoch,
+    groups.StaleMemberEpochError: ErrorCode.stale_member_epoch,
+    groups.UnreleasedInstanceIdError: ErrorCode.unreleased_instance_id,
+    groups.UnsupportedGroupRequestError: ErrorCode.unsupported_version,
+    # txn
+    txns.InvalidTxnRequestError: ErrorCode.invalid_request,
+    txns.InvalidTransactionTimeoutError: ErrorCode.invalid_transaction_timeout,
+    txns.TwoPhaseCommitDisabledError: ErrorCode.transactional_id_authorization_failed,
+    txns.KeepPreparedUnsupportedError: ErrorCode.unsupported_version,
+    txns.ConcurrentTransactionsError: ErrorCode.concurrent_transactions,
+    txns.ProducerFencedError: ErrorCode.producer_fenced,
+    txns.InvalidProducerIdMappingError: ErrorCode.invalid_producer_id_mapping,
+    txns.InvalidTransactionStateError: ErrorCode.invalid_txn_state,
+    txns.TransactionAbortableError: ErrorCode.transaction_abortable,
+    txns.TransactionalIdNotFoundError: ErrorCode.transactional_id_not_found,
+    txns.InvalidIdPatternError: ErrorCode.invalid_regular_expression,
+    txns.ProducerIdsUnavailableError: ErrorCode.coordinator_load_in_progress,
+    txns.TooManyTransactionalIdsError: ErrorCode.policy_violation,
+    txns.TooManyPartitionsError: ErrorCode.policy_violation,
+    txns.CoordinatorUnloadedError: ErrorCode.not_coordinator,
+    txns.MalformedTransactionRecordError: ErrorCode.corrupt_message,
+}
+
+
+def error_code(error: DomainError) -> ErrorCode:
+    """Kafka's code of ``error``; UNKNOWN_SERVER_ERROR for a class that is not in the map."""
+    return CODES.get(type(error), ErrorCode.unknown_server_error)

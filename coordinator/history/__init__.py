@@ -1,0 +1,1 @@
+"""Why things happened, kept for people to read."""

@@ -1,0 +1,117 @@
+"""One entry of the history: what it says, and its form in the log.
+
+Key: msgpack ``[scope, subject]``, so that the entries of one group or transactional id are told
+from others without reading them. Value: a msgpack map with the fields of :class:`Entry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import msgpack
+
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+
+GROUP, TRANSACTION = "group", "transaction"
+"""The scopes: what a subject is the id of."""
+
+ENTRY_VERSION = 1
+"""The layout of the values. Readers pass over a higher number."""
+
+MAX_TEXT_CHARACTERS = 1_000
+"""Characters of one text in an entry: a reason that a client gave may be as long as it likes."""
+
+MAX_ITEMS = 50
+"""Elements of one list or map in an entry."""
+
+_MAX_DEPTH = 3
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something that was decided, and why.
+
+    ``what`` is the kind of the machine's event, ``client_id`` and ``client_host`` are those of the
+    request that brought it about; None where it was a timer or another broker's doing. ``trigger``
+    is what set it off, as ``request JoinGroup``, ``timer session``, ``report TargetComputed`` or
+    ``upkeep ExpireOffsets``; None where a load did, and in entries of earlier releases.
+    """
+
+    at_ms: int
+    scope: str
+    subject: str
+    what: str
+    shard: str
+    client_id: str | None = None
+    client_host: str | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    trigger: str | None = None
+
+
+def encode_key(scope: str, subject: str) -> bytes:
+    """The key of all entries of one subject; a very long subject is cut like any text."""
+    packed: bytes = msgpack.packb([scope, _plain(subject)])
+    return packed
+
+
+def encode_value(entry: Entry) -> bytes:
+    """The value; texts and lists are cut to their bounds, so an entry has one, too."""
+    packed: bytes = msgpack.packb(
+        {
+            "version": ENTRY_VERSION,
+            "at_ms": entry.at_ms,
+            "scope": entry.scope,
+            "subject": _plain(entry.subject),
+            "what": entry.what,
+            "shard": entry.shard,
+            "client_id": _plain(entry.client_id),
+            "client_host": _plain(entry.client_host),
+            "trigger": entry.trigger,
+            "detail": _plain(entry.detail),
+        }
+    )
+    return packed
+
+
+def decode_value(raw: bytes) -> Entry | None:
+    """Read a value; None for one of a later release. Raises ValueError if it can't be read."""
+    try:
+        value = msgpack.unpackb(raw)
+        if value["version"] > ENTRY_VERSION:
+            return None
+        return Entry(
+            at_ms=int(value["at_ms"]),
+            scope=str(value["scope"]),
+            subject=str(value["subject"]),
+            what=str(value["what"]),
+            shard=str(value["shard"]),
+            client_id=value["client_id"],
+            client_host=value["client_host"],
+            trigger=value.get("trigger"),
+            detail=dict(value["detail"]),
+        )
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+        raise ValueError(f"{HISTORY_TOPIC} holds a value that can not be read: {error}") from error
+
+
+def _plain(value: object, depth: int = 0) -> Any:
+    """The nearest thing that msgpack knows, within the bounds."""
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int):
+        return value if value in _INT64 else str(value)
+    if depth < _MAX_DEPTH and isinstance(value, Mapping):
+        items = list(value.items())[:MAX_ITEMS]
+        return {str(key)[:MAX_TEXT_CHARACTERS]: _plain(one, depth + 1) for key, one in items}
+    if depth < _MAX_DEPTH and isinstance(value, (list, tuple, frozenset, set)):
+        return [_plain(one, depth + 1) for one in list(value)[:MAX_ITEMS]]
+    text = str(value)
+    # A lone surrogate, which a decoder may have let through, can not be written as UTF-8.
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= MAX_TEXT_CHARACTERS else f"{text[: MAX_TEXT_CHARACTERS - 1]}…"

@@ -1,0 +1,168 @@
+"""Why things happened: the events of the coordinators' decisions, kept in a log of their own.
+
+A decision hands its events over in its own turn, which costs an append to a queue; some
+milliseconds later the queue is written to ``__fencepost_history-0``, a topic that clients can read
+and not write, bounded by size and age. Nobody waits for it: a full queue drops and counts, a failed
+write is logged and forgotten, and a crash loses what the last :data:`FLUSH_MS` brought. It tells
+people what happened; nothing is ever decided by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from fencepost.coordinator.history.entries import (
+    GROUP,
+    TRANSACTION,
+    Entry,
+    encode_key,
+    encode_value,
+)
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, HISTORY_TOPIC, TRANSACTION_STATE
+from fencepost.coordinator.runtime.background import call_later
+from fencepost.coordinator.runtime.origin import Origin
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.machine import Event, Record
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.config.broker_config import BrokerConfig
+    from fencepost.coordinator.data.log_manager import Replicas
+    from fencepost.coordinator.metadata.log import MetadataLog
+
+FLUSH_MS = 50
+"""From an event to its write: short for a person who follows, long enough to write many at once."""
+
+COMPLAINT_INTERVAL_MS = 60_000
+"""A history that can't be written is complained of once in so long."""
+
+_SCOPES = {CONSUMER_OFFSETS: GROUP, TRANSACTION_STATE: TRANSACTION}
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryLimits:
+    """What the history may take of memory and of the event loop."""
+
+    max_queued: int = 10_000
+    """Events that wait for their write; about 5 MiB. Beyond it the newest are dropped and counted:
+    the first ones say how it began."""
+
+    max_batch_bytes: int = 256 << 10
+    """Bytes of one write, after which others get their turn."""
+
+
+class History:
+    """``broker.history``. Without :meth:`start`, or switched off, it takes nothing."""
+
+    def __init__(
+        self,
+        metadata: MetadataLog,
+        replicas: Replicas,
+        config: BrokerConfig,
+        clock: Clock,
+        limits: HistoryLimits | None = None,
+    ) -> None:
+        self.limits = HistoryLimits() if limits is None else limits
+        self.dropped = 0
+        """Events that were never written, since the start."""
+        self._metadata = metadata
+        self._replicas = replicas
+        self._config = config
+        self._clock = clock
+        self._queue: deque[Entry] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._untold = 0
+        self._complained_ms: int | None = None
+
+    def start(self) -> None:
+        """Begin to take events, on the running loop."""
+        if self._config.bool("fencepost.history.enable"):
+            self._loop = asyncio.get_running_loop()
+
+    def stop(self) -> None:
+        """Write what waits, and take no more."""
+        self._loop = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._queue:
+            self._write_some()
+
+    def remember(
+        self,
+        topic: str,
+        shard: str,
+        event: Event,
+        origin: Origin | None,
+        trigger: str | None = None,
+    ) -> None:
+        """Keep an event of the shard of ``topic``; never raises, and never writes by itself."""
+        if self._loop is None or is_routine(event):
+            return
+        if len(self._queue) >= self.limits.max_queued:
+            self.dropped += 1
+            self._untold += 1
+            return
+        self._queue.append(
+            Entry(
+                at_ms=self._clock.now_ms(),
+                scope=_SCOPES.get(topic, topic),
+                subject=event.subject,
+                what=event.kind.replace("_", "-"),
+                shard=shard,
+                client_id=None if origin is None else origin.client_id,
+                client_host=None if origin is None else origin.client_host,
+                trigger=trigger,
+                detail=event.detail,
+            )
+        )
+        if self._timer is None:
+            self._timer = call_later(self._loop, FLUSH_MS, "history", self._flush)
+
+    def _flush(self) -> None:
+        """Write one batch; what is left comes after others had their turn."""
+        self._timer = None
+        self._write_some()
+        if self._queue and self._loop is not None:
+            self._timer = call_later(self._loop, 0, "history", self._flush)
+
+    def _write_some(self) -> None:
+        records: list[Record] = []
+        taken = size = 0
+        try:
+            while self._queue and size < self.limits.max_batch_bytes:
+                entry = self._queue.popleft()
+                taken += 1
+                record = Record(encode_key(entry.scope, entry.subject), encode_value(entry))
+                size += len(record.key) + len(record.value or b"")
+                records.append(record)
+            self._metadata.ensure_internal_topic(HISTORY_TOPIC)
+            partition = self._replicas.partition(HISTORY_TOPIC, 0)
+            partition.append_records(records, now_ms=self._clock.now_ms())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the history stops nothing
+            self.dropped += taken
+            self._untold += taken
+            self._complain(f"{type(error).__name__}: {error}")
+            return
+        if self._untold:
+            self._complain("too many events at once")
+
+    def _complain(self, cause: str) -> None:
+        now_ms = self._clock.monotonic_ms()
+        last_ms = self._complained_ms
+        if last_ms is None or now_ms - last_ms >= COMPLAINT_INTERVAL_MS:
+            _log.warning("history_not_written", events=self._untold, cause=cause)
+            self._complained_ms = now_ms
+            self._untold = 0
+
+
+def is_routine(event: Event) -> bool:
+    """Whether it happens in every transaction of a TV2 client, and explains nothing."""
+    return event.kind == "epoch-bumped" and event.detail.get("cause") == "EndTxn"

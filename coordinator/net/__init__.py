@@ -1,0 +1,1 @@
+"""Sockets: accepting, reading requests, writing responses, within limits of memory and number."""

@@ -1,0 +1,564 @@
+"""One client connection: frames in, one request at a time, responses out in the same order.
+
+While a request is being served no other of the same connection is looked at; what the client sends
+meanwhile waits, at most one read of it in our memory and the rest in the kernel's. The same holds
+while the client does not take its responses. So a connection costs bounded memory and needs no
+queue, and responses cannot overtake one another.
+
+The way from frame to response is work in steps (:mod:`coordinator.runtime.turns`): a large one
+gives way to other connections, in the decoder, in the handler and in the encoder.
+
+Whatever a request does wrong ends with its own connection: malformed frames, unknown APIs and
+unsupported versions close it without an answer (ApiVersions excepted), and a handler that fails is
+logged and answered UNKNOWN_SERVER_ERROR where the response has room for it.
+
+Source: the behaviour is that of Kafka's ``SocketServer.Processor`` and ``KafkaApis.handle``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.handlers import CloseConnection, Context, Registry
+from fencepost.coordinator.net.memory_budget import RequestBudget
+from fencepost.coordinator.net.response_budget import LARGE_ANSWERS, ResponseBudget
+from fencepost.coordinator.runtime.turns import Job, Turns, Wait, Work
+from fencepost.coordinator.wire.api import APIS, ApiKey
+from fencepost.coordinator.wire.codec import (
+    Request,
+    decode_request,
+    decode_request_in_steps,
+    encode_response_in_steps,
+    unsupported_api_versions,
+)
+from fencepost.coordinator.wire.errors import EncodeError, MalformedRequest, UnsupportedVersion
+from fencepost.coordinator.wire.frames import KEPT_BUFFER_BYTES, FrameBuffer
+from fencepost.coordinator.wire.limits import BIG_CHUNK_BYTES, FIRST_BUFFER_BYTES, ConnectionLimits
+from fencepost.coordinator.wire.messages import response_factory
+from fencepost.coordinator.wire.pieces import let_go
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.wire.writer import Chunk, InFile
+from fencepost.logcore.machine import DomainError
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.services import Services
+
+log = structlog.get_logger(__name__)
+
+FRAMES_PER_TURN = 32
+"""Requests of one connection that are served before others get their turn."""
+
+WRITE_BYTES = 262_144
+"""A response goes to the transport in pieces of this size. What the socket does not take of a piece
+is copied into the transport's buffer, and there moved to the front after every send: with megabytes
+at a time that costs more than the sending itself."""
+
+SENT_PER_TURN_BYTES = 4_194_304
+"""What a client takes of a response is sent to it before others get their turn."""
+
+
+class Owner(Protocol):
+    """What all connections of one server share, and where they are counted."""
+
+    broker: Services
+    registry: Registry
+    limits: ConnectionLimits
+    error_code: Callable[[DomainError], int]
+    loop: asyncio.AbstractEventLoop
+    turns: Turns
+    budget: RequestBudget
+    responses: ResponseBudget
+
+    def admit(self, connection: Connection) -> bool:
+        """Whether a new connection may stay; counts it if so."""
+
+    def forget(self, connection: Connection) -> None:
+        """A connection has ended."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The protocol object of one accepted socket. Its owner is the server that made it."""
+
+    def __init__(self, server: Owner) -> None:
+        self._server = server
+        self._limits = server.limits
+        self._frames = FrameBuffer(server.limits.max_request_bytes)
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._loop = server.loop
+        self._job: Job | None = None
+        """The request under way, once it has given way to others or waits."""
+        self._answer_comes: Wait | None = None
+        """What its handler waits for."""
+        self._reading = True
+        self._writable = True
+        self._granted_bytes = FIRST_BUFFER_BYTES
+        self._waiting = False
+        self._large_since = 0.0
+        self._large_request = -1
+        self._unsent: deque[Chunk | InFile] = deque()
+        self._unsent_bytes = 0
+        """Those of them that are in memory."""
+        self._sending_since = 0.0
+        self._sent_bytes = 0
+        self._again: asyncio.Handle | None = None
+        self._sends_again: asyncio.Handle | None = None
+        self._on_close: list[Callable[[], None]] = []
+        self.closed = False
+        self.peer_host = ""
+        self.peer_port = 0
+        self.client_software: tuple[str, str] | None = None
+        """Name and version that the client gave in ApiVersions (KIP-511)."""
+        self.last_active = 0.0
+        """The loop's time of the last byte in or request done."""
+        self.requests = 0
+        """Requests that were decoded so far."""
+
+    # --- life ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected; the server may have to refuse it."""
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername") or ("", 0)
+        self.peer_host, self.peer_port = str(peer[0]), int(peer[1])
+        self.last_active = self._loop.time()
+        if not self._server.admit(self):
+            self.closed = True
+            self._transport.abort()
+            return
+        # Told of every byte that the socket does not take, and when all of them are gone.
+        self._transport.set_write_buffer_limits(high=0)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone. What a handler waits for runs on; its response has nowhere to go."""
+        if exc is not None:
+            log.debug("connection lost", peer=self.peer, error=str(exc))
+        self.closed = True
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        for handle in (self._again, self._sends_again):
+            if handle is not None:
+                handle.cancel()
+        if self._job is not None and self._answer_comes is None:
+            self._job.drop()
+        self._server.forget(self)
+        self._server.budget.give(self)
+        self._server.responses.hold(self, 0)
+        callbacks, self._on_close = self._on_close, []
+        for callback in callbacks:
+            callback()
+
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have ``callback`` called when the connection ends; the returned function takes it back.
+
+        For what waits on behalf of this client alone, such as the long poll of a Fetch.
+        """
+        self._on_close.append(callback)
+
+        def take_back() -> None:
+            if callback in self._on_close:
+                self._on_close.remove(callback)
+
+        return take_back
+
+    def close(self, reason: str) -> None:
+        """Serve nothing more; close when the client has taken what is written."""
+        if not self.closed:
+            self.closed = True
+            log.info("closing connection", peer=self.peer, reason=reason)
+            self._pause()
+            self._close_if_sent()
+
+    def _close_if_sent(self) -> None:
+        if not self._unsent:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once; unsent responses are lost, a request under way is cancelled."""
+        self.closed = True
+        if self._job is not None:
+            self._job.drop()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def cut_off(self, reason: str) -> None:
+        """Close at once, and say why."""
+        log.info("closing connection", peer=self.peer, reason=reason)
+        self.abort()
+
+    @property
+    def peer(self) -> str:
+        """The client's address as ``host:port``."""
+        return f"{self.peer_host}:{self.peer_port}"
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being served."""
+        return self._job is not None
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of requests that wait, complete or not."""
+        return self._frames.pending
+
+    def check_idle(self, now: float) -> None:
+        """Close a connection that has done nothing for too long; called by the server's sweep."""
+        server, limits = self._server, self._limits
+        quiet_ms = (now - self.last_active) * 1000
+        if self._is_sending:
+            if self._is_slow_reader(now) and server.responses.contended:
+                self.cut_off("a response is taken too slowly while others wait for its memory")
+            elif quiet_ms > (limits.drain_timeout_ms if self.closed else limits.max_idle_ms):
+                # What it was sent is lost: it can't be waited for, nor kept.
+                self.cut_off("idle, with responses not taken")
+            return
+        if self.busy or self._waiting:
+            return
+        if quiet_ms > limits.max_idle_ms:
+            self.close("idle")
+        elif self._is_slow(now) and server.budget.contended:
+            self.close("a request arrives too slowly while others wait for its memory")
+        elif self._frames.pending and self._reading and quiet_ms > limits.frame_timeout_ms:
+            self.close("a request stopped half-way")
+        elif quiet_ms > limits.frame_timeout_ms and self.release_idle():
+            server.budget.give(self)
+
+    @property
+    def _is_sending(self) -> bool:
+        """Whether the client has not taken all that was written for it."""
+        return bool(self._unsent) or self._transport.get_write_buffer_size() > 0
+
+    def _is_slow_reader(self, now: float) -> bool:
+        """Whether the response under way is taken more slowly than it must be."""
+        limits = self._limits
+        taken = self._sent_bytes - self._transport.get_write_buffer_size()
+        spent_ms = (now - self._sending_since) * 1000 - limits.slow_frame_grace_ms
+        return taken < spent_ms * limits.min_frame_bytes_per_second / 1000
+
+    def _is_slow(self, now: float) -> bool:
+        """Whether a large frame under way stays behind the rate that it must keep."""
+        if self._frames.wanted <= FIRST_BUFFER_BYTES:
+            return False
+        spent_ms = (now - self._large_since) * 1000 - self._limits.slow_frame_grace_ms
+        return self._frames.pending < spent_ms * self._limits.min_frame_bytes_per_second / 1000
+
+    def release_idle(self) -> bool:
+        """Give the receive memory back if no request is in it; whether that was so."""
+        if self.busy or self._frames.pending:
+            return False
+        self._frames.shrink()
+        self._granted_bytes = FIRST_BUFFER_BYTES
+        return True
+
+    def granted(self) -> None:
+        """The budget has room for the frame that waits."""
+        self._waiting = False
+        self._granted_bytes = self._frames.wanted
+        self._large_since = self.last_active = self._loop.time()
+        self._resume()
+
+    # --- bytes in ---
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the frame knows better
+        """Where the event loop receives into."""
+        return self._frames.writable()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """``nbytes`` have arrived."""
+        self._frames.received(nbytes)
+        if self._job is not None or not self._writable or self._again is not None:
+            self._pause()
+        else:
+            self.last_active = self._loop.time()
+            self._serve()
+
+    def eof_received(self) -> bool:
+        """The client is done sending. As in Kafka that ends the connection, answered or not."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The socket is full: until it has taken all that is written, serve nothing more."""
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._writable = True
+        self.last_active = self._loop.time()
+        self._send_on()
+        self._serve()
+
+    def _pause(self) -> None:
+        if self._reading and not self.closed:
+            self._reading = False
+            self._transport.pause_reading()
+
+    # --- requests ---
+
+    def _serve(self) -> None:
+        """Serve what has arrived until a request has to wait, or others should get their turn."""
+        self._again = None
+        turns = self._server.turns
+        until = turns.until()
+        for _ in range(FRAMES_PER_TURN):
+            if not self._may_serve:
+                return
+            try:
+                frame = self._frames.next_frame()
+            except MalformedRequest as error:
+                self.close(str(error))
+                return
+            if frame is None:
+                break
+            self._job = turns.begin(self._exchange(frame), until, self._served)
+            if self._job is not None:
+                if len(frame) > FIRST_BUFFER_BYTES:
+                    # It may still be read from, and what comes would be put into its place.
+                    self._pause()
+                return
+            if time.perf_counter() >= until:
+                self._serve_again()
+                return
+        else:
+            self._serve_again()
+            return
+        wanted = self._frames.wanted
+        if wanted > FIRST_BUFFER_BYTES and not self._has_memory_for(wanted):
+            self._pause()
+            return
+        if self._granted_bytes > KEPT_BUFFER_BYTES and self.release_idle():
+            self._server.budget.give(self)
+        self._resume()
+
+    @property
+    def _may_serve(self) -> bool:
+        """Whether nothing is under way, neither a request nor a response."""
+        return (
+            self._job is None
+            and self._writable
+            and not self._unsent
+            and not self._waiting
+            and not self.closed
+        )
+
+    def _served(self) -> None:
+        self._job = None
+        self._serve()
+
+    def _serve_again(self) -> None:
+        self._again = self._loop.call_soon(self._serve)
+
+    def _has_memory_for(self, wanted: int) -> bool:
+        """Whether a large frame that has begun may arrive whole; if not it waits its turn."""
+        if self._large_request != self.requests:
+            self._large_request = self.requests
+            self._large_since = self._loop.time()
+        if wanted > self._granted_bytes:
+            self._waiting = not self._server.budget.take(self, wanted)
+            if not self._waiting:
+                self._granted_bytes = wanted
+        return not self._waiting
+
+    def _resume(self) -> None:
+        if not self._reading and not self.closed:
+            self._reading = True
+            self._transport.resume_reading()
+
+    def _refuse_version(self, error: UnsupportedVersion) -> None:
+        served = self._server.registry.versions.get(error.api_key)
+        if error.api_key != ApiKey.API_VERSIONS or served is None:
+            self.close(str(error))
+            return
+        self._send(unsupported_api_versions(served, error.correlation_id))
+
+    def _exchange(self, frame: memoryview) -> Work[None]:
+        """One request, from its frame to its response."""
+        versions, most = self._server.registry.versions, self._limits.max_request_objects
+        try:
+            if len(frame) > FIRST_BUFFER_BYTES:
+                request = yield from decode_request_in_steps(frame, versions, max_objects=most)
+            else:
+                request = decode_request(frame, versions, max_objects=most)
+        except UnsupportedVersion as error:
+            self._refuse_version(error)
+            return
+        except MalformedRequest as error:
+            self.close(str(error))
+            return
+        self.requests += 1
+        context = self._context(request, len(frame))
+        held: list[Entity] = []
+        answer = self._answer(context, held)
+        if request.api_key in LARGE_ANSWERS:
+            answer = self._within_budget(answer)
+        yield from answer
+        if self._job is not None and self._job.has_given_way:
+            held.append(request.body)
+            del request, context, answer
+            yield from let_go(held)
+
+    def _within_budget(self, answer: Work[None]) -> Work[None]:
+        """Answer when there is room for an answer that may be large."""
+        budget = self._server.responses
+        is_large = False
+        try:
+            if not budget.is_open:
+                yield from budget.wait()
+            for wait in answer:
+                yield wait
+                if wait is not None:
+                    if not budget.is_open:
+                        yield from budget.wait()
+                elif not is_large and self._job is not None and self._job.has_given_way:
+                    yield from budget.begin_large()
+                    is_large = True
+        finally:
+            budget.end(is_large=is_large)
+
+    def _context(self, request: Request, size_bytes: int) -> Context:
+        server = self._server
+        return Context(
+            broker=server.broker,
+            registry=server.registry,
+            api_key=request.api_key,
+            version=request.api_version,
+            correlation_id=request.correlation_id,
+            client_id=request.client_id,
+            body=request.body,
+            respond=response_factory(request.api_key, request.api_version),
+            peer_host=self.peer_host,
+            connection=self,
+            size_bytes=size_bytes,
+        )
+
+    def _answer(self, context: Context, held: list[Entity]) -> Work[None]:
+        """Have a request handled, and send what comes of it, which is added to ``held``."""
+        try:
+            entity = yield from self._handled(context)
+        except asyncio.CancelledError:
+            self.close("the request was cancelled")
+            return
+        except CloseConnection as error:
+            self.close(str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - a handler's failure is its own request's only
+            entity = self._refusal(context, error)
+        if self.closed or entity is None:
+            return
+        try:
+            chunks = yield from encode_response_in_steps(
+                context.api_key, context.version, context.correlation_id, entity
+            )
+        except EncodeError:
+            log.exception("response cannot be written", api=APIS[context.api_key].name)
+            self.close("a response could not be written")
+            return
+        held.append(entity)
+        self._send(chunks)
+        self.last_active = self._loop.time()
+
+    def _handled(self, context: Context) -> Work[Entity | None]:
+        """What the handler answers, in the end: it may work in steps, and wait."""
+        result: Any = self._server.registry.handler(context.api_key).run(context)
+        while not self.closed:
+            if isinstance(result, GeneratorType):
+                result = yield from result
+            elif hasattr(type(result), "__await__"):
+                self._answer_comes = asyncio.ensure_future(result)
+                if not self._answer_comes.done():
+                    yield self._answer_comes
+                done, self._answer_comes = self._answer_comes, None
+                result = done.result()
+            else:
+                return result
+        return None
+
+    def _refusal(self, context: Context, error: Exception) -> Entity | None:
+        """The answer to a request whose handler failed; None, and the end, where it has none."""
+        name = APIS[context.api_key].name
+        code = int(ErrorCode.unknown_server_error)
+        message: str | None = None
+        if isinstance(error, DomainError):
+            code, message = self._server.error_code(error), str(error)
+        else:
+            log.error("handler failed", api=name, version=context.version, exc_info=error)
+        entity = context.respond.error(code, message)
+        if entity is None:
+            self.close(f"{name} failed and has no error field")
+        return entity
+
+    # --- bytes out ---
+
+    def _send(self, chunks: list[Chunk | InFile]) -> None:
+        """Write a response, as much of it as the socket takes; the rest follows in turn."""
+        if self._writable and not self._unsent:
+            self._sending_since, self._sent_bytes = self._loop.time(), 0
+            if len(chunks) == 1 and isinstance(chunks[0], bytes) and len(chunks[0]) <= WRITE_BYTES:
+                self._sent_bytes = len(chunks[0])
+                self._transport.write(chunks[0])
+                self._hold()
+                return
+        for chunk in chunks:
+            self._unsent.append(chunk)
+            if isinstance(chunk, Chunk):
+                self._unsent_bytes += len(chunk)
+        self._send_on()
+
+    def _send_on(self) -> None:
+        """Write pieces of what is unsent as long as the socket takes them whole."""
+        transport = self._transport
+        most = self._sent_bytes + SENT_PER_TURN_BYTES
+        while self._unsent and self._writable and not transport.is_closing():
+            if self._sent_bytes >= most:
+                self._sends_again = self._loop.call_soon(self._send_again)
+                break
+            try:
+                piece = self._next_piece()
+            except OSError:
+                # The client was promised its length, so there is nothing else to tell it.
+                log.exception("records can not be read", peer=self.peer)
+                self.abort()
+                return
+            self._sent_bytes += len(piece)
+            transport.write(piece)
+        self._hold()
+        if self.closed:
+            self._close_if_sent()
+
+    def _hold(self) -> None:
+        """Account for what the client has not taken of its response."""
+        held = self._unsent_bytes
+        if not self._writable:
+            held += self._transport.get_write_buffer_size()
+        self._server.responses.hold(self, held)
+
+    def _send_again(self) -> None:
+        self._send_on()
+        self._serve()
+
+    def _next_piece(self) -> Chunk:
+        """Take the next piece of what is unsent: of one large chunk, or of several small ones."""
+        parts: list[Chunk] = []
+        room = WRITE_BYTES
+        while self._unsent and room:
+            chunk = self._unsent[0]
+            if parts and len(chunk) >= BIG_CHUNK_BYTES:
+                break
+            count = min(len(chunk), room)
+            if isinstance(chunk, Chunk):
+                self._unsent_bytes -= count
+                view = memoryview(chunk)
+                parts.append(view[:count])
+                self._unsent[0] = view[count:]
+            else:
+                parts.append(chunk.take(count))
+            if not self._unsent[0]:
+                self._unsent.popleft()
+            room -= count
+        return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,204 @@
+"""The listening socket and the connections that came from it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.handlers import Registry
+from fencepost.coordinator.net.connection import Connection
+from fencepost.coordinator.net.listener import Listener
+from fencepost.coordinator.net.memory_budget import RequestBudget
+from fencepost.coordinator.net.response_budget import ResponseBudget
+from fencepost.coordinator.runtime.background import call_later, spawn, survived
+from fencepost.coordinator.runtime.turns import Turns
+from fencepost.coordinator.wire.limits import ConnectionLimits
+from fencepost.logcore.fs import handle_limit, held_handles
+from fencepost.logcore.machine import DomainError
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.services import Services
+
+log = structlog.get_logger(__name__)
+
+OWN_FILES = 16
+"""File descriptors that no connection gets even where the logs keep all of theirs, or a quarter of
+the reserve if that is less: for what the broker holds for a moment, such as a file that is trimmed
+or a module that is loaded at its first use."""
+_SWEEPS_PER_LIMIT = 4
+"""The idle sweep runs this often within the shortest time limit that it enforces."""
+
+
+def first_reserved_file() -> int:
+    """The file number from which on descriptors are for the logs, less what those keep already.
+
+    The system gives out the lowest free number: a high one means that few are left.
+    """
+    limit, reserve = handle_limit()
+    return limit - max(reserve - held_handles(), min(OWN_FILES, reserve // 4))
+
+
+def _always_unknown(_error: DomainError) -> int:
+    return int(ErrorCode.unknown_server_error)
+
+
+class Server:
+    """Accepts connections and keeps them within the limits.
+
+    ``broker`` is handed to the handlers and not looked at; ``error_code`` maps a domain error that
+    escapes from a handler to its wire number (``coordinator.error_codes`` in the daemon).
+    """
+
+    def __init__(
+        self,
+        broker: Services,
+        *,
+        registry: Registry | None = None,
+        limits: ConnectionLimits | None = None,
+        error_code: Callable[[DomainError], int] = _always_unknown,
+    ) -> None:
+        self.broker = broker
+        self.registry = Registry() if registry is None else registry
+        self.limits = ConnectionLimits() if limits is None else limits
+        self.error_code = error_code
+        self.loop: asyncio.AbstractEventLoop
+        self.turns: Turns
+        self.responses: ResponseBudget
+        self.budget = RequestBudget(self.limits.max_queued_request_bytes)
+        self.connections: set[Connection] = set()
+        self.refused = 0
+        """Connections refused so far because of a limit."""
+        self._per_ip: Counter[str] = Counter()
+        self._listeners: list[Listener] = []
+        self._arriving: set[asyncio.Task[None]] = set()
+        self._address: tuple[str, int] | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._emptied: asyncio.Event | None = None
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen on ``host:port`` (port 0: any free one); return the address in use.
+
+        Raises OSError if the address cannot be bound.
+        """
+        self.loop = asyncio.get_running_loop()
+        self.turns = Turns(self.loop)
+        self.responses = ResponseBudget(self.loop, self.limits.max_queued_response_bytes)
+        # asyncio resolves the name and binds; what comes is accepted by our listeners.
+        bound = await self.loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+        try:
+            for one in bound.sockets:
+                self._listeners.append(Listener(self.loop, one.dup(), self._arrived))
+        finally:
+            bound.close()
+        self._address = self._listeners[0].address
+        self._arm_sweep()
+        return self._address
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens, or listened last: requests under way at the stop still name it.
+
+        Raises RuntimeError before the first start.
+        """
+        if self._address is None:
+            raise RuntimeError("the server is not listening")
+        return self._address
+
+    def stop_accepting(self) -> None:
+        """Close the listening sockets; open connections go on."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
+
+    async def stop(self) -> None:
+        """Stop accepting, let requests under way finish within the limit, close everything."""
+        self.stop_accepting()
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        if self._arriving:
+            await asyncio.wait(self._arriving)
+        deadline = self.loop.time() + self.limits.drain_timeout_ms / 1000
+        while any(connection.busy for connection in self.connections):
+            if self.loop.time() >= deadline:
+                log.warning("requests under way are cut off", connections=len(self.connections))
+                break
+            await asyncio.sleep(0.01)
+        self._emptied = asyncio.Event()
+        for connection in list(self.connections):
+            connection.close("the server stops")
+        if self.connections:
+            # Closing waits for the client to take what is written; it may never do so.
+            wait = max(0.1, deadline - self.loop.time())
+            try:
+                await asyncio.wait_for(self._emptied.wait(), wait)
+            except TimeoutError:
+                for connection in list(self.connections):
+                    connection.abort()
+
+    # --- for connections ---
+
+    def _arrived(self, client: socket.socket, address: Any) -> None:
+        """Make a connection of a socket that was accepted, if there are descriptors left."""
+        if client.fileno() >= first_reserved_file():
+            # At once, and before the next is accepted: many may come in one turn of the loop.
+            client.close()
+            self._refused(f"{address[0]}:{address[1]}", "open files")
+            return
+        task = spawn(self._connect(client), "accept a connection")
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
+
+    async def _connect(self, client: socket.socket) -> None:
+        await self.loop.connect_accepted_socket(lambda: Connection(self), client)
+
+    def admit(self, connection: Connection) -> bool:
+        """Whether a new connection may stay; counts it if so."""
+        host = connection.peer_host
+        if len(self.connections) >= self.limits.max_connections:
+            reason = "max.connections"
+        elif self._per_ip[host] >= self.limits.max_connections_per_ip:
+            reason = "max.connections.per.ip"
+        else:
+            self.connections.add(connection)
+            self._per_ip[host] += 1
+            return True
+        self._refused(connection.peer, reason)
+        return False
+
+    def _refused(self, peer: str, reason: str) -> None:
+        self.refused += 1
+        log.warning("connection refused", peer=peer, limit=reason)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection has ended."""
+        if connection not in self.connections:
+            return
+        self.connections.remove(connection)
+        host = connection.peer_host
+        self._per_ip[host] -= 1
+        if not self._per_ip[host]:
+            del self._per_ip[host]
+        if self._emptied is not None and not self.connections:
+            self._emptied.set()
+
+    # --- idle connections ---
+
+    def _arm_sweep(self) -> None:
+        limit_ms = min(self.limits.max_idle_ms, self.limits.frame_timeout_ms)
+        self._sweep = call_later(
+            self.loop, limit_ms / _SWEEPS_PER_LIMIT, "idle sweep", self._run_sweep
+        )
+
+    def _run_sweep(self) -> None:
+        now = self.loop.time()
+        for connection in list(self.connections):
+            with survived("idle sweep", peer=connection.peer):
+                connection.check_idle(now)
+        self._arm_sweep()

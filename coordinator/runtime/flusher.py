@@ -1,0 +1,158 @@
+"""Group commit: one fsync per file for all appends of a turn of the event loop.
+
+A partition whose ``flush.messages`` is due joins the next group. The group starts when the turn is
+over, its fsyncs run in threads, and what is appended meanwhile joins the group after it: at most
+one group is under way, so a partition is never flushed twice at a time. Whoever has to wait for the
+disk before it answers says so with :meth:`GroupCommit.after`.
+
+A failed fsync takes its partition off line (``DurablePartition.finish_flush``). Who waits is called
+all the same and looks what became of it: nothing that shared the fsync may be acknowledged.
+
+Without ``flush.messages`` and ``flush.ms`` nobody ever joins, and nobody waits. What a roll seals
+has a queue of its own (``sealed_flushes.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from fencepost.coordinator.runtime.background import Threads, spawn, survived, tell
+from fencepost.coordinator.runtime.sealed_flushes import SealedFlushes
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.durable import DurablePartition
+from fencepost.logcore.errors import StorageError
+from fencepost.logcore.flush import Flush
+
+FLUSH_THREADS: Final = 4
+"""Files that are forced to disk at the same time. A journaling file system settles fsyncs that
+overlap with one commit of its journal; more threads only add switches."""
+
+Callback = Callable[[], None]
+
+
+class GroupCommit:
+    """The flusher of one broker's partitions. Belongs to the event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._joined: dict[DurablePartition, None] = {}
+        self._after_joined: list[Callback] = []
+        self._running: dict[DurablePartition, None] = {}
+        self._after_running: list[Callback] = []
+        self._task: asyncio.Task[None] | None = None
+        self._threads = Threads("fsync", FLUSH_THREADS)
+        self.sealed = SealedFlushes()
+        self.groups = 0
+        """Groups that were flushed so far."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits for the disk."""
+        return self._task is None
+
+    def join(self, partition: DurablePartition) -> None:
+        """Flush the partition with the next group."""
+        self._joined[partition] = None
+        if self._task is None:
+            self._task = spawn(self._flush(), "group commit")
+
+    def join_sealed(self, partition: DurablePartition) -> None:
+        """Flush what is sealed of it in the background, beside the groups."""
+        self.sealed.join(partition)
+
+    def after(self, partitions: Iterable[DurablePartition], callback: Callback) -> bool:
+        """Call ``callback`` once all that these partitions hold now is on disk, or has failed.
+
+        False, and no call, if nothing of it is held. Calls come in the order of their requests.
+        """
+        held = [partition for partition in partitions if partition.is_held]
+        if not held:
+            return False
+        if any(partition in self._joined for partition in held):
+            self._after_joined.append(callback)
+        else:
+            self._after_running.append(callback)
+        return True
+
+    def flushed(self, partitions: Iterable[DurablePartition]) -> asyncio.Future[None] | None:
+        """The same as a future; None if nothing of it is held."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        return done if self.after(partitions, settle) else None
+
+    async def drain(self) -> None:
+        """Return once nothing waits for the disk any more."""
+        while self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def close(self) -> None:
+        """Flush what has joined and end the threads."""
+        await self.drain()
+        await self.sealed.close()
+        self._threads.close()
+
+    async def _flush(self) -> None:
+        try:
+            while self._joined:
+                await self._flush_group()
+                # Those who were just answered get to send their next request into the group.
+                await asyncio.sleep(0)
+        finally:
+            self._task = None
+
+    async def _flush_group(self) -> None:
+        self._running, self._joined = self._joined, {}
+        self._after_running, self._after_joined = self._after_joined, []
+        self.groups += 1
+        now_ms = self._clock.now_ms()
+        planned: list[tuple[DurablePartition, Flush]] = []
+        for partition in self._running:
+            try:
+                flush = partition.plan_flush(now_ms)
+            except StorageError:
+                continue  # off line by now, or deleted: whoever waits will see
+            except Exception as error:  # noqa: BLE001 - or somebody would be told that it is on disk
+                tell("flush", error, partition=partition.name)
+                partition.give_up(error)
+                continue
+            if flush is not None:
+                planned.append((partition, flush))
+        failures = await self._run([flush for _, flush in planned])
+        for (partition, flush), failure in zip(planned, failures, strict=True):
+            with survived("flush", partition=partition.name):
+                partition.finish_flush(flush, failure)
+        self._running = {}
+        callbacks, self._after_running = self._after_running, []
+        for callback in callbacks:
+            # Others wait for the same flush.
+            with survived("what waited for a flush"):
+                callback()
+
+    async def _run(self, flushes: Sequence[Flush]) -> list[Exception | None]:
+        count = min(FLUSH_THREADS, len(flushes))
+        shares = [flushes[at::count] for at in range(count)]
+        done = await asyncio.gather(*(self._run_share(share) for share in shares))
+        failures: list[Exception | None] = [None] * len(flushes)
+        for at, share in enumerate(done):
+            failures[at::count] = share
+        return failures
+
+    async def _run_share(self, flushes: Sequence[Flush]) -> list[Exception | None]:
+        """Run flushes one after the other in a thread; what became of each."""
+        try:
+            return await self._threads.run(lambda: [_result_of(one) for one in flushes])
+        except Exception as error:  # noqa: BLE001 - no thread could be started
+            return [error] * len(flushes)
+
+
+def _result_of(flush: Flush) -> Exception | None:
+    try:
+        return flush.run()
+    except Exception as error:  # noqa: BLE001 - it is not on disk, whatever the reason
+        return error

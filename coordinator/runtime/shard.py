@@ -1,0 +1,563 @@
+"""The shard runtime: one state machine on one partition of an internal topic.
+
+A shard lives through :class:`ShardState`: it reads its partition from the start (LOADING), then
+serves (ACTIVE). Every request is one *turn*, which runs from end to end without giving the event
+loop a chance to do anything else:
+
+    decide → append → replay → timers → effects → (what effects report: decide → …) → replies
+
+Replies wait until the whole turn is in the log, so nobody ever sees what a crash could take back.
+Where ``flush.messages`` asks for it they wait for the disk as well, and so do effects: a marker may
+not get to disk before the decision to write it. Turns go on meanwhile; what they answer waits for
+what they have seen, in order.
+
+A request is refused by the machine, or, where it bears a producer's identity, by the partition that
+knows a newer epoch of that producer: both before anything is written, and both are the request's
+own affair. Whatever else goes wrong in a turn, a failed append or a bug of ours, makes the shard
+FAILED: its waiting requests are answered NOT_COORDINATOR, the cause and the request that brought it
+about are logged, and the state is built anew from the log. There is no rollback, hence no second
+path to get wrong.
+
+Survives: kill -9 between any two appends (the machine resumes in ``loaded``), append failures, and
+an append by somebody else (the offset check).
+
+Source: ``CoordinatorRuntime``; the offset check is ``CoordinatorRuntime.CoordinatorContext``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+
+import structlog
+
+from fencepost.coordinator.runtime.background import Pace, spawn
+from fencepost.coordinator.runtime.errors import (
+    CoordinatorLoadInProgressError,
+    NotCoordinatorError,
+    ShardError,
+)
+from fencepost.coordinator.runtime.flusher import GroupCommit
+from fencepost.coordinator.runtime.origin import Origin
+from fencepost.coordinator.runtime.timers import TimerQueue
+from fencepost.logcore.batch import ControlType, decode_records, parse_control, verify_crc
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.errors import LogError, NoRoomError
+from fencepost.logcore.machine import (
+    Decision,
+    DomainError,
+    Event,
+    InvariantViolation,
+    Machine,
+    ProducerStamp,
+    Record,
+    Reply,
+    Token,
+)
+from fencepost.logcore.partition import Partition
+
+PACE_RECORDS = 128
+"""So many records of a batch are replayed before loading looks at the time again: about 1 ms."""
+
+RELOAD_BACKOFF_MS = 100
+"""Wait before the second reload in a row; doubles up to :data:`MAX_RELOAD_BACKOFF_MS`. The first
+one starts at once: most failures are a single refused request."""
+
+MAX_RELOAD_BACKOFF_MS = 30_000
+"""The longest wait between two reloads: a broken disk is looked at twice a minute."""
+
+NO_ROOM_BACKOFF_MS = 1_000
+"""The longest wait while the disk is full: that passes without a restart, and clients wait."""
+
+STABLE_AFTER_MS = 60_000
+"""A shard that served this long is sound again, and its next failure counts as the first."""
+
+ROUTINE_EVENTS = frozenset({"epoch-bumped"})
+"""Events that every transaction of a TV2 client brings, and that are worth a line to nobody who did
+not ask for it."""
+
+_END_MARKERS = frozenset({ControlType.ABORT, ControlType.COMMIT})
+
+_log = structlog.get_logger(__name__)
+
+
+class ShardState(Enum):
+    """A shard's life. A closed shard does not come back; a new one is made."""
+
+    INITIAL = "Initial"
+    LOADING = "Loading"
+    ACTIVE = "Active"
+    FAILED = "Failed"
+    CLOSED = "Closed"
+
+
+SHARD_TRANSITIONS: dict[ShardState, frozenset[ShardState]] = {
+    ShardState.INITIAL: frozenset({ShardState.LOADING, ShardState.CLOSED}),
+    ShardState.LOADING: frozenset({ShardState.ACTIVE, ShardState.FAILED, ShardState.CLOSED}),
+    ShardState.ACTIVE: frozenset({ShardState.FAILED, ShardState.CLOSED}),
+    ShardState.FAILED: frozenset({ShardState.LOADING, ShardState.CLOSED}),
+    ShardState.CLOSED: frozenset(),
+}
+"""Which state may follow which; anything else is a bug."""
+
+LOADING_STATES = frozenset({ShardState.INITIAL, ShardState.LOADING})
+"""In these a client should stay and ask again; in the others it looks for another coordinator."""
+
+
+Perform = Callable[["Shard", object, int, Callable[[], None]], None]
+"""Carries out one effect: ``perform(shard, effect, now_ms, tried)``. It reports with
+``shard.feed``, at once (the report then belongs to the same turn) or later. ``tried`` is called,
+after the report, when all was done that can be done now: the turn's replies wait for that."""
+
+WhileLoading = Callable[[object], object | None]
+"""What to answer a command while the shard loads; None stands for the usual error."""
+
+
+Remember = Callable[[str, str, Event, Origin | None, str | None], None]
+"""Keeps a cause: ``remember(topic, shard, event, origin, trigger)``. It must not fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardServices:
+    """What a shard needs from the daemon."""
+
+    clock: Clock
+    loop: asyncio.AbstractEventLoop
+    timers: TimerQueue
+    perform: Perform
+    while_loading: WhileLoading
+    remember: Remember
+    commit: GroupCommit
+
+
+class _Turn:
+    """What one turn answers, and how many of its effects are still under way."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+        self.effects = 0
+        self.has_ended = False
+
+
+class Shard:
+    """One machine on one partition; ``build`` makes an empty machine for each load."""
+
+    def __init__(
+        self, partition: Partition, build: Callable[[], Machine], services: ShardServices
+    ) -> None:
+        self.partition = partition
+        self.name = f"{partition.topic}-{partition.index}"
+        self._build = build
+        self._clock = services.clock
+        self._loop = services.loop
+        self._perform = services.perform
+        self._while_loading = services.while_loading
+        self._remember = services.remember
+        self._commit = services.commit
+        self._origin: Origin | None = None
+        self._about: tuple[str, object] | None = None
+        self._timers = services.timers.timers(self._fire)
+        self._state = ShardState.INITIAL
+        self._machine = build()
+        self._waiting: dict[Token, asyncio.Future[object]] = {}
+        self._last_token: Token = 0
+        self._next_offset = 0
+        self._in_turn = False
+        self._inbox: deque[object] = deque()
+        self._active_since_ms = 0
+        self._failures = 0
+        self._loads = 0
+        self._out_of_room = False
+        self._reload: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> ShardState:
+        """Where the shard is in its life."""
+        return self._state
+
+    @property
+    def machine(self) -> Machine:
+        """The machine as it stands; only for looking (tests, the command line)."""
+        return self._machine
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def submit(
+        self, command: object, origin: Origin | None = None, *, at_once: bool = False
+    ) -> asyncio.Future[object]:
+        """Decide on ``command``; the future holds the result, or will once a later turn gives it.
+
+        ``origin`` is who asks, for the history of what comes of it. ``at_once``: the caller sees to
+        it that nobody hears of the result before it is on disk.
+        Fails with a :class:`DomainError`: the machine's own, or a :class:`ShardError`.
+        """
+        future: asyncio.Future[object] = self._loop.create_future()
+        if self._state is not ShardState.ACTIVE:
+            answer = self._while_loading(command) if self._state in LOADING_STATES else None
+            if answer is None:
+                future.set_exception(self.unavailable())
+            else:
+                future.set_result(answer)
+            return future
+        self._last_token = token = self._last_token + 1
+        self._waiting[token] = future
+        self._origin = origin
+        self._about = "upkeep" if origin is None else "request", command
+        try:
+            self._turn(
+                partial(self._machine.decide, token, command),
+                self._clock.now_ms(),
+                token,
+                at_once=at_once,
+            )
+        finally:
+            self._origin = self._about = None
+        return future
+
+    def feed(self, command: object) -> None:
+        """Take the report on an effect. Inside a turn it becomes part of it, else a new turn.
+
+        A shard that does not serve ignores it: loading emits the effect again.
+        """
+        if self._in_turn:
+            self._inbox.append(command)
+        elif self._state is ShardState.ACTIVE:
+            self._about = "report", command
+            try:
+                self._turn(self._fed(command), self._clock.now_ms(), None)
+            finally:
+                self._about = None
+
+    def complete_transaction(
+        self,
+        stamp: ProducerStamp,
+        *,
+        commit: bool,
+        coordinator_epoch: int,
+        transaction_version: int,
+    ) -> None:
+        """Append the end marker of ``stamp``'s transaction to this partition and apply it.
+
+        Raises :class:`ShardError` where the shard does not serve, and :class:`LogError` where the
+        partition refuses the marker (kafka: ``ProducerAppendInfo.appendEndTxnMarker``).
+        """
+        if self._state is not ShardState.ACTIVE:
+            raise self.unavailable()
+        appended = self.partition.append_marker(
+            stamp,
+            commit=commit,
+            coordinator_epoch=coordinator_epoch,
+            now_ms=self._clock.now_ms(),
+            transaction_version=transaction_version,
+        )
+        # From here on the marker is in the log: whatever fails now, loading applies it.
+        try:
+            self._check_offset(appended.base_offset)
+            self._machine.replay_marker(stamp, appended.base_offset, commit=commit)
+        except Exception as cause:  # noqa: BLE001 - any failure is a state that can't be trusted
+            self._about = "marker", stamp
+            self._fail(cause, None)
+            self._about = None
+            return
+        self._next_offset = appended.last_offset + 1
+
+    def unavailable(self) -> ShardError:
+        """Say why the shard does not serve."""
+        if self._state in LOADING_STATES:
+            return CoordinatorLoadInProgressError(f"{self.name} is being read")
+        return NotCoordinatorError(f"{self.name} is not served here")
+
+    # --- one turn --------------------------------------------------------------------------------
+
+    def _turn(
+        self,
+        first: Callable[[int], Decision],
+        now_ms: int,
+        token: Token | None,
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """Run one turn, of which ``first`` is the first decision; ``token`` is who asked for it."""
+        if self._in_turn:
+            raise InvariantViolation(f"{self.name}: a turn began inside another")
+        turn = _Turn()
+        self._in_turn = True
+        try:
+            try:
+                decision = first(now_ms)
+                if decision.stamp is not None and decision.records:
+                    self.partition.check_producer(decision.stamp)
+            except DomainError as refusal:
+                if token is None:
+                    raise
+                turn.replies.append(Reply(token, refusal))
+            else:
+                self._carry_out(decision, now_ms, turn)
+            while self._inbox:
+                self._carry_out(self._fed(self._inbox.popleft())(now_ms), now_ms, turn)
+        except Exception as cause:  # noqa: BLE001 - any failure is a state that can't be trusted
+            self._fail(cause, token)
+            return
+        finally:
+            self._in_turn = False
+        if at_once:
+            for reply in turn.replies:
+                if reply.token == token:
+                    self._answer(reply)
+        turn.has_ended = True
+        if not turn.effects:
+            self._deliver(turn.replies)
+
+    def _tried(self, turn: _Turn) -> None:
+        """One effect of the turn is as far as it gets; the last one lets the replies go."""
+        turn.effects -= 1
+        if turn.has_ended and not turn.effects:
+            self._deliver(turn.replies)
+
+    def _deliver(self, replies: list[Reply]) -> None:
+        """Give replies once all they could have seen is on disk."""
+        if replies and not self._commit.after((self.partition,), partial(self._release, replies)):
+            for reply in replies:
+                self._answer(reply)
+
+    def _release(self, replies: list[Reply]) -> None:
+        """Give the replies that waited for the disk, unless it failed."""
+        if self.partition.offline is None:
+            for reply in replies:
+                self._answer(reply)
+        elif self._state is ShardState.ACTIVE:
+            self._fail(self.partition.offline, None)
+
+    def _carry_out(self, decision: Decision, now_ms: int, turn: _Turn) -> None:
+        if decision.records:
+            self._append(decision.records, decision.stamp, now_ms)
+        for timer in decision.timers:
+            self._timers.set(timer.key, timer.deadline_ms, now_ms)
+        for event in decision.events:
+            level = logging.DEBUG if event.kind in ROUTINE_EVENTS else logging.INFO
+            if _log.is_enabled_for(level):
+                where = {"subject": event.subject, "shard": self.name}
+                _log.log(level, event.kind, **{**event.detail, **where})
+            self._remember(self.partition.topic, self.name, event, self._origin, self._trigger())
+        turn.replies += decision.replies
+        for effect in decision.effects:
+            turn.effects += 1
+            tried = partial(self._tried, turn)
+            later = partial(self._perform_later, effect, tried, self._loads)
+            if not self._commit.after((self.partition,), later):
+                self._perform(self, effect, now_ms, tried)
+
+    def _perform_later(self, effect: object, tried: Callable[[], None], loads: int) -> None:
+        """Carry an effect out whose cause is on disk now; a shard loaded anew has its own."""
+        if (
+            self._state is ShardState.ACTIVE
+            and self._loads == loads
+            and self.partition.offline is None
+        ):
+            self._perform(self, effect, self._clock.now_ms(), tried)
+
+    def _append(
+        self, records: tuple[Record, ...], stamp: ProducerStamp | None, now_ms: int
+    ) -> None:
+        appended = self.partition.append_records(records, now_ms=now_ms, producer=stamp)
+        self._check_offset(appended.base_offset)
+        if appended.last_offset != appended.base_offset + len(records) - 1:
+            raise InvariantViolation(f"{self.name}: {len(records)} records became {appended}")
+        self._next_offset = appended.last_offset + 1
+        replay = self._machine.replay
+        for offset, record in enumerate(records, appended.base_offset):
+            replay(record, offset, now_ms, stamp)
+
+    def _check_offset(self, base_offset: int) -> None:
+        if base_offset != self._next_offset:
+            raise InvariantViolation(
+                f"{self.name}: appended at {base_offset}, expected {self._next_offset}: "
+                "somebody else writes to this partition"
+            )
+
+    def _fed(self, command: object) -> Callable[[int], Decision]:
+        """Make a decision on a command that nobody waits for."""
+        self._last_token = token = self._last_token + 1
+
+        def decide(now_ms: int) -> Decision:
+            try:
+                return self._machine.decide(token, command, now_ms)
+            except DomainError as refusal:
+                _log.debug("report_refused", shard=self.name, command=command, cause=str(refusal))
+                return Decision()
+
+        return decide
+
+    def _fire(self, key: Hashable, now_ms: int) -> None:
+        if self._state is ShardState.ACTIVE:
+            self._about = "timer", key
+            try:
+                self._turn(partial(self._machine.fire, key), now_ms, None)
+            finally:
+                self._about = None
+
+    def _trigger(self) -> str | None:
+        """What the turn is about, in two words: ``request JoinGroup``, ``timer session``."""
+        if self._about is None:
+            return None
+        kind, what = self._about
+        if kind == "timer":
+            return f"timer {what[0] if isinstance(what, tuple) else what}"
+        return f"{kind} {what if isinstance(what, str) else type(what).__name__}"
+
+    def _blame(self) -> dict[str, object]:
+        """What the turn is about, whom it is about (group, transactional id) and who asked."""
+        what = None if self._about is None else self._about[1]
+        if isinstance(what, tuple):  # a timer's key: its kind, and whom it is about
+            subject = what[1] if len(what) > 1 else None
+        elif isinstance(what, ProducerStamp):
+            subject = f"producer {what.producer_id} of epoch {what.producer_epoch}"
+        else:
+            subject = getattr(what, "group_id", None) or getattr(what, "transactional_id", None)
+        told: dict[str, object] = {"trigger": self._trigger(), "subject": subject}
+        if self._origin is not None:
+            told |= {"client_id": self._origin.client_id, "client_host": self._origin.client_host}
+        return {name: value for name, value in told.items() if value is not None}
+
+    def _answer(self, reply: Reply) -> None:
+        # Not there: a report's token. Done already: the request's connection is gone.
+        future = self._waiting.pop(reply.token, None)
+        if future is None or future.done():
+            return
+        if isinstance(reply.response, DomainError):
+            future.set_exception(reply.response)
+        else:
+            future.set_result(reply.response)
+
+    # --- failure, load, close --------------------------------------------------------------------
+
+    def _fail(self, cause: Exception, token: Token | None) -> None:
+        """Stop serving because of ``cause``, which came up in the turn of ``token``, and reload."""
+        _log.error(
+            "shard_failed",
+            shard=self.name,
+            cause=f"{type(cause).__name__}: {cause}",
+            **self._blame(),
+            # A refusal of the log explains itself; anything else is a bug and needs its place.
+            exc_info=None if isinstance(cause, LogError) else cause,
+        )
+        if self._state is ShardState.ACTIVE:
+            stable = self._clock.monotonic_ms() - self._active_since_ms >= STABLE_AFTER_MS
+            self._failures = 1 if stable else self._failures + 1
+        else:
+            self._failures += 1
+        self._out_of_room = isinstance(cause, NoRoomError)
+        self._enter(ShardState.FAILED)
+        asker = self._waiting.pop(token, None) if token is not None else None
+        if asker is not None and not asker.done():
+            asker.set_exception(self.unavailable())
+        self._drop_state()
+        self._reload = spawn(self._load_again(), f"reload {self.name}")
+
+    async def _load_again(self) -> None:
+        if self._failures > 1:
+            backoff_ms = RELOAD_BACKOFF_MS << min(self._failures - 2, 20)
+            longest_ms = NO_ROOM_BACKOFF_MS if self._out_of_room else MAX_RELOAD_BACKOFF_MS
+            await asyncio.sleep(min(backoff_ms, longest_ms) / 1000)
+        await self.load(Pace())
+
+    def load_empty(self) -> bool:
+        """Begin to serve at once if there is nothing to read; says whether it did."""
+        if self.partition.log_start_offset != self.partition.log_end_offset:
+            return False
+        self._enter(ShardState.LOADING)
+        self._activate(self._machine, self.partition.log_end_offset)
+        return True
+
+    async def load(self, pace: Pace) -> None:
+        """Build the state from the log, then serve. Ends in ACTIVE or, never raising, in FAILED."""
+        self._enter(ShardState.LOADING)
+        try:
+            machine = self._build()
+            offset = await self._replay_log(machine, pace)
+            while offset != self.partition.log_end_offset:
+                # Somebody appended while we read: only a complete reading is a state.
+                machine = self._build()
+                offset = await self._replay_log(machine, pace)
+        except Exception as cause:  # noqa: BLE001 - whatever it is, this log can't be served
+            if self._state is ShardState.LOADING:
+                self._about = "load", f"batch at offset {self._next_offset}"
+                self._fail(cause, None)
+                self._about = None
+            return
+        if self._state is ShardState.LOADING:
+            self._activate(machine, offset)
+
+    def _activate(self, machine: Machine, offset: int) -> None:
+        self._machine = machine
+        self._next_offset = offset
+        self._active_since_ms = self._clock.monotonic_ms()
+        self._enter(ShardState.ACTIVE)
+        if offset and _log.is_enabled_for(logging.DEBUG):
+            _log.debug("shard_loaded", shard=self.name, end=offset, digest=machine.digest())
+        self._turn(machine.loaded, self._clock.now_ms(), None)
+
+    async def _replay_log(self, machine: Machine, pace: Pace) -> int:
+        """Replay the whole log into ``machine``; return the offset behind the last batch."""
+        end = self.partition.log_end_offset
+        for header, batch in self.partition.read_all():
+            self._next_offset = header.base_offset
+            verify_crc(batch, 0, header)
+            stamp = (
+                ProducerStamp(header.producer_id, header.producer_epoch)
+                if header.is_transactional
+                else None
+            )
+            for record in decode_records(batch, 0, header):
+                if header.is_control:
+                    control = parse_control(record)
+                    if stamp is not None and control.type in _END_MARKERS:
+                        commit = control.type is ControlType.COMMIT
+                        machine.replay_marker(stamp, record.offset, commit=commit)
+                elif record.key is not None:
+                    entry = Record(record.key, record.value)
+                    machine.replay(entry, record.offset, record.timestamp_ms, stamp)
+                # A batch may be a megabyte of small records: much more than one slice.
+                if record.offset % PACE_RECORDS == 0:
+                    await pace()
+                    if self._state is not ShardState.LOADING:
+                        return end
+            await pace()
+            if self._state is not ShardState.LOADING:
+                break
+        return end
+
+    async def close(self) -> None:
+        """Stop serving for good: answer whoever waits, drop the state."""
+        if self._state is ShardState.CLOSED:
+            return
+        was_active = self._state is ShardState.ACTIVE
+        self._enter(ShardState.CLOSED)
+        if self._reload is not None:
+            self._reload.cancel()
+            await asyncio.gather(self._reload, return_exceptions=True)
+        if was_active:
+            for reply in self._machine.unload().replies:
+                self._answer(reply)
+        self._drop_state()
+
+    def _drop_state(self) -> None:
+        """Cancel all timers, answer all that wait NOT_COORDINATOR, forget the machine's state."""
+        self._loads += 1
+        self._timers.clear()
+        self._inbox.clear()
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(NotCoordinatorError(f"{self.name} stopped serving"))
+        self._machine = self._build()
+
+    def _enter(self, state: ShardState) -> None:
+        if state not in SHARD_TRANSITIONS[self._state]:
+            raise InvariantViolation(f"{self.name}: {self._state.value} → {state.value}")
+        self._state = state

@@ -1,0 +1,130 @@
+"""Who may keep the event loop, and for how long: work in steps, a slice of time after another.
+
+A request may name a hundred thousand things. So its way from frame to response is a generator that
+yields between them (``coordinator.wire.steps``); most requests are through before the first slice
+is over, and never notice. What is longer queues up, and takes turns with whatever else is long;
+between two slices the loop looks after everybody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from fencepost.coordinator.runtime.background import SLICE_MS
+
+FIRST_SLICE_MS = 1
+"""The same for what has just begun while others wait for their turn."""
+
+Wait = asyncio.Future[Any]
+"""What work may yield to be gone on with when it is done; None just gives way."""
+
+T = TypeVar("T")
+
+Work = Generator[Wait | None, None, T]
+"""Steps that may wait."""
+
+
+class Job:
+    """One piece of work under way. Made by :meth:`Turns.begin`."""
+
+    __slots__ = ("_on_end", "_turns", "_work", "has_given_way", "is_over", "waits_for")
+
+    def __init__(self, turns: Turns, work: Work[None], on_end: Callable[[], None]) -> None:
+        self._turns = turns
+        self._work = work
+        self._on_end = on_end
+        self.has_given_way = False
+        """Whether it took more than one slice of time."""
+        self.is_over = False
+        self.waits_for: Wait | None = None
+
+    def advance(self, until: float) -> None:
+        """Take steps until they are over, one waits, or it is ``until`` on ``perf_counter``."""
+        for wait in self._work:
+            if self.stops(wait, until):
+                return
+        self.is_over = True
+        self._turns.loop.call_soon(self._on_end)
+
+    def stops(self, wait: Wait | None, until: float) -> bool:
+        """Whether the work goes on later, after a step of it."""
+        if wait is not None:
+            self.waits_for = wait
+            wait.add_done_callback(self._go_on)
+        elif time.perf_counter() >= until:
+            self.has_given_way = True
+            self._turns.queue(self)
+        else:
+            return False
+        return True
+
+    def _go_on(self, _wait: Wait) -> None:
+        self.waits_for = None
+        if not self.is_over:
+            self.advance(self._turns.until())
+
+    def drop(self) -> None:
+        """Go no further: nobody wants the result. What the work waits for is cancelled."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self._turns.forget(self)
+        wait, self.waits_for = self.waits_for, None
+        if wait is not None:
+            wait.cancel()
+        with suppress(ValueError):  # the work itself has led here, and is about to end
+            self._work.close()
+
+
+class Turns:
+    """The work of one loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._queue: deque[Job] = deque()
+        self._is_armed = False
+
+    def begin(self, work: Work[None], until: float, on_end: Callable[[], None]) -> Job | None:
+        """Take the first steps of ``work``, which raises nothing, at once; see :meth:`Job.advance`.
+
+        Returns None if that was all of it. Else ``on_end`` will be called, in a turn of its own.
+        """
+        for wait in work:
+            if wait is not None or time.perf_counter() >= until:
+                job = Job(self, work, on_end)
+                job.stops(wait, until)
+                return job
+        return None
+
+    def until(self) -> float:
+        """When work that takes its first steps now gives way, on ``perf_counter``."""
+        slice_ms = FIRST_SLICE_MS if self._queue else SLICE_MS
+        return time.perf_counter() + slice_ms / 1000
+
+    def queue(self, job: Job) -> None:
+        """Have ``job`` go on when it is its turn."""
+        self._queue.append(job)
+        if not self._is_armed:
+            self._is_armed = True
+            self.loop.call_soon(self._next)
+
+    def forget(self, job: Job) -> None:
+        """Take a job out of the queue, if it is there."""
+        if job in self._queue:
+            self._queue.remove(job)
+
+    def _next(self) -> None:
+        """Give one slice of time to those that wait, and come again if any is left."""
+        until = time.perf_counter() + SLICE_MS / 1000
+        try:
+            while self._queue and time.perf_counter() < until:
+                self._queue.popleft().advance(until)
+        finally:
+            self._is_armed = bool(self._queue)
+            if self._is_armed:
+                self.loop.call_soon(self._next)

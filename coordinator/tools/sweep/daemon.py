@@ -1,0 +1,228 @@
+"""A broker in a process of its own that kills itself at a crash point.
+
+Processes are forked from one that has imported everything already: a sweep starts hundreds. What
+that is, the first of them tells at its end, for messages of the protocol are loaded as they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.tools.ports import hold_port
+from fencepost.coordinator.tools.sweep.points import (
+    CountedFileSystem,
+    CountedLoop,
+    Counter,
+    Event,
+    Point,
+)
+
+START_S = 60.0
+STOP_S = 20.0
+
+_forked = multiprocessing.get_context("forkserver")
+_spawned = multiprocessing.get_context("spawn")
+_PRELOAD = ("fencepost.coordinator.tools.sweep.daemon", "fencepost.coordinator.tools.sweep.warm")
+_MESSAGES = "kio.schema."
+_starting = threading.Lock()
+"""The fork server talks to one thread at a time."""
+
+
+class DaemonError(Exception):
+    """The broker did not start, did not stop or died by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What stays the same from one start to the next."""
+
+    data_dir: Path
+    log: Path
+    """Where its standard error goes."""
+    config: Mapping[str, str]
+    every_answer: bool = False
+    """Whether answers without a durable operation before them are crash points too."""
+
+
+def preload(messages: Sequence[str]) -> None:
+    """Have all brokers find these modules imported; without effect once one was forked."""
+    _forked.set_forkserver_preload([*_PRELOAD, *messages])
+
+
+class Daemon:
+    """The broker of one run, over its lives. ``bootstrap`` stays the same until it is closed.
+
+    A ``fresh`` one is not forked, and knows at its end which ``messages`` it needed.
+    """
+
+    def __init__(self, settings: Settings, *, fresh: bool = False) -> None:
+        # Another process could take the port while the broker is dead.
+        self._port = hold_port()
+        self.bootstrap = f"127.0.0.1:{self._port.getsockname()[1]}"
+        self.messages: list[str] = []
+        self._processes = _spawned if fresh else _forked
+        self._settings = settings
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._pipe: Connection | None = None
+
+    def start(self, point: Point | None = None) -> None:
+        """Start and wait until it listens. Raises DaemonError."""
+        pipe, theirs = self._processes.Pipe()
+        process = self._processes.Process(
+            target=_main, args=(theirs, self._settings, self.bootstrap, point), daemon=True
+        )
+        with _starting:
+            process.start()
+        theirs.close()
+        self._process, self._pipe = process, pipe
+        said = self._receive(START_S)
+        if said is None or said[0] != "listening":
+            self.kill()
+            why = said[1] if said is not None else "no word from it"
+            raise DaemonError(f"the broker did not start: {why}")
+
+    def killed_at(self, timeout_s: float) -> str | None:
+        """Wait for its death at the crash point and say what it was doing; None if it lives.
+
+        Raises DaemonError if it died in another way.
+        """
+        if self._pipe is None or not self._pipe.poll(timeout_s):
+            return None
+        said = self._receive(0)
+        self._join()
+        if said is None or said[0] != "killed":
+            raise DaemonError(f"the broker died by itself{'' if said is None else f': {said[1]}'}")
+        return str(said[1])
+
+    def disarm(self) -> tuple[str | None, list[Event]]:
+        """End the counting; tell what it was killed at just before, and what was counted.
+
+        Raises DaemonError if it is gone in another way.
+        """
+        if self._pipe is None:
+            raise DaemonError("the broker does not run")
+        with contextlib.suppress(OSError):
+            self._pipe.send("disarm")
+        said = self._receive(STOP_S)
+        if said is not None and said[0] == "killed":
+            self._join()
+            return str(said[1]), []
+        if said is None or said[0] != "disarmed" or not isinstance(said[1], list):
+            raise DaemonError("the broker died by itself")
+        return None, said[1]
+
+    def stop(self) -> None:
+        """SIGTERM. Raises DaemonError if it does not end in order."""
+        if self._process is None or self._process.pid is None:
+            raise DaemonError("the broker does not run")
+        os.kill(self._process.pid, signal.SIGTERM)
+        said = self._receive(STOP_S)
+        if said is None or said[0] != "stopped":
+            self.kill()
+            raise DaemonError(f"the broker did not stop: {said[1] if said else 'silence'}")
+        if isinstance(said[1], list):
+            self.messages = said[1]
+        self._join()
+
+    def kill(self) -> None:
+        """Kill -9, if it still runs."""
+        if self._process is not None and self._process.is_alive():
+            self._process.kill()
+        self._join()
+
+    def close(self) -> None:
+        """Kill it and give up its port."""
+        self.kill()
+        self._port.close()
+
+    def _join(self) -> None:
+        if self._process is not None:
+            self._process.join(STOP_S)
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+    def _receive(self, timeout_s: float) -> tuple[str, object] | None:
+        """What the process says next; None if it ends or says nothing."""
+        if self._pipe is None:
+            return None
+        end = time.monotonic() + timeout_s
+        while not self._pipe.poll(max(0.0, min(1.0, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                return None
+        try:
+            word, value = self._pipe.recv()
+        except (EOFError, OSError):
+            return None
+        return str(word), value
+
+
+def _main(pipe: Connection, settings: Settings, listen: str, point: Point | None) -> None:
+    """Be the broker."""
+    log = os.open(settings.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    # Ctrl-C is for the sweep; it stops its brokers itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def die(event: Event) -> None:
+        pipe.send(("killed", event.what))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    counter = Counter(point, die, every_answer=settings.every_answer)
+
+    def make_loop() -> CountedLoop:
+        loop = CountedLoop()
+        loop.counter = counter
+        return loop
+
+    try:
+        with asyncio.Runner(loop_factory=make_loop) as runner:
+            runner.run(_serve(pipe, settings, listen, counter))
+    except Exception as error:  # the sweep has to be told, whatever it is
+        pipe.send(("failed", f"{type(error).__name__}: {error}"))
+        raise
+
+
+async def _serve(pipe: Connection, settings: Settings, listen: str, counter: Counter) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+
+    def ordered() -> None:
+        # The only order there is; a closed pipe means that the sweep is gone.
+        try:
+            pipe.recv()
+        except (EOFError, OSError):
+            loop.remove_reader(pipe.fileno())
+            stop.set()
+            return
+        counter.disarm()
+        pipe.send(("disarmed", counter.events))
+
+    broker = Broker(
+        settings.data_dir,
+        listen,
+        settings.config,
+        fs=CountedFileSystem(str(settings.data_dir), counter),
+    )
+    async with broker:
+        loop.add_reader(pipe.fileno(), ordered)
+        counter.arm()
+        pipe.send(("listening", broker.bootstrap))
+        await stop.wait()
+        counter.disarm()
+        loop.remove_reader(pipe.fileno())
+    pipe.send(("stopped", sorted(name for name in sys.modules if name.startswith(_MESSAGES))))

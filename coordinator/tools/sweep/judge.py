@@ -1,0 +1,241 @@
+"""Reads everything back after a crash and says what is wrong.
+
+What a transaction is, is told twice: by the end markers in the log (read uncommitted), and by what
+the broker shows a read_committed reader; the two must agree. What belongs together over several
+partitions only the pipeline knows. It may say so in a header: records with the same label are one
+unit of work, which is to be seen whole, and once, or not at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fencepost.coordinator.cli.queries.blame import blame
+from fencepost.coordinator.cli.queries.reader import visible
+from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST, Partition, Session, check
+from fencepost.logcore.batch import (
+    HEADER_SIZE,
+    BatchHeader,
+    ControlType,
+    LogRecord,
+    decode_records,
+    parse_control,
+    parse_header,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+SETTLE_POLL_S = 0.02
+MOST_COMPLAINTS = 20
+"""Of one crash point; the first ones tell enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Names of the headers that say which unit of work a record belongs to."""
+
+    unit: str
+    """Its value is the same for all records of a unit, and of no other unit."""
+    size: str
+    """Its value is how many records the unit has, as decimal digits; may be left out."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The records that one transaction wrote to one partition."""
+
+    place: Partition
+    producer: tuple[int, int]
+    """Id and epoch; (-1, …) outside transactions."""
+    records: list[LogRecord] = field(default_factory=list)
+    committed: bool | None = None
+    """None while no end marker is seen."""
+
+
+def judge(session: Session, labels: Labels, settle_s: float) -> list[str]:
+    """Say what is wrong with the cluster; an empty list means nothing is.
+
+    Waits for the end of transactions at most ``settle_s`` seconds.
+    """
+    topics = session.topics()
+    places = [(topic.name, index) for topic in topics for index in sorted(topic.partitions)]
+    internal = {topic.name for topic in topics if topic.is_internal}
+    complaints = _unsettled(session, places, settle_s)
+    attempts: list[Attempt] = []
+    for place in places:
+        if place[0] in internal:
+            continue
+        here = list(_attempts(session, place))
+        complaints += _hidden_or_shown(session, place, here)
+        attempts += here
+    complaints += torn_units(attempts, labels)
+    return complaints[:MOST_COMPLAINTS]
+
+
+def _unsettled(session: Session, places: list[Partition], settle_s: float) -> list[str]:
+    """Wait until no transaction is open anywhere, and name those that stay."""
+    deadline = time.monotonic() + settle_s
+    while True:
+        stable = session.offsets(places, LATEST, committed=True)
+        ends = session.offsets(places, LATEST)
+        pinned = [place for place in places if stable[place] < ends[place]]
+        unfinished = _unfinished(session)
+        if not pinned and not unfinished:
+            return []
+        if time.monotonic() > deadline:
+            break
+        time.sleep(SETTLE_POLL_S)
+    found = []
+    for row in blame(session, pinned):
+        who = row.transaction.transactional_id if row.transaction is not None else "nobody"
+        why = f", hanging: {row.hanging}" if row.hanging else ""
+        found.append(
+            f"{row.topic}:{row.partition} is stable up to {row.stable} of {row.end}:"
+            f" held by {who}{why}"
+        )
+    return found + [f"transaction {name} is still {state}" for name, state in unfinished]
+
+
+def _unfinished(session: Session) -> list[tuple[str, str]]:
+    found = []
+    for answer in session.everywhere(
+        "ListTransactions",
+        lambda f: f.message(
+            state_filters=OPEN_STATES,
+            producer_id_filters=(),
+            duration_filter=-1,
+            transactional_id_pattern=None,
+        ),
+    ):
+        check(answer.error_code, "ListTransactions")
+        found += [
+            (row.transactional_id, row.transaction_state) for row in answer.transaction_states
+        ]
+    return found
+
+
+def _batches(session: Session, place: Partition) -> Iterator[tuple[BatchHeader, list[LogRecord]]]:
+    """Every batch of a partition, control batches too."""
+    offset = session.offsets([place], EARLIEST)[place]
+    end = session.offsets([place], LATEST)[place]
+    while offset < end:
+        data = session.fetch(*place, offset, committed=False).records or b""
+        at, before = 0, offset
+        while at + HEADER_SIZE <= len(data):
+            header = parse_header(data, at)
+            if at + header.size > len(data):
+                break
+            yield header, decode_records(data, at, header)
+            offset = header.last_offset + 1
+            at += header.size
+        if offset == before:
+            return
+
+
+def _attempts(session: Session, place: Partition) -> Iterator[Attempt]:
+    """What each transaction wrote to a partition, and how it ended; the rest as one of its own."""
+    plain = Attempt(place, (-1, -1), committed=True)
+    open_by_id: dict[int, Attempt] = {}
+    for header, records in _batches(session, place):
+        if header.is_control:
+            kind = parse_control(records[0]).type
+            ended = open_by_id.pop(header.producer_id, None)
+            if ended is not None and kind in {ControlType.COMMIT, ControlType.ABORT}:
+                ended.committed = kind is ControlType.COMMIT
+                yield ended
+        elif header.is_transactional:
+            producer = header.producer_id, header.producer_epoch
+            attempt = open_by_id.setdefault(header.producer_id, Attempt(place, producer))
+            attempt.records += records
+        else:
+            plain.records += records
+    yield plain
+    yield from open_by_id.values()
+
+
+def _hidden_or_shown(session: Session, place: Partition, attempts: list[Attempt]) -> list[str]:
+    """Compare what a read_committed reader gets with what the markers in the log say."""
+    due = {
+        record.offset: record.value
+        for attempt in attempts
+        if attempt.committed
+        for record in attempt.records
+    }
+    shown: dict[int, bytes | None] = {}
+    offset = session.offsets([place], EARLIEST)[place]
+    end = session.offsets([place], LATEST, committed=True)[place]
+    while offset < end:
+        row = session.fetch(*place, offset, committed=True)
+        aborted = sorted(
+            (one.first_offset, one.producer_id) for one in row.aborted_transactions or ()
+        )
+        records, following = visible(row.records or b"", offset, aborted)
+        shown.update((record.offset, record.value) for record in records)
+        if following == offset:
+            break
+        offset = following
+    name = f"{place[0]}:{place[1]}"
+    complaints = []
+    for at in sorted(due.keys() | shown.keys()):
+        if at not in shown:
+            complaints.append(f"{name}@{at} is committed and not shown")
+        elif at not in due:
+            complaints.append(f"{name}@{at} is shown and not committed")
+        elif due[at] != shown[at]:
+            complaints.append(f"{name}@{at} is shown with another value")
+    return complaints
+
+
+def torn_units(attempts: Iterable[Attempt], labels: Labels) -> list[str]:
+    """Complain of units of work that are there in part, or twice."""
+    units: dict[bytes, list[tuple[Attempt, LogRecord]]] = defaultdict(list)
+    sizes: dict[bytes, int] = {}
+    for attempt in attempts:
+        for record in attempt.records:
+            headers = dict(record.headers)
+            unit = headers.get(labels.unit)
+            if unit is None:
+                continue
+            units[unit].append((attempt, record))
+            size = headers.get(labels.size)
+            if size is not None and size.isdigit():
+                sizes[unit] = int(size)
+    complaints = []
+    for unit, records in units.items():
+        name = unit.decode("utf-8", "backslashreplace")
+        there = [(attempt, record) for attempt, record in records if attempt.committed]
+        if not there:
+            continue
+        if _came_twice([attempt for attempt, _ in there]):
+            complaints.append(f"unit {name} was committed twice")
+            continue
+        shown = Counter(_content(*pair) for pair in there)
+        hidden = Counter(_content(*pair) for pair in records if not pair[0].committed)
+        gone = len(hidden.keys() - shown.keys())
+        if gone:
+            complaints.append(f"unit {name} is torn: {gone} of its records are not committed")
+        elif unit in sizes and len(there) != sizes[unit]:
+            complaints.append(f"unit {name} is torn: {len(there)} of {sizes[unit]} records")
+    return complaints
+
+
+def _content(attempt: Attempt, record: LogRecord) -> tuple[str, bytes | None, bytes | None]:
+    """What a repetition of the same work writes again; the partition may be another one."""
+    return attempt.place[0], record.key, record.value
+
+
+def _came_twice(attempts: list[Attempt]) -> bool:
+    """Whether the committed records are of more than one transaction.
+
+    In one partition transactions are apart; over several, another producer or epoch tells it.
+    """
+    distinct = {id(attempt): attempt for attempt in attempts if attempt.producer[0] >= 0}
+    per_place = Counter(attempt.place for attempt in distinct.values())
+    producers = {attempt.producer for attempt in distinct.values()}
+    return len(producers) > 1 or any(count > 1 for count in per_place.values())

@@ -1,0 +1,442 @@
+"""Partition directories that move between this broker and Apache Kafka, while both are stopped.
+
+The files are the same on both sides; what surrounds them is not: the topic's record, its id, leader
+epochs, producer ids, checkpoints. An import copies directories in, checks every batch, and makes
+the topic; an export copies them over the empty directories of a topic that Kafka has made.
+
+Every step that can be cut short leaves the directory as it was: copies are made under a name that
+the next start does not look at, and the topic's record is the last thing written.
+
+Source: ``LogManager.loadLog``, ``UnifiedLog.parseTopicPartitionName`` for names of directories.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fencepost.coordinator.config.broker_config import check_topic_configs, log_config
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.metadata.log import Topic
+from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC, TRANSACTION_STATE
+from fencepost.logcore.batch import MAGIC, BatchHeader, decode_records, parse_header
+from fencepost.logcore.checkpoints import (
+    CLEAN_SHUTDOWN,
+    CLEANER_CHECKPOINT,
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    LOCK,
+    LOG_START_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    CheckpointError,
+    read_epochs,
+    read_offsets,
+    read_partition_metadata,
+    write_epochs,
+    write_offsets,
+    write_partition_metadata,
+)
+from fencepost.logcore.errors import LogError
+from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.log import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX
+from fencepost.logcore.machine import Record
+from fencepost.logcore.partition import DELETE_SUFFIX, Partition
+from fencepost.logcore.repair import copy_file
+from fencepost.logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES
+
+IMPORT_SUFFIX: Final = ".import"
+EPOCH_POSITION: Final = 12
+"""Where a batch holds its leader epoch, outside of what the CRC covers."""
+
+_NAME = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<index>[0-9]+)")
+_SEGMENT_FILE = re.compile(
+    r"[0-9]{20}("
+    + "|".join(re.escape(one) for one in (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX))
+    + r")("
+    + "|".join(re.escape(one) for one in (CLEANED_SUFFIX, SWAP_SUFFIX))
+    + r")?"
+)
+
+
+class TransferError(Exception):
+    """Directories can not be moved; the message says which and why, and nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One partition that was copied. ``cut_bytes`` of its copy were torn and left out.
+
+    ``highest_producer_id`` is that of any batch in it, −1 without one.
+    """
+
+    topic: str
+    partition: int
+    topic_id: uuid.UUID
+    log_start_offset: int
+    log_end_offset: int
+    last_stable_offset: int
+    leader_epoch: int
+    cut_bytes: int
+    highest_producer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    path: Path
+    index: int
+    topic_id: uuid.UUID | None
+    log_start_offset: int
+    gaps_below: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A checked copy that waits for its name."""
+
+    moved: Moved
+    path: str
+
+
+def import_directories(
+    storage: Storage,
+    directories: Sequence[Path],
+    configs: Mapping[str, str],
+    *,
+    partitions: int | None = None,
+    accept_damage: bool = False,
+) -> list[Moved]:
+    """Copy partition directories ``…/TOPIC-INDEX`` into opened ``storage`` as new topics.
+
+    All partitions of a topic have to come together, numbered from 0, unless ``partitions`` says how
+    many each topic has: those without a directory are empty then. Topic ids are kept where they
+    are free. ``configs`` become the settings of every topic that is no coordinator's. Producer ids
+    and leader epochs go on above those found. Raises TransferError, LogError, OSError; topics that
+    were done before stay.
+    """
+    for name in storage.fs.list_directory(storage.directory) or ():
+        if name.endswith(IMPORT_SUFFIX):
+            storage.fs.remove_tree(f"{storage.directory}/{name}")
+    check_topic_configs(storage.config, configs)
+    found = _sources(storage, directories, partitions)
+    moved: list[Moved] = []
+    for topic, sources in found.items():
+        count = len(sources) if partitions is None else partitions
+        moved += _import_topic(storage, topic, sources, count, configs, accept_damage=accept_damage)
+    return moved
+
+
+def _sources(
+    storage: Storage, directories: Sequence[Path], partitions: int | None
+) -> dict[str, list[_Source]]:
+    found: dict[str, list[_Source]] = {}
+    for parent in {path.absolute().parent for path in directories}:
+        if parent.resolve() == Path(storage.directory).resolve():
+            raise TransferError(f"{parent} is the data directory itself")
+        refuse_if_in_use(storage.fs, parent)
+    for path in (one.absolute() for one in directories):
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            raise TransferError(f"{path} is not named like a partition, TOPIC-INDEX")
+        topic, index = match["topic"], int(match["index"])
+        if topic == METADATA_TOPIC:
+            raise TransferError(f"{path}: each broker keeps its own {METADATA_TOPIC}")
+        try:
+            topic_id = read_partition_metadata(storage.fs, str(path))
+            starts, flushed, cleaned = (
+                read_offsets(storage.fs, str(path.parent), name)
+                for name in (LOG_START_CHECKPOINT, RECOVERY_POINT_CHECKPOINT, CLEANER_CHECKPOINT)
+            )
+        except CheckpointError as error:
+            raise TransferError(f"{path}: {error}") from error
+        key = topic, index
+        # What was flushed or compacted was whole: gaps in it are the cleaner's.
+        gaps_below = max(flushed.get(key, 0), cleaned.get(key, 0))
+        source = _Source(path, index, topic_id, starts.get(key, 0), gaps_below)
+        found.setdefault(topic, []).append(source)
+    for topic, sources in found.items():
+        sources.sort(key=lambda source: source.index)
+        indexes = [source.index for source in sources]
+        wanted = range(len(sources) if partitions is None else partitions)
+        if len(set(indexes)) < len(indexes) or not set(indexes) <= set(wanted):
+            raise TransferError(
+                f"the partitions of {topic} must be given together, from 0 on, each once;"
+                " --partitions says how many there are if some have no directory"
+            )
+        if len({source.topic_id for source in sources} - {None}) > 1:
+            raise TransferError(f"the directories of {topic} belong to several topics of that name")
+        if storage.metadata.topic(topic) is not None:
+            raise TransferError(f"there is a topic {topic} already")
+        if topic not in INTERNAL_TOPICS and storage.metadata.colliding(topic) is not None:
+            raise TransferError(f"{topic} collides with {storage.metadata.colliding(topic)}")
+        storage.metadata.check_room(1, len(wanted))
+    return found
+
+
+def refuse_if_in_use(fs: FileSystem, directory: Path) -> None:
+    """Raise TransferError if a broker, Apache Kafka or Fencepost, runs on a data directory."""
+    path = directory / LOCK
+    if not path.exists():
+        return
+    try:
+        fs.close(fs.lock(str(path)))
+    except BlockingIOError as error:
+        raise TransferError(f"{directory} is in use by a running broker: stop it first") from error
+
+
+def _import_topic(
+    storage: Storage,
+    name: str,
+    sources: Sequence[_Source],
+    partitions: int,
+    configs: Mapping[str, str],
+    *,
+    accept_damage: bool,
+) -> list[Moved]:
+    fs, metadata = storage.fs, storage.metadata
+    topic_id = next((one.topic_id for one in sources if one.topic_id is not None), None)
+    if (
+        topic_id is None
+        or metadata.topic_by_id(topic_id) is not None
+        or metadata.was_deleted(topic_id)
+    ):
+        topic_id = uuid.uuid4()
+    own = metadata.internal_configs(name) if name in INTERNAL_TOPICS else configs
+    try:
+        staged = [
+            _stage(storage, name, source, topic_id, own, accept_damage=accept_damage)
+            for source in sources
+        ]
+    except (TransferError, LogError, OSError):
+        for source in sources:
+            fs.remove_tree(_staging_path(storage, name, source.index))
+        raise
+    metadata.reserve_producer_ids(1 + max(one.moved.highest_producer_id for one in staged))
+    # The epochs of all partitions grow with the broker's starts, so they begin above the highest.
+    epoch = 1 + max(one.moved.leader_epoch for one in staged)
+    topic = Topic(name, topic_id, partitions, dict(own), metadata.starts - epoch)
+    for one in staged:
+        fs.rename(one.path, f"{storage.directory}/{name}-{one.moved.partition}")
+    fs.sync_directory(storage.directory)
+    extents = {
+        one.moved.partition: (one.moved.log_start_offset, one.moved.log_end_offset)
+        for one in staged
+    }
+    storage.replicas.adopt(topic, extents)
+    metadata.adopt_topic(topic)
+    return [one.moved for one in staged]
+
+
+def _staging_path(storage: Storage, topic: str, index: int) -> str:
+    return f"{storage.directory}/{topic}-{index}{IMPORT_SUFFIX}"
+
+
+def _stage(
+    storage: Storage,
+    topic: str,
+    source: _Source,
+    topic_id: uuid.UUID,
+    configs: Mapping[str, str],
+    *,
+    accept_damage: bool,
+) -> _Staged:
+    """Copy a directory and recover the copy as after a crash: every batch of it is checked.
+
+    What a kill left half-written at the end is left out, as any recovery does.
+    """
+    fs, path = storage.fs, _staging_path(storage, topic, source.index)
+    _copy_directory(fs, str(source.path), path)
+    write_partition_metadata(fs, path, topic_id)
+    try:
+        known = max((epoch for epoch, _ in read_epochs(fs, path) or ()), default=0)
+    except CheckpointError:
+        known = 0
+    partition = Partition.open(
+        fs,
+        path,
+        topic=topic,
+        index=source.index,
+        topic_id=topic_id,
+        config=log_config(storage.config, configs),
+        clock=storage.clock,
+        clean=False,
+        log_start_offset=source.log_start_offset,
+        leader_epoch=known,
+        gaps_below=source.gaps_below,
+        is_replica=True,
+        keeps_removed=False,
+    )
+    report = partition.recovery
+    if report is not None and report.valid_data_removed and not accept_damage:
+        partition.close()
+        raise TransferError(
+            f"{source.path}: {report.reason}; {report.truncated_bytes} bytes from there on would be"
+            " left out, good batches among them (--accept-damage does so)"
+        )
+    highest_id, highest_epoch = -1, known
+    for header, batch in partition.read_all():
+        highest_epoch = max(highest_epoch, header.leader_epoch)
+        highest_id = max(highest_id, header.producer_id)
+        if topic == TRANSACTION_STATE:
+            highest_id = max(highest_id, _highest_of_transactions(header, batch))
+    moved = Moved(
+        topic,
+        source.index,
+        topic_id,
+        partition.log_start_offset,
+        partition.log_end_offset,
+        partition.last_stable_offset,
+        highest_epoch,
+        0 if report is None else report.truncated_bytes,
+        highest_id,
+    )
+    partition.close()
+    return _Staged(moved, path)
+
+
+def _highest_of_transactions(header: BatchHeader, batch: memoryview) -> int:
+    """The highest producer id that records of ``__transaction_state`` speak of."""
+    from fencepost.txn.records import decode  # noqa: PLC0415 - commands on other topics need no decoder
+
+    highest = -1
+    for one in decode_records(batch, 0, header) if not header.is_control else ():
+        found = decode(Record(one.key or b"", one.value))
+        if found is not None and found.txn is not None:
+            txn = found.txn
+            highest = max(highest, txn.producer_id, txn.previous_producer_id, txn.next_producer_id)
+    return highest
+
+
+# --- to Apache Kafka ---
+
+
+def export_topic(
+    storage: Storage, name: str, target: Path, *, replace: bool = False
+) -> list[Moved]:
+    """Copy a topic over the directories that a stopped Apache Kafka has made for it.
+
+    ``target`` is Kafka's log directory; the topic exists there with as many partitions. What those
+    hold must be nothing, unless ``replace``. Leader epochs begin at 0 in the copy, for Kafka's own
+    count for the topic may be lower than ours and clients would take that for lost data. The
+    partitions of ``name`` in ``storage`` are closed. Raises TransferError, LogError, OSError.
+    """
+    fs = storage.fs
+    topic = storage.metadata.topic(name)
+    if topic is None:
+        raise TransferError(f"there is no topic {name}")
+    if name in INTERNAL_TOPICS:
+        raise TransferError(
+            f"{name} is a coordinator's: groups move by their offsets, transactions by ending"
+        )
+    refuse_if_in_use(fs, target)
+    ids = _ids_in(fs, target, topic, replace=replace)
+    moved: list[Moved] = []
+    doomed: list[tuple[str, str]] = []
+    for index, topic_id in enumerate(ids):
+        partition = storage.replicas.partition(name, index)
+        stable = partition.last_stable_offset
+        partition.close()
+        staging = str(target / _doomed_name(name, index))
+        _copy_directory(fs, partition.directory, staging)
+        highest_id = _restart_epochs(fs, staging, partition.log_start_offset)
+        start, end = partition.log_start_offset, partition.log_end_offset
+        moved.append(Moved(name, index, topic_id, start, end, stable, 0, 0, highest_id))
+        write_partition_metadata(fs, staging, topic_id)
+        doomed.append((staging, str(target / f"{name}-{index}")))
+    _forget_checkpoints(fs, str(target), moved)
+    for staging, place in doomed:
+        # Kafka removes directories with such a name when it starts, this one and the staging's.
+        fs.rename(place, str(target / _doomed_name(name, int(place.rpartition("-")[2]))))
+        fs.rename(staging, place)
+    fs.sync_directory(str(target))
+    return moved
+
+
+def _ids_in(fs: FileSystem, target: Path, topic: Topic, *, replace: bool) -> list[uuid.UUID]:
+    ids: list[uuid.UUID] = []
+    for index in range(topic.partitions):
+        path = target / f"{topic.name}-{index}"
+        try:
+            topic_id = read_partition_metadata(fs, str(path))
+        except CheckpointError as error:
+            raise TransferError(f"{path}: {error}") from error
+        if topic_id is None:
+            raise TransferError(
+                f"{path} is no partition of Kafka: create {topic.name} there with"
+                f" {topic.partitions} partitions, then stop it"
+            )
+        logs = [one for one in path.iterdir() if one.suffix == LOG_SUFFIX]
+        if not replace and any(one.stat().st_size for one in logs):
+            raise TransferError(f"{path} holds records; --replace gives them up")
+        ids.append(topic_id)
+    if (target / f"{topic.name}-{topic.partitions}").exists():
+        raise TransferError(f"{topic.name} has more than {topic.partitions} partitions in {target}")
+    return ids
+
+
+def _doomed_name(topic: str, index: int) -> str:
+    return f"{topic}-{index}.{uuid.uuid4().hex}{DELETE_SUFFIX}"
+
+
+def _restart_epochs(fs: FileSystem, directory: str, log_start_offset: int) -> int:
+    """Let every batch of a copy be of leader epoch 0; return the highest producer id, or −1."""
+    empty, highest_id = True, -1
+    for name in fs.list_directory(directory) or ():
+        if not name.endswith(LOG_SUFFIX):
+            continue
+        handle = fs.open(f"{directory}/{name}")
+        try:
+            position, size = 0, fs.size(handle)
+            empty = empty and not size
+            while position < size:
+                header = parse_header(fs.read(handle, 61, position))
+                if header.magic == MAGIC:
+                    highest_id = max(highest_id, header.producer_id)
+                if header.magic == MAGIC and header.leader_epoch:
+                    fs.write(handle, (bytes(4),), position + EPOCH_POSITION)
+                position += header.size
+            fs.sync(handle)
+        finally:
+            fs.close(handle)
+    write_epochs(fs, directory, [] if empty else [(0, log_start_offset)])
+    return highest_id
+
+
+def _forget_checkpoints(fs: FileSystem, target: str, moved: Sequence[Moved]) -> None:
+    """Have Kafka check the new files, and begin and end them where they begin and end."""
+    with suppress(OSError):
+        fs.remove(f"{target}/{CLEAN_SHUTDOWN}")
+    starts = {(one.topic, one.partition): one.log_start_offset for one in moved}
+    ends = {(one.topic, one.partition): one.log_end_offset for one in moved}
+    for name, mine in (
+        (RECOVERY_POINT_CHECKPOINT, dict.fromkeys(starts, 0)),
+        (LOG_START_CHECKPOINT, starts),
+        (HIGH_WATERMARK_CHECKPOINT, ends),
+        (CLEANER_CHECKPOINT, {}),
+    ):
+        try:
+            offsets = read_offsets(fs, target, name)
+        except CheckpointError as error:
+            raise TransferError(f"{target}/{name}: {error}") from error
+        kept = {key: value for key, value in offsets.items() if key not in starts}
+        write_offsets(fs, target, name, kept | mine)
+
+
+# --- files ---
+
+
+def _copy_directory(fs: FileSystem, source: str, target: str) -> None:
+    """Copy segments, snapshots and epochs; what was on its way out stays behind."""
+    names = fs.list_directory(source)
+    if names is None:
+        raise TransferError(f"{source} is not there")
+    fs.remove_tree(target)
+    fs.make_directory(target)
+    for name in sorted(names):
+        if name == LEADER_EPOCH_CHECKPOINT or _SEGMENT_FILE.fullmatch(name):
+            copy_file(fs, f"{source}/{name}", f"{target}/{name}")
+    fs.sync_directory(target)

@@ -1,0 +1,1 @@
+"""A client of the protocol, blocking or not: connections, routing, versions."""

@@ -1,0 +1,212 @@
+"""Clients that speak single requests: for the command line, tests and tools.
+
+:class:`WireClient` blocks, :class:`AsyncWireClient` runs on an event loop; both have the same
+methods, and both work against any Kafka broker. They negotiate versions, find leaders and
+coordinators and repeat what Kafka calls retriable, and leave the rest to the caller: no batching,
+no group membership, no producer state.
+
+The logic stands in ``router.py``, as coroutines. Over blocking sockets those never suspend, so
+:class:`WireClient` runs them to their end in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar
+
+from fencepost.coordinator.wire.client.channel import (
+    AsyncIo,
+    BlockingIo,
+    BrokerUnreachable,
+    ConnectionLostError,
+)
+from fencepost.coordinator.wire.client.cluster import ClusterMetadata
+from fencepost.coordinator.wire.client.router import (
+    ANY_NODE,
+    DEFAULT_TIMEOUT_MS,
+    GROUP,
+    TRANSACTION,
+    ApiError,
+    Router,
+    Target,
+)
+from fencepost.coordinator.wire.messages import RequestFactory
+from fencepost.coordinator.wire.schema import Entity
+
+T = TypeVar("T")
+
+
+class WireClient:
+    """A blocking client. Usable as a context manager; not for several threads at once."""
+
+    def __init__(
+        self,
+        bootstrap: str | list[str] | tuple[str, ...],
+        *,
+        client_id: str | None = "fencepost",
+        timeout_ms: float = DEFAULT_TIMEOUT_MS,
+    ) -> None:
+        self._router = Router(BlockingIo(), bootstrap, client_id=client_id, timeout_ms=timeout_ms)
+
+    def request(
+        self,
+        api_key: int,
+        version: int,
+        entity: Entity,
+        *,
+        to_node: int = ANY_NODE,
+        deadline_ms: float | None = None,
+    ) -> Entity:
+        """One exchange with no retry and no judgement: the response as it came.
+
+        None for a Produce with acks=0. Raises :class:`BrokerUnreachable` or
+        :class:`ConnectionLostError` (which an unsupported version causes too).
+        """
+        return _finish(self._router.request(api_key, version, entity, to_node, deadline_ms))
+
+    def call(
+        self,
+        api: int | str,
+        version: int | None = None,
+        *,
+        to_node: int = ANY_NODE,
+        to_leader: tuple[str, int] | None = None,
+        to_group: str | None = None,
+        to_transaction: str | None = None,
+        deadline_ms: float | None = None,
+        check: bool = True,
+        **fields: Any,
+    ) -> Entity:
+        """Send a request to the right broker and return its response.
+
+        ``api`` is a key or a name (``"OffsetCommit"``); ``version`` None takes the highest that
+        both sides know. The request is built from ``fields`` as ``MessageFactory`` does, or given
+        as ``entity=``: a kio entity, or a function from the version's :class:`RequestFactory` to
+        one. It goes to the leader of partition ``to_leader``, to the coordinator of group
+        ``to_group`` or of transactional id ``to_transaction``, to broker ``to_node``, or to any.
+
+        While all errors in the answer are retriable, the call is repeated until ``deadline_ms`` are
+        over. Then, and for other top-level errors, it raises :class:`ApiError`; errors of single
+        items are left in the response. With ``check=False`` the first answer is returned, whatever
+        it says. Raises :class:`BrokerUnreachable` if no broker can be reached, or if a connection
+        is lost under a request that may not be repeated, and :class:`UnsupportedVersion`.
+        """
+        target = _target(to_node, to_leader, to_group, to_transaction)
+        return _finish(self._router.call(api, version, target, deadline_ms, check, fields))
+
+    def metadata(self, *, refresh: bool = False) -> ClusterMetadata:
+        """Brokers and topics; from the cache unless it is old or ``refresh`` is asked for."""
+        return _finish(self._router.cluster(self._router.deadline(), refresh=refresh))
+
+    def versions(self, *, to_node: int = ANY_NODE) -> dict[int, tuple[int, int]]:
+        """(lowest, highest) version by API key, as the broker advertises them."""
+        return _finish(self._router.node(to_node, self._router.deadline())).versions
+
+    def features(self, *, to_node: int = ANY_NODE) -> dict[str, int]:
+        """The finalized level of each feature."""
+        return _finish(self._router.node(to_node, self._router.deadline())).features
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._router.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+class AsyncWireClient:
+    """The same on an event loop; several calls may be under way. An async context manager."""
+
+    def __init__(
+        self,
+        bootstrap: str | list[str] | tuple[str, ...],
+        *,
+        client_id: str | None = "fencepost",
+        timeout_ms: float = DEFAULT_TIMEOUT_MS,
+    ) -> None:
+        self._router = Router(AsyncIo(), bootstrap, client_id=client_id, timeout_ms=timeout_ms)
+
+    async def request(
+        self,
+        api_key: int,
+        version: int,
+        entity: Entity,
+        *,
+        to_node: int = ANY_NODE,
+        deadline_ms: float | None = None,
+    ) -> Entity:
+        """See :meth:`WireClient.request`."""
+        return await self._router.request(api_key, version, entity, to_node, deadline_ms)
+
+    async def call(
+        self,
+        api: int | str,
+        version: int | None = None,
+        *,
+        to_node: int = ANY_NODE,
+        to_leader: tuple[str, int] | None = None,
+        to_group: str | None = None,
+        to_transaction: str | None = None,
+        deadline_ms: float | None = None,
+        check: bool = True,
+        **fields: Any,
+    ) -> Entity:
+        """See :meth:`WireClient.call`."""
+        target = _target(to_node, to_leader, to_group, to_transaction)
+        return await self._router.call(api, version, target, deadline_ms, check, fields)
+
+    async def metadata(self, *, refresh: bool = False) -> ClusterMetadata:
+        """See :meth:`WireClient.metadata`."""
+        return await self._router.cluster(self._router.deadline(), refresh=refresh)
+
+    async def versions(self, *, to_node: int = ANY_NODE) -> dict[int, tuple[int, int]]:
+        """See :meth:`WireClient.versions`."""
+        return (await self._router.node(to_node, self._router.deadline())).versions
+
+    async def features(self, *, to_node: int = ANY_NODE) -> dict[str, int]:
+        """See :meth:`WireClient.features`."""
+        return (await self._router.node(to_node, self._router.deadline())).features
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._router.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+
+def _target(
+    node: int, leader: tuple[str, int] | None, group: str | None, transactional_id: str | None
+) -> Target:
+    if group is not None:
+        return Target(coordinator=(GROUP, group))
+    if transactional_id is not None:
+        return Target(coordinator=(TRANSACTION, transactional_id))
+    return Target(node=node, leader=leader)
+
+
+def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, because its channels block."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a blocking call has tried to suspend")
+
+
+__all__ = [
+    "ApiError",
+    "AsyncWireClient",
+    "BrokerUnreachable",
+    "ConnectionLostError",
+    "RequestFactory",
+    "WireClient",
+]

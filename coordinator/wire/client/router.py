@@ -1,0 +1,450 @@
+"""What the two clients share: connections, versions, where to send a request, when to repeat it.
+
+Written once, as coroutines over :class:`coordinator.wire.client.channel.Io`; with blocking sockets
+those never suspend.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.wire.api import APIS, Api, ApiKey
+from fencepost.coordinator.wire.client.channel import (
+    BrokerUnreachable,
+    Channel,
+    ConnectionLostError,
+    Io,
+)
+from fencepost.coordinator.wire.client.cluster import (
+    ClusterMetadata,
+    cluster_metadata,
+    parse_bootstrap,
+    verdict,
+)
+from fencepost.coordinator.wire.codec import decode_response, encode_request
+from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
+from fencepost.coordinator.wire.messages import request_factory
+from fencepost.coordinator.wire.schema import Entity
+
+DEFAULT_TIMEOUT_MS = 30_000
+"""How long a call may take in all, retries included."""
+CONNECT_TIMEOUT_MS = 5_000
+"""How long one attempt to connect may take."""
+FIRST_BACKOFF_MS = 10
+MAX_BACKOFF_MS = 500
+"""Pauses between attempts double from the first to the last of these."""
+METADATA_MAX_AGE_MS = 300_000
+"""Kafka's ``metadata.max.age.ms``."""
+
+UNKNOWN_TOPIC_PATIENCE_MS = 1_000
+"""How long an unknown topic is asked for again. Kafka calls that error retriable because a new
+topic takes a moment to get around; mostly, though, the name is wrong."""
+
+GROUP, TRANSACTION = 0, 1
+"""Coordinator key types."""
+
+_SAFE_TO_REPEAT = frozenset(
+    {
+        ApiKey.FETCH,
+        ApiKey.LIST_OFFSETS,
+        ApiKey.METADATA,
+        ApiKey.OFFSET_FETCH,
+        ApiKey.FIND_COORDINATOR,
+        ApiKey.DESCRIBE_GROUPS,
+        ApiKey.LIST_GROUPS,
+        ApiKey.API_VERSIONS,
+        ApiKey.OFFSET_FOR_LEADER_EPOCH,
+        ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.DESCRIBE_CLUSTER,
+        ApiKey.DESCRIBE_PRODUCERS,
+        ApiKey.DESCRIBE_TRANSACTIONS,
+        ApiKey.LIST_TRANSACTIONS,
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+    }
+)
+"""Requests that change nothing, so that a lost connection is no reason to give up."""
+
+_MOVED = frozenset(
+    {
+        ErrorCode.not_coordinator,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.leader_not_available,
+        ErrorCode.fenced_leader_epoch,
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.not_controller,
+    }
+)
+"""Errors after which the node must be looked up again."""
+
+_UNKNOWN_TOPIC = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
+
+ANY_NODE = -1
+
+
+class ApiError(WireError):
+    """A broker answered with an error code."""
+
+    def __init__(self, code: int, api: str, message: str | None = None) -> None:
+        try:
+            self.code = ErrorCode(code)
+        except ValueError:
+            self.code = ErrorCode.unknown_server_error
+        self.api = api
+        self.message = message
+        text = f"{api}: {self.code.name.upper()} ({int(code)})"
+        super().__init__(f"{text}: {message}" if message else text)
+
+
+def _api(api: int | str) -> Api:
+    """The API by its key or by its name (``"OffsetCommit"``). KeyError if there is none."""
+    if isinstance(api, int):
+        return APIS[api]
+    for entry in APIS.values():
+        if api in {entry.name, entry.module, entry.key.name}:
+            return entry
+    raise KeyError(api)
+
+
+class Node:
+    """One broker: the connection to it, and the versions it serves by API key."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.versions: dict[int, tuple[int, int]] = {}
+        self.features: dict[str, int] = {}
+
+
+class Router:
+    """Everything the two clients share. Times are in milliseconds of the monotonic clock."""
+
+    def __init__(
+        self,
+        io: Io,
+        bootstrap: str | list[str] | tuple[str, ...],
+        *,
+        client_id: str | None,
+        timeout_ms: float,
+    ) -> None:
+        self._io = io
+        self._bootstrap = parse_bootstrap(bootstrap)
+        self._client_id = client_id
+        self._timeout_ms = timeout_ms
+        self._correlation_id = 0
+        self._nodes: dict[tuple[str, int], Node] = {}
+        self._metadata: ClusterMetadata | None = None
+        self._metadata_at_ms = 0.0
+        self._coordinators: dict[tuple[int, str], tuple[str, int]] = {}
+
+    # --- connections ---
+
+    async def _connect(self, address: tuple[str, int], deadline: float) -> Node:
+        node = self._nodes.get(address)
+        if node is not None and not node.channel.closed:
+            return node
+        try:
+            channel = await self._io.connect(*address, min(CONNECT_TIMEOUT_MS, _left(deadline)))
+        except OSError as error:
+            raise BrokerUnreachable(f"{address[0]}:{address[1]}: {error or 'timeout'}") from error
+        node = Node(channel)
+        try:
+            await self._negotiate(node, deadline)
+        except WireError:
+            channel.close()
+            raise
+        meanwhile = self._nodes.get(address)
+        if meanwhile is not None and not meanwhile.channel.closed:
+            channel.close()  # another task has connected while we did
+            return meanwhile
+        self._nodes[address] = node
+        return node
+
+    async def _any(self, deadline: float) -> Node:
+        """A connection to whichever broker can be reached, an open one first."""
+        for node in self._nodes.values():
+            if not node.channel.closed:
+                return node
+        known = (
+            [(b.host, b.port) for b in self._metadata.brokers.values()] if self._metadata else []
+        )
+        problems: list[str] = []
+        for address in dict.fromkeys([*self._bootstrap, *known]):
+            try:
+                return await self._connect(address, deadline)
+            except (BrokerUnreachable, ConnectionLostError) as error:
+                problems.append(str(error))
+        raise BrokerUnreachable("; ".join(problems))
+
+    async def _negotiate(self, node: Node, deadline: float) -> None:
+        version = APIS[ApiKey.API_VERSIONS].max_version
+        frame = await self._ask_versions(node, version, deadline)
+        if int.from_bytes(frame[4:6], "big") == ErrorCode.unsupported_version:
+            # The answer has the v0 body; it names the range of ApiVersions itself (KIP-511).
+            ranges = decode_response(ApiKey.API_VERSIONS, 0, frame)[1].api_keys
+            own = [key.max_version for key in ranges if key.api_key == ApiKey.API_VERSIONS]
+            version = min(version, max(own, default=0))
+            frame = await self._ask_versions(node, version, deadline)
+        answer = decode_response(ApiKey.API_VERSIONS, version, frame)[1]
+        if answer.error_code:
+            raise ApiError(answer.error_code, "ApiVersions")
+        node.versions = {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys}
+        node.features = {
+            feature.name: feature.max_version_level
+            for feature in getattr(answer, "finalized_features", ())
+        }
+
+    async def _ask_versions(self, node: Node, version: int, deadline: float) -> bytes:
+        body = request_factory(ApiKey.API_VERSIONS, version).message(
+            client_software_name="fencepost", client_software_version="0.1.0"
+        )
+        self._correlation_id += 1
+        chunks = encode_request(
+            ApiKey.API_VERSIONS, version, self._correlation_id, self._client_id, body
+        )
+        frame = await node.channel.exchange(chunks, answered=True, timeout_ms=_left(deadline))
+        return frame or b""
+
+    async def _exchange(
+        self, node: Node, api: Api, version: int, body: Entity, deadline: float
+    ) -> Entity:
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        correlation_id = self._correlation_id
+        answered = api.key != ApiKey.PRODUCE or body.acks != 0
+        chunks = encode_request(api.key, version, correlation_id, self._client_id, body)
+        frame = await node.channel.exchange(chunks, answered=answered, timeout_ms=_left(deadline))
+        if frame is None:
+            return None
+        try:
+            answered_id, entity = decode_response(api.key, version, frame)
+        except WireError:
+            node.channel.close()
+            raise
+        if answered_id != correlation_id:
+            node.channel.close()
+            raise ConnectionLostError(f"response {answered_id} to request {correlation_id}")
+        return entity
+
+    def _version(self, node: Node, api: Api, version: int | None) -> int:
+        """The version to use: the one asked for, else the highest that both sides know."""
+        if version is not None:
+            if not api.min_version <= version <= api.max_version:
+                raise UnsupportedVersion(api.key, version)
+            return version
+        low, high = node.versions.get(api.key, (0, -1))
+        best = min(high, api.stable_max)
+        if best < max(low, api.min_version):
+            raise UnsupportedVersion(api.key, best)
+        return best
+
+    # --- calls ---
+
+    async def request(
+        self, api_key: int, version: int, entity: Entity, node_id: int, timeout_ms: float | None
+    ) -> Entity:
+        """One exchange with no retry and no judgement."""
+        deadline = self.deadline(timeout_ms)
+        node = await self.node(node_id, deadline)
+        return await self._exchange(node, APIS[api_key], version, entity, deadline)
+
+    async def call(
+        self,
+        api: int | str,
+        version: int | None,
+        target: Target,
+        timeout_ms: float | None,
+        check: bool,
+        fields: dict[str, Any],
+    ) -> Entity:
+        """Find the node, ask it, and begin anew while the error is retriable and time is left."""
+        entry = _api(api)
+        deadline = self.deadline(timeout_ms)
+        began = _now()
+        backoff_ms = FIRST_BACKOFF_MS
+        while True:
+            sent = False
+            problem: WireError
+            try:
+                node = await target.find(self, deadline)
+                used = self._version(node, entry, version)
+                body = _body(entry, used, fields)
+                sent = True
+                answer = await self._exchange(node, entry, used, body, deadline)
+            except (BrokerUnreachable, ConnectionLostError) as error:
+                if sent and entry.key not in _SAFE_TO_REPEAT:
+                    raise BrokerUnreachable(f"{entry.name}, fate unknown: {error}") from error
+                problem = error
+                target.forget(self)
+            except ApiError as error:
+                if not error.code.retriable:
+                    raise
+                problem = error
+            else:
+                found = verdict(answer) if answer is not None and check else None
+                if found is None or not found.failed:
+                    return answer
+                if any(code in _MOVED for code in found.failed):
+                    target.forget(self)
+                problem = ApiError(
+                    found.top or found.failed[0],
+                    entry.name,
+                    getattr(answer, "error_message", None),
+                )
+                if not found.retriable:
+                    if found.top:
+                        raise problem
+                    return answer
+            # An attempt that gets less time than the pause before it took is none: it would only
+            # turn what is known to be wrong into a silence.
+            if _now() + 2 * backoff_ms >= min(deadline, began + _patience(problem)):
+                if isinstance(problem, ConnectionLostError):
+                    raise BrokerUnreachable(str(problem)) from problem
+                raise problem
+            await self._io.sleep(backoff_ms / 1000)
+            backoff_ms = min(2 * backoff_ms, MAX_BACKOFF_MS)
+
+    def deadline(self, timeout_ms: float | None = None) -> float:
+        """The moment by which a call that starts now must be over."""
+        return _now() + (self._timeout_ms if timeout_ms is None else timeout_ms)
+
+    # --- where to ---
+
+    async def node(self, node_id: int, deadline: float) -> Node:
+        """An open connection to broker ``node_id``, or to any."""
+        if node_id == ANY_NODE:
+            return await self._any(deadline)
+        metadata = await self.cluster(deadline)
+        if node_id not in metadata.brokers:
+            metadata = await self.cluster(deadline, refresh=True)
+        if node_id not in metadata.brokers:
+            raise BrokerUnreachable(f"the cluster has no broker {node_id}")
+        broker = metadata.brokers[node_id]
+        return await self._connect((broker.host, broker.port), deadline)
+
+    async def cluster(
+        self, deadline: float, topic: str | None = None, *, refresh: bool = False
+    ) -> ClusterMetadata:
+        """The cached Metadata if it is young and knows ``topic``, else a new one of all topics."""
+        cached = self._metadata
+        if cached is not None and not refresh:
+            young = _now() - self._metadata_at_ms < METADATA_MAX_AGE_MS
+            if young and (topic is None or topic in cached.topics):
+                return cached
+        api = APIS[ApiKey.METADATA]
+        # An open one may have died while nobody looked: all are tried, and two new ones.
+        attempts = 2 + sum(not node.channel.closed for node in self._nodes.values())
+        while True:
+            attempts -= 1
+            node = await self._any(deadline)
+            version = self._version(node, api, None)
+            # Version 0 has no null: there an empty list means all topics.
+            body = request_factory(api.key, version).message(
+                topics=None if version else (), allow_auto_topic_creation=False
+            )
+            try:
+                fresh = cluster_metadata(await self._exchange(node, api, version, body, deadline))
+                break
+            except ConnectionLostError:
+                if not attempts or _now() >= deadline:
+                    raise
+        self._metadata, self._metadata_at_ms = fresh, _now()
+        return fresh
+
+    async def leader(self, topic: str, partition: int, deadline: float) -> Node:
+        """An open connection to a partition's leader."""
+        metadata = await self.cluster(deadline, topic)
+        known = metadata.topics.get(topic)
+        if known is None or partition not in known.partitions:
+            self._metadata = None
+            raise ApiError(ErrorCode.unknown_topic_or_partition, "Metadata", f"{topic}-{partition}")
+        leader = known.partitions[partition].leader
+        if leader not in metadata.brokers:
+            self._metadata = None
+            raise ApiError(ErrorCode.leader_not_available, "Metadata", f"{topic}-{partition}")
+        broker = metadata.brokers[leader]
+        return await self._connect((broker.host, broker.port), deadline)
+
+    async def coordinator(self, key_type: int, key: str, deadline: float) -> Node:
+        """An open connection to the coordinator of ``key``."""
+        address = self._coordinators.get((key_type, key))
+        if address is None:
+            node = await self._any(deadline)
+            api = APIS[ApiKey.FIND_COORDINATOR]
+            version = self._version(node, api, None)
+            body = request_factory(api.key, version).message(
+                key=key, key_type=key_type, coordinator_keys=[key]
+            )
+            answer = await self._exchange(node, api, version, body, deadline)
+            found = answer.coordinators[0] if hasattr(answer, "coordinators") else answer
+            if found.error_code:
+                message = getattr(found, "error_message", None)
+                raise ApiError(found.error_code, api.name, message)
+            address = self._coordinators[key_type, key] = found.host, found.port
+        return await self._connect(address, deadline)
+
+    def forget_metadata(self) -> None:
+        """A leader was not where the cached Metadata said."""
+        self._metadata = None
+
+    def forget_coordinator(self, key_type: int, key: str) -> None:
+        """A coordinator was not where it was found the last time."""
+        self._coordinators.pop((key_type, key), None)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for node in self._nodes.values():
+            node.channel.close()
+        self._nodes.clear()
+
+
+class Target:
+    """Which node a call goes to, found anew for each attempt."""
+
+    def __init__(
+        self,
+        node: int = ANY_NODE,
+        leader: tuple[str, int] | None = None,
+        coordinator: tuple[int, str] | None = None,
+    ) -> None:
+        self._node = node
+        self._leader = leader
+        self._coordinator = coordinator
+
+    async def find(self, router: Router, deadline: float) -> Node:
+        """The node's open connection."""
+        if self._leader is not None:
+            return await router.leader(*self._leader, deadline)
+        if self._coordinator is not None:
+            return await router.coordinator(*self._coordinator, deadline)
+        return await router.node(self._node, deadline)
+
+    def forget(self, router: Router) -> None:
+        """What was known about the place is out of date."""
+        if self._coordinator is not None:
+            router.forget_coordinator(*self._coordinator)
+        else:
+            router.forget_metadata()
+
+
+def _body(api: Api, version: int, fields: dict[str, Any]) -> Entity:
+    entity = fields.get("entity")
+    if entity is None:
+        return request_factory(api.key, version).message(**fields)
+    return entity(request_factory(api.key, version)) if callable(entity) else entity
+
+
+def _patience(problem: WireError) -> float:
+    """How long a problem may be expected to pass by itself, in milliseconds."""
+    if isinstance(problem, ApiError) and problem.code in _UNKNOWN_TOPIC:
+        return UNKNOWN_TOPIC_PATIENCE_MS
+    return float("inf")
+
+
+def _now() -> float:
+    return time.monotonic() * 1000
+
+
+def _left(deadline: float) -> float:
+    return max(1.0, deadline - _now())

@@ -1,0 +1,256 @@
+"""Building messages of any version from one set of field names.
+
+A handler serves up to a dozen versions of its API. :class:`MessageFactory` lets it name every field
+of all of them: what the version at hand lacks is dropped, what is not given gets Kafka's default.
+A name that no version has is a mistake and raises, so that a typing error cannot hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from fencepost.coordinator.wire.limits import MAX_ERROR_TEXT_CHARACTERS
+from fencepost.coordinator.wire.schema import (
+    Builder,
+    Entity,
+    Side,
+    all_fields,
+    is_known,
+    message_class,
+    struct_class,
+)
+
+ERROR_TEXTS = frozenset({"error_message", "batch_index_error_message"})
+"""Fields that say in words what went wrong. They quote what was asked for, however long."""
+
+_Plan = tuple[list[tuple[str, str]], dict[str, object], list[str]]
+"""What a call gives and where it goes, the rest of the fields, and which of them are texts."""
+
+
+class MessageFactory:
+    """Makes the structures of one message: ``factory.TopicProduceResponse(name=…, …)``.
+
+    Attribute names are kio's class names. Field names are kio's, with two additions:
+
+    * a time or duration field may be given as ``<field>_ms`` with an integer of milliseconds
+      (``throttle_time_ms=0``, ``log_append_time_ms=-1``); -1 is allowed for every time;
+    * error codes are given as ``ErrorCode`` or as an integer; a text that explains one is cut at
+      ``MAX_ERROR_TEXT_CHARACTERS``.
+
+    Arrays may be any sequence. A class that only other versions have builds None, which fits
+    because the field that would hold it is then dropped too.
+    """
+
+    def __init__(self, api_key: int, version: int, side: Side) -> None:
+        self._api_key = api_key
+        self._version = version
+        self._side: Side = side
+        self.version = version
+
+    def __getattr__(self, name: str) -> Builder:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        cls = struct_class(self._api_key, self._version, self._side, name)
+        if cls is None:
+            if not is_known(self._api_key, self._side, name):
+                raise AttributeError(f"no version of {self._label()} has a structure {name}")
+            builder: Builder = _build_nothing
+        else:
+            builder = self._builder(cls)
+        setattr(self, name, builder)
+        return builder
+
+    def message(self, **values: Any) -> Entity:
+        """The whole message (``ProduceResponse`` of a Produce response) from its fields."""
+        cls = message_class(self._api_key, self._version, self._side)
+        builder: Builder = getattr(self, cls.__name__)
+        return builder(**values)
+
+    def _label(self) -> str:
+        return f"{message_class(self._api_key, self._version, self._side).__name__}"
+
+    def _builder(self, cls: type) -> Builder:
+        names = {info.name: info.name for info in all_fields(cls)}
+        names.update({f"{info.name}_ms": info.name for info in all_fields(cls) if info.is_time})
+        defaults = {info.name: info.default for info in all_fields(cls)}
+        plans: dict[tuple[str, ...], _Plan] = {}
+
+        def plan_for(given: tuple[str, ...]) -> _Plan:
+            kept = [(name, names[name]) for name in given if name in names]
+            for name in given:
+                if name not in names:
+                    self._check_known(cls, name)
+            filled = {target for _, target in kept}
+            rest = {name: value for name, value in defaults.items() if name not in filled}
+            plans[given] = kept, rest, [name for name, _ in kept if name in ERROR_TEXTS]
+            return plans[given]
+
+        def build(**values: Any) -> Entity:
+            # A call site always gives the same names, so what to keep and fill is planned once.
+            given = tuple(values)
+            kept, rest, texts = plans.get(given) or plan_for(given)
+            for name in texts:
+                values[name] = _shortened(values[name])
+            return cls(**{target: values[name] for name, target in kept}, **rest)
+
+        return build
+
+    def _check_known(self, cls: type, name: str) -> None:
+        if not any(
+            is_known(self._api_key, self._side, cls.__name__, one)
+            for one in dict.fromkeys((name, name.removesuffix("_ms")))
+        ):
+            raise TypeError(f"no version of {cls.__name__} has a field {name}")
+
+
+def _shortened(text: str | None) -> str | None:
+    if text is None or len(text) <= MAX_ERROR_TEXT_CHARACTERS:
+        return text
+    return text[: MAX_ERROR_TEXT_CHARACTERS - 1] + "…"
+
+
+def _build_nothing(**_values: Any) -> Entity:
+    return None
+
+
+class ResponseFactory(MessageFactory):
+    """Makes the structures of one API's response at one version; see :class:`MessageFactory`."""
+
+    def __init__(self, api_key: int, version: int) -> None:
+        super().__init__(api_key, version, "response")
+
+    def error(self, code: int, message: str | None = None) -> Entity:
+        """The response in which only the top-level error is set.
+
+        None if this version of the response has no top-level error code (Produce, OffsetCommit and
+        others answer errors item by item).
+        """
+        cls = message_class(self._api_key, self._version, "response")
+        names = {info.name for info in all_fields(cls)}
+        if "error_code" not in names:
+            return None
+        values: dict[str, object] = {"error_code": code}
+        if "error_message" in names:
+            values["error_message"] = _shortened(message)
+        return cls(**{info.name: info.default for info in all_fields(cls)} | values)
+
+
+class RequestFactory(MessageFactory):
+    """Makes the structures of one API's request at one version; see :class:`MessageFactory`."""
+
+    def __init__(self, api_key: int, version: int) -> None:
+        super().__init__(api_key, version, "request")
+
+
+@cache
+def response_factory(api_key: int, version: int) -> ResponseFactory:
+    """The one factory of that API and version; its classes are looked up once."""
+    return ResponseFactory(api_key, version)
+
+
+@cache
+def request_factory(api_key: int, version: int) -> RequestFactory:
+    """The one factory of that API and version; its classes are looked up once."""
+    return RequestFactory(api_key, version)
+
+
+def fetch_one(
+    make: RequestFactory,
+    partition: tuple[str, int],
+    offset: int,
+    *,
+    isolation_level: int,
+    max_wait_ms: int,
+    max_bytes: int,
+) -> Entity:
+    """The body of a Fetch of one partition, a pair (topic, index), outside of any fetch session.
+
+    For the versions that name topics; the last of them is 12. It waits for a single byte, and
+    ``max_bytes`` bounds the partition and the answer alike (a first batch comes whole).
+    """
+    topic, index = partition
+    asked = make.FetchPartition(
+        partition=index,
+        current_leader_epoch=-1,
+        fetch_offset=offset,
+        last_fetched_epoch=-1,
+        log_start_offset=-1,
+        partition_max_bytes=max_bytes,
+    )
+    return make.message(
+        replica_id=-1,
+        max_wait_ms=max_wait_ms,
+        min_bytes=1,
+        max_bytes=max_bytes,
+        isolation_level=isolation_level,
+        session_id=0,
+        session_epoch=-1,
+        topics=[make.FetchTopic(topic=topic, partitions=[asked])],
+        forgotten_topics_data=(),
+        rack_id="",
+    )
+
+
+def offset_fetch(
+    make: RequestFactory,
+    group: str,
+    topics: Mapping[str, Iterable[int]] | None,
+    *,
+    require_stable: bool,
+) -> Entity:
+    """The body of an OffsetFetch of one group, by somebody who is no member of it.
+
+    For the versions that name topics; the last of them is 9. ``topics`` are the partitions by
+    topic, None for all that have an offset.
+    """
+
+    def named(structure: Builder) -> tuple[Entity, ...] | None:
+        if topics is None:
+            return None
+        return tuple(
+            structure(name=name, partition_indexes=tuple(indexes))
+            for name, indexes in topics.items()
+        )
+
+    # Up to version 7 the group stands in the body, from 8 on in a list of groups.
+    asked = make.OffsetFetchRequestGroup(
+        group_id=group,
+        topics=named(make.OffsetFetchRequestTopics),
+        member_id=None,
+        member_epoch=-1,
+    )
+    return make.message(
+        group_id=group,
+        topics=named(make.OffsetFetchRequestTopic),
+        groups=(asked,),
+        require_stable=require_stable,
+    )
+
+
+def list_offsets(
+    make: RequestFactory,
+    wanted: Mapping[str, Iterable[tuple[int, int]]],
+    *,
+    isolation_level: int,
+    timeout_ms: int,
+) -> Entity:
+    """The body of a ListOffsets: by topic, pairs (index, timestamp in ms, or LATEST and so on)."""
+    return make.message(
+        replica_id=-1,
+        isolation_level=isolation_level,
+        timeout_ms=timeout_ms,
+        topics=[
+            make.ListOffsetsTopic(
+                name=topic,
+                partitions=[
+                    make.ListOffsetsPartition(
+                        partition_index=index, current_leader_epoch=-1, timestamp=timestamp
+                    )
+                    for index, timestamp in rows
+                ],
+            )
+            for topic, rows in wanted.items()
+        ],
+    )

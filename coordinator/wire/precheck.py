@@ -1,0 +1,364 @@
+"""Walking over a message before it is decoded, to learn what decoding would cost.
+
+kio's native decoder trusts every array count: it reserves 16 bytes per announced element before it
+reads the first one, and a failed reservation aborts the *process*. Five bytes are enough for that.
+So no frame reaches it before :func:`check` has seen that
+
+* every count is backed by bytes: count x the smallest size of an element fits what is left;
+* all elements of all arrays, and all unknown tags, together stay within a budget;
+* every length and every tag section ends inside the frame, and no string is longer than Kafka's.
+
+Unknown tagged fields, which Kafka skips and kio refuses, are found on the way, and what is to stand
+in the place of their sections.
+
+The walker is compiled from the schema once per message class, like the writer: numbers are stepped
+over together, and only lengths, counts and tags are looked at. Arrays are walked over in steps; on
+the way is noted where the long ones are: they are decoded in steps, too (``pieces.py``).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from fencepost.coordinator.wire.errors import MalformedRequest
+from fencepost.coordinator.wire.limits import MAX_STRING_BYTES, UNKNOWN_TAG_OBJECTS
+from fencepost.coordinator.wire.schema import FIXED_SIZES, FieldInfo, fields_of
+from fencepost.coordinator.wire.steps import Steps, finish
+from fencepost.coordinator.wire.writer import uvarint
+
+Frame = bytes | bytearray | memoryview
+Cut = tuple[int, int, bytes]
+"""From where to where a frame is replaced, and by what."""
+_MAX_UVARINT_BYTES = 5
+_INT16 = struct.Struct(">h").unpack_from
+_INT32 = struct.Struct(">i").unpack_from
+
+
+class Array(NamedTuple):
+    """Where a long array stands in a frame, and of what."""
+
+    start: int
+    """Position of its count."""
+    first: int
+    """Position of its first element."""
+    end: int
+    field: FieldInfo
+    flexible: bool
+
+
+class Walk:
+    """What one walk has found: the budget that is left, what is to be cut out, what is long."""
+
+    __slots__ = ("budget", "cuts", "ends", "long", "long_bytes")
+
+    def __init__(self, budget: int, long_bytes: int = 0) -> None:
+        self.budget = budget
+        self.cuts: list[Cut] = []
+        self.long_bytes = long_bytes
+        """Arrays of more bytes than this are noted, if the walker is one that looks at all."""
+        self.long: dict[int, list[Array]] = {}
+        """The long arrays of a structure, by its position."""
+        self.ends: dict[int, int] = {}
+        """Where the structures with long arrays end."""
+
+
+Walker = Callable[[Frame, int, int, Walk], "int | Steps[int]"]
+"""Walks over one instance of a class; gives the position after it, or the steps to there."""
+
+
+def read_uvarint(frame: Frame, pos: int) -> tuple[int, int]:
+    """The unsigned varint at ``pos``, and the position after it.
+
+    Raises MalformedRequest beyond 32 bits, IndexError at the end of the frame.
+    """
+    value = 0
+    for index in range(_MAX_UVARINT_BYTES):
+        byte = frame[pos + index]
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            if value > 0xFFFFFFFF:
+                break
+            return value, pos + index + 1
+    raise MalformedRequest("a varint is longer than 32 bits")
+
+
+def _string_size(frame: Frame, pos: int) -> tuple[int, int]:
+    """The size of a string of the newer form plus one, at ``pos``, and the position after it."""
+    value, pos = read_uvarint(frame, pos)
+    if value > MAX_STRING_BYTES + 1:
+        raise MalformedRequest(f"a string of {value - 1} bytes, at most {MAX_STRING_BYTES}")
+    return value, pos
+
+
+@cache
+def _smallest(cls: type) -> int:
+    """The smallest number of bytes that an instance of ``cls`` can take on the wire."""
+    info = fields_of(cls)
+    size = 1 if info.flexible else 0
+    for field in info.plain:
+        if field.is_array:
+            size += 1 if info.flexible else 4
+        else:
+            size += _smallest_element(field, flexible=info.flexible)
+    return size
+
+
+def _smallest_element(field: FieldInfo, *, flexible: bool) -> int:
+    if field.struct is not None:
+        return 1 if field.nullable and not field.is_array else _smallest(field.struct)
+    size = FIXED_SIZES.get(field.kafka_type or "")
+    if size is not None:
+        return size
+    if flexible:
+        return 1
+    return 2 if field.kafka_type == "string" else 4
+
+
+class _Source:
+    """Collects the body of one generated walker. ``b`` frame, ``p`` position, ``e`` end.
+
+    In one that ``notes`` long arrays, ``o`` is where the structure begins, ``s`` where an array
+    begins, and ``f`` where its first element does.
+    """
+
+    def __init__(self, *, notes: bool) -> None:
+        self.notes = notes
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {
+            "int16": _INT16,
+            "int32": _INT32,
+            "read_uvarint": read_uvarint,
+            "string_size": _string_size,
+            "skip_tags": _skip_tags,
+            "enter": _enter,
+            "note": _note,
+            "MalformedRequest": MalformedRequest,
+        }
+        self._skip = 0
+        self._serial = 0
+
+    def name(self, value: object, stem: str) -> str:
+        """A name that the generated function knows ``value`` by."""
+        self._serial += 1
+        self.names[f"{stem}{self._serial}"] = value
+        return f"{stem}{self._serial}"
+
+    def skip(self, size: int) -> None:
+        """Step over ``size`` bytes, together with what follows."""
+        self._skip += size
+
+    def flush(self, indent: str) -> None:
+        """Put the waiting steps into the code."""
+        if self._skip:
+            self.line(indent, f"p += {self._skip}")
+            self._skip = 0
+
+    def line(self, indent: str, text: str) -> None:
+        """Add one line of code."""
+        self.lines.append(indent + text)
+
+
+def _length(src: _Source, indent: str, code: str, *, flexible: bool) -> None:
+    """Read a length or count into ``n``, -1 for null, and step over it."""
+    src.flush(indent)
+    if flexible:
+        src.line(indent, "n = b[p] - 1; p += 1")
+        read = "string_size" if code == "int16" else "read_uvarint"
+        src.line(indent, f"if n > 126: n, p = {read}(b, p - 1); n -= 1")
+    else:
+        src.line(indent, f"n = {code}(b, p)[0]; p += {2 if code == 'int16' else 4}")
+
+
+def _single(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> None:
+    if field.struct is not None:
+        walk = src.name(_compile(field.struct, notes=src.notes), "walk")
+        call = f"{'yield from ' if _has_loops(field.struct) else ''}{walk}(b, p, e, w)"
+        src.flush(indent)
+        if field.nullable and field.tag is None and not field.is_array:
+            src.line(indent, "p += 1")
+            src.line(indent, f"if b[p - 1] < 128: p = {call}")
+        else:
+            src.line(indent, f"p = {call}")
+        return
+    size = FIXED_SIZES.get(field.kafka_type or "")
+    if size is not None:
+        src.skip(size)
+        return
+    _length(src, indent, "int16" if field.kafka_type == "string" else "int32", flexible=flexible)
+    src.line(indent, "if n > 0: p += n")
+    # A null is for the decoder to judge; only -1 means null, and nothing may step back.
+    src.line(indent, "elif n < -1: raise MalformedRequest('a length is negative')")
+
+
+def _field(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> None:
+    if not field.is_array:
+        _single(src, indent, field, flexible=flexible)
+        return
+    notes = src.notes and (field.struct is not None or field.kafka_type == "string")
+    if notes:
+        src.flush(indent)
+        src.line(indent, "s = p")
+    _length(src, indent, "int32", flexible=flexible)
+    smallest = _smallest_element(field, flexible=flexible)
+    src.line(indent, "if n > 0:")
+    src.line(indent, f"    enter(n, {smallest}, e - p, w)")
+    if notes:
+        src.line(indent, "    f = p")
+    if _is_loop(field):
+        src.line(indent, "    for _ in range(n):")
+        inner = indent + "        "
+        _single(src, inner, field, flexible=flexible)
+        src.flush(inner)
+        src.line(inner, "yield")
+        if notes:
+            known = src.name((field, flexible), "known")
+            src.line(indent, f"    if p - s > w.long_bytes: note(w, o, s, f, p, {known})")
+    else:
+        src.line(indent, f"    p += n * {smallest}")
+    src.line(indent, "elif n < -1: raise MalformedRequest('a count is negative')")
+
+
+def _is_loop(field: FieldInfo) -> bool:
+    return field.is_array and (field.struct is not None or field.kafka_type not in FIXED_SIZES)
+
+
+@cache
+def _has_loops(cls: type) -> bool:
+    """Whether the walker of ``cls`` works in steps. What is tagged is never large."""
+    return any(
+        _is_loop(field) or (field.struct is not None and _has_loops(field.struct))
+        for field in fields_of(cls).plain
+    )
+
+
+def _enter(count: int, smallest: int, left: int, walk: Walk) -> None:
+    if count * smallest > left:
+        raise MalformedRequest(f"an array of {count} elements in {left} bytes")
+    _charge(count, walk)
+
+
+def _note(
+    walk: Walk, owner: int, start: int, first: int, end: int, known: tuple[FieldInfo, bool]
+) -> None:
+    walk.long.setdefault(owner, []).append(Array(start, first, end, *known))
+
+
+def _charge(count: int, walk: Walk) -> None:
+    walk.budget -= count
+    if walk.budget < 0:
+        raise MalformedRequest("the message has too many elements")
+
+
+@cache
+def _tag_walker(field: FieldInfo) -> Walker:
+    src = _Source(notes=False)
+    _field(src, "    ", field, flexible=True)
+    src.flush("    ")
+    return _compiled(src, f"tag {field.name}")
+
+
+def _skip_tags(frame: Frame, pos: int, end: int, walk: Walk, known: dict[int, FieldInfo]) -> int:
+    """Step over a tag section that is not empty; note what it is to be if tags are unknown."""
+    start = pos
+    kept: list[tuple[int, int, int, list[Cut]]] = []
+    count, pos = read_uvarint(frame, pos)
+    _enter(count, 2, end - pos, walk)
+    _charge(max(count - len(known), 0) * (UNKNOWN_TAG_OBJECTS - 1), walk)
+    for _ in range(count):
+        tag, pos = read_uvarint(frame, pos)
+        size, pos = read_uvarint(frame, pos)
+        if size > end - pos:
+            raise MalformedRequest("a tagged field is longer than the message")
+        if tag in known:
+            cuts_before = len(walk.cuts)
+            if _finished(_tag_walker(known[tag])(frame, pos, pos + size, walk)) != pos + size:
+                raise MalformedRequest(f"tagged field {tag} does not have the size it says")
+            kept.append((tag, pos, pos + size, walk.cuts[cuts_before:]))
+            del walk.cuts[cuts_before:]
+        pos += size
+    if len(kept) < count or any(cuts for _, _, _, cuts in kept):
+        section = [uvarint(len(kept))]
+        for tag, first, behind, cuts in kept:
+            value = without(frame, cuts, first, behind)
+            section += (uvarint(tag), uvarint(len(value)), value)
+        walk.cuts.append((start, pos, b"".join(section)))
+    return pos
+
+
+def _finished(result: int | Steps[int]) -> int:
+    return result if isinstance(result, int) else finish(result)
+
+
+def _compiled(src: _Source, label: str) -> Walker:
+    first, last = (
+        (("    o = p",), ("    if o in w.long: w.ends[o] = p",)) if src.notes else ((), ())
+    )
+    text = "\n".join(["def walk(b, p, e, w):", *first, *src.lines, *last, "    return p"])
+    scope: dict[str, Any] = dict(src.names)
+    # The text holds positions and sizes from kio's schema and nothing that came over the wire.
+    exec(compile(text, f"<walker of {label}>", "exec"), scope)  # noqa: S102
+    walker: Walker = scope["walk"]
+    return walker
+
+
+@cache
+def _compile(cls: type, *, notes: bool) -> Walker:
+    info = fields_of(cls)
+    src = _Source(notes=notes and _has_loops(cls))
+    for field in info.plain:
+        _field(src, "    ", field, flexible=info.flexible)
+    src.flush("    ")
+    if info.flexible:
+        known = src.name({field.tag: field for field in info.tagged}, "known")
+        src.line("    ", "if b[p]: p = skip_tags(b, p, e, w, " + known + ")")
+        src.line("    ", "else: p += 1")
+    return _compiled(src, f"{cls.__module__}.{cls.__qualname__}")
+
+
+def prepare_check(cls: type) -> None:
+    """Compile what :func:`check` takes for messages of ``cls``."""
+    _compile(cls, notes=False)
+
+
+def check(cls: type, frame: Frame, pos: int, budget: int) -> list[Cut]:
+    """Make sure that the rest of ``frame`` from ``pos`` on may be decoded as ``cls``.
+
+    Returns what must be replaced before, by :func:`without`: unknown tagged fields. Bytes behind
+    the message are ignored, as Kafka ignores them. Raises MalformedRequest.
+    """
+    walk = Walk(budget)
+    finish(_walked(_compile(cls, notes=False), frame, pos, walk))
+    return walk.cuts
+
+
+def check_in_steps(cls: type, frame: Frame, pos: int, budget: int, long_bytes: int) -> Steps[Walk]:
+    """The same in steps, and with a look at what arrays take more than ``long_bytes``."""
+    walk = Walk(budget, long_bytes)
+    yield from _walked(_compile(cls, notes=True), frame, pos, walk)
+    return walk
+
+
+def _walked(walker: Walker, frame: Frame, pos: int, walk: Walk) -> Steps[None]:
+    end = len(frame)
+    try:
+        after = walker(frame, pos, end, walk)
+        if not isinstance(after, int):
+            after = yield from after
+    except (IndexError, struct.error) as error:
+        raise MalformedRequest("the message is longer than its frame") from error
+    if after > end:
+        raise MalformedRequest("the message is longer than its frame")
+
+
+def without(frame: Frame, cuts: list[Cut], start: int, end: int) -> bytes:
+    """A copy of the frame from ``start`` to ``end`` in which the cuts are made."""
+    view = memoryview(frame)
+    parts: list[Frame] = []
+    for first, behind, instead in cuts:
+        parts += (view[start:first], instead)
+        start = behind
+    parts.append(view[start:end])
+    return b"".join(parts)

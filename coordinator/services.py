@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fencepost.coordinator.coordinators.groups import GroupCoordinator
 from fencepost.coordinator.coordinators.txns import TxnCoordinator
 from fencepost.coordinator.data.appends import Appends
-from fencepost.coordinator.data.delayed_fetch import Polls
+from fencepost.coordinator.data.delayed_fetch import DelayedFetches
 from fencepost.coordinator.data.fetch_sessions import FetchSessions
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.history.recorder import History
@@ -35,14 +35,14 @@ class Services:
         self.node_id, self.cluster_id = storage.node_id, cluster_id
         self.rack = storage.config.text("broker.rack")
         self.metadata, self.topics = storage.metadata, storage.topics
-        self.replicas, self.commit = storage.replicas, storage.commit
+        self.logs, self.flusher = storage.logs, storage.flusher
         self._advertised = advertised
-        self.polls = Polls()
+        self.delayed_fetches = DelayedFetches()
         """Requests that wait for records."""
         self.fetch_sessions = FetchSessions(
             storage.config.int("max.incremental.fetch.session.cache.slots")
         )
-        self.history = History(storage.metadata, storage.replicas, storage.config, storage.clock)
+        self.history = History(storage.metadata, storage.logs, storage.config, storage.clock)
         """The causes of what groups and transactions went through."""
         self.groups = GroupCoordinator(storage, self.history.remember)
         """Consumer groups and their offsets."""
@@ -62,7 +62,7 @@ class Services:
     def steps_of_a_stop(self) -> list[Step]:
         """How it ends once no request comes any more, but for the answers that still go out."""
         return [
-            ("wait for the disk", self.commit.drain),
+            ("wait for the disk", self.flusher.drain),
             ("stop the transaction coordinator", self.txns.stop),
             ("stop the group coordinator", self.groups.stop),
         ]
@@ -94,10 +94,10 @@ class Services:
     def drop_topics(self, topics: Sequence[Topic]) -> None:
         """Serve topics no more whose records are gone; :meth:`forget_topics` has to follow."""
         for topic in topics:
-            self.replicas.doom(topic)
-        self.polls.wake_all()
+            self.logs.doom(topic)
+        self.delayed_fetches.wake_all()
 
     async def forget_topics(self, topics: Sequence[Topic]) -> None:
         """Get what is left of dropped topics out of the way: directories, groups' offsets."""
-        await self.replicas.forget_doomed()
+        await self.logs.forget_doomed()
         await self.groups.on_topics_deleted([(one.name, one.topic_id.bytes) for one in topics])

@@ -31,11 +31,11 @@ from fencepost.groups.group import not_found
 from fencepost.groups.offsets import delete_all_offsets, tombstone_group
 from fencepost.groups.outcome import Outcome
 from fencepost.groups.reconcile import TopicIdPartition
-from fencepost.groups.shard import Shard
+from fencepost.groups.shard import GroupShardState
 from fencepost.logcore.machine import Token
 
 
-def describe_group(shard: Shard, command: DescribeGroup) -> DescribeGroupResult:
+def describe_group(shard: GroupShardState, command: DescribeGroup) -> DescribeGroupResult:
     """Describe a classic group.
 
     Metadata and protocol are told of a Stable group alone. Assignments are told in every state, as
@@ -65,7 +65,7 @@ def describe_group(shard: Shard, command: DescribeGroup) -> DescribeGroupResult:
 
 
 def describe_consumer_group(
-    shard: Shard, command: DescribeConsumerGroup
+    shard: GroupShardState, command: DescribeConsumerGroup
 ) -> DescribeConsumerGroupResult:
     """Describe a consumer group; what names of topics are not known any more is left out."""
     if not command.group_id:
@@ -107,7 +107,7 @@ def describe_consumer_group(
     )
 
 
-def list_groups(shard: Shard, command: ListGroups) -> ListGroupsResult:
+def list_groups(shard: GroupShardState, command: ListGroups) -> ListGroupsResult:
     """List groups of all types; filters ignore case, an empty one lets everything through."""
     states = {state.lower() for state in command.states}
     types = {name.lower() for name in command.types}
@@ -127,7 +127,9 @@ def list_groups(shard: Shard, command: ListGroups) -> ListGroupsResult:
     )
 
 
-def delete_group(shard: Shard, outcome: Outcome, token: Token, command: DeleteGroup) -> None:
+def delete_group(
+    shard: GroupShardState, outcome: Outcome, token: Token, command: DeleteGroup
+) -> None:
     """Delete an empty group with all its offsets, also those of open transactions."""
     group = shard.groups.get(command.group_id)
     if group is None:

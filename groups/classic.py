@@ -39,11 +39,11 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
 )
 from fencepost.groups.outcome import EventKind, Outcome
-from fencepost.groups.shard import Shard
+from fencepost.groups.shard import GroupShardState
 from fencepost.logcore.machine import DomainError, Token
 
 
-def _group_of_member(shard: Shard, group_id: str) -> ClassicGroup:
+def _group_of_member(shard: GroupShardState, group_id: str) -> ClassicGroup:
     if not group_id:
         raise InvalidGroupIdError("a member needs a group id")
     group = shard.groups.get(group_id)
@@ -64,7 +64,7 @@ def _require_generation(group: ClassicGroup, generation_id: int) -> None:
 # --- SyncGroup -----------------------------------------------------------------------------------
 
 
-def sync_group(shard: Shard, outcome: Outcome, token: Token, command: SyncGroup) -> None:
+def sync_group(shard: GroupShardState, outcome: Outcome, token: Token, command: SyncGroup) -> None:
     """Decide on a SyncGroup. Raises a :class:`groups.errors.GroupError` before any change."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
@@ -93,7 +93,7 @@ def sync_group(shard: Shard, outcome: Outcome, token: Token, command: SyncGroup)
 
 
 def _assign(
-    shard: Shard,
+    shard: GroupShardState,
     outcome: Outcome,
     group: ClassicGroup,
     leader: ClassicMember,
@@ -127,7 +127,7 @@ def _assignment(group: ClassicGroup, assignment: bytes) -> SyncGroupResult:
 # --- Heartbeat -----------------------------------------------------------------------------------
 
 
-def heartbeat(shard: Shard, outcome: Outcome, token: Token, command: Heartbeat) -> None:
+def heartbeat(shard: GroupShardState, outcome: Outcome, token: Token, command: Heartbeat) -> None:
     """Decide on a Heartbeat. In CompletingRebalance it is welcome, as in Kafka's code."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
@@ -146,7 +146,9 @@ def heartbeat(shard: Shard, outcome: Outcome, token: Token, command: Heartbeat) 
 # --- LeaveGroup ----------------------------------------------------------------------------------
 
 
-def leave_group(shard: Shard, outcome: Outcome, token: Token, command: LeaveGroup) -> None:
+def leave_group(
+    shard: GroupShardState, outcome: Outcome, token: Token, command: LeaveGroup
+) -> None:
     """Remove several members at once; at most one rebalance comes of it."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
@@ -184,7 +186,7 @@ def leave_group(shard: Shard, outcome: Outcome, token: Token, command: LeaveGrou
 
 
 def _leave(
-    shard: Shard, outcome: Outcome, group: ClassicGroup, leaving: LeavingMember
+    shard: GroupShardState, outcome: Outcome, group: ClassicGroup, leaving: LeavingMember
 ) -> ClassicMember | None:
     """Remove one member and return it, None for a pending one."""
     member_id, instance_id = leaving.member_id, leaving.group_instance_id
@@ -207,7 +209,7 @@ def _leave(
 # --- loading -------------------------------------------------------------------------------------
 
 
-def group_loaded(shard: Shard, outcome: Outcome, group: ClassicGroup) -> None:
+def group_loaded(shard: GroupShardState, outcome: Outcome, group: ClassicGroup) -> None:
     """Begin to serve a group read from the log: every session starts anew."""
     for member in group.members.values():
         arm_session(outcome, group, member)

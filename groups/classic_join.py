@@ -39,11 +39,11 @@ from fencepost.groups.errors import (
 )
 from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.records import GroupMetadataValue
-from fencepost.groups.shard import Shard
+from fencepost.groups.shard import GroupShardState
 from fencepost.logcore.machine import InvariantViolation, Token
 
 
-def join_group(shard: Shard, outcome: Outcome, token: Token, command: JoinGroup) -> None:
+def join_group(shard: GroupShardState, outcome: Outcome, token: Token, command: JoinGroup) -> None:
     """Decide on a JoinGroup. Raises a :class:`groups.errors.GroupError` before any change."""
     _validate(shard, command)
     group = shard.groups.get(command.group_id)
@@ -75,7 +75,7 @@ def join_group(shard: Shard, outcome: Outcome, token: Token, command: JoinGroup)
         _join_new(shard, outcome, group, token, command)
 
 
-def _validate(shard: Shard, command: JoinGroup) -> None:
+def _validate(shard: GroupShardState, command: JoinGroup) -> None:
     limits = shard.limits
     if not command.group_id:
         raise InvalidGroupIdError("a member needs a group id")
@@ -102,7 +102,7 @@ def _validate(shard: Shard, command: JoinGroup) -> None:
 
 
 def _create_group(
-    shard: Shard,
+    shard: GroupShardState,
     outcome: Outcome,
     token: Token,
     command: JoinGroup,
@@ -129,7 +129,7 @@ def _create_group(
     _join_new(shard, outcome, group, token, command)
 
 
-def _accepts(shard: Shard, group: ClassicGroup, member_id: str) -> bool:
+def _accepts(shard: GroupShardState, group: ClassicGroup, member_id: str) -> bool:
     """Whether the group's size allows this member.
 
     In the join phase only those who came back count: a group that grew too large under an older
@@ -176,7 +176,7 @@ def _require_support(group: ClassicGroup, command: JoinGroup) -> None:
 
 
 def _join_new(
-    shard: Shard, outcome: Outcome, group: ClassicGroup, token: Token, command: JoinGroup
+    shard: GroupShardState, outcome: Outcome, group: ClassicGroup, token: Token, command: JoinGroup
 ) -> None:
     member_id = command.new_member_id
     if not member_id or member_id in group.members or member_id in group.pending_members:
@@ -194,7 +194,7 @@ def _join_new(
 
 
 def _hand_out_id(
-    shard: Shard, outcome: Outcome, group: ClassicGroup, token: Token, command: JoinGroup
+    shard: GroupShardState, outcome: Outcome, group: ClassicGroup, token: Token, command: JoinGroup
 ) -> None:
     """Let a member prove that it hears us before it takes part (KIP-394)."""
     member_id = command.new_member_id
@@ -216,7 +216,7 @@ def _evict(outcome: Outcome, group: ClassicGroup, member_id: str) -> None:
 
 
 def _add_member(
-    shard: Shard,
+    shard: GroupShardState,
     outcome: Outcome,
     group: ClassicGroup,
     token: Token,
@@ -260,7 +260,7 @@ def _add_member(
 
 
 def _replace_static(
-    shard: Shard,
+    shard: GroupShardState,
     outcome: Outcome,
     group: ClassicGroup,
     token: Token,
@@ -294,7 +294,7 @@ def _replace_static(
 
 
 def _persist_successor(
-    shard: Shard,
+    shard: GroupShardState,
     outcome: Outcome,
     group: ClassicGroup,
     token: Token,
@@ -363,7 +363,7 @@ def _fence(
 
 
 def _join_known(
-    shard: Shard, outcome: Outcome, group: ClassicGroup, token: Token, command: JoinGroup
+    shard: GroupShardState, outcome: Outcome, group: ClassicGroup, token: Token, command: JoinGroup
 ) -> None:
     member_id = command.member_id
     if member_id in group.pending_members:

@@ -14,7 +14,7 @@ from fencepost.groups.commands import JoinGroupResult
 from fencepost.groups.errors import RebalanceInProgressError, UnknownMemberIdError
 from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.records import GroupMetadataValue
-from fencepost.groups.shard import Shard
+from fencepost.groups.shard import GroupShardState
 from fencepost.logcore.machine import DomainError
 
 
@@ -27,7 +27,11 @@ def arm_session(outcome: Outcome, group: ClassicGroup, member: ClassicMember) ->
 
 
 def maybe_prepare_rebalance(
-    shard: Shard, outcome: Outcome, group: ClassicGroup, reason: str, member: ClassicMember | None
+    shard: GroupShardState,
+    outcome: Outcome,
+    group: ClassicGroup,
+    reason: str,
+    member: ClassicMember | None,
 ) -> None:
     """Start a rebalance, or see whether the one that runs can go on now.
 
@@ -40,7 +44,11 @@ def maybe_prepare_rebalance(
 
 
 def prepare_rebalance(
-    shard: Shard, outcome: Outcome, group: ClassicGroup, reason: str, member: ClassicMember | None
+    shard: GroupShardState,
+    outcome: Outcome,
+    group: ClassicGroup,
+    reason: str,
+    member: ClassicMember | None,
 ) -> None:
     """Enter the join phase. Whoever waits for its assignment must rejoin."""
     outcome.event(
@@ -94,7 +102,7 @@ def maybe_complete_join(outcome: Outcome, group: ClassicGroup) -> None:
         complete_join(outcome, group)
 
 
-def join_timer_fired(shard: Shard, outcome: Outcome, group: ClassicGroup) -> None:
+def join_timer_fired(shard: GroupShardState, outcome: Outcome, group: ClassicGroup) -> None:
     """End the join phase, or prolong the initial one if somebody joined meanwhile."""
     if group.state is not ClassicState.PREPARING_REBALANCE:
         return
@@ -211,7 +219,7 @@ def sync_arrived(outcome: Outcome, group: ClassicGroup, member: ClassicMember) -
         outcome.disarm(sync_timer(group.group_id))
 
 
-def sync_timer_fired(shard: Shard, outcome: Outcome, group: ClassicGroup) -> None:
+def sync_timer_fired(shard: GroupShardState, outcome: Outcome, group: ClassicGroup) -> None:
     """Remove members that did not ask for their assignment, and rebalance without them."""
     generation_runs = group.state in {ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE}
     if not generation_runs or not group.pending_sync:
@@ -234,7 +242,7 @@ def sync_timer_fired(shard: Shard, outcome: Outcome, group: ClassicGroup) -> Non
 
 
 def session_timer_fired(
-    shard: Shard, outcome: Outcome, group: ClassicGroup, member_id: str
+    shard: GroupShardState, outcome: Outcome, group: ClassicGroup, member_id: str
 ) -> None:
     """Remove a silent member, or a pending one that did not come back with its id."""
     if member_id in group.pending_members:

@@ -185,7 +185,7 @@ class CommitOffsets:
     group_instance_id: str | None
     offsets: tuple[OffsetToCommit, ...]
     retention_time_ms: int = NO_RETENTION
-    is_v9_or_later: bool = False
+    knows_member_epochs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 The order of checks is Kafka's (``GroupMetadataManager.consumerGroupHeartbeat`` and the methods
 below it). A heartbeat goes through six steps: the member, its subscription, the group epoch, the
-target, the member's reconciliation, the answer. All of them work on a :class:`Beat`, which holds
-what will be true once the records that are being collected are replayed.
+target, the member's reconciliation, the answer. All of them work on a :class:`MemberUpdate`, which
+holds what will be true once the records that are being collected are replayed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fencepost.groups.consumer_group import (
 )
 from fencepost.groups.consumer_members import remove_members
 from fencepost.groups.consumer_steps import (
-    Beat,
+    MemberUpdate,
     change_group,
     move_member,
     remember,
@@ -41,7 +41,7 @@ from fencepost.groups.consumer_steps import (
     require_small,
     take_over,
 )
-from fencepost.groups.consumer_target import Working
+from fencepost.groups.consumer_target import GroupDraft
 from fencepost.groups.errors import (
     FencedMemberEpochError,
     GroupDeadError,
@@ -54,13 +54,15 @@ from fencepost.groups.group import not_found
 from fencepost.groups.migration import finish_upgrade, upgraded
 from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.reconcile import CurrentAssignment, MemberState
-from fencepost.groups.shard import Shard
+from fencepost.groups.shard import GroupShardState
 from fencepost.logcore.machine import Token
 
 _JAVA_BLANKS: Final = "".join(map(chr, range(33)))
 
 
-def heartbeat(shard: Shard, outcome: Outcome, token: Token, command: ConsumerHeartbeat) -> None:
+def heartbeat(
+    shard: GroupShardState, outcome: Outcome, token: Token, command: ConsumerHeartbeat
+) -> None:
     """Decide on a ConsumerGroupHeartbeat. Raises a GroupError before any change."""
     settings = shard.settings_with(command.settings)
     _validate(shard, command, settings)
@@ -82,7 +84,7 @@ def heartbeat(shard: Shard, outcome: Outcome, token: Token, command: ConsumerHea
     outcome.reply(token, _answer(beat, before))
 
 
-def _answer(beat: Beat, before: CurrentAssignment) -> ConsumerHeartbeatResult:
+def _answer(beat: MemberUpdate, before: CurrentAssignment) -> ConsumerHeartbeatResult:
     command, current = beat.command, beat.current
     subscribes = command.subscribed_topic_names is not None or command.subscribed_topic_regex
     is_full = command.member_epoch == JOIN_EPOCH or (
@@ -102,7 +104,9 @@ def _answer(beat: Beat, before: CurrentAssignment) -> ConsumerHeartbeatResult:
 # --- validation ----------------------------------------------------------------------------------
 
 
-def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettings) -> None:
+def _validate(
+    shard: GroupShardState, command: ConsumerHeartbeat, settings: ConsumerSettings
+) -> None:
     for what, text in (
         ("GroupId", command.group_id),
         ("InstanceId", command.instance_id),
@@ -157,7 +161,7 @@ def _require(condition: bool, what: str) -> None:
 
 
 def _group(
-    shard: Shard, outcome: Outcome, command: ConsumerHeartbeat, settings: ConsumerSettings
+    shard: GroupShardState, outcome: Outcome, command: ConsumerHeartbeat, settings: ConsumerSettings
 ) -> ConsumerGroup:
     """Return the group; a joining member may create one, or turn a classic one into one."""
     group = shard.groups.get(command.group_id)
@@ -186,7 +190,7 @@ def _member(
     command: ConsumerHeartbeat,
     settings: ConsumerSettings,
     group: ConsumerGroup,
-) -> Beat:
+) -> MemberUpdate:
     """Find the member, check its epoch, or see that it may come in."""
     member_id = command.member_id or command.new_member_id
     known = group.members.get(member_id)
@@ -194,8 +198,10 @@ def _member(
     owner = group.owner_of(command.instance_id)
     if known is None and owner is None and len(group.members) >= settings.max_size:
         raise GroupMaxSizeReachedError(f"group {group.group_id!r} is full")
-    working = Working.of(group, command.topics)
-    beat = Beat(command, settings, group, working, member_id, known, group.current(member_id))
+    working = GroupDraft.of(group, command.topics)
+    beat = MemberUpdate(
+        command, settings, group, working, member_id, known, group.current(member_id)
+    )
     joins = command.member_epoch == JOIN_EPOCH
     if is_static and joins and owner is not None:
         take_over(outcome, beat, owner)
@@ -212,7 +218,7 @@ def _unknown(group: ConsumerGroup, member_id: str) -> UnknownMemberIdError:
     return UnknownMemberIdError(f"Member {member_id} is not a member of group {group.group_id}.")
 
 
-def _require_epoch(beat: Beat) -> None:
+def _require_epoch(beat: MemberUpdate) -> None:
     epoch, current = beat.command.member_epoch, beat.current
     if epoch == current.member_epoch:
         return
@@ -228,7 +234,9 @@ def _require_epoch(beat: Beat) -> None:
 # --- leaving -------------------------------------------------------------------------------------
 
 
-def _leave(shard: Shard, outcome: Outcome, token: Token, command: ConsumerHeartbeat) -> None:
+def _leave(
+    shard: GroupShardState, outcome: Outcome, token: Token, command: ConsumerHeartbeat
+) -> None:
     group = shard.groups.get(command.group_id)
     if not isinstance(group, ConsumerGroup):
         raise not_found(group, command.group_id, "consumer")

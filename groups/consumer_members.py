@@ -19,11 +19,11 @@ from fencepost.groups.consumer_target import metadata_hash, write_epoch
 from fencepost.groups.migration import downgrade, may_downgrade
 from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.reconcile import MemberState
-from fencepost.groups.shard import Shard
+from fencepost.groups.shard import GroupShardState
 
 
 def remove_members(
-    shard: Shard,
+    shard: GroupShardState,
     outcome: Outcome,
     group: ConsumerGroup,
     member_ids: Sequence[str],
@@ -84,7 +84,7 @@ def remove_members(
 
 
 def session_timer_fired(
-    shard: Shard, outcome: Outcome, group: ConsumerGroup, member_id: str
+    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, member_id: str
 ) -> None:
     """Remove a member that was silent for a whole session."""
     if member_id in group.members:
@@ -94,7 +94,7 @@ def session_timer_fired(
 
 
 def rebalance_timer_fired(
-    shard: Shard, outcome: Outcome, group: ConsumerGroup, member_id: str
+    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, member_id: str
 ) -> None:
     """Remove a member that did not revoke in the time it had asked for itself."""
     if group.current(member_id).state is MemberState.UNREVOKED_PARTITIONS:
@@ -103,28 +103,34 @@ def rebalance_timer_fired(
         )
 
 
-def join_timer_fired(shard: Shard, outcome: Outcome, group: ConsumerGroup, member_id: str) -> None:
+def join_timer_fired(
+    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, member_id: str
+) -> None:
     """Remove a classic member that was told to rejoin and did not."""
     if member_id in group.joining:
         reason = "did not rejoin in time"
         remove_members(shard, outcome, group, [member_id], EventKind.MEMBER_EXPIRED, reason)
 
 
-def sync_timer_fired(shard: Shard, outcome: Outcome, group: ConsumerGroup, member_id: str) -> None:
+def sync_timer_fired(
+    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, member_id: str
+) -> None:
     """Remove a classic member that did not fetch its assignment."""
     if member_id in group.syncing:
         reason = "did not send SyncGroup in time"
         remove_members(shard, outcome, group, [member_id], EventKind.MEMBER_EXPIRED, reason)
 
 
-def session_timeout_ms(shard: Shard, group_id: str, member: cr.ConsumerMemberValue) -> int:
+def session_timeout_ms(
+    shard: GroupShardState, group_id: str, member: cr.ConsumerMemberValue
+) -> int:
     """Return how long the member may be silent: a classic one has chosen it for itself."""
     if member.classic is not None:
         return member.classic.session_timeout_ms
     return shard.settings_of(group_id).session_timeout_ms
 
 
-def group_loaded(shard: Shard, outcome: Outcome, group: ConsumerGroup) -> None:
+def group_loaded(shard: GroupShardState, outcome: Outcome, group: ConsumerGroup) -> None:
     """Begin to serve a group read from the log: every session starts anew.
 
     Whether a classic member must rejoin or sync, its next heartbeat finds out.

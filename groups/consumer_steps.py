@@ -2,8 +2,8 @@
 
 Its place, its subscription, the group epoch, the target, its reconciliation. A heartbeat of the
 consumer protocol brings a member here, and in a group with members of both protocols a JoinGroup
-does. All steps work on a :class:`Beat`, which holds what will be true once the records that are
-being collected are replayed.
+does. All steps work on a :class:`MemberUpdate`, which holds what will be true once the records
+that are being collected are replayed.
 
 Source: Kafka's ``GroupMetadataManager.consumerGroupHeartbeat`` and
 ``classicGroupJoinToConsumerGroup``.
@@ -29,7 +29,7 @@ from fencepost.groups.consumer_group import (
     write_current,
 )
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
-from fencepost.groups.consumer_target import Working, bump_epoch, update_target
+from fencepost.groups.consumer_target import GroupDraft, bump_epoch, update_target
 from fencepost.groups.errors import (
     FencedInstanceIdError,
     GroupLimitExceededError,
@@ -40,17 +40,17 @@ from fencepost.groups.expressions import refresh_regexes
 from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition, reconcile
 from fencepost.groups.regex import TopicRegex
-from fencepost.groups.shard import Shard
+from fencepost.groups.shard import GroupShardState
 
 
 @dataclass(slots=True)
-class Beat:
+class MemberUpdate:
     """One member on its way through the steps. ``command`` may stand for a JoinGroup."""
 
     command: ConsumerHeartbeat
     settings: ConsumerSettings
     group: ConsumerGroup
-    working: Working
+    working: GroupDraft
     member_id: str
     old_value: cr.ConsumerMemberValue | None
     """What the member said before; None for a new one."""
@@ -70,7 +70,7 @@ class Beat:
         return assignment is None or assignment.epoch < self.working.epoch.epoch
 
 
-def change_group(shard: Shard, outcome: Outcome, beat: Beat) -> None:
+def change_group(shard: GroupShardState, outcome: Outcome, beat: MemberUpdate) -> None:
     """Take note of what the member says, and bump the group epoch if that changes anything."""
     _subscribe(shard, outcome, beat)
     cause: dict[str, object] = {}
@@ -82,13 +82,13 @@ def change_group(shard: Shard, outcome: Outcome, beat: Beat) -> None:
     bump_epoch(outcome, beat.working, beat.reasons, **cause)
 
 
-def move_member(outcome: Outcome, beat: Beat) -> None:
+def move_member(outcome: Outcome, beat: MemberUpdate) -> None:
     """Compute the target if it is due, and bring the member nearer to it."""
     update_target(outcome, beat.working, beat.settings)
     reconcile_member(outcome, beat)
 
 
-def require_small(shard: Shard, outcome: Outcome) -> None:
+def require_small(shard: GroupShardState, outcome: Outcome) -> None:
     """Raise :class:`GroupLimitExceededError` unless the records fit one batch."""
     size = sum(len(record.key) + len(record.value or b"") for record in outcome.records)
     limit = shard.limits.max_group_record_bytes
@@ -96,7 +96,7 @@ def require_small(shard: Shard, outcome: Outcome) -> None:
         raise GroupLimitExceededError(f"the group's change exceeds max_group_record_bytes={limit}")
 
 
-def remember(outcome: Outcome, beat: Beat) -> None:
+def remember(outcome: Outcome, beat: MemberUpdate) -> None:
     """Note what is soft, once nothing can be refused any more."""
     if beat.replaced not in {None, beat.member_id}:
         beat.group.stop_timers(outcome, beat.replaced or "")
@@ -114,7 +114,7 @@ def require_owner(instance_id: str | None, member_id: str, owner: str | None) ->
         raise FencedInstanceIdError(f"instance id {instance_id!r} has a new owner")
 
 
-def take_over(outcome: Outcome, beat: Beat, owner: str) -> None:
+def take_over(outcome: Outcome, beat: MemberUpdate, owner: str) -> None:
     """Give a static member's place, assignment and target to its next incarnation."""
     group, member_id, command = beat.group, beat.member_id, beat.command
     speak_alike = beat.classic is None and group.members[owner].classic is None
@@ -157,7 +157,7 @@ def take_over(outcome: Outcome, beat: Beat, owner: str) -> None:
 # --- what the member says of itself ------------------------------------------------------
 
 
-def _subscribe(shard: Shard, outcome: Outcome, beat: Beat) -> None:
+def _subscribe(shard: GroupShardState, outcome: Outcome, beat: MemberUpdate) -> None:
     command, old, group = beat.command, beat.old_value, beat.group
     base = old or cr.ConsumerMemberValue(None, None, "", "", (), "", NO_TIMEOUT, None)
     names, regex = command.subscribed_topic_names, command.subscribed_topic_regex
@@ -204,7 +204,7 @@ def _subscribe(shard: Shard, outcome: Outcome, beat: Beat) -> None:
 # --- its reconciliation ----------------------------------------------------------------------
 
 
-def reconcile_member(outcome: Outcome, beat: Beat) -> None:
+def reconcile_member(outcome: Outcome, beat: MemberUpdate) -> None:
     """Bring the member one step nearer to its target."""
     group, working, member_id = beat.group, beat.working, beat.member_id
     allowed = working.topic_ids_of(working.members[member_id])

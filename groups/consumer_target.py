@@ -40,11 +40,11 @@ from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.reconcile import Target, TopicIdPartition
 from fencepost.groups.regex import RegexScan
-from fencepost.groups.shard import Shard
+from fencepost.groups.shard import GroupShardState
 
 
 @dataclass(slots=True)
-class Working:
+class GroupDraft:
     """A group as it will be once the records that are being collected are replayed."""
 
     group: ConsumerGroup
@@ -61,7 +61,7 @@ class Working:
     scan: RegexScan | None
 
     @classmethod
-    def of(cls, group: ConsumerGroup, topics: TopicImage) -> Working:
+    def of(cls, group: ConsumerGroup, topics: TopicImage) -> GroupDraft:
         """Return the group as it is."""
         return cls(
             group,
@@ -117,7 +117,7 @@ def metadata_hash(topics: TopicImage, names: frozenset[str]) -> int:
     return int.from_bytes(digest.digest(), signed=True) if found else 0
 
 
-def bump_epoch(outcome: Outcome, working: Working, reasons: list[str], **cause: object) -> None:
+def bump_epoch(outcome: Outcome, working: GroupDraft, reasons: list[str], **cause: object) -> None:
     """Bump the group epoch if there is a reason, or if the subscribed topics changed.
 
     ``cause`` is told with it: whose heartbeat it was that found the reason.
@@ -162,7 +162,7 @@ def write_epoch(
 # --- the target ----------------------------------------------------------------------------------
 
 
-def update_target(outcome: Outcome, working: Working, settings: ConsumerSettings) -> None:
+def update_target(outcome: Outcome, working: GroupDraft, settings: ConsumerSettings) -> None:
     """Compute the target of the newest group epoch, unless the last computation is too fresh."""
     assignment = working.assignment
     if assignment is not None:
@@ -188,7 +188,7 @@ def is_early(assignment: cr.AssignmentEpochValue, settings: ConsumerSettings, no
 
 def _write_target(
     outcome: Outcome,
-    working: Working,
+    working: GroupDraft,
     assignor: str,
     targets: dict[str, frozenset[TopicIdPartition]],
 ) -> None:
@@ -215,7 +215,7 @@ def _write_target(
 
 
 def _ask(
-    outcome: Outcome, working: Working, assignor: RemoteAssignor, spec: GroupSpec
+    outcome: Outcome, working: GroupDraft, assignor: RemoteAssignor, spec: GroupSpec
 ) -> dict[str, frozenset[TopicIdPartition]]:
     """Ask for a target; return what members keep until it comes."""
     held = kept(spec)
@@ -228,7 +228,7 @@ def _ask(
     return held
 
 
-def _ask_again(outcome: Outcome, working: Working, settings: ConsumerSettings) -> None:
+def _ask_again(outcome: Outcome, working: GroupDraft, settings: ConsumerSettings) -> None:
     """Ask once more where no answer came: it failed, or the shard was loaded in between."""
     if not settings.assignors.has_remote:
         return
@@ -238,15 +238,15 @@ def _ask_again(outcome: Outcome, working: Working, settings: ConsumerSettings) -
         _ask(outcome, working, assignor, _spec(working))
 
 
-def assignor_timer_fired(shard: Shard, outcome: Outcome, group: ConsumerGroup) -> None:
+def assignor_timer_fired(shard: GroupShardState, outcome: Outcome, group: ConsumerGroup) -> None:
     """Ask once more, also while no member has anything to say."""
     topics = shard.image
     # A group that has changed since is asked for by the next heartbeat, which knows how.
     if topics is not None and group.members and group.assignment_epoch >= group.epoch:
-        _ask_again(outcome, Working.of(group, topics), shard.consumer)
+        _ask_again(outcome, GroupDraft.of(group, topics), shard.consumer)
 
 
-def target_computed(shard: Shard, outcome: Outcome, command: TargetComputed) -> None:
+def target_computed(shard: GroupShardState, outcome: Outcome, command: TargetComputed) -> None:
     """Take the answer of an assignor that is computed elsewhere: a new epoch with its target.
 
     Kafka answers UNKNOWN_SERVER_ERROR to the heartbeat that needed an assignor which fails, and
@@ -273,7 +273,7 @@ def target_computed(shard: Shard, outcome: Outcome, command: TargetComputed) -> 
     topics = shard.image
     if topics is None or not group.members:
         return
-    working = Working.of(group, topics)
+    working = GroupDraft.of(group, topics)
     assignor = preferred_assignor(working.members, settings)
     if assignor.name != command.assignor or _spec(working) != command.group:
         return
@@ -289,7 +289,7 @@ def target_computed(shard: Shard, outcome: Outcome, command: TargetComputed) -> 
     _write_target(outcome, working, command.assignor, targets)
 
 
-def _spec(working: Working) -> GroupSpec:
+def _spec(working: GroupDraft) -> GroupSpec:
     members = {
         member_id: MemberSpec(
             member.instance_id,

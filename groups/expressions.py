@@ -14,11 +14,11 @@ from typing import Final
 from fencepost.groups import consumer_records as cr
 from fencepost.groups.consumer_group import ConsumerGroup, regex_timer
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
-from fencepost.groups.consumer_target import Working, bump_epoch
+from fencepost.groups.consumer_target import GroupDraft, bump_epoch
 from fencepost.groups.errors import GroupLimitExceededError
 from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.regex import RegexScan
-from fencepost.groups.shard import Shard
+from fencepost.groups.shard import GroupShardState
 
 PAUSE_MS: Final = 5
 """Between two slices, so that one group's expressions leave half of the time to others."""
@@ -26,7 +26,9 @@ SHOWN_CHARS: Final = 100
 """Characters of an expression in events and reasons."""
 
 
-def refresh_regexes(shard: Shard, outcome: Outcome, working: Working, reasons: list[str]) -> None:
+def refresh_regexes(
+    shard: GroupShardState, outcome: Outcome, working: GroupDraft, reasons: list[str]
+) -> None:
     """Resolve expressions that are new, forget those nobody uses, and follow the topics' changes.
 
     Why the epoch must be bumped, if it must, is added to ``reasons``.
@@ -43,11 +45,11 @@ def refresh_regexes(shard: Shard, outcome: Outcome, working: Working, reasons: l
         _go_on(shard, outcome, working, reasons)
 
 
-def regex_timer_fired(shard: Shard, outcome: Outcome, group: ConsumerGroup) -> None:
+def regex_timer_fired(shard: GroupShardState, outcome: Outcome, group: ConsumerGroup) -> None:
     """Go on with what no heartbeat got to; the target follows at the next heartbeat of anybody."""
     if shard.image is None or not group.members:
         return
-    working = Working.of(group, shard.image)
+    working = GroupDraft.of(group, shard.image)
     reasons: list[str] = []
     if working.scan is None:
         _begin(shard, outcome, working)
@@ -57,7 +59,7 @@ def regex_timer_fired(shard: Shard, outcome: Outcome, group: ConsumerGroup) -> N
     working.remember()
 
 
-def _used(working: Working) -> set[str]:
+def _used(working: GroupDraft) -> set[str]:
     return {
         member.subscribed_topic_regex
         for member in working.members.values()
@@ -65,7 +67,7 @@ def _used(working: Working) -> set[str]:
     }
 
 
-def _begin(shard: Shard, outcome: Outcome, working: Working) -> None:
+def _begin(shard: GroupShardState, outcome: Outcome, working: GroupDraft) -> None:
     """Begin to match what is new, or everything if the topics have changed."""
     used = _used(working)
     checked_ms = working.regexes_checked_ms
@@ -84,7 +86,9 @@ def _begin(shard: Shard, outcome: Outcome, working: Working) -> None:
         working.regexes_checked_ms = outcome.now_ms
 
 
-def _go_on(shard: Shard, outcome: Outcome, working: Working, reasons: list[str]) -> None:
+def _go_on(
+    shard: GroupShardState, outcome: Outcome, working: GroupDraft, reasons: list[str]
+) -> None:
     """Match for a slice, and write down what is done."""
     scan = working.scan
     if scan is None:
@@ -116,7 +120,7 @@ def _go_on(shard: Shard, outcome: Outcome, working: Working, reasons: list[str])
 
 def _take(
     outcome: Outcome,
-    working: Working,
+    working: GroupDraft,
     regex: str,
     value: cr.RegularExpressionValue,
     reasons: list[str],
@@ -138,7 +142,7 @@ def _take(
     return True
 
 
-def _refuse(outcome: Outcome, working: Working, scan: RegexScan) -> None:
+def _refuse(outcome: Outcome, working: GroupDraft, scan: RegexScan) -> None:
     """Leave an expression that can't be used its topics, and say so once.
 
     Who subscribes by one is refused; but a log of another broker may bring it, and all members of

@@ -67,7 +67,7 @@ from fencepost.groups.records import (
     OffsetCommitValue,
     Value,
 )
-from fencepost.groups.shard import Shard
+from fencepost.groups.shard import GroupShardState
 from fencepost.logcore.machine import Decision, InvariantViolation, ProducerStamp, Record, Token
 
 
@@ -91,7 +91,7 @@ class GroupMachine:
         topics: TopicImage | None = None,
         own_settings: Callable[[str], ConsumerSettings | None] = lambda _: None,
     ) -> None:
-        self._shard = Shard(
+        self._shard = GroupShardState(
             limits or GroupLimits(),
             initial_rebalance_delay_ms,
             offsets_retention_ms,

@@ -37,7 +37,7 @@ from fencepost.groups.errors import (
 from fencepost.groups.group import ShardTotals
 from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.reconcile import CurrentAssignment, TopicIdPartition
-from fencepost.groups.shard import Shard
+from fencepost.groups.shard import GroupShardState
 from fencepost.groups.subscription import read_assignment, read_subscription, write_assignment
 from fencepost.logcore.errors import CorruptRecordError
 
@@ -45,7 +45,7 @@ from fencepost.logcore.errors import CorruptRecordError
 
 
 def upgraded(
-    shard: Shard,
+    shard: GroupShardState,
     outcome: Outcome,
     classic: ClassicGroup,
     topics: TopicImage,
@@ -107,7 +107,7 @@ def _require_upgradable(classic: ClassicGroup, settings: ConsumerSettings) -> No
 
 
 def _consumers(
-    shard: Shard, classic: ClassicGroup, topics: TopicImage
+    shard: GroupShardState, classic: ClassicGroup, topics: TopicImage
 ) -> tuple[dict[str, cr.ConsumerMemberValue], dict[str, list[TopicIdPartition]]]:
     """Return each member as the consumer protocol sees it, and what it is assigned."""
     everybody = list(classic.members.values())
@@ -152,7 +152,7 @@ def _consumers(
     return members, assigned
 
 
-def finish_upgrade(shard: Shard, outcome: Outcome, classic: ClassicGroup) -> None:
+def finish_upgrade(shard: GroupShardState, outcome: Outcome, classic: ClassicGroup) -> None:
     """Let go of a classic group whose tombstone is decided: who waits there must join anew."""
     error = RebalanceInProgressError("the group became one of the consumer protocol; rejoin")
     outcome.disarm(join_timer(classic.group_id))
@@ -172,7 +172,7 @@ def finish_upgrade(shard: Shard, outcome: Outcome, classic: ClassicGroup) -> Non
 
 
 def may_downgrade(
-    shard: Shard, group: ConsumerGroup, leaving: Collection[str], joining: int = 0
+    shard: GroupShardState, group: ConsumerGroup, leaving: Collection[str], joining: int = 0
 ) -> bool:
     """Whether the group is to become classic when these members go and so many come."""
     size = len(group.members) - len(leaving) + joining
@@ -184,7 +184,7 @@ def may_downgrade(
 
 
 def downgrade(
-    shard: Shard,
+    shard: GroupShardState,
     outcome: Outcome,
     group: ConsumerGroup,
     leaving: Collection[str],

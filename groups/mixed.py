@@ -33,7 +33,7 @@ from fencepost.groups.consumer_commands import (
 from fencepost.groups.consumer_group import ConsumerGroup, session_timer
 from fencepost.groups.consumer_members import remove_members
 from fencepost.groups.consumer_steps import (
-    Beat,
+    MemberUpdate,
     change_group,
     move_member,
     reconcile_member,
@@ -42,7 +42,7 @@ from fencepost.groups.consumer_steps import (
     require_small,
     take_over,
 )
-from fencepost.groups.consumer_target import Working, is_early
+from fencepost.groups.consumer_target import GroupDraft, is_early
 from fencepost.groups.errors import (
     GroupError,
     GroupMaxSizeReachedError,
@@ -55,7 +55,7 @@ from fencepost.groups.errors import (
 from fencepost.groups.migration import downgrade, ids_of, may_downgrade, named
 from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.reconcile import MemberState
-from fencepost.groups.shard import Shard
+from fencepost.groups.shard import GroupShardState
 from fencepost.groups.subscription import Subscription, read_subscription, write_assignment
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import DomainError, Token
@@ -67,7 +67,7 @@ NO_TOPICS: Final = TopicImage({})
 
 
 def join_group(
-    shard: Shard, outcome: Outcome, group: ConsumerGroup, token: Token, command: JoinGroup
+    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, token: Token, command: JoinGroup
 ) -> None:
     """Decide on a JoinGroup to a consumer group with members; it is answered at once.
 
@@ -113,8 +113,8 @@ def join_group(
 
 
 def _beat(
-    shard: Shard, group: ConsumerGroup, command: JoinGroup, settings: ConsumerSettings
-) -> Beat:
+    shard: GroupShardState, group: ConsumerGroup, command: JoinGroup, settings: ConsumerSettings
+) -> MemberUpdate:
     """Say with a heartbeat of the consumer protocol what the JoinGroup says."""
     subscription = _subscription(command)
     topics = shard.image or NO_TOPICS
@@ -144,9 +144,9 @@ def _beat(
         owned=tuple(owned.items()),
     )
     known, current = group.members.get(said.member_id), group.current(said.member_id)
-    working = Working.of(group, topics)
+    working = GroupDraft.of(group, topics)
     classic = cr.ClassicMemberMetadata(command.session_timeout_ms, command.protocols)
-    return Beat(said, settings, group, working, said.member_id, known, current, classic)
+    return MemberUpdate(said, settings, group, working, said.member_id, known, current, classic)
 
 
 def _subscription(command: JoinGroup) -> Subscription:
@@ -157,7 +157,7 @@ def _subscription(command: JoinGroup) -> Subscription:
         raise InconsistentGroupProtocolError(f"a subscription can't be read: {error}") from error
 
 
-def _replace_last(shard: Shard, outcome: Outcome, beat: Beat, owner: str) -> bool:
+def _replace_last(shard: GroupShardState, outcome: Outcome, beat: MemberUpdate, owner: str) -> bool:
     """Make the group classic if ``owner`` was its last member of the consumer protocol."""
     group = beat.group
     if group.members[owner].classic is not None or not may_downgrade(
@@ -176,7 +176,7 @@ def _replace_last(shard: Shard, outcome: Outcome, beat: Beat, owner: str) -> boo
     return downgrade(shard, outcome, group, (), joining, rebalance_reason=why)
 
 
-def _is_everybody_settled(beat: Beat, replaced: str) -> bool:
+def _is_everybody_settled(beat: MemberUpdate, replaced: str) -> bool:
     """Whether all members, with the new one for ``replaced``, have what the newest epoch gives."""
     group, epoch = beat.group, beat.working.epoch.epoch
     currents = [group.current(name) for name in group.members if name != replaced]
@@ -189,7 +189,7 @@ def _is_everybody_settled(beat: Beat, replaced: str) -> bool:
 
 
 def sync_group(
-    shard: Shard, outcome: Outcome, group: ConsumerGroup, token: Token, command: SyncGroup
+    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, token: Token, command: SyncGroup
 ) -> None:
     """Hand a classic member what is assigned to it. Raises a GroupError before any change."""
     member_id = command.member_id
@@ -215,7 +215,7 @@ def sync_group(
 
 
 def heartbeat(
-    shard: Shard, outcome: Outcome, group: ConsumerGroup, token: Token, command: Heartbeat
+    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, token: Token, command: Heartbeat
 ) -> None:
     """Keep a classic member alive, and tell it to rejoin when there is something to learn.
 
@@ -237,7 +237,9 @@ def heartbeat(
         outcome.reply(token, HeartbeatResult())
 
 
-def _may_move(shard: Shard, outcome: Outcome, group: ConsumerGroup, member_id: str) -> bool:
+def _may_move(
+    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, member_id: str
+) -> bool:
     """Whether a JoinGroup now would take the member to a newer epoch.
 
     Until the next target may be computed it would not, and a client that is told to rejoin as long
@@ -267,7 +269,11 @@ def _classic_member(
 
 
 def leave_group(
-    shard: Shard, outcome: Outcome, group: ConsumerGroup, token: Token, command: LeaveGroup
+    shard: GroupShardState,
+    outcome: Outcome,
+    group: ConsumerGroup,
+    token: Token,
+    command: LeaveGroup,
 ) -> None:
     """Remove members, whatever protocol they speak; the group epoch is bumped once."""
     results: list[tuple[str, str | None, DomainError | None]] = []

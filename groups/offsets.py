@@ -37,7 +37,7 @@ from fencepost.groups.group import Group, not_found
 from fencepost.groups.offset_store import GroupOffsets, StoredOffset, TopicPartition
 from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.records import NO_TIMESTAMP, OffsetCommitValue
-from fencepost.groups.shard import Shard
+from fencepost.groups.shard import GroupShardState
 from fencepost.groups.wire_format import MAX_STRING_BYTES
 from fencepost.logcore.machine import DomainError, Token
 
@@ -48,14 +48,16 @@ _NO_OFFSETS: Final = GroupOffsets()
 # --- committing ----------------------------------------------------------------------------------
 
 
-def commit_offsets(shard: Shard, outcome: Outcome, token: Token, command: CommitOffsets) -> None:
+def commit_offsets(
+    shard: GroupShardState, outcome: Outcome, token: Token, command: CommitOffsets
+) -> None:
     """Decide on an OffsetCommit. A missing group is created when no member commits to it.
 
     The empty group id is legal here: very old clients store offsets under it.
     """
     generation_id = command.generation_id_or_member_epoch
     group = _group_of_commit(
-        shard, command.group_id, generation_id, tells_not_found=command.is_v9_or_later
+        shard, command.group_id, generation_id, tells_not_found=command.knows_member_epochs
     )
     if group is not None:
         group.validate_commit(
@@ -64,7 +66,7 @@ def commit_offsets(shard: Shard, outcome: Outcome, token: Token, command: Commit
             generation_id,
             _fitting(shard, command.offsets),
             in_txn=False,
-            is_modern=command.is_v9_or_later,
+            is_modern=command.knows_member_epochs,
         )
     expire_timestamp_ms = NO_TIMESTAMP
     if command.retention_time_ms >= 0:
@@ -75,7 +77,7 @@ def commit_offsets(shard: Shard, outcome: Outcome, token: Token, command: Commit
 
 
 def txn_commit_offsets(
-    shard: Shard, outcome: Outcome, token: Token, command: TxnCommitOffsets
+    shard: GroupShardState, outcome: Outcome, token: Token, command: TxnCommitOffsets
 ) -> None:
     """Decide on a TxnOffsetCommit; the caller stamps the records with the producer."""
     if not command.group_id:
@@ -96,7 +98,7 @@ def txn_commit_offsets(
 
 
 def _group_of_commit(
-    shard: Shard, group_id: str, generation_id: int, *, tells_not_found: bool
+    shard: GroupShardState, group_id: str, generation_id: int, *, tells_not_found: bool
 ) -> Group | None:
     """Return the group, or None for one that the commit creates (a *simple* group)."""
     group = shard.groups.get(group_id)
@@ -111,7 +113,7 @@ def _group_of_commit(
 
 
 def _append_commits(
-    shard: Shard,
+    shard: GroupShardState,
     outcome: Outcome,
     group_id: str,
     offsets: tuple[OffsetToCommit, ...],
@@ -146,14 +148,14 @@ def _append_commits(
     outcome.reply(token, CommitOffsetsResult(tuple(answers)))
 
 
-def _fitting(shard: Shard, offsets: Iterable[OffsetToCommit]) -> Iterator[OffsetToCommit]:
+def _fitting(shard: GroupShardState, offsets: Iterable[OffsetToCommit]) -> Iterator[OffsetToCommit]:
     """Those whose metadata is not too large; the others are refused, whoever commits them."""
     return (
         item for item in offsets if not (item.metadata and _metadata_error(shard, item.metadata))
     )
 
 
-def _metadata_error(shard: Shard, text: str) -> DomainError | None:
+def _metadata_error(shard: GroupShardState, text: str) -> DomainError | None:
     limit = shard.limits.max_offset_metadata_bytes
     # Kafka counts UTF-16 units; only characters beyond the basic plane take two.
     units = len(text) + sum(char > "\uffff" for char in text) if len(text) * 2 > limit else 0
@@ -167,7 +169,7 @@ def _metadata_error(shard: Shard, text: str) -> DomainError | None:
 # --- fetching ------------------------------------------------------------------------------------
 
 
-def fetch_offsets(shard: Shard, command: FetchOffsets) -> FetchOffsetsResult:
+def fetch_offsets(shard: GroupShardState, command: FetchOffsets) -> FetchOffsetsResult:
     """Return committed offsets. A missing group has none, and that is no error."""
     group = shard.groups.get(command.group_id)
     if group is not None:
@@ -220,7 +222,9 @@ def _is_of_topic(stored: StoredOffset, topic_id: bytes | None) -> bool:
 # --- deleting ------------------------------------------------------------------------------------
 
 
-def delete_offsets(shard: Shard, outcome: Outcome, token: Token, command: DeleteOffsets) -> None:
+def delete_offsets(
+    shard: GroupShardState, outcome: Outcome, token: Token, command: DeleteOffsets
+) -> None:
     """Decide on an OffsetDelete: topics that members still consume are refused."""
     if not command.group_id:
         raise InvalidGroupIdError("offsets are deleted from a group with a name")
@@ -245,13 +249,15 @@ def delete_offsets(shard: Shard, outcome: Outcome, token: Token, command: Delete
     outcome.reply(token, DeleteOffsetsResult(tuple(answers)))
 
 
-def delete_all_offsets(shard: Shard, outcome: Outcome, group_id: str) -> None:
+def delete_all_offsets(shard: GroupShardState, outcome: Outcome, group_id: str) -> None:
     """Write tombstones for everything a group has, pending offsets too."""
     for topic, index in (shard.offsets.of_group(group_id) or _NO_OFFSETS).partitions():
         outcome.append(records.offset_tombstone(group_id, topic, index))
 
 
-def topics_deleted(shard: Shard, outcome: Outcome, token: Token, command: TopicsDeleted) -> None:
+def topics_deleted(
+    shard: GroupShardState, outcome: Outcome, token: Token, command: TopicsDeleted
+) -> None:
     """Forget the offsets of topics that are gone, in every group of the shard."""
     ids = dict(command.topics)
     budget = shard.limits.max_tombstones_per_pass
@@ -290,7 +296,7 @@ def _entries(offsets: GroupOffsets, partition: TopicPartition) -> list[StoredOff
 # --- expiry --------------------------------------------------------------------------------------
 
 
-def expire_offsets(shard: Shard, outcome: Outcome, token: Token) -> None:
+def expire_offsets(shard: GroupShardState, outcome: Outcome, token: Token) -> None:
     """Forget expired offsets, and empty groups that have no offsets left."""
     budget = shard.limits.max_tombstones_per_pass
     expired_offsets = expired_groups = 0
@@ -325,7 +331,7 @@ def expire_offsets(shard: Shard, outcome: Outcome, token: Token) -> None:
 
 
 def _is_expired(
-    shard: Shard,
+    shard: GroupShardState,
     outcome: Outcome,
     group: Group,
     offsets: GroupOffsets,

@@ -13,7 +13,7 @@ from fencepost.groups.offset_store import OffsetStore
 
 
 @dataclass(slots=True)
-class Shard:
+class GroupShardState:
     """One partition of ``__consumer_offsets`` as it stands in memory."""
 
     limits: GroupLimits

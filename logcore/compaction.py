@@ -219,7 +219,7 @@ def plan_round(
         now_ms=now_ms,
         budget_bytes=budget_bytes,
         is_current=is_current,
-        is_held=lambda segment: log.holds((segment,)),
+        awaits_flush=lambda segment: log.holds((segment,)),
     )
 
 
@@ -245,7 +245,7 @@ class CompactionRound:
         now_ms: int,
         budget_bytes: int,
         is_current: Callable[[], bool],
-        is_held: Callable[[Segment], bool],
+        awaits_flush: Callable[[Segment], bool],
     ) -> None:
         self._fs = fs
         self._directory = directory
@@ -256,7 +256,7 @@ class CompactionRound:
         self._now_ms = now_ms
         self._offsets = OffsetMap(budget_bytes)
         self._is_current = is_current
-        self._is_held = is_held
+        self._is_held = awaits_flush
         self._group: list[Source] = []
         self._before: Transactions | None = None
         self._filter: Filter | None = None

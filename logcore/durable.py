@@ -25,7 +25,7 @@ SEALED_AT_ONCE: Final = 16
 point moves on the way, and others get their turn."""
 
 
-class Flusher(Protocol):
+class FlushQueue(Protocol):
     """Runs the flushes of partitions for whoever waits for them, several appends with one."""
 
     def join(self, partition: DurablePartition) -> None:
@@ -38,10 +38,10 @@ class Flusher(Protocol):
 class DurablePartition(ReadablePartition):
     """What a partition shows, and its flushes."""
 
-    _flusher: Flusher | None = None
+    _flusher: FlushQueue | None = None
 
     @property
-    def is_held(self) -> bool:
+    def awaits_flush(self) -> bool:
         """Whether the end of the log waits for a flush and nobody may be told of it yet."""
         return self._high_watermark != self._log.log_end_offset and self._stopped is None
 
@@ -135,7 +135,7 @@ class DurablePartition(ReadablePartition):
         if self._stopped is not None:
             return
         if failure is not None:
-            is_awaited = self.is_held and flush.end > self._high_watermark
+            is_awaited = self.awaits_flush and flush.end > self._high_watermark
             if is_refusal(failure) and not is_awaited:
                 flush.take_back()
                 return

@@ -47,7 +47,7 @@ class CorruptIndexError(Exception):
     """An index file contradicts its format; the segment has to be recovered."""
 
 
-class LookedInto:
+class MappedIndexes:
     """The indexes of one log that are mapped for look-ups; the first of them makes room.
 
     Those that are written to are mapped as well, and not counted: there are two of them.
@@ -85,10 +85,10 @@ class MappedIndex:
         path: str,
         base_offset: int,
         max_bytes: int,
-        looked_into: LookedInto | None = None,
+        looked_into: MappedIndexes | None = None,
     ) -> None:
         self._fs = fs
-        self._looked_into = LookedInto() if looked_into is None else looked_into
+        self._looked_into = MappedIndexes() if looked_into is None else looked_into
         self.path = path
         self.base_offset = base_offset
         self.last_offset = base_offset

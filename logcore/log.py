@@ -18,7 +18,7 @@ from fencepost.logcore.config import MAX_INT64, LogConfig
 from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.flush import Flush, FlushQueue
 from fencepost.logcore.fs import FileSystem, ReadableBuffer
-from fencepost.logcore.index import LookedInto
+from fencepost.logcore.index import MappedIndexes
 from fencepost.logcore.segment import (
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
@@ -54,7 +54,7 @@ class Log:
         self.config = config
         self._now_ms = now_ms
         self._segments: SortedDict[int, Segment] = SortedDict()
-        self._looked_into = LookedInto()
+        self._looked_into = MappedIndexes()
         self._doomed: list[tuple[int, str]] = []
         self.remove_later: Callable[[str], None] | None = None
         """Removes a file behind everybody's back: a file system may take long to give one up."""

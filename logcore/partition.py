@@ -34,7 +34,7 @@ from fencepost.logcore.checkpoints import (
 )
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.config import LOG_APPEND_TIME, LogConfig
-from fencepost.logcore.durable import Flusher
+from fencepost.logcore.durable import FlushQueue
 from fencepost.logcore.epochs import LeaderEpochs
 from fencepost.logcore.errors import (
     CorruptRecordError,
@@ -100,12 +100,12 @@ class Partition(ShrinkingPartition):
         log_start_offset: int = 0,
         high_watermark: int | None = None,
         leader_epoch: int = 0,
-        gaps_below: int = 0,
+        compacted_below: int = 0,
         is_replica: bool = False,
         keeps_removed: bool = True,
         producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
         producer_limit: ProducerLimit | None = None,
-        flusher: Flusher | None = None,
+        flusher: FlushQueue | None = None,
         remove_later: Callable[[str], None] | None = None,
     ) -> Partition:
         """Open the partition in ``directory`` (``…/<topic>-<index>``), made if it is not there.
@@ -126,7 +126,7 @@ class Partition(ShrinkingPartition):
             recovery_point=recovery_point,
             log_start_offset=log_start_offset,
             leader_epoch=leader_epoch,
-            gaps_below=gaps_below,
+            compacted_below=compacted_below,
             remove_later=remove_later,
             is_replica=is_replica,
             keeps_removed=keeps_removed,

@@ -102,7 +102,7 @@ class OpenOptions:
     recovery_point: int = 0
     log_start_offset: int = 0
     leader_epoch: int = 0
-    gaps_below: int = 0
+    compacted_below: int = 0
     """Up to where compaction may have made holes, Kafka's of whole segments: no loss there."""
     is_replica: bool = False
     """Whether the batches may have been fetched from a leader that compacts: holes anywhere."""
@@ -293,7 +293,9 @@ class _Loader:
         """
         if base_offset < end:
             return f"segment {base_offset} overlaps the one before"
-        if self._is_dense and end >= max(self._options.recovery_point, self._options.gaps_below):
+        if self._is_dense and end >= max(
+            self._options.recovery_point, self._options.compacted_below
+        ):
             return f"offsets {end} to {base_offset - 1} are missing"
         return ""
 
@@ -358,7 +360,7 @@ class _Loader:
         and what was on disk; and what a replica of Apache Kafka fetches has holes anywhere.
         """
         options = self._options
-        return not options.is_replica and expected >= max(self._flushed, options.gaps_below)
+        return not options.is_replica and expected >= max(self._flushed, options.compacted_below)
 
     def _behind(self, segment: Segment, position: int, expected: int) -> tuple[int, int] | None:
         """Find where the log goes on behind a bad batch that was on disk: position and offset.

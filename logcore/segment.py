@@ -35,7 +35,7 @@ from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.fs import NO_ROOM, FileSystem, ReadableBuffer, is_blank, sync_handle
 from fencepost.logcore.index import (
     MAX_RELATIVE_OFFSET,
-    LookedInto,
+    MappedIndexes,
     OffsetIndex,
     TimeIndex,
     TransactionIndex,
@@ -105,7 +105,7 @@ class Segment:
         fresh: bool = False,
         preallocate_bytes: int = 0,
         suffix: str = "",
-        looked_into: LookedInto | None = None,
+        looked_into: MappedIndexes | None = None,
     ) -> None:
         stem = f"{directory}/{file_stem(base_offset)}"
         self._fs = fs

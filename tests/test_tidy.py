@@ -77,6 +77,7 @@ ALLOWED_IMPORTS = {
         "coordinator.metadata",
         "coordinator.config",
         "coordinator.runtime",
+        "coordinator.wire.steps",
         "groups",
         "txn",
         "logcore",

@@ -17,11 +17,11 @@ from fencepost.txn.errors import (
     TooManyPartitionsError,
     TransactionAbortableError,
 )
-from fencepost.txn.shard import Draft, Shard, refuse_fenced, require_id
+from fencepost.txn.shard import Draft, TxnShardState, refuse_fenced, require_id
 from fencepost.txn.state import TransactionState
 
 
-def decide(shard: Shard, token: Token, command: AddPartitions, now_ms: int) -> Decision:
+def decide(shard: TxnShardState, token: Token, command: AddPartitions, now_ms: int) -> Decision:
     """Add or verify partitions."""
     transactional_id = command.transactional_id
     require_id(transactional_id)

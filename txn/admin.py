@@ -19,14 +19,14 @@ from fencepost.txn.commands import (
     ListTransactionsResult,
 )
 from fencepost.txn.errors import ProducerIdsUnavailableError, TransactionalIdNotFoundError
-from fencepost.txn.shard import TIMEOUT_TIMER, Draft, Shard, require_id
+from fencepost.txn.shard import TIMEOUT_TIMER, Draft, TxnShardState, require_id
 from fencepost.txn.state import TransactionState
 
 _STATES_BY_NAME = {one.kafka_name: one for one in TransactionState}
 
 
 def list_transactions(
-    shard: Shard, token: Token, command: ListTransactions, now_ms: int
+    shard: TxnShardState, token: Token, command: ListTransactions, now_ms: int
 ) -> Decision:
     """List what passes every filter, in the order of the ids.
 
@@ -48,7 +48,9 @@ def list_transactions(
     return Decision(replies=(Reply(token, ListTransactionsResult(listed, unknown)),))
 
 
-def describe_transaction(shard: Shard, token: Token, command: DescribeTransaction) -> Decision:
+def describe_transaction(
+    shard: TxnShardState, token: Token, command: DescribeTransaction
+) -> Decision:
     """Show one transaction."""
     require_id(command.transactional_id)
     txn = shard.transactions.get(command.transactional_id)
@@ -66,7 +68,7 @@ def describe_transaction(shard: Shard, token: Token, command: DescribeTransactio
     return Decision(replies=(Reply(token, described),))
 
 
-def abort_overdue(shard: Shard, draft: Draft, transactional_id: str, now_ms: int) -> bool:
+def abort_overdue(shard: TxnShardState, draft: Draft, transactional_id: str, now_ms: int) -> bool:
     """Abort one transaction for its timeout; False if that has to be tried again later."""
     txn = shard.transactions[transactional_id]
     try:
@@ -85,7 +87,7 @@ def abort_overdue(shard: Shard, draft: Draft, transactional_id: str, now_ms: int
     return True
 
 
-def expire_transactional_ids(shard: Shard, token: Token, now_ms: int) -> Decision:
+def expire_transactional_ids(shard: TxnShardState, token: Token, now_ms: int) -> Decision:
     """Forget ids that rested for too long, up to the limits of one decision.
 
     Where the sweep stands is soft state: the next decision goes on from there.

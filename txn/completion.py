@@ -8,10 +8,10 @@ from __future__ import annotations
 from fencepost.logcore.machine import Decision, Token
 from fencepost.txn import init_producer, state
 from fencepost.txn.commands import MarkersWritten, MarkersWrittenResult
-from fencepost.txn.shard import Draft, Shard
+from fencepost.txn.shard import Draft, TxnShardState
 
 
-def decide(shard: Shard, token: Token, command: MarkersWritten, now_ms: int) -> Decision:
+def decide(shard: TxnShardState, token: Token, command: MarkersWritten, now_ms: int) -> Decision:
     """Record that a transaction is complete once its last marker is written.
 
     A claim on the id that waited for this is recorded and answered in the same decision. Answers

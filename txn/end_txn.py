@@ -21,7 +21,7 @@ from fencepost.txn.errors import (
     InvalidProducerIdMappingError,
     InvalidTransactionStateError,
 )
-from fencepost.txn.shard import Draft, Shard, refuse_fenced, require_id
+from fencepost.txn.shard import Draft, TxnShardState, refuse_fenced, require_id
 from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 
 
@@ -95,7 +95,7 @@ TV2_TABLE: Mapping[tuple[TransactionState, bool, Relation], Verdict] = MappingPr
 """By state, wanted outcome, and whether the identity is the stored one or the one before it."""
 
 
-def decide(shard: Shard, token: Token, command: EndTxn, now_ms: int) -> Decision:
+def decide(shard: TxnShardState, token: Token, command: EndTxn, now_ms: int) -> Decision:
     """Commit or abort."""
     transactional_id = command.transactional_id
     require_id(transactional_id)
@@ -139,7 +139,7 @@ def decide(shard: Shard, token: Token, command: EndTxn, now_ms: int) -> Decision
 
 
 def abort_fenced(
-    shard: Shard, draft: Draft, transactional_id: str, now_ms: int, *, cause: str
+    shard: TxnShardState, draft: Draft, transactional_id: str, now_ms: int, *, cause: str
 ) -> None:
     """Abort an open transaction so that its producer can not go on.
 
@@ -185,7 +185,7 @@ def _relate(request: Identity, txn: TransactionMetadata, version: int) -> Relati
 
 
 def _end(
-    shard: Shard,
+    shard: TxnShardState,
     draft: Draft,
     transactional_id: str,
     txn: TransactionMetadata,

@@ -29,14 +29,14 @@ from fencepost.txn.shard import (
     TIMEOUT_TIMER,
     Draft,
     Parked,
-    Shard,
+    TxnShardState,
     refuse_fenced,
     require_id,
 )
 from fencepost.txn.state import TransactionMetadata, TransactionState
 
 
-def decide(shard: Shard, token: Token, command: InitProducerId, now_ms: int) -> Decision:
+def decide(shard: TxnShardState, token: Token, command: InitProducerId, now_ms: int) -> Decision:
     """Give the id to the sender, at once or when the transaction left open has been aborted."""
     _validate(shard, command)
     transactional_id = command.transactional_id
@@ -68,7 +68,7 @@ def decide(shard: Shard, token: Token, command: InitProducerId, now_ms: int) -> 
 
 
 def grant(
-    shard: Shard,
+    shard: TxnShardState,
     draft: Draft,
     command: InitProducerId,
     txn: TransactionMetadata,
@@ -107,7 +107,7 @@ def grant(
 
 
 def grant_parked(
-    shard: Shard,
+    shard: TxnShardState,
     draft: Draft,
     transactional_id: str,
     txn: TransactionMetadata,
@@ -129,7 +129,7 @@ def grant_parked(
     draft.reply(parked.token, response)
 
 
-def turn_away_parked(shard: Shard, draft: Draft, transactional_id: str) -> None:
+def turn_away_parked(shard: TxnShardState, draft: Draft, transactional_id: str) -> None:
     """Tell the request that waits to come back later: its markers take too long."""
     parked = shard.parked.pop(transactional_id, None)
     if parked is not None:
@@ -138,7 +138,11 @@ def turn_away_parked(shard: Shard, draft: Draft, transactional_id: str) -> None:
 
 
 def _take_over(
-    shard: Shard, token: Token, command: InitProducerId, txn: TransactionMetadata, now_ms: int
+    shard: TxnShardState,
+    token: Token,
+    command: InitProducerId,
+    txn: TransactionMetadata,
+    now_ms: int,
 ) -> Decision:
     """Abort the open transaction with a fence, and let the sender wait for the markers.
 
@@ -161,7 +165,11 @@ def _take_over(
 
 
 def _keep(
-    shard: Shard, token: Token, command: InitProducerId, txn: TransactionMetadata, now_ms: int
+    shard: TxnShardState,
+    token: Token,
+    command: InitProducerId,
+    txn: TransactionMetadata,
+    now_ms: int,
 ) -> Decision:
     """Leave the open transaction open, and give the id to the sender so that it can end it.
 
@@ -204,7 +212,7 @@ def _given(command: InitProducerId) -> Identity | None:
     return Identity(command.producer_id, command.producer_epoch)
 
 
-def _validate(shard: Shard, command: InitProducerId) -> None:
+def _validate(shard: TxnShardState, command: InitProducerId) -> None:
     require_id(command.transactional_id)
     id_given = command.producer_id != NO_PRODUCER_ID
     if id_given != (command.producer_epoch != NO_PRODUCER_EPOCH):

@@ -32,7 +32,7 @@ from fencepost.txn.commands import (
 from fencepost.txn.errors import CoordinatorUnloadedError
 from fencepost.txn.ids import ProducerIds
 from fencepost.txn.limits import TxnLimits
-from fencepost.txn.shard import PARK_TIMER, TIMEOUT_TIMER, Draft, Shard, timeout_deadline_ms
+from fencepost.txn.shard import PARK_TIMER, TIMEOUT_TIMER, Draft, TxnShardState, timeout_deadline_ms
 from fencepost.txn.state import TransactionMetadata, TransactionState
 
 __all__ = ["PARK_TIMER", "TIMEOUT_TIMER", "TxnMachine"]
@@ -58,7 +58,7 @@ class TxnMachine:
     ) -> None:
         fixed = transaction_version
         version = (lambda: fixed) if isinstance(fixed, int) else fixed
-        self._shard = Shard(limits, ids, coordinator_epoch, version)
+        self._shard = TxnShardState(limits, ids, coordinator_epoch, version)
 
     def __len__(self) -> int:
         return len(self._shard.transactions)
@@ -170,7 +170,7 @@ class TxnMachine:
         for transactional_id, txn in shard.transactions.items():
             if txn.state in state.PREPARED:
                 number = shard.offsets[transactional_id]
-                draft.order_markers(transactional_id, txn, number)
+                draft.request_markers(transactional_id, txn, number)
                 draft.note(
                     "transaction-resumed",
                     transactional_id,

@@ -43,7 +43,7 @@ class Parked:
 
 
 @dataclass(slots=True)
-class Shard:
+class TxnShardState:
     """One shard's state. ``transactions`` and ``offsets`` are durable, all else is soft.
 
     ``offsets`` holds the offset of the last record of each id; ``successors`` which identity was
@@ -83,7 +83,7 @@ class Shard:
 class Draft:
     """A decision being put together."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: TxnShardState) -> None:
         self._shard = shard
         self.records: list[Record] = []
         self.replies: list[Reply] = []
@@ -103,9 +103,9 @@ class Draft:
         """
         self.write(transactional_id, txn)
         self.timers.append(Timer((TIMEOUT_TIMER, transactional_id), None))
-        self.order_markers(transactional_id, txn, self._shard.last_offset + 1)
+        self.request_markers(transactional_id, txn, self._shard.last_offset + 1)
 
-    def order_markers(
+    def request_markers(
         self, transactional_id: str, txn: TransactionMetadata, transaction_number: int
     ) -> None:
         """Order the markers of a transaction whose outcome is or will be recorded."""

@@ -14,7 +14,7 @@ from fencepost.coordinator.runtime.errors import (
     ShardError,
 )
 from fencepost.coordinator.runtime.origin import Origin
-from fencepost.coordinator.runtime.shard import Remember, Shard
+from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.coordinator.runtime.shards import ShardSet
 from fencepost.coordinator.wire.steps import Steps, finish
 from fencepost.logcore.machine import DomainError, Machine
@@ -32,23 +32,27 @@ class ShardedCoordinator:
 
     def __init__(self, storage: Storage, remember: Remember, topic: str) -> None:
         self._config, self._clock = storage.config, storage.clock
-        self._metadata, self._replicas = storage.metadata, storage.replicas
+        self._metadata, self._logs = storage.metadata, storage.logs
         self._shards = ShardSet(
             topic,
             storage.clock,
             build=self._build,
-            perform=self._perform,
+            run_effect=self._run_effect,
             while_loading=self._while_loading,
             remember=remember,
-            commit=storage.commit,
+            flusher=storage.flusher,
         )
 
     def _build(self, partition: Partition) -> Machine:
         """Make an empty machine."""
         raise NotImplementedError
 
-    def _perform(
-        self, shard: Shard, effect: object, now_ms: int, tried: Callable[[], None]
+    def _run_effect(
+        self,
+        shard: ShardRuntime,
+        effect: object,
+        now_ms: int,
+        first_attempt_done: Callable[[], None],
     ) -> None:
         """Carry out an effect of a machine; see :data:`coordinator.runtime.shard.Perform`."""
         raise NotImplementedError
@@ -61,7 +65,7 @@ class ShardedCoordinator:
         """Open the shards if the topic exists; large logs go on loading after the return."""
         topic = self._metadata.topic(self._shards.topic)
         if topic is not None:
-            self._shards.open(self._replicas, topic.partitions)
+            self._shards.open(self._logs, topic.partitions)
             await self._shards.loaded()
 
     def ensure_open(self) -> None:
@@ -79,10 +83,10 @@ class ShardedCoordinator:
         try:
             topic = self._metadata.ensure_internal_topic(name)
             for index in range(topic.partitions):
-                self._replicas.partition(name, index)
+                self._logs.partition(name, index)
                 yield
             if not self._shards.is_open:  # nobody else has done it meanwhile
-                self._shards.open(self._replicas, topic.partitions)
+                self._shards.open(self._logs, topic.partitions)
         except DomainError as error:
             raise CoordinatorNotAvailableError(f"{name}: {error}") from error
 

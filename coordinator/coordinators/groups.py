@@ -17,7 +17,7 @@ from fencepost.coordinator.runtime.background import Pace, each_in_turn
 from fencepost.coordinator.runtime.errors import (
     CoordinatorNotAvailableError,
 )
-from fencepost.coordinator.runtime.shard import Remember, Shard
+from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.groups.assignors.model import Assignor, AssignorRegistry
 from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.remote import ComputeTarget, RemoteAssignor
@@ -186,13 +186,18 @@ class GroupCoordinator(ShardedCoordinator):
             self._base_settings = self._consumer_settings()
         return applied(self._base_settings, own)
 
-    def _perform(
-        self, shard: Shard, effect: object, _now_ms: int, tried: Callable[[], None]
+    def _run_effect(
+        self,
+        shard: ShardRuntime,
+        effect: object,
+        _now_ms: int,
+        first_attempt_done: Callable[[], None],
     ) -> None:
         if not isinstance(effect, ComputeTarget):
             raise InvariantViolation(f"not an effect of groups: {effect!r}")
-        self._computed_elsewhere.compute(effect, shard.feed)
-        tried()  # whoever asked is answered with the assignment that is; the next one comes later
+        self._computed_elsewhere.compute(effect, shard.report)
+        # Whoever asked is answered with the assignment that is; the next one comes later.
+        first_attempt_done()
 
     def _while_loading(self, command: object) -> object | None:
         # A member that is told of the loading would leave; one that hears nothing stays and comes

@@ -71,7 +71,7 @@ class _Job:
     report: Report
     left: Sequence[TopicPartition]
     """The partitions of this attempt, or of the next one."""
-    tried: Callable[[], None] | None
+    first_attempt_done: Callable[[], None] | None
     at: int = 0
     """How many of them the attempt has tried."""
     refused: list[TopicPartition] = field(default_factory=list)
@@ -89,7 +89,7 @@ class LocalMarkerWriter:
     def __init__(
         self, storage: Storage, timers: TimerQueue, complete_offsets: CompleteOffsets
     ) -> None:
-        self._replicas, self._commit = storage.replicas, storage.commit
+        self._logs, self._flusher = storage.logs, storage.flusher
         self._clock = storage.clock
         self._complete_offsets = complete_offsets
         self._retries = timers.timers(self._retry)
@@ -97,7 +97,9 @@ class LocalMarkerWriter:
         self._unfinished: deque[_Job] = deque()
         self._worker: asyncio.Task[None] | None = None
 
-    def write(self, request: WriteMarkers, report: Report, tried: Callable[[], None]) -> None:
+    def write(
+        self, request: WriteMarkers, report: Report, first_attempt_done: Callable[[], None]
+    ) -> None:
         """Write the markers; call ``report`` with each progress, at once or later, until all are.
 
         What can be written in a slice of time is before this returns. ``tried`` is called once,
@@ -106,9 +108,9 @@ class LocalMarkerWriter:
         """
         self._retries.set(request.transactional_id, None)
         former = self._jobs.pop(request.transactional_id, None)
-        self._attempt(_Job(request, report, request.partitions, tried))
+        self._attempt(_Job(request, report, request.partitions, first_attempt_done))
         if former is not None:
-            _was_tried(former)
+            _first_attempt_done(former)
 
     def close(self) -> None:
         """Give up; the next load of the transaction's shard begins again."""
@@ -154,15 +156,15 @@ class LocalMarkerWriter:
                 job.refused.append(partition)
         refused = set(job.refused)
         done = [partition for partition in left if partition not in refused]
-        held = [one for one in map(self._replicas.find_open, done) if one is not None]
-        if not self._commit.after(held, partial(self._flushed, job, done)):
+        held = [one for one in map(self._logs.find_open, done) if one is not None]
+        if not self._flusher.after(held, partial(self._flushed, job, done)):
             self._conclude(job, done, job.refused)
         return True
 
     def _flushed(self, job: _Job, done: list[TopicPartition]) -> None:
         """Go on when the markers are on disk; those on a partition that failed are written anew."""
         if self._is_current(job):
-            offline = self._replicas.is_offline
+            offline = self._logs.is_offline
             kept = [partition for partition in done if not offline(*partition)]
             lost = [partition for partition in done if offline(*partition)]
             self._conclude(job, kept, job.refused + lost)
@@ -172,7 +174,7 @@ class LocalMarkerWriter:
         self._jobs.pop(request.transactional_id, None)
         if not left:
             job.report(request.written())
-            _was_tried(job)
+            _first_attempt_done(job)
             return
         job.left = tuple(left)
         self._jobs[request.transactional_id] = job
@@ -181,7 +183,7 @@ class LocalMarkerWriter:
         self._retries.set(request.transactional_id, deadline_ms)
         if done:
             job.report(request.written(tuple(done)))
-        _was_tried(job)
+        _first_attempt_done(job)
 
     def _retry(self, key: Hashable, _now_ms: int) -> None:
         job = self._jobs.pop(str(key), None)
@@ -231,7 +233,7 @@ class LocalMarkerWriter:
         :class:`LogError`: InvalidProducerEpoch, TransactionCoordinatorFenced, Storage.
         """
         topic, index = partition
-        found = None if topic in OUTSIDE_TRANSACTIONS else self._replicas.find(topic, index)
+        found = None if topic in OUTSIDE_TRANSACTIONS else self._logs.find(topic, index)
         if found is None:
             return False
         if topic == CONSUMER_OFFSETS:
@@ -254,7 +256,7 @@ class LocalMarkerWriter:
 
     def _is_open(self, producer_id: int, partition: TopicPartition) -> bool:
         try:
-            found = self._replicas.find(*partition)
+            found = self._logs.find(*partition)
         except LogError:
             return True
         return found is not None and found.has_open_transaction(producer_id)
@@ -268,7 +270,7 @@ class LocalMarkerWriter:
         )
 
 
-def _was_tried(job: _Job) -> None:
-    tried, job.tried = job.tried, None
-    if tried is not None:
-        tried()
+def _first_attempt_done(job: _Job) -> None:
+    first_attempt_done, job.first_attempt_done = job.first_attempt_done, None
+    if first_attempt_done is not None:
+        first_attempt_done()

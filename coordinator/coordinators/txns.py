@@ -23,7 +23,7 @@ from fencepost.coordinator.runtime.errors import (
     TransactionCoordinatorBusyError,
 )
 from fencepost.coordinator.runtime.origin import Origin
-from fencepost.coordinator.runtime.shard import Remember, Shard
+from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.logcore.errors import (
     InvalidProducerEpochError,
     InvalidTxnStateError,
@@ -79,7 +79,7 @@ class TxnCoordinator(ShardedCoordinator):
         self, storage: Storage, remember: Remember, *, complete_offsets: CompleteOffsets
     ) -> None:
         super().__init__(storage, remember, TRANSACTION_STATE)
-        self._commit = storage.commit
+        self._flusher = storage.flusher
         self._ids = BlockProducerIds(self._allocate)
         self.markers = LocalMarkerWriter(storage, self._shards.timers, complete_offsets)
         self._upkeep = self._shards.timers.timers(self._do_upkeep)
@@ -152,7 +152,7 @@ class TxnCoordinator(ShardedCoordinator):
             verify_only=not adds,
             client_transaction_version=2 if adds else 0,
         )
-        future = self._shards.submit(transactional_id, command, origin, at_once=True)
+        future = self._shards.submit(transactional_id, command, origin, reply_before_flush=True)
         if not future.done():
             raise InvariantViolation("AddPartitions was not answered in its own turn")
         disk = self._on_disk(transactional_id)
@@ -184,16 +184,20 @@ class TxnCoordinator(ShardedCoordinator):
         offset = shard.machine.last_offset(transactional_id)
         if offset is None or offset < shard.partition.high_watermark:
             return None
-        return self._commit.flushed((shard.partition,))
+        return self._flusher.flushed((shard.partition,))
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _perform(
-        self, shard: Shard, effect: object, _now_ms: int, tried: Callable[[], None]
+    def _run_effect(
+        self,
+        shard: ShardRuntime,
+        effect: object,
+        _now_ms: int,
+        first_attempt_done: Callable[[], None],
     ) -> None:
         if not isinstance(effect, WriteMarkers):
             raise InvariantViolation(f"not an effect of transactions: {effect!r}")
-        self.markers.write(effect, shard.feed, tried)
+        self.markers.write(effect, shard.report, first_attempt_done)
 
     def _do_upkeep(self, key: Hashable, now_ms: int) -> None:
         if key == _EXPIRE_IDS:

@@ -242,11 +242,11 @@ class Broker:
             await self._server.start(host, port)
         except OSError as error:
             raise BrokerError(f"can not listen on {host}:{port}: {error}") from error
-        self._maintenance = Maintenance(services.replicas, config, self.clock)
+        self._maintenance = Maintenance(services.logs, config, self.clock)
         self._maintenance.start()
-        self.cleaner = Cleaner(services.replicas, config, self.clock)
+        self.cleaner = Cleaner(services.logs, config, self.clock)
         self.cleaner.start()
-        services.replicas.removals.start()
+        services.logs.removals.start()
         _log.info(
             "broker started",
             cluster_id=services.cluster_id,
@@ -254,7 +254,7 @@ class Broker:
             address=self.bootstrap,
             data_dir=str(self.data_dir),
             topics=len(services.metadata.topics),
-            after_clean_shutdown=services.replicas.was_clean,
+            after_clean_shutdown=services.logs.was_clean,
         )
 
     async def prepare_first_contact(self) -> None:
@@ -284,7 +284,7 @@ class Broker:
         if self._server is not None:
             steps.append(("stop accepting", self._server.stop_accepting))
         if services is not None:
-            steps.append(("answer long polls", services.polls.close))
+            steps.append(("answer long polls", services.delayed_fetches.close))
         if self._maintenance is not None:
             steps.append(("stop maintenance", self._maintenance.stop))
         if self.cleaner is not None:
@@ -297,9 +297,9 @@ class Broker:
             steps += services.last_steps_of_a_stop()
         if storage is not None:
             steps += [
-                ("end removals", storage.replicas.removals.close),
-                ("end flushes", storage.commit.close),
-                ("close the logs", storage.replicas.close),
+                ("end removals", storage.logs.removals.close),
+                ("end flushes", storage.flusher.close),
+                ("close the logs", storage.logs.close),
             ]
         if self._lock is not None:
             steps.append(("give up the lock", partial(self.fs.close, self._lock)))

@@ -160,7 +160,7 @@ class Appends:
     """``services.appends``. Belongs to the event loop."""
 
     def __init__(self, storage: Storage, *, verify: Verify) -> None:
-        self._clock, self._replicas, self._commit = storage.clock, storage.replicas, storage.commit
+        self._clock, self._logs, self._flusher = storage.clock, storage.logs, storage.flusher
         self._ask = verify
         self._last: dict[TopicPartition, asyncio.Task[None]] = {}
         self._threads = Threads("check", CHECK_THREADS)
@@ -244,7 +244,7 @@ class Appends:
     def _found(self, append: Append, part: Part, now_ms: int) -> partial[Admitted]:
         if part.topic is None:
             raise UnknownTopicIdError("no topic has this id")
-        partition = self._replicas.partition(part.topic, part.index)
+        partition = self._logs.partition(part.topic, part.index)
         if part.topic in INTERNAL_TOPICS:
             raise append.refusal or InvalidTopicError(f"clients may not write to {part.topic}")
         part.partition = partition
@@ -287,7 +287,7 @@ class Appends:
             self._append_one(append, done[-1], verified)
             if perf_counter() > until:
                 break
-        if append.acks and not self._commit.is_idle:
+        if append.acks and not self._flusher.is_idle:
             self._wait_for_disk(append, progress, done)
 
     def _append_one(self, append: Append, part: Part, verified: Verdicts) -> None:
@@ -295,7 +295,7 @@ class Appends:
         if partition is None:
             return
         try:
-            if self._replicas.find(*part.key) is not partition:
+            if self._logs.find(*part.key) is not partition:
                 raise _deleted()
             error = verified.get(part.key)
             if error is not None:
@@ -350,7 +350,9 @@ class Appends:
         held = [
             (part, part.partition, part.appended)
             for part in parts
-            if part.appended is not None and part.partition is not None and part.partition.is_held
+            if part.appended is not None
+            and part.partition is not None
+            and part.partition.awaits_flush
         ]
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -361,7 +363,7 @@ class Appends:
             if not future.done():
                 future.set_result(None)
 
-        if self._commit.after((partition for _, partition, _ in held), settle):
+        if self._flusher.after((partition for _, partition, _ in held), settle):
             progress.flushes.append(future)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.data.log_manager import Replicas
+from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.runtime.background import Pace, Repeated, Threads, survived
 from fencepost.logcore.checkpoints import CLEANER_CHECKPOINT
 from fencepost.logcore.cleaner_choice import CleanerChoice
@@ -32,11 +32,11 @@ _log = structlog.get_logger(__name__)
 class Cleaner:
     """The cleaner of one broker. Its thread starts with the first round and ends with ``stop``."""
 
-    def __init__(self, replicas: Replicas, config: BrokerConfig, clock: Clock) -> None:
-        self._replicas = replicas
+    def __init__(self, logs: LogManager, config: BrokerConfig, clock: Clock) -> None:
+        self._logs = logs
         self._config = config
         self._clock = clock
-        self._choice = CleanerChoice(replicas.cleaned, _report_failure)
+        self._choice = CleanerChoice(logs.cleaned, _report_failure)
         self._stopping = threading.Event()
         """For the thread, which must not touch the loop's."""
         self._thread = Threads("cleaner")
@@ -46,7 +46,7 @@ class Cleaner:
 
     def start(self) -> None:
         """Begin, unless ``log.cleaner.enable`` is off."""
-        self._replicas.on_delete(self._choice.forget)
+        self._logs.on_delete(self._choice.forget)
         if self._config.bool("log.cleaner.enable"):
             self._task.start()
 
@@ -64,7 +64,7 @@ class Cleaner:
     async def run_once(self) -> bool:
         """Clean the partition that needs it most; False if none does, or nothing could be done."""
         pace, now_ms = Pace(), self._clock.now_ms()
-        for partition in self._replicas:
+        for partition in self._logs:
             self._choice.look_at(partition, now_ms)
             await pace()
             if self._stopping.is_set():
@@ -88,7 +88,7 @@ class Cleaner:
             if is_whole and compaction.is_current:
                 self._report(partition, compaction, time.monotonic() - begin)
                 self._choice.finished(partition, compaction)
-                await self._replicas.save(CLEANER_CHECKPOINT)
+                await self._logs.save(CLEANER_CHECKPOINT)
         return True
 
     def _discard(self, partition: Partition, compaction: CompactionRound) -> None:

@@ -30,7 +30,7 @@ class Watched(NamedTuple):
     max_bytes: int
 
 
-class Poll:
+class DelayedFetch:
     """Waits until what it watches holds ``min_bytes``, or for ``max_wait_ms``.
 
     ``finish`` then makes the answer, which becomes the result of :attr:`answer`.
@@ -38,7 +38,7 @@ class Poll:
 
     def __init__(
         self,
-        polls: Polls,
+        polls: DelayedFetches,
         isolation: Isolation,
         *,
         min_bytes: int,
@@ -122,20 +122,20 @@ class Poll:
         self._polls.discard(self)
 
 
-class Polls:
-    """``broker.polls``: all that wait."""
+class DelayedFetches:
+    """``broker.delayed_fetches``: all that wait."""
 
     def __init__(self) -> None:
-        self._waiting: set[Poll] = set()
+        self._waiting: set[DelayedFetch] = set()
         self.closed = False
 
-    def add(self, poll: Poll) -> None:
+    def add(self, poll: DelayedFetch) -> None:
         """Keep a poll until it is done; at a closed broker it is done at once."""
         self._waiting.add(poll)
         if self.closed:
             poll.wake()
 
-    def discard(self, poll: Poll) -> None:
+    def discard(self, poll: DelayedFetch) -> None:
         """Forget a poll."""
         self._waiting.discard(poll)
 

@@ -37,7 +37,7 @@ from fencepost.logcore.checkpoints import (
 )
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.config import LogConfig
-from fencepost.logcore.durable import Flusher
+from fencepost.logcore.durable import FlushQueue
 from fencepost.logcore.errors import LogError, StorageError
 from fencepost.logcore.flush import Flush
 from fencepost.logcore.fs import FileSystem
@@ -74,8 +74,8 @@ TopicPartition = tuple[str, int]
 _log = structlog.get_logger(__name__)
 
 
-class Replicas:
-    """``broker.replicas``. ``directory`` exists and is locked by this process."""
+class LogManager:
+    """``broker.logs``. ``directory`` exists and is locked by this process."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Replicas:
         directory: str,
         config: BrokerConfig,
         clock: Clock,
-        flusher: Flusher | None = None,
+        flusher: FlushQueue | None = None,
     ) -> None:
         self._fs = fs
         self._directory = directory
@@ -268,7 +268,7 @@ class Replicas:
                 # Only to tell what is missing: the only replica leads, and all it has is committed.
                 high_watermark=self._high_watermarks.get(key, 0),
                 leader_epoch=leader_epoch,
-                gaps_below=self.cleaned.get(key, 0),
+                compacted_below=self.cleaned.get(key, 0),
                 producer_id_expiration_ms=self._config.int("producer.id.expiration.ms"),
                 producer_limit=self.producer_limit,
                 flusher=self._flusher,

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.data.log_manager import Replicas
+from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.runtime.background import Pace, Repeated, Work, tell
 from fencepost.logcore.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
@@ -36,8 +36,8 @@ Step = Callable[[Partition], None]
 class Maintenance:
     """The periodic tasks of one broker."""
 
-    def __init__(self, replicas: Replicas, config: BrokerConfig, clock: Clock) -> None:
-        self._replicas = replicas
+    def __init__(self, logs: LogManager, config: BrokerConfig, clock: Clock) -> None:
+        self._logs = logs
         self._config = config
         self._clock = clock
         self._tasks: list[Repeated] = []
@@ -70,7 +70,7 @@ class Maintenance:
             self._repeat(name, partial(self._save, name), config.int(interval))
 
     async def _save(self, checkpoint: str) -> None:
-        await self._replicas.save(checkpoint)
+        await self._logs.save(checkpoint)
 
     def _repeat(
         self, what: str, work: Work, interval_ms: int, first_ms: int | None = None
@@ -103,7 +103,7 @@ class Maintenance:
 
     def report_forgotten_producers(self) -> None:
         """Say that ``max.producer.ids`` is too low for what the clients do."""
-        limit = self._replicas.producer_limit
+        limit = self._logs.producer_limit
         if limit.forgotten > self._forgotten:
             _log.warning(
                 "producers forgotten before their time",
@@ -121,7 +121,7 @@ class Maintenance:
         async def work() -> None:
             pace = Pace()
             failed: dict[str, str] = {}
-            for partition in self._replicas:
+            for partition in self._logs:
                 if task.is_stopping:
                     return
                 if partition.offline is None:
@@ -136,7 +136,7 @@ class Maintenance:
         try:
             step(partition)
         except Exception as error:  # noqa: BLE001 - the other partitions have to be served as well
-            if self._replicas.find_open((partition.topic, partition.index)) is not partition:
+            if self._logs.find_open((partition.topic, partition.index)) is not partition:
                 return  # it was deleted meanwhile
             cause = failed[partition.name] = f"{type(error).__name__}: {error}"
             if self._troubled.get(what, {}).get(partition.name) != cause:

@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Removals:
-    """``broker.replicas.removals``. Belongs to the event loop; the thread begins with ``start``."""
+    """``broker.logs.removals``. Belongs to the event loop; the thread begins with ``start``."""
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         self._fs = fs

@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import partial
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.data.log_manager import Replicas
+from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.topic_admin import TopicAdmin
-from fencepost.coordinator.runtime.flusher import GroupCommit
+from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.fs import FileSystem
@@ -31,28 +31,26 @@ class Storage:
         clock: Clock,
         *,
         node_id: int,
-        commit: GroupCommit | None = None,
+        flusher: Flusher | None = None,
     ) -> None:
         self.fs = fs
         self.directory = directory
         self.config = config
         self.clock = clock
         self.node_id = node_id
-        self.commit = GroupCommit(clock) if commit is None else commit
+        self.flusher = Flusher(clock) if flusher is None else flusher
         """Appends that wait for the disk."""
-        self.replicas = Replicas(fs, directory, config, clock, self.commit)
+        self.logs = LogManager(fs, directory, config, clock, self.flusher)
         """All partitions."""
-        self.commit.sealed.checkpoint = partial(self.replicas.save, RECOVERY_POINT_CHECKPOINT)
+        self.flusher.sealed.checkpoint = partial(self.logs.save, RECOVERY_POINT_CHECKPOINT)
         try:
-            self.metadata = MetadataLog(
-                self.replicas.open_metadata(), config, clock, node_id=node_id
-            )
+            self.metadata = MetadataLog(self.logs.open_metadata(), config, clock, node_id=node_id)
             """Topics, dynamic settings, producer-id blocks."""
             self.metadata.count_start()
-            self.replicas.load(self.metadata)
+            self.logs.load(self.metadata)
             self.metadata.compact()
         except BaseException:
-            self.replicas.close()
+            self.logs.close()
             raise
         self.topics = TopicAdmin(self.metadata, config, node_id)
         """Creating, changing and deleting topics."""

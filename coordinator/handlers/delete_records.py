@@ -39,7 +39,7 @@ def run(ctx: Context) -> Steps[Awaitable[Entity]]:
 
 
 async def _saved(ctx: Context, answer: Entity) -> Entity:
-    await ctx.broker.replicas.save(LOG_START_CHECKPOINT)
+    await ctx.broker.logs.save(LOG_START_CHECKPOINT)
     return answer
 
 
@@ -58,7 +58,7 @@ def _delete(ctx: Context, topic: str, index: int, offset: int) -> int:
     """Returns the new log start offset. Raises DomainError."""
     if topic in INTERNAL_TOPICS:
         raise InvalidTopicError(f"records of {topic} can not be deleted")
-    partition = ctx.broker.replicas.partition(topic, index)
+    partition = ctx.broker.logs.partition(topic, index)
     policy = partition.config.cleanup_policy
     if policy and "delete" not in policy:
         raise PolicyViolationError(f"the cleanup.policy of {topic} is not delete")

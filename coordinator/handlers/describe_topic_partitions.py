@@ -110,7 +110,7 @@ def _described(ctx: Context, topic: Topic, indexes: range) -> Entity:
     epoch = broker.metadata.leader_epoch(topic)
     partitions = []
     for index in indexes:
-        offline = broker.replicas.is_offline(topic.name, index)
+        offline = broker.logs.is_offline(topic.name, index)
         partitions.append(
             make.DescribeTopicPartitionsResponsePartition(
                 error_code=ErrorCode.leader_not_available if offline else ErrorCode.none,

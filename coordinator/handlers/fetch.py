@@ -20,7 +20,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.data.delayed_fetch import Poll, Watched
+from fencepost.coordinator.data.delayed_fetch import DelayedFetch, Watched
 from fencepost.coordinator.data.fetch_sessions import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
@@ -67,7 +67,7 @@ def run(ctx: Context) -> Steps[Entity | Awaitable[Any]]:
         return (yield from _refuse_all(ctx, error))
     fetch = _Fetch(ctx, asked, isolation)
     yield from fetch.read()
-    if fetch.is_answer or ctx.broker.polls.closed:
+    if fetch.is_answer or ctx.broker.delayed_fetches.closed:
         return (yield from fetch.answer())
     return (yield from fetch.wait())
 
@@ -220,8 +220,8 @@ class _Fetch:
     def wait(self) -> Steps[Awaitable[Steps[Entity]]]:
         """Read again when enough has been appended or the time is over."""
         ctx = self._ctx
-        poll = Poll(
-            ctx.broker.polls,
+        poll = DelayedFetch(
+            ctx.broker.delayed_fetches,
             self._isolation,
             min_bytes=self._min_bytes,
             max_wait_ms=self._max_wait_ms,
@@ -278,7 +278,7 @@ class _Fetch:
         part = one.asked
         try:
             name = self._name(one.key[0])
-            partition: Partition = self._ctx.broker.replicas.partition(name, part.partition)
+            partition: Partition = self._ctx.broker.logs.partition(name, part.partition)
             epoch = getattr(part, "current_leader_epoch", NO_EPOCH)
             partition.check_leader_epoch(epoch)
             if self._is_follower:

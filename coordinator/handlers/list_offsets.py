@@ -96,7 +96,7 @@ def _partition(ctx: Context, topic: str, part: Any, count: int) -> Steps[Entity]
 
 def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
     isolation = isolation_of(ctx.body)
-    partition: Partition = ctx.broker.replicas.partition(topic, part.partition_index)
+    partition: Partition = ctx.broker.logs.partition(topic, part.partition_index)
     partition.check_leader_epoch(getattr(part, "current_leader_epoch", NONE))
     asked = part.timestamp
     if asked == LATEST:

@@ -150,7 +150,7 @@ def _described(ctx: Context, topic: Topic) -> Steps[Entity]:
     broker, make = ctx.broker, ctx.respond
     nodes = (broker.node_id,)
     epoch = broker.metadata.leader_epoch(topic)
-    is_offline = broker.replicas.is_offline
+    is_offline = broker.logs.is_offline
     partitions = []
     for index in range(topic.partitions):
         offline = is_offline(topic.name, index)

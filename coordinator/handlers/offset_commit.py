@@ -52,7 +52,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         group_instance_id=getattr(body, "group_instance_id", None),
         offsets=tuple(offsets),
         retention_time_ms=(request_ms(body.retention_time) if version <= 4 else NO_RETENTION),
-        is_v9_or_later=version >= 9,
+        knows_member_epochs=version >= 9,
     )
     return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)
 

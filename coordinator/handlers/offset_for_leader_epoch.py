@@ -34,7 +34,7 @@ def run(ctx: Context) -> Steps[Entity]:
 def _partition(ctx: Context, topic: str, part: Any) -> Entity:
     code, epoch, end_offset = ErrorCode.none, UNKNOWN, UNKNOWN
     try:
-        partition = ctx.broker.replicas.partition(topic, part.partition)
+        partition = ctx.broker.logs.partition(topic, part.partition)
         partition.check_leader_epoch(part.current_leader_epoch)
         epoch, end_offset = end_of_epoch(partition, part.leader_epoch)
     except DomainError as error:

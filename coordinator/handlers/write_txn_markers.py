@@ -38,7 +38,7 @@ ANSWERS = frozenset(
 def run(ctx: Context) -> Work[Entity]:
     """Write marker by marker, partition by partition; answer when they are on disk."""
     answer = yield from _write_all(ctx)
-    find = ctx.broker.replicas.find_open
+    find = ctx.broker.logs.find_open
     held: dict[Partition, None] = {}
     for marker in answer.markers:
         for topic in marker.topics:
@@ -48,7 +48,7 @@ def run(ctx: Context) -> Work[Entity]:
                     if partition is not None:
                         held[partition] = None
                 yield None
-    disk = ctx.broker.commit.flushed(held)
+    disk = ctx.broker.flusher.flushed(held)
     if disk is not None:
         yield disk
     # A marker may be written twice: what is off line by now says so at the second time.

@@ -31,7 +31,7 @@ from fencepost.logcore.machine import Event, Record
 
 if TYPE_CHECKING:
     from fencepost.coordinator.config.broker_config import BrokerConfig
-    from fencepost.coordinator.data.log_manager import Replicas
+    from fencepost.coordinator.data.log_manager import LogManager
     from fencepost.coordinator.metadata.log import MetadataLog
 
 FLUSH_MS = 50
@@ -58,12 +58,12 @@ class HistoryLimits:
 
 
 class History:
-    """``broker.history``. Without :meth:`start`, or switched off, it takes nothing."""
+    """``services.history``. Without :meth:`start`, or switched off, it takes nothing."""
 
     def __init__(
         self,
         metadata: MetadataLog,
-        replicas: Replicas,
+        logs: LogManager,
         config: BrokerConfig,
         clock: Clock,
         limits: HistoryLimits | None = None,
@@ -72,7 +72,7 @@ class History:
         self.dropped = 0
         """Events that were never written, since the start."""
         self._metadata = metadata
-        self._replicas = replicas
+        self._logs = logs
         self._config = config
         self._clock = clock
         self._queue: deque[Entry] = deque()
@@ -144,7 +144,7 @@ class History:
                 size += len(record.key) + len(record.value or b"")
                 records.append(record)
             self._metadata.ensure_internal_topic(HISTORY_TOPIC)
-            partition = self._replicas.partition(HISTORY_TOPIC, 0)
+            partition = self._logs.partition(HISTORY_TOPIC, 0)
             partition.append_records(records, now_ms=self._clock.now_ms())
         except Exception as error:  # noqa: BLE001 - whatever it is, the history stops nothing
             self.dropped += taken

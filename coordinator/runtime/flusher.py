@@ -3,7 +3,7 @@
 A partition whose ``flush.messages`` is due joins the next group. The group starts when the turn is
 over, its fsyncs run in threads, and what is appended meanwhile joins the group after it: at most
 one group is under way, so a partition is never flushed twice at a time. Whoever has to wait for the
-disk before it answers says so with :meth:`GroupCommit.after`.
+disk before it answers says so with :meth:`Flusher.after`.
 
 A failed fsync takes its partition off line (``DurablePartition.finish_flush``). Who waits is called
 all the same and looks what became of it: nothing that shared the fsync may be acknowledged.
@@ -32,7 +32,7 @@ overlap with one commit of its journal; more threads only add switches."""
 Callback = Callable[[], None]
 
 
-class GroupCommit:
+class Flusher:
     """The flusher of one broker's partitions. Belongs to the event loop."""
 
     def __init__(self, clock: Clock) -> None:
@@ -44,8 +44,8 @@ class GroupCommit:
         self._task: asyncio.Task[None] | None = None
         self._threads = Threads("fsync", FLUSH_THREADS)
         self.sealed = SealedFlushes()
-        self.groups = 0
-        """Groups that were flushed so far."""
+        self.rounds = 0
+        """Rounds of flushes so far."""
 
     @property
     def is_idle(self) -> bool:
@@ -67,7 +67,7 @@ class GroupCommit:
 
         False, and no call, if nothing of it is held. Calls come in the order of their requests.
         """
-        held = [partition for partition in partitions if partition.is_held]
+        held = [partition for partition in partitions if partition.awaits_flush]
         if not held:
             return False
         if any(partition in self._joined for partition in held):
@@ -109,7 +109,7 @@ class GroupCommit:
     async def _flush_group(self) -> None:
         self._running, self._joined = self._joined, {}
         self._after_running, self._after_joined = self._after_joined, []
-        self.groups += 1
+        self.rounds += 1
         now_ms = self._clock.now_ms()
         planned: list[tuple[DurablePartition, Flush]] = []
         for partition in self._running:

@@ -42,7 +42,7 @@ from fencepost.coordinator.runtime.errors import (
     NotCoordinatorError,
     ShardError,
 )
-from fencepost.coordinator.runtime.flusher import GroupCommit
+from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.timers import TimerQueue
 from fencepost.logcore.batch import ControlType, decode_records, parse_control, verify_crc
@@ -109,7 +109,7 @@ LOADING_STATES = frozenset({ShardState.INITIAL, ShardState.LOADING})
 """In these a client should stay and ask again; in the others it looks for another coordinator."""
 
 
-Perform = Callable[["Shard", object, int, Callable[[], None]], None]
+RunEffect = Callable[["ShardRuntime", object, int, Callable[[], None]], None]
 """Carries out one effect: ``perform(shard, effect, now_ms, tried)``. It reports with
 ``shard.feed``, at once (the report then belongs to the same turn) or later. ``tried`` is called,
 after the report, when all was done that can be done now: the turn's replies wait for that."""
@@ -129,10 +129,10 @@ class ShardServices:
     clock: Clock
     loop: asyncio.AbstractEventLoop
     timers: TimerQueue
-    perform: Perform
+    run_effect: RunEffect
     while_loading: WhileLoading
     remember: Remember
-    commit: GroupCommit
+    flusher: Flusher
 
 
 class _Turn:
@@ -144,7 +144,7 @@ class _Turn:
         self.has_ended = False
 
 
-class Shard:
+class ShardRuntime:
     """One machine on one partition; ``build`` makes an empty machine for each load."""
 
     def __init__(
@@ -155,10 +155,10 @@ class Shard:
         self._build = build
         self._clock = services.clock
         self._loop = services.loop
-        self._perform = services.perform
+        self._perform = services.run_effect
         self._while_loading = services.while_loading
         self._remember = services.remember
-        self._commit = services.commit
+        self._flusher = services.flusher
         self._origin: Origin | None = None
         self._about: tuple[str, object] | None = None
         self._timers = services.timers.timers(self._fire)
@@ -188,7 +188,7 @@ class Shard:
     # --- requests --------------------------------------------------------------------------------
 
     def submit(
-        self, command: object, origin: Origin | None = None, *, at_once: bool = False
+        self, command: object, origin: Origin | None = None, *, reply_before_flush: bool = False
     ) -> asyncio.Future[object]:
         """Decide on ``command``; the future holds the result, or will once a later turn gives it.
 
@@ -213,13 +213,13 @@ class Shard:
                 partial(self._machine.decide, token, command),
                 self._clock.now_ms(),
                 token,
-                at_once=at_once,
+                reply_before_flush=reply_before_flush,
             )
         finally:
             self._origin = self._about = None
         return future
 
-    def feed(self, command: object) -> None:
+    def report(self, command: object) -> None:
         """Take the report on an effect. Inside a turn it becomes part of it, else a new turn.
 
         A shard that does not serve ignores it: loading emits the effect again.
@@ -280,7 +280,7 @@ class Shard:
         now_ms: int,
         token: Token | None,
         *,
-        at_once: bool = False,
+        reply_before_flush: bool = False,
     ) -> None:
         """Run one turn, of which ``first`` is the first decision; ``token`` is who asked for it."""
         if self._in_turn:
@@ -305,7 +305,7 @@ class Shard:
             return
         finally:
             self._in_turn = False
-        if at_once:
+        if reply_before_flush:
             for reply in turn.replies:
                 if reply.token == token:
                     self._answer(reply)
@@ -321,7 +321,7 @@ class Shard:
 
     def _deliver(self, replies: list[Reply]) -> None:
         """Give replies once all they could have seen is on disk."""
-        if replies and not self._commit.after((self.partition,), partial(self._release, replies)):
+        if replies and not self._flusher.after((self.partition,), partial(self._release, replies)):
             for reply in replies:
                 self._answer(reply)
 
@@ -347,19 +347,21 @@ class Shard:
         turn.replies += decision.replies
         for effect in decision.effects:
             turn.effects += 1
-            tried = partial(self._tried, turn)
-            later = partial(self._perform_later, effect, tried, self._loads)
-            if not self._commit.after((self.partition,), later):
-                self._perform(self, effect, now_ms, tried)
+            first_attempt_done = partial(self._tried, turn)
+            later = partial(self._perform_later, effect, first_attempt_done, self._loads)
+            if not self._flusher.after((self.partition,), later):
+                self._perform(self, effect, now_ms, first_attempt_done)
 
-    def _perform_later(self, effect: object, tried: Callable[[], None], loads: int) -> None:
+    def _perform_later(
+        self, effect: object, first_attempt_done: Callable[[], None], loads: int
+    ) -> None:
         """Carry an effect out whose cause is on disk now; a shard loaded anew has its own."""
         if (
             self._state is ShardState.ACTIVE
             and self._loads == loads
             and self.partition.offline is None
         ):
-            self._perform(self, effect, self._clock.now_ms(), tried)
+            self._perform(self, effect, self._clock.now_ms(), first_attempt_done)
 
     def _append(
         self, records: tuple[Record, ...], stamp: ProducerStamp | None, now_ms: int

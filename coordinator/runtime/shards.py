@@ -9,13 +9,13 @@ from typing import Protocol
 
 from fencepost.coordinator.runtime.background import Pace, call_later, spawn, survived
 from fencepost.coordinator.runtime.errors import NotCoordinatorError, ShardError
-from fencepost.coordinator.runtime.flusher import GroupCommit
+from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.runtime.key_partition import partition_for
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.shard import (
-    Perform,
     Remember,
-    Shard,
+    RunEffect,
+    ShardRuntime,
     ShardServices,
     ShardState,
     WhileLoading,
@@ -46,9 +46,9 @@ Build = Callable[[Partition], Machine]
 class ShardSet:
     """The shards of ``topic``. Belongs to the event loop that runs when it is made.
 
-    ``build`` makes an empty machine for a partition; ``perform`` carries out what the machines ask
-    of the world, ``while_loading`` answers what a loading shard may answer, ``remember`` keeps the
-    causes of what they decide. ``commit`` tells when their partitions are on disk.
+    ``build`` makes an empty machine for a partition; ``run_effect`` carries out what the machines
+    ask of the world, ``while_loading`` answers what a loading shard may answer, ``remember`` keeps
+    the causes of what they decide. ``flusher`` tells when their partitions are on disk.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class ShardSet:
         clock: Clock,
         *,
         build: Build,
-        perform: Perform,
+        run_effect: RunEffect,
         while_loading: WhileLoading,
         remember: Remember,
-        commit: GroupCommit,
+        flusher: Flusher,
     ) -> None:
         self.topic = topic
-        self.shards: list[Shard] = []
+        self.shards: list[ShardRuntime] = []
         self._loop = asyncio.get_running_loop()
         self.timers = TimerQueue(clock, self._loop)
         self._build = build
         self._services = ShardServices(
-            clock, self._loop, self.timers, perform, while_loading, remember, commit
+            clock, self._loop, self.timers, run_effect, while_loading, remember, flusher
         )
         self._loading: asyncio.Task[None] | None = None
         self._closed = False
@@ -86,8 +86,8 @@ class ShardSet:
             waiting.sort(key=lambda shard: shard.partition.size_bytes)
             self._loading = spawn(self._load(waiting), f"load {self.topic}")
 
-    def _shard(self, partition: Partition) -> Shard:
-        return Shard(partition, lambda: self._build(partition), self._services)
+    def _shard(self, partition: Partition) -> ShardRuntime:
+        return ShardRuntime(partition, lambda: self._build(partition), self._services)
 
     async def unload(self, index: int) -> None:
         """Stop serving one partition; its requests are answered NOT_COORDINATOR from now on."""
@@ -99,7 +99,7 @@ class ShardSet:
         self.shards[index] = shard = self._shard(self.shards[index].partition)
         await shard.load(Pace())
 
-    async def _load(self, shards: list[Shard]) -> None:
+    async def _load(self, shards: list[ShardRuntime]) -> None:
         pace = Pace()
         for shard in shards:
             if shard.state is ShardState.INITIAL:
@@ -124,17 +124,22 @@ class ShardSet:
             raise NotCoordinatorError(f"{self.topic} does not exist")
         return partition_for(key, len(self.shards))
 
-    def shard_for(self, key: str) -> Shard | None:
+    def shard_for(self, key: str) -> ShardRuntime | None:
         """The shard that ``key`` belongs to, None without a topic."""
         return self.shards[partition_for(key, len(self.shards))] if self.shards else None
 
     def submit(
-        self, key: str, command: object, origin: Origin | None = None, *, at_once: bool = False
+        self,
+        key: str,
+        command: object,
+        origin: Origin | None = None,
+        *,
+        reply_before_flush: bool = False,
     ) -> asyncio.Future[object]:
-        """Send ``command`` to the shard of ``key``; see :meth:`Shard.submit`."""
+        """Send ``command`` to the shard of ``key``; see :meth:`ShardRuntime.submit`."""
         if self.shards:
             shard = self.shards[partition_for(key, len(self.shards))]
-            return shard.submit(command, origin, at_once=at_once)
+            return shard.submit(command, origin, reply_before_flush=reply_before_flush)
         future: asyncio.Future[object] = self._loop.create_future()
         future.set_exception(NotCoordinatorError(f"{self.topic} does not exist"))
         return future
@@ -154,7 +159,7 @@ class ShardSet:
                     await pace()
             await pace()
 
-    def send(self, shard: Shard, command: object) -> None:
+    def send(self, shard: ShardRuntime, command: object) -> None:
         """Send a command that must not get lost, and again while its result has ``more``.
 
         Each time in a turn of its own; a shard that does not serve is asked again later, until it

@@ -91,7 +91,7 @@ class _Source:
     index: int
     topic_id: uuid.UUID | None
     log_start_offset: int
-    gaps_below: int
+    compacted_below: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ def _sources(
             raise TransferError(f"{path}: {error}") from error
         key = topic, index
         # What was flushed or compacted was whole: gaps in it are the cleaner's.
-        gaps_below = max(flushed.get(key, 0), cleaned.get(key, 0))
-        source = _Source(path, index, topic_id, starts.get(key, 0), gaps_below)
+        compacted_below = max(flushed.get(key, 0), cleaned.get(key, 0))
+        source = _Source(path, index, topic_id, starts.get(key, 0), compacted_below)
         found.setdefault(topic, []).append(source)
     for topic, sources in found.items():
         sources.sort(key=lambda source: source.index)
@@ -226,7 +226,7 @@ def _import_topic(
         one.moved.partition: (one.moved.log_start_offset, one.moved.log_end_offset)
         for one in staged
     }
-    storage.replicas.adopt(topic, extents)
+    storage.logs.adopt(topic, extents)
     metadata.adopt_topic(topic)
     return [one.moved for one in staged]
 
@@ -266,7 +266,7 @@ def _stage(
         clean=False,
         log_start_offset=source.log_start_offset,
         leader_epoch=known,
-        gaps_below=source.gaps_below,
+        compacted_below=source.compacted_below,
         is_replica=True,
         keeps_removed=False,
     )
@@ -337,7 +337,7 @@ def export_topic(
     moved: list[Moved] = []
     doomed: list[tuple[str, str]] = []
     for index, topic_id in enumerate(ids):
-        partition = storage.replicas.partition(name, index)
+        partition = storage.logs.partition(name, index)
         stable = partition.last_stable_offset
         partition.close()
         staging = str(target / _doomed_name(name, index))

@@ -22,7 +22,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
-from fencepost.coordinator.runtime.flusher import GroupCommit
+from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.runtime.shard import ShardState
 from fencepost.groups.commands import CommitOffsets, OffsetToCommit, TxnCommitOffsets
 from fencepost.logcore.batch import LogRecord, decode_records, encode_batch, iter_headers
@@ -60,7 +60,7 @@ TRANSACTIONS = 12
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800)]
 
 
-class InlineCommit(GroupCommit):
+class InlineFlusher(Flusher):
     """Group commit without threads, so that a run has the same steps every time."""
 
     async def _run(self, flushes: Sequence[Flush]) -> list[OSError | None]:
@@ -81,7 +81,7 @@ class Run:
 
 
 async def start(disk: MemoryDisk) -> Services:
-    services = Services(ROOT, SETTINGS, fs=disk, commit=InlineCommit)
+    services = Services(ROOT, SETTINGS, fs=disk, flusher=InlineFlusher)
     await services.start()
     while any(  # noqa: ASYNC110 - the end of loading is a state and no event
         shard.state in {ShardState.INITIAL, ShardState.LOADING}
@@ -89,12 +89,12 @@ async def start(disk: MemoryDisk) -> Services:
         for shard in coordinator._shards.shards
     ):
         await asyncio.sleep(0)
-    await services.commit.drain()
+    await services.flusher.drain()
     return services
 
 
 async def durable(services: Services, partition: Partition) -> None:
-    disk = services.commit.flushed([partition])
+    disk = services.flusher.flushed([partition])
     if disk is not None:
         await disk
 
@@ -116,7 +116,7 @@ async def produce(
             break
         await verdicts
     assert verdicts == {key: None}
-    partition = services.replicas.partition(*key)
+    partition = services.logs.partition(*key)
     now_ms = services.clock.now_ms()
     batch = encode_batch(
         [LogRecord(0, now_ms, None, b"%d" % number)],
@@ -173,8 +173,8 @@ async def recorded(skip: Skip | None = None) -> Run:
         await services.groups.submit(PLAIN, command)
         run.plain.append((len(disk.steps), number))
         if number == TRANSACTIONS // 2:
-            services.replicas.checkpoint()
-            await services.commit.drain()
+            services.logs.checkpoint()
+            await services.flusher.drain()
             await services.kill()
             services = await start(disk)
             producers = {name: await init(services, name) for name in IDS}
@@ -213,8 +213,8 @@ async def judge(run: Run, step: int, disk: MemoryDisk) -> None:
             return
         for name in IDS:
             await init(services, name)
-        await services.commit.drain()
-        seen = [values(services.replicas.partition(*one)) for one in DATA]
+        await services.flusher.drain()
+        seen = [values(services.logs.partition(*one)) for one in DATA]
         assert seen[0] == seen[1], "a transaction is in one partition and not in the other"
         assert set(must) <= set(seen[0]), f"acknowledged: {must}, there: {seen[0]}"
         assert set(seen[0]) <= may, f"commits asked for: {may}, there: {seen[0]}"
@@ -226,7 +226,7 @@ async def judge(run: Run, step: int, disk: MemoryDisk) -> None:
         found = await committed(services, PLAIN)
         assert found >= acknowledged, f"offset {found}, acknowledged {acknowledged}"
         for one in DATA:
-            partition = services.replicas.partition(*one)
+            partition = services.logs.partition(*one)
             assert partition.last_stable_offset == partition.log_end_offset
     finally:
         await services.kill()

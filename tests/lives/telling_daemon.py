@@ -24,7 +24,7 @@ from fencepost.coordinator.config import logs
 from fencepost.coordinator.daemon import process as daemon
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC
-from fencepost.coordinator.runtime.shard import Shard
+from fencepost.coordinator.runtime.shard import ShardRuntime
 from fencepost.logcore.partition import Partition
 
 LOADING_MS = 60_000
@@ -42,7 +42,7 @@ class TellingBroker(Broker):
         loop.add_signal_handler(signal.SIGUSR1, self._tell)
         self._calming = loop.create_task(self._calm())
 
-    def _all_shards(self) -> list[Shard]:
+    def _all_shards(self) -> list[ShardRuntime]:
         return [*self.services.groups._shards.shards, *self.services.txns._shards.shards]
 
     async def _calm(self) -> None:
@@ -64,7 +64,7 @@ class TellingBroker(Broker):
             shards[shard.name] = [shard.state.value, shard.partition.log_end_offset, digest]
         partitions = {
             f"{one.topic}-{one.index}": told(one)
-            for one in self.services.replicas
+            for one in self.services.logs
             if one.topic not in INTERNAL_TOPICS | {METADATA_TOPIC} and self._is_known(one)
         }
         Path(os.environ["TELL"]).write_text(json.dumps([shards, partitions]))

@@ -69,7 +69,7 @@ def age(daemon: Daemon, name: str, epoch: int) -> int:
     async def write() -> int:
         services = await Services(daemon.data_dir, SETTINGS).start()
         index = services.txns.partition_for(name)
-        partition = services.replicas.partition(TRANSACTION_STATE, index)
+        partition = services.logs.partition(TRANSACTION_STATE, index)
         found: TransactionMetadata | None = None
         for header, data in partition.read_all():
             for one in decode_records(data, 0, header):

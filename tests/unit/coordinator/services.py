@@ -8,7 +8,7 @@ from pathlib import Path
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.runtime.background import each_in_turn
-from fencepost.coordinator.runtime.flusher import GroupCommit
+from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.services import Services as BrokerServices
 from fencepost.logcore.clock import Clock, ManualClock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
@@ -22,7 +22,7 @@ def storage(
     *,
     fs: FileSystem | None = None,
     clock: Clock | None = None,
-    commit: type[GroupCommit] = GroupCommit,
+    flusher: type[Flusher] = Flusher,
 ) -> Storage:
     """What is on the disk alone; needs no event loop."""
     clock = ManualClock(1_700_000_000_000) if clock is None else clock
@@ -32,7 +32,7 @@ def storage(
         BrokerConfig({**QUICK, **(config or {})}),
         clock,
         node_id=1,
-        commit=commit(clock),
+        flusher=flusher(clock),
     )
 
 
@@ -46,10 +46,10 @@ class Services(BrokerServices):
         *,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
-        commit: type[GroupCommit] = GroupCommit,
+        flusher: type[Flusher] = Flusher,
     ) -> None:
         super().__init__(
-            storage(directory, config, fs=fs, clock=clock, commit=commit),
+            storage(directory, config, fs=fs, clock=clock, flusher=flusher),
             cluster_id="unit-test-cluster-id-0",
             advertised=lambda: ("127.0.0.1", 9092),
         )
@@ -60,8 +60,8 @@ class Services(BrokerServices):
 
     async def stop(self) -> None:
         steps = [*self.steps_of_a_stop(), *self.last_steps_of_a_stop()]
-        await each_in_turn([*steps, ("end flushes", self.commit.close)])
-        self.replicas.close()
+        await each_in_turn([*steps, ("end flushes", self.flusher.close)])
+        self.logs.close()
 
     async def kill(self) -> None:
         """Stop without a trace in the files: tasks and timers end, nothing is written."""

@@ -315,7 +315,7 @@ def test_a_stop_during_the_check(tmp_path: Path, tiny: bytes) -> None:
         one.client.produce(topic, [b"first"])
         one.begin(topic, sealed(tiny, RECORDS, Codec.ZSTD))
     with running(tmp_path) as again:
-        assert again.broker.services.replicas.was_clean
+        assert again.broker.services.logs.was_clean
         assert again.client.offset(topic) in {1, RECORDS + 1}
 
 

@@ -22,7 +22,7 @@ TOPIC = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable
 
 def fill(broker: Broker, topic: str, rounds: int) -> None:
     """Write the same hundred keys over and over, a megabyte a round."""
-    partition = broker.services.replicas.partition(topic, 0)
+    partition = broker.services.logs.partition(topic, 0)
     for number in range(rounds):
         records = [
             LogRecord(at, broker.clock.now_ms(), b"key %d" % at, b"%d" % number + b"." * 10_000)
@@ -34,7 +34,7 @@ def fill(broker: Broker, topic: str, rounds: int) -> None:
 def contents(broker: Broker, topic: str) -> dict[bytes, bytes]:
     from fencepost.logcore.batch import decode_records
 
-    partition = broker.services.replicas.partition(topic, 0)
+    partition = broker.services.logs.partition(topic, 0)
     return {
         record.key: record.value
         for header, view in partition.read_all()
@@ -60,14 +60,14 @@ async def test_a_compacted_topic_shrinks_and_keeps_every_last_value(tmp_path: Pa
         fill(broker, "c", 8)
         before = contents(broker, "c")
         full = 8 * 1_000_000
-        partition = broker.services.replicas.partition("c", 0)
+        partition = broker.services.logs.partition("c", 0)
         await until(lambda: partition.size_bytes < full / 2, "the log shrinks")
         await until((tmp_path / "cleaner-offset-checkpoint").exists, "the round ends")
         assert contents(broker, "c") == before
         end = partition.log_end_offset
     async with Broker(tmp_path, config=config) as broker:
         assert contents(broker, "c") == before
-        assert broker.services.replicas.partition("c", 0).log_end_offset == end
+        assert broker.services.logs.partition("c", 0).log_end_offset == end
 
 
 async def test_the_loop_stays_responsive_while_a_log_is_compacted(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ async def test_the_loop_stays_responsive_while_a_log_is_compacted(tmp_path: Path
     async with Broker(tmp_path, config=config) as broker:
         await make(broker, "c")
         fill(broker, "c", 30)
-        partition = broker.services.replicas.partition("c", 0)
+        partition = broker.services.logs.partition("c", 0)
         pauses = []
         while partition.size_bytes > 15_000_000:
             # The processor time of all threads: what other processes do is no pause of ours.

@@ -84,19 +84,19 @@ async def bear(directory: Path, configs: Mapping[str, str], broker_key: Change |
                 change(broker.services, ResourceType.BROKER, "", [broker_key], validate_only=False)
             assert broker.cleaner is not None
             assert broker._maintenance is not None
-            partition = broker.services.replicas.partition("t", 0)
+            partition = broker.services.logs.partition("t", 0)
             for number in range(4):
                 records = [Record(b"k", b"%d" % number * 300), Record(b"%d" % number, None)]
                 partition.append_records(records, now_ms=broker.clock.now_ms())
                 partition._roll(broker.clock.now_ms())
             for _ in range(3):
                 await broker.cleaner.run_once()
-                for one in broker.services.replicas:
+                for one in broker.services.logs:
                     broker._maintenance.run_flush(one)
                     broker._maintenance.run_retention(one)
                     broker._maintenance.run_producer_expiry(one)
             assert not broker.cleaner.uncleanable
-            assert [one.offline for one in broker.services.replicas if one.offline] == []
+            assert [one.offline for one in broker.services.logs if one.offline] == []
             assert partition.log_end_offset == 8 * (start + 1)
     assert (directory / ".kafka_cleanshutdown").exists()
 

@@ -93,7 +93,7 @@ def test_it_survives_restart_and_compaction_of_the_log(tmp_path: Path) -> None:
     start = first.metadata.partition.log_start_offset
     first.metadata.compact()
     assert first.metadata.partition.log_start_offset > start
-    first.replicas.close()
+    first.logs.close()
     assert level(storage(tmp_path)) == before
 
 
@@ -103,7 +103,7 @@ async def test_records_of_the_coordinator_follow(tmp_path: Path, version: int, f
     update(services.storage, FeatureUpdate(TRANSACTION_VERSION, version, SAFE))
     services.txns.ensure_open()
     await services.txns.submit("t", InitProducerId("t", 1000))
-    partition = services.replicas.partition("__transaction_state", services.txns.partition_for("t"))
+    partition = services.logs.partition("__transaction_state", services.txns.partition_for("t"))
     ((header, batch),) = partition.read_all()
     (record,) = decode_records(batch, 0, header)
     assert record.value is not None

@@ -44,7 +44,7 @@ def test_appends_that_wait_together_share_one_fsync(tmp_path):
             assert (
                 one.client.produce(topic, [b"first"], partition=partition)["error_code"] == "none"
             )
-        groups, since = one.broker.services.commit.groups, len(one.disk.steps)
+        groups, since = one.broker.services.flusher.rounds, len(one.disk.steps)
         one.disk.gate.clear()
         opener = one.begin(lambda: one.connect().produce(topic, [b"opener"]))
         assert one.disk.held.wait(60)
@@ -59,7 +59,7 @@ def test_appends_that_wait_together_share_one_fsync(tmp_path):
         one.disk.gate.set()
         assert {future.result(60)["error_code"] for future in [opener, *joined]} == {"none"}
         # The opener's file, then both partitions' for the other sixteen.
-        assert one.broker.services.commit.groups == groups + 2
+        assert one.broker.services.flusher.rounds == groups + 2
         assert one.disk.of_logs(topic, since=since).count(("sync", topic)) == 3
 
 
@@ -123,7 +123,7 @@ def test_a_topic_that_is_deleted_under_a_waiting_append_is_unknown(tmp_path):
         assert one.disk.held.wait(60)
         waiting = one.begin(lambda: one.connect().produce(topic, [b"x"]))
         until(
-            lambda: one.broker.services.replicas.partition(topic, 0).log_end_offset == 2,
+            lambda: one.broker.services.logs.partition(topic, 0).log_end_offset == 2,
             "both appended",
         )
         deleting = one.begin(
@@ -143,8 +143,8 @@ def test_without_flush_messages_nothing_is_forced_and_nobody_waits(tmp_path):
         one.disk.gate.clear()
         for _ in range(10):
             assert one.client.produce(topic, [b"x"])["error_code"] == "none"
-        assert one.broker.services.commit.is_idle
-        assert one.broker.services.commit.groups == 0
+        assert one.broker.services.flusher.is_idle
+        assert one.broker.services.flusher.rounds == 0
         assert ("sync", topic) not in one.disk.of_logs(topic)
 
 
@@ -154,7 +154,7 @@ def test_flush_messages_of_three(tmp_path):
         points = []
         for _ in range(7):
             one.client.produce(topic, [b"x"])
-            points.append(one.broker.services.replicas.partition(topic, 0).recovery_point)
+            points.append(one.broker.services.logs.partition(topic, 0).recovery_point)
         assert points == [0, 0, 3, 3, 3, 6, 6]
 
 
@@ -165,7 +165,7 @@ def test_flush_ms_is_kept_and_nobody_waits_for_it(tmp_path):
         assert one.client.produce(topic, [b"x"])["error_code"] == "none"
         assert one.client.values(topic) == [b"x"]
         one.disk.gate.set()
-        partition = one.broker.services.replicas.partition(topic, 0)
+        partition = one.broker.services.logs.partition(topic, 0)
         until(lambda: partition.recovery_point == 1, "the record is on disk")
 
 
@@ -470,5 +470,5 @@ def test_an_orderly_stop_flushes_what_waits(tmp_path):
         assert disk.held.wait(60)
         threading.Timer(0.2, disk.gate.set).start()
     with running(tmp_path) as one:
-        assert one.broker.services.replicas.was_clean
+        assert one.broker.services.logs.was_clean
         assert one.client.values("t") == [b"x"]

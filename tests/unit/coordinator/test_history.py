@@ -50,7 +50,7 @@ def entries(services: Services) -> list[Entry]:
     if services.metadata.topic(HISTORY_TOPIC) is None:
         return []
     found = []
-    for header, data in services.replicas.partition(HISTORY_TOPIC, 0).read_all():
+    for header, data in services.logs.partition(HISTORY_TOPIC, 0).read_all():
         for record in decode_records(data, 0, header):
             assert record.value is not None
             entry = decode_value(record.value)
@@ -148,7 +148,7 @@ async def test_much_is_written_in_several_turns(services: Services) -> None:
         remember(services, Event("group_created", str(number)))
     found = await written(services, 20)
     assert [entry.subject for entry in found] == [str(number) for number in range(20)]
-    batches = list(services.replicas.partition(HISTORY_TOPIC, 0).read_all())
+    batches = list(services.logs.partition(HISTORY_TOPIC, 0).read_all())
     assert len(batches) == 20
 
 
@@ -167,7 +167,7 @@ async def test_a_failed_write_is_logged_and_disturbs_nobody(
     monkeypatch.setattr(history_module, "_log", Log())
     remember(services)
     await written(services, 1)
-    partition = services.replicas.partition(HISTORY_TOPIC, 0)
+    partition = services.logs.partition(HISTORY_TOPIC, 0)
     monkeypatch.setattr(type(partition), "append_records", fail)
     for _ in range(3):
         remember(services)
@@ -220,7 +220,7 @@ def test_the_topic_is_bounded_and_nobody_elses(tmp_path: Path) -> None:
     )
     topic = store.metadata.ensure_internal_topic(HISTORY_TOPIC)
     assert topic.is_internal
-    config = store.replicas.partition(HISTORY_TOPIC, 0).config
+    config = store.logs.partition(HISTORY_TOPIC, 0).config
     assert (config.retention_bytes, config.retention_ms) == (16_777_216, 8_000)
     assert (config.segment_bytes, config.segment_ms) == (2_097_152, 1_000)
     assert config.cleanup_policy == {"delete"}
@@ -236,7 +236,7 @@ async def test_old_history_goes(tmp_path: Path) -> None:
         remember(services, Event("group_created", str(number)))
         await written(services, number + 1)
         clock.advance(3_000)
-    partition = services.replicas.partition(HISTORY_TOPIC, 0)
+    partition = services.logs.partition(HISTORY_TOPIC, 0)
     partition.retention(clock.now_ms())
     assert [entry.subject for entry in entries(services)] == ["2", "3"]
     await services.stop()
@@ -277,5 +277,5 @@ def test_who_is_the_member_and_else_who_asked() -> None:
 def test_the_limits_are_of_one_history(tmp_path: Path) -> None:
     store = storage(tmp_path)
     limits = HistoryLimits(max_queued=1)
-    one = History(store.metadata, store.replicas, store.config, store.clock, limits)
+    one = History(store.metadata, store.logs, store.config, store.clock, limits)
     assert one.limits is limits

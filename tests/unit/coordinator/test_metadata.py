@@ -7,7 +7,7 @@ import msgpack
 import pytest
 
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigSource
-from fencepost.coordinator.data.log_manager import Replicas
+from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.errors import TopicLimitExceededError, UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata import log as module
 from fencepost.coordinator.metadata.log import MetadataError, MetadataLimits, MetadataLog
@@ -26,7 +26,7 @@ class Node:
     ) -> None:
         self.config = BrokerConfig()
         clock = ManualClock()
-        self.replicas = Replicas(fs or OsFileSystem(), str(directory), self.config, clock)
+        self.replicas = LogManager(fs or OsFileSystem(), str(directory), self.config, clock)
         self.log = MetadataLog(
             self.replicas.open_metadata(), self.config, clock, node_id=1, limits=limits
         )

@@ -36,11 +36,11 @@ async def test_upkeep_of_many_partitions_and_producers_beside_a_compaction(tmp_p
         broker.services.topics.create("keyed", partitions=1, configs=COMPACTED)
         now_ms = broker.clock.now_ms()
         for index in range(PARTITIONS):
-            partition = broker.services.replicas.partition("many", index)
+            partition = broker.services.logs.partition("many", index)
             partition.append_records([Record(b"k", b"v")], now_ms=now_ms)
             await asyncio.sleep(0)
-        keyed = broker.services.replicas.partition("keyed", 0)
-        crowded = broker.services.replicas.partition("many", 0)
+        keyed = broker.services.logs.partition("keyed", 0)
+        crowded = broker.services.logs.partition("many", 0)
         for producer_id in range(PRODUCERS):
             crowded.append_marker(
                 ProducerStamp(producer_id, 0), commit=True, coordinator_epoch=0, now_ms=now_ms
@@ -55,11 +55,11 @@ async def test_upkeep_of_many_partitions_and_producers_beside_a_compaction(tmp_p
         with watched_loop() as watch:
 
             async def compacted() -> bool:
-                return ("keyed", 0) in broker.services.replicas.cleaned
+                return ("keyed", 0) in broker.services.logs.cleaned
 
             await until_async(compacted, "a round of compaction")
-            broker.services.replicas.partition("many", 0)._roll(now_ms)
-            await broker.services.replicas.save(RECOVERY_POINT_CHECKPOINT)
+            broker.services.logs.partition("many", 0)._roll(now_ms)
+            await broker.services.logs.save(RECOVERY_POINT_CHECKPOINT)
         watch.check()
         assert broker.cleaner is not None
         assert not broker.cleaner.uncleanable

@@ -24,7 +24,7 @@ CALM = {"log.initial.task.delay.ms": "3600000"}
 
 
 def write(broker: Broker, topic: str, index: int = 0, count: int = 1) -> None:
-    partition = broker.services.replicas.partition(topic, index)
+    partition = broker.services.logs.partition(topic, index)
     for _ in range(count):
         partition.append_records([Record(b"k", b"v")], now_ms=broker.clock.now_ms())
 
@@ -74,7 +74,7 @@ async def test_a_deleted_topic_is_gone_from_the_loop_at_once_and_from_the_disk_s
         for index in range(200):
             write(broker, "t", index)
             await asyncio.sleep(0)
-        partition = broker.services.replicas.partition("t", 7)
+        partition = broker.services.logs.partition("t", 7)
         disk.watched = True
         with watched_loop() as watch:
             assert await delete(broker, "t") == ["none"]
@@ -103,7 +103,7 @@ async def test_thousands_of_topics_in_one_request_leave_room_for_others(tmp_path
 async def test_a_partition_of_many_producers_is_forgotten_in_turns(tmp_path):
     async with Broker(tmp_path, config=CALM) as broker:
         broker.services.topics.create("t", partitions=1)
-        partition = broker.services.replicas.partition("t", 0)
+        partition = broker.services.logs.partition("t", 0)
         for producer in range(100_000):
             partition.append_marker(
                 ProducerStamp(producer, 0), commit=True, coordinator_epoch=0, now_ms=1
@@ -114,7 +114,7 @@ async def test_a_partition_of_many_producers_is_forgotten_in_turns(tmp_path):
         with watched_loop() as watch:
             assert await delete(broker, "t") == ["none"]
         watch.check()
-        assert broker.services.replicas.producer_limit.count == 0
+        assert broker.services.logs.producer_limit.count == 0
 
 
 async def test_a_topic_of_the_same_name_does_not_meet_the_old_one(tmp_path):
@@ -123,14 +123,14 @@ async def test_a_topic_of_the_same_name_does_not_meet_the_old_one(tmp_path):
         broker.services.topics.create("t", partitions=3)
         for index in range(3):
             write(broker, "t", index, count=5)
-        old = broker.services.replicas.partition("t", 2)
+        old = broker.services.logs.partition("t", 2)
         old.delete_records_before(5)
-        await broker.services.replicas.save(LOG_START_CHECKPOINT)
+        await broker.services.logs.save(LOG_START_CHECKPOINT)
         gone = broker.services.topics.delete("t")
         broker.services.drop_topics([gone])
         broker.services.topics.create("t", partitions=3)
         write(broker, "t", 2)
-        new = broker.services.replicas.partition("t", 2)
+        new = broker.services.logs.partition("t", 2)
         assert new is not old
         assert (new.log_start_offset, new.log_end_offset) == (0, 1)
         stored = read_offsets(OsFileSystem(), str(tmp_path), LOG_START_CHECKPOINT)
@@ -164,10 +164,10 @@ async def test_what_a_kill_leaves_is_removed_behind_the_start(tmp_path):
         assert broker.address[1] > 0, "it listens"
         assert len(doomed(tmp_path)) == 2
         assert not (tmp_path / "deleted-0").exists()
-        assert broker.services.replicas.partition("kept", 0).log_end_offset == 1
+        assert broker.services.logs.partition("kept", 0).log_end_offset == 1
         may_remove.set()
         await until_gone(tmp_path)
-        await broker.services.replicas.removals.finish()
+        await broker.services.logs.removals.finish()
     assert not list((tmp_path / "kept-0").glob("*.deleted"))
 
 
@@ -186,7 +186,7 @@ async def test_a_stop_waits_for_one_removal_and_leaves_the_rest(tmp_path):
         disk.before = before
         assert await delete(broker, "t") == ["none"]
         await asyncio.to_thread(began.wait, 60)
-        stopping = asyncio.ensure_future(broker.services.replicas.removals.close())
+        stopping = asyncio.ensure_future(broker.services.logs.removals.close())
         await asyncio.sleep(0)
         assert not stopping.done()
         may_end.set()
@@ -213,7 +213,7 @@ async def test_what_can_not_be_removed_keeps_nobody_else(tmp_path):
                 write(broker, name)
             disk.before = before
             assert await delete(broker, "bad", "stuck", "good") == ["none"] * 3
-            await broker.services.replicas.removals.finish()
+            await broker.services.logs.removals.finish()
             assert [name.split(".")[0] for name in doomed(tmp_path)] == ["bad-0"]
             assert (tmp_path / "stuck-0").exists()
             disk.before = lambda _kind, _path: None
@@ -222,7 +222,7 @@ async def test_what_can_not_be_removed_keeps_nobody_else(tmp_path):
         "not removed",
     ]
     async with Broker(tmp_path, config=CALM) as broker:
-        await broker.services.replicas.removals.finish()
+        await broker.services.logs.removals.finish()
     assert not doomed(tmp_path)
     assert not list(tmp_path.glob("stuck-*"))
 
@@ -239,7 +239,7 @@ async def test_nothing_is_removed_before_its_new_name_is_on_disk(tmp_path):
         write(broker, "t")
         disk.before = before
         assert await delete(broker, "t") == ["none"]
-        await broker.services.replicas.removals.finish()
+        await broker.services.logs.removals.finish()
         (left,) = tmp_path.glob("t-0.*-delete")
         assert (left / "partition.metadata").exists()
         disk.before = lambda _kind, _path: None
@@ -251,7 +251,7 @@ async def test_segments_that_retention_gives_up_are_removed_in_the_thread(tmp_pa
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         configs = {"retention.ms": "1", "file.delete.delay.ms": str(delay_ms)}
         broker.services.topics.create("t", partitions=1, configs=configs)
-        partition, now_ms = broker.services.replicas.partition("t", 0), broker.clock.now_ms()
+        partition, now_ms = broker.services.logs.partition("t", 0), broker.clock.now_ms()
         for _ in range(3):
             partition.append_records([Record(b"k", b"v" * 1_000)], now_ms=1)
             partition._roll(now_ms)
@@ -260,6 +260,6 @@ async def test_segments_that_retention_gives_up_are_removed_in_the_thread(tmp_pa
         partition.retention(now_ms + delay_ms)
         disk.watched = False
         assert not [step for step in disk.on_loop if step[0] == "remove"]
-        await broker.services.replicas.removals.finish()
+        await broker.services.logs.removals.finish()
         assert not list((tmp_path / "t-0").glob("*.deleted"))
         assert [one.name for one in (tmp_path / "t-0").glob("*.log")] == [f"{3:020}.log"]

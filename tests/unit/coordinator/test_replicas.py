@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.data.delayed_fetch import Poll, Polls, Watched
-from fencepost.coordinator.data.log_manager import Replicas
+from fencepost.coordinator.data.delayed_fetch import DelayedFetch, DelayedFetches, Watched
+from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.data.maintenance import Maintenance
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata.log import MetadataLog
@@ -72,29 +72,27 @@ class Node:
     def __init__(self, directory: Path, config=None, *, fs=None, clock=None) -> None:
         self.clock = clock or ManualClock(1_700_000_000_000)
         self.config = BrokerConfig(config)
-        self.replicas = Replicas(fs or OsFileSystem(), str(directory), self.config, self.clock)
-        self.metadata = MetadataLog(
-            self.replicas.open_metadata(), self.config, self.clock, node_id=1
-        )
+        self.logs = LogManager(fs or OsFileSystem(), str(directory), self.config, self.clock)
+        self.metadata = MetadataLog(self.logs.open_metadata(), self.config, self.clock, node_id=1)
         self.metadata.count_start()
-        self.replicas.load(self.metadata)
+        self.logs.load(self.metadata)
         self.topics = TopicAdmin(self.metadata, self.config, 1)
 
     def delete(self, topic: str) -> None:
         """As the handler does it, and wait for what is removed behind its back."""
-        self.replicas.doom(self.topics.delete(topic))
+        self.logs.doom(self.topics.delete(topic))
         asyncio.run(self._forget())
 
     async def _forget(self) -> None:
-        await self.replicas.forget_doomed()
+        await self.logs.forget_doomed()
         await self.clean_up()
 
     async def clean_up(self) -> None:
-        await self.replicas.removals.finish()
-        await self.replicas.removals.close()
+        await self.logs.removals.finish()
+        await self.logs.removals.close()
 
     def write(self, topic: str, index: int = 0, count: int = 1) -> Partition:
-        partition = self.replicas.partition(topic, index)
+        partition = self.logs.partition(topic, index)
         for number in range(count):
             record = Record(b"k", str(number).encode())
             partition.append_records([record], now_ms=self.clock.now_ms())
@@ -115,16 +113,16 @@ def test_directories_appear_when_a_partition_is_first_used(tmp_path):
     assert directories(tmp_path) == {"__cluster_metadata-0"}
     node.write("a", 1)
     assert directories(tmp_path) == {"__cluster_metadata-0", "a-1"}
-    assert node.replicas.partition("a", 1) is node.replicas.partition("a", 1)
+    assert node.logs.partition("a", 1) is node.logs.partition("a", 1)
 
 
 @pytest.mark.parametrize(("topic", "index"), [("b", 0), ("a", 3), ("a", -1)])
 def test_what_is_not_there_is_unknown(tmp_path, topic, index):
     node = Node(tmp_path)
     node.topics.create("a", partitions=3)
-    assert node.replicas.find(topic, index) is None
+    assert node.logs.find(topic, index) is None
     with pytest.raises(UnknownTopicOrPartitionError):
-        node.replicas.partition(topic, index)
+        node.logs.partition(topic, index)
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -133,12 +131,12 @@ def test_records_are_there_after_a_restart(tmp_path, clean):
     node.topics.create("a", partitions=2)
     node.write("a", 1, count=5)
     if clean:
-        node.replicas.close()
+        node.logs.close()
         assert (tmp_path / ".kafka_cleanshutdown").exists()
     node = Node(tmp_path)
-    assert node.replicas.was_clean is clean
+    assert node.logs.was_clean is clean
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
-    partition = node.replicas.partition("a", 1)
+    partition = node.logs.partition("a", 1)
     assert (partition.log_end_offset, partition.high_watermark) == (5, 5)
     assert (partition.recovery is None) is clean
     assert partition.leader_epoch == 1
@@ -150,13 +148,13 @@ def test_a_start_forgets_producers_by_the_configured_time(tmp_path, silent_ms, k
     config = {"producer.id.expiration.ms": "172800000"}
     node = Node(tmp_path, config)
     node.topics.create("a", partitions=1)
-    partition = node.replicas.partition("a", 0)
+    partition = node.logs.partition("a", 0)
     partition.append_marker(
         ProducerStamp(7, 0), commit=True, coordinator_epoch=0, now_ms=node.clock.now_ms()
     )
-    node.replicas.close()
+    node.logs.close()
     again = Node(tmp_path, config, clock=ManualClock(node.clock.now_ms() + silent_ms))
-    found = again.replicas.partition("a", 0).producers()
+    found = again.logs.partition("a", 0).producers()
     assert [one.producer_id for one in found] == known
 
 
@@ -167,26 +165,26 @@ def test_the_limit_of_producers_is_the_brokers(tmp_path):
     node.topics.create("b", partitions=1)
 
     def write(topic, index, producer_id):
-        partition = node.replicas.partition(topic, index)
+        partition = node.logs.partition(topic, index)
         stamp = ProducerStamp(producer_id, 0)
         partition.append_marker(stamp, commit=True, coordinator_epoch=0, now_ms=1)
         return {
             (one.topic, one.index, state.producer_id)
-            for one in node.replicas
+            for one in node.logs
             for state in one.producers()
         }
 
     write("a", 0, 1)
     assert write("a", 1, 1) == {("a", 0, 1), ("a", 1, 1)}
     assert write("b", 0, 2) == {("a", 1, 1), ("b", 0, 2)}
-    assert node.replicas.producer_limit.forgotten == 1
+    assert node.logs.producer_limit.forgotten == 1
     node.delete("b")
     assert write("a", 2, 5) == {("a", 1, 1), ("a", 2, 5)}
-    assert node.replicas.producer_limit.forgotten == 1
+    assert node.logs.producer_limit.forgotten == 1
     node.metadata.set_settings("", {"max.producer.ids": "3"})
     assert write("a", 2, 6) == {("a", 1, 1), ("a", 2, 5), ("a", 2, 6)}
-    node.replicas.close()
-    assert Node(tmp_path).replicas.producer_limit.maximum == 3
+    node.logs.close()
+    assert Node(tmp_path).logs.producer_limit.maximum == 3
 
 
 def test_the_checkpoints_of_a_clean_stop(tmp_path):
@@ -194,14 +192,14 @@ def test_the_checkpoints_of_a_clean_stop(tmp_path):
     node.topics.create("a", partitions=2)
     node.write("a", 0, count=4).delete_records_before(3)
     node.write("a", 1, count=2)
-    node.replicas.close()
+    node.logs.close()
     ends = {("a", 0): 4, ("a", 1): 2}
     for name in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
         found = offsets(tmp_path, name)
         assert found.pop(("__cluster_metadata", 0)) > 0
         assert found == ends
     assert offsets(tmp_path, "log-start-offset-checkpoint") == {("a", 0): 3}
-    assert Node(tmp_path).replicas.partition("a", 0).log_start_offset == 3
+    assert Node(tmp_path).logs.partition("a", 0).log_start_offset == 3
 
 
 @pytest.mark.parametrize("name", sorted(CHECKPOINTS))
@@ -210,22 +208,22 @@ def test_a_damaged_checkpoint_costs_no_record(tmp_path, name, damage):
     node = Node(tmp_path)
     node.topics.create("a")
     node.write("a", count=4)
-    node.replicas.close()
+    node.logs.close()
     (tmp_path / name).write_bytes(damage)
-    assert Node(tmp_path).replicas.partition("a", 0).log_end_offset == 4
+    assert Node(tmp_path).logs.partition("a", 0).log_end_offset == 4
 
 
 def test_a_checkpoint_is_written_only_when_it_says_something_new(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a")
     node.write("a")
-    node.replicas.checkpoint(HIGH_WATERMARK_CHECKPOINT)
+    node.logs.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     path = tmp_path / "replication-offset-checkpoint"
     before = path.stat().st_ino
-    node.replicas.checkpoint(HIGH_WATERMARK_CHECKPOINT)
+    node.logs.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     assert path.stat().st_ino == before
     node.write("a")
-    node.replicas.checkpoint(HIGH_WATERMARK_CHECKPOINT)
+    node.logs.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     assert offsets(tmp_path, path.name)["a", 0] == 2
 
 
@@ -233,23 +231,23 @@ def test_an_old_high_watermark_hides_nothing_after_a_kill(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a")
     node.write("a", count=3)
-    node.replicas.checkpoint()
+    node.logs.checkpoint()
     node.write("a", count=4)
-    assert Node(tmp_path).replicas.partition("a", 0).high_watermark == 7
+    assert Node(tmp_path).logs.partition("a", 0).high_watermark == 7
 
 
 def test_a_deleted_topic_leaves_nothing_for_one_of_the_same_name(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a", partitions=2)
     node.write("a", 1, count=9).delete_records_before(9)
-    node.replicas.checkpoint()
+    node.logs.checkpoint()
     node.delete("a")
     assert directories(tmp_path) == {"__cluster_metadata-0"}
     node.topics.create("a", partitions=2)
     assert node.write("a", 1, count=2).log_end_offset == 2
     for name in CHECKPOINTS:
         assert ("a", 1) not in offsets(tmp_path, name)
-    partition = Node(tmp_path).replicas.partition("a", 1)
+    partition = Node(tmp_path).logs.partition("a", 1)
     assert (partition.log_start_offset, partition.log_end_offset) == (0, 2)
 
 
@@ -257,7 +255,7 @@ def test_checkpointed_offsets_of_a_partition_that_is_gone_are_dropped_at_start(t
     node = Node(tmp_path)
     node.topics.create("a")
     node.write("a", count=9).delete_records_before(9)
-    node.replicas.checkpoint()
+    node.logs.checkpoint()
     # Killed between the tombstone and the removal of the directory and the offsets.
     node.metadata.delete_topic("a")
     node = Node(tmp_path)
@@ -266,7 +264,7 @@ def test_checkpointed_offsets_of_a_partition_that_is_gone_are_dropped_at_start(t
     node.topics.create("a")
     node.write("a", count=2)
     assert ("a", 0) not in offsets(tmp_path, "log-start-offset-checkpoint")
-    partition = Node(tmp_path).replicas.partition("a", 0)
+    partition = Node(tmp_path).logs.partition("a", 0)
     assert (partition.log_start_offset, partition.log_end_offset) == (0, 2)
 
 
@@ -274,7 +272,7 @@ def test_directories_that_no_topic_explains_are_kept_under_another_name(tmp_path
     node = Node(tmp_path)
     node.topics.create("a", partitions=1)
     node.write("a")
-    node.replicas.close()
+    node.logs.close()
     (tmp_path / "a-0").rename(tmp_path / "stranger-0")
     long = "x" * 249
     (tmp_path / f"{long}-10").mkdir()
@@ -323,12 +321,12 @@ def test_a_kill_at_any_step_of_creation_and_deletion(tmp_path, killed_at):
     except KilledError:
         pass
     node = Node(tmp_path)
-    assert node.replicas.partition("kept", 1).log_end_offset == 3
+    assert node.logs.partition("kept", 1).log_end_offset == 3
     made = node.metadata.topic("made")
     if "delete" in done:
         assert made is None
     elif "create" in done and made is not None:
-        end = node.replicas.partition("made", 1).log_end_offset
+        end = node.logs.partition("made", 1).log_end_offset
         assert end == 1 if "write" in done else end in {0, 1}
     if made is None:
         asyncio.run(node.clean_up())
@@ -341,12 +339,12 @@ def test_a_start_that_fails_half_way_leaves_no_clean_mark(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a")
     node.write("a", count=3).delete_records_before(2)
-    node.replicas.close()
-    replicas = Replicas(OsFileSystem(), str(tmp_path), BrokerConfig(), ManualClock())
+    node.logs.close()
+    replicas = LogManager(OsFileSystem(), str(tmp_path), BrokerConfig(), ManualClock())
     replicas.open_metadata()
     replicas.close()
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
-    assert Node(tmp_path).replicas.partition("a", 0).log_start_offset == 2
+    assert Node(tmp_path).logs.partition("a", 0).log_start_offset == 2
 
 
 def test_an_offline_partition_prevents_the_clean_mark(tmp_path):
@@ -366,8 +364,8 @@ def test_an_offline_partition_prevents_the_clean_mark(tmp_path):
     with pytest.raises(StorageError):
         node.write("a")
     fs.broken = False
-    assert node.replicas.is_offline("a", 0)
-    node.replicas.close()
+    assert node.logs.is_offline("a", 0)
+    node.logs.close()
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
 
 
@@ -378,7 +376,7 @@ def test_retention_and_flush_and_producer_expiry_follow_the_clock(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a", configs={"retention.ms": "1000", "flush.ms": "500"})
     partition = node.write("a", count=3)
-    work = Maintenance(node.replicas, node.config, node.clock)
+    work = Maintenance(node.logs, node.config, node.clock)
     work.run_flush(partition)
     assert partition.recovery_point == 0
     node.clock.advance(501)
@@ -404,7 +402,7 @@ async def test_the_tasks_run_by_themselves_and_stop(tmp_path):
     node.topics.create("a", configs={"retention.ms": "1000"})
     partition = node.write("a", count=3)
     node.clock.advance(2000)
-    work = Maintenance(node.replicas, node.config, node.clock)
+    work = Maintenance(node.logs, node.config, node.clock)
     work.start()
     checkpoint = tmp_path / "replication-offset-checkpoint"
     async with asyncio.timeout(30):
@@ -421,13 +419,13 @@ class Reader:
     def __init__(
         self,
         node: Node,
-        polls: Polls,
+        polls: DelayedFetches,
         min_bytes: int,
         max_wait_ms: int = 60_000,
         offset: int | None = None,
     ) -> None:
-        self.partition = node.replicas.partition("a", 0)
-        self.poll = Poll(
+        self.partition = node.logs.partition("a", 0)
+        self.poll = DelayedFetch(
             polls,
             Isolation.READ_UNCOMMITTED,
             min_bytes=min_bytes,
@@ -439,7 +437,7 @@ class Reader:
 
 
 async def test_a_poll_ends_when_enough_was_appended(tmp_path):
-    node, polls = Node(tmp_path), Polls()
+    node, polls = Node(tmp_path), DelayedFetches()
     node.topics.create("a")
     reader = Reader(node, polls, min_bytes=200)
     node.write("a")
@@ -454,10 +452,10 @@ async def test_a_poll_ends_when_enough_was_appended(tmp_path):
 
 
 async def test_a_poll_does_not_wait_for_what_is_there(tmp_path):
-    node, polls = Node(tmp_path), Polls()
+    node, polls = Node(tmp_path), DelayedFetches()
     node.topics.create("a")
     node.write("a", count=5)
-    size = node.replicas.partition("a", 0).size_bytes
+    size = node.logs.partition("a", 0).size_bytes
     assert await asyncio.wait_for(Reader(node, polls, size, offset=0).poll.answer, 30) == 5
     waiting = Reader(node, polls, size + 1, offset=0)
     await asyncio.sleep(0.01)
@@ -466,7 +464,7 @@ async def test_a_poll_does_not_wait_for_what_is_there(tmp_path):
 
 
 async def test_a_poll_ends_when_its_time_is_over_or_nobody_waits_or_the_broker_stops(tmp_path):
-    node, polls = Node(tmp_path), Polls()
+    node, polls = Node(tmp_path), DelayedFetches()
     node.topics.create("a")
     assert await Reader(node, polls, 1, max_wait_ms=5).poll.answer == 0
     left = Reader(node, polls, 1)
@@ -484,7 +482,7 @@ async def test_a_poll_ends_when_its_time_is_over_or_nobody_waits_or_the_broker_s
 
 
 async def test_a_poll_ends_when_its_offset_is_deleted(tmp_path):
-    node, polls = Node(tmp_path), Polls()
+    node, polls = Node(tmp_path), DelayedFetches()
     node.topics.create("a")
     reader = Reader(node, polls, 1_000_000)
     node.write("a", count=3)
@@ -495,7 +493,7 @@ async def test_a_poll_ends_when_its_offset_is_deleted(tmp_path):
 
 
 async def test_a_failing_answer_is_told(tmp_path):
-    node, polls = Node(tmp_path), Polls()
+    node, polls = Node(tmp_path), DelayedFetches()
     node.topics.create("a")
     reader = Reader(node, polls, 1)
     reader.poll._finish = lambda: 1 // 0
@@ -526,13 +524,13 @@ def test_what_a_recovery_removes_is_an_error_with_all_there_is_to_know(tmp_path)
     node.topics.create("a", partitions=2)
     node.write("a", 0, 10)
     node.write("a", 1, 1)
-    node.replicas.checkpoint(HIGH_WATERMARK_CHECKPOINT)
+    node.logs.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     path = tmp_path / "a-0" / f"{0:020d}.log"
     size = path.stat().st_size
     damage(path, size // 2 + 50)
     with capture_logs() as told:
         again = Node(tmp_path)
-    end = again.replicas.partition("a", 0).log_end_offset
+    end = again.logs.partition("a", 0).log_end_offset
     assert end == 5
     (line,) = told_of(told, "log cut")
     assert "CRC" in line.pop("cause")
@@ -546,7 +544,7 @@ def test_what_a_recovery_removes_is_an_error_with_all_there_is_to_know(tmp_path)
         "log_level": "error",
     }
     # The next start has nothing to say, and knows of no loss any more.
-    again.replicas.checkpoint(HIGH_WATERMARK_CHECKPOINT)
+    again.logs.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     with capture_logs() as told:
         Node(tmp_path)
     assert not [line for line in told if line["log_level"] in {"warning", "error"}]
@@ -556,7 +554,7 @@ def test_a_torn_write_is_a_warning(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a", partitions=1)
     node.write("a", 0, 3)
-    node.replicas.checkpoint(HIGH_WATERMARK_CHECKPOINT)
+    node.logs.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     path = tmp_path / "a-0" / f"{0:020d}.log"
     path.write_bytes(path.read_bytes() + path.read_bytes()[:70])
     with capture_logs() as told:
@@ -575,7 +573,7 @@ def test_a_log_that_has_lost_its_end_without_a_trace_is_an_error(tmp_path):
     node.topics.create("a", partitions=2)
     for index in (0, 1):
         node.write("a", index, 4).flush()
-    node.replicas.checkpoint(RECOVERY_POINT_CHECKPOINT)
+    node.logs.checkpoint(RECOVERY_POINT_CHECKPOINT)
     path = tmp_path / "a-0" / f"{0:020d}.log"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     for one in (tmp_path / "a-1").glob("*.log"):
@@ -594,7 +592,7 @@ def test_damage_below_the_recovery_point_is_told_and_left(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a", partitions=1)
     node.write("a", 0, 4).flush()
-    node.replicas.checkpoint(RECOVERY_POINT_CHECKPOINT)
+    node.logs.checkpoint(RECOVERY_POINT_CHECKPOINT)
     path = tmp_path / "a-0" / f"{0:020d}.log"
     damage(path, 50)
     rotten = path.read_bytes()
@@ -603,7 +601,7 @@ def test_damage_below_the_recovery_point_is_told_and_left(tmp_path):
     (line,) = told_of(told, "damage left in the log")
     assert (line["log_level"], line["offset"], line["next_offset"]) == ("error", 0, 1)
     assert not told_of(told, "log cut")
-    assert again.replicas.partition("a", 0).log_end_offset == 4
+    assert again.logs.partition("a", 0).log_end_offset == 4
     assert path.read_bytes() == rotten
 
 
@@ -612,9 +610,9 @@ def test_what_the_cleaner_has_emptied_is_no_hole(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a", partitions=1)
     node.write("a", 0, 6)
-    node.replicas.cleaned["a", 0] = 5
-    node.replicas.checkpoint(CLEANER_CHECKPOINT)
+    node.logs.cleaned["a", 0] = 5
+    node.logs.checkpoint(CLEANER_CHECKPOINT)
     path = tmp_path / "a-0" / f"{0:020d}.log"
     raw, size = path.read_bytes(), path.stat().st_size // 6
     path.write_bytes(raw[:size] + raw[3 * size :])
-    assert Node(tmp_path).replicas.partition("a", 0).log_end_offset == 6
+    assert Node(tmp_path).logs.partition("a", 0).log_end_offset == 6

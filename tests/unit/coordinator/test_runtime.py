@@ -16,9 +16,9 @@ from fencepost.coordinator.runtime.errors import (
     CoordinatorLoadInProgressError,
     NotCoordinatorError,
 )
-from fencepost.coordinator.runtime.flusher import GroupCommit
+from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.runtime.origin import Origin
-from fencepost.coordinator.runtime.shard import Shard, ShardServices, ShardState
+from fencepost.coordinator.runtime.shard import ShardRuntime, ShardServices, ShardState
 from fencepost.coordinator.runtime.timers import TimerQueue
 from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.config import LogConfig
@@ -204,7 +204,7 @@ class Bench:
         self.effects: list[object] = []
         self.remembered: list[tuple[str, str, Event, Origin | None, str | None]] = []
         self.machines: list[TableMachine] = []
-        self.answer: Callable[[Shard, object], None] = self.report
+        self.answer: Callable[[ShardRuntime, object], None] = self.report
         self.shard = self.new_shard()
 
     def open(self) -> Partition:
@@ -225,28 +225,34 @@ class Bench:
         self.machines.append(TableMachine())
         return self.machines[-1]
 
-    def perform(self, shard: Shard, effect: object, now_ms: int, tried: Callable[[], None]) -> None:
+    def run_effect(
+        self,
+        shard: ShardRuntime,
+        effect: object,
+        now_ms: int,
+        first_attempt_done: Callable[[], None],
+    ) -> None:
         self.effects.append(effect)
         self.answer(shard, effect)
-        tried()
+        first_attempt_done()
 
-    def report(self, shard: Shard, effect: object) -> None:
+    def report(self, shard: ShardRuntime, effect: object) -> None:
         assert isinstance(effect, Tell)
-        shard.feed(Told(effect.key))
+        shard.report(Told(effect.key))
 
-    def new_shard(self) -> Shard:
+    def new_shard(self) -> ShardRuntime:
         services = ShardServices(
             self.clock,
             self.loop,
             self.timers,
-            self.perform,
+            self.run_effect,
             lambda command: "loading" if command == Get("loading") else None,
             lambda *said: self.remembered.append(said),
-            GroupCommit(self.clock),
+            Flusher(self.clock),
         )
-        return Shard(self.partition, self.build, services)  # type: ignore[arg-type]
+        return ShardRuntime(self.partition, self.build, services)  # type: ignore[arg-type]
 
-    async def load(self) -> Shard:
+    async def load(self) -> ShardRuntime:
         await self.shard.load(Pace())
         assert self.shard.state is ShardState.ACTIVE
         return self.shard
@@ -327,7 +333,7 @@ async def test_effects_belong_to_the_turn(bench: Bench) -> None:
     shard = await bench.load()
     ends: list[int] = []
 
-    def answer(shard: Shard, effect: object) -> None:
+    def answer(shard: ShardRuntime, effect: object) -> None:
         ends.append(bench.partition.log_end_offset)
         bench.report(shard, effect)
 
@@ -344,8 +350,8 @@ async def test_an_effect_may_report_later(bench: Bench) -> None:
     shard = await bench.load()
     assert (await shard.submit(PutAndTell("a"))) == "done"
     assert bench.table() == {"a": "prepared"}
-    shard.feed(Told("stale"))
-    shard.feed(Told("a"))
+    shard.report(Told("stale"))
+    shard.report(Told("a"))
     assert bench.table() == {"a": "complete"}
 
 
@@ -390,7 +396,7 @@ async def test_append_that_failed_after_it_was_written(bench: Bench) -> None:
 async def test_failure_between_the_steps_of_a_turn(bench: Bench) -> None:
     shard = await bench.load()
 
-    def answer(shard: Shard, effect: object) -> None:
+    def answer(shard: ShardRuntime, effect: object) -> None:
         bench.partition.fail_next.append(StorageError("second step"))
         bench.answer = bench.report
         bench.report(shard, effect)
@@ -534,7 +540,7 @@ async def test_close_answers_who_waits(bench: Bench) -> None:
     assert isinstance(waiting.exception(), RefusedError)
     assert isinstance(shard.submit(Get("a")).exception(), NotCoordinatorError)
     assert len(bench.timers) == 0
-    shard.feed(Told("a"))
+    shard.report(Told("a"))
     await shard.close()
 
 

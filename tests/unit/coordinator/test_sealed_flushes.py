@@ -64,7 +64,7 @@ def test_one_bit_of_a_sealed_segment_costs_no_other_record_after_a_kill(tmp_path
 
 
 def partition_of(one: Running, topic: str) -> Partition:
-    found = one.broker.services.replicas.find_open((topic, 0))
+    found = one.broker.services.logs.find_open((topic, 0))
     assert found is not None
     return found
 
@@ -86,11 +86,11 @@ def test_nobody_waits_for_a_disk_that_takes_what_was_sealed(tmp_path):
         assert ("sync", quick) in one.disk.of_logs(quick)
         partition = partition_of(one, slow)
         assert (partition.recovery_point, partition.high_watermark) == (0, 8)
-        assert not one.broker.services.commit.sealed.is_idle
+        assert not one.broker.services.flusher.sealed.is_idle
         one.disk.gate.set()
         until(lambda: partition.recovery_point == 6, "the recovery point is at the active segment")
         until(lambda: checkpointed(tmp_path, slow) == 6, "and is written down")
-        until(lambda: one.broker.services.commit.sealed.is_idle, "nothing is left to do")
+        until(lambda: one.broker.services.flusher.sealed.is_idle, "nothing is left to do")
 
 
 @pytest.mark.parametrize("how", ["the topic is deleted", "and made anew", "the broker stops"])
@@ -110,13 +110,13 @@ def test_what_ends_while_its_segments_are_flushed(tmp_path, how):
                 one.client.create_topic("t", 1, SMALL)
                 fill(one.client, topic, 1)
             one.disk.gate.set()
-            until(lambda: one.broker.services.commit.sealed.is_idle, "the flush has ended")
-            assert not one.broker.services.replicas.is_offline(topic, 0)
+            until(lambda: one.broker.services.flusher.sealed.is_idle, "the flush has ended")
+            assert not one.broker.services.logs.is_offline(topic, 0)
             assert not any(".tmp" in path.name for path in tmp_path.glob("t-0/*"))
     with running(tmp_path) as one:
-        assert one.broker.services.replicas.was_clean
+        assert one.broker.services.logs.was_clean
         ends = {"the topic is deleted": None, "and made anew": 2, "the broker stops": 6}
-        found = one.broker.services.replicas.find("t", 0)
+        found = one.broker.services.logs.find("t", 0)
         assert (found and found.log_end_offset) == ends[how]
 
 
@@ -128,13 +128,13 @@ def test_a_sealed_segment_that_can_not_be_forced_takes_its_partition_off_line(tm
         disk.gate.clear()
         fill(one.client, topic, 2)
         disk.gate.set()
-        until(lambda: one.broker.services.replicas.is_offline(topic, 0), "it is off line")
+        until(lambda: one.broker.services.logs.is_offline(topic, 0), "it is off line")
         assert one.client.produce(topic, [b"x"])["error_code"] == "kafka_storage_error"
         fill(one.client, other, 2)
         until(lambda: partition_of(one, other).recovery_point == 2, "the other one is on disk")
         disk.sync_fails = lambda _: False
     with running(tmp_path) as one:
-        assert not one.broker.services.replicas.was_clean
+        assert not one.broker.services.logs.was_clean
         assert one.client.offset(topic) == 4
 
 

@@ -80,7 +80,7 @@ class Producer:
             base_sequence=sequence,
             transactional=True,
         )
-        self.services.replicas.partition(topic, index).append(
+        self.services.logs.partition(topic, index).append(
             batch, now_ms=self.services.clock.now_ms(), transaction_verified=True
         )
         self.sequences[key] = sequence + 1
@@ -97,11 +97,11 @@ class Producer:
 
 
 def stable(services: Services, topic: str = "t", index: int = 0) -> int:
-    return services.replicas.partition(topic, index).last_stable_offset
+    return services.logs.partition(topic, index).last_stable_offset
 
 
 def end(services: Services, topic: str = "t", index: int = 0) -> int:
-    return services.replicas.partition(topic, index).log_end_offset
+    return services.logs.partition(topic, index).log_end_offset
 
 
 async def state(services: Services, transactional_id: str = ID) -> str:
@@ -133,7 +133,7 @@ async def test_end_is_one_turn(services: Services, version: int, commits: bool) 
         assert stable(services) == end(services)
         assert stable(services, index=1) == end(services, index=1)
     assert await state(services) == ("CompleteCommit" if commits else "CompleteAbort")
-    fetched = services.replicas.partition("t", 0).fetch(
+    fetched = services.logs.partition("t", 0).fetch(
         0, 10_000, Isolation.READ_COMMITTED, at_least_one=True
     )
     assert fetched.aborted is not None
@@ -261,7 +261,7 @@ async def test_deleted_topics_drop_out(services: Services) -> None:
     services.topic("gone")
     await producer.add(("t", 0), ("gone", 0))
     producer.write("a")
-    services.replicas.doom(services.metadata.delete_topic("gone"))
+    services.logs.doom(services.metadata.delete_topic("gone"))
     await producer.end(commit=True)
     assert await state(services) == "CompleteCommit"
     assert stable(services) == end(services)
@@ -274,7 +274,7 @@ async def test_a_partition_off_line_gets_its_marker_later(
     await producer.add(("t", 0), ("t", 1))
     producer.write("a")
     producer.write("b", index=1)
-    monkeypatch.setattr(services.replicas.partition("t", 1), "append_marker", refuse)
+    monkeypatch.setattr(services.logs.partition("t", 1), "append_marker", refuse)
     await producer.end(commit=True)
     assert await state(services) == "PrepareCommit"
     assert stable(services) == end(services), "the healthy partition is not held up"
@@ -304,7 +304,7 @@ async def test_no_marker_goes_to_the_log_of_a_shard_that_writes_no_transactions(
     assert await state(services) == "CompleteCommit"
     assert stable(services) == end(services) == 2
     for topic, index in others:
-        read = services.replicas.partition(topic, index).read_all()
+        read = services.logs.partition(topic, index).read_all()
         assert not any(header.is_control for header, _ in read)
     assert {one.state for one in services.txns._shards.shards} == {ShardState.ACTIVE}
 
@@ -370,7 +370,7 @@ async def _one_transaction(services: Services, version: int, *, commits: bool) -
     stamp = ProducerStamp(producer.pid, producer.epoch)
     offsets = (OffsetToCommit("t", 0, 7),)
     await services.groups.submit("g", TxnCommitOffsets("g", -1, "", None, offsets, stamp))
-    fs = services.replicas._fs
+    fs = services.logs._fs
     assert isinstance(fs, DyingFileSystem)
     fs.left, fs.writes = services.die_after, 0  # type: ignore[attr-defined]
     await producer.end(commit=commits, version=version)

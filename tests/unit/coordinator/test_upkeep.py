@@ -65,7 +65,7 @@ def fill(broker: Broker, topic: str, *, dead: bool = False) -> Partition:
     """Segments full of one key, sealed; ``dead`` ends them with a tombstone."""
     if broker.services.metadata.topic(topic) is None:
         broker.services.topics.create(topic, partitions=1, configs=COMPACTED)
-    partition, now_ms = broker.services.replicas.partition(topic, 0), broker.clock.now_ms()
+    partition, now_ms = broker.services.logs.partition(topic, 0), broker.clock.now_ms()
     for number in range(6):
         value = None if dead and number == 5 else b"%d" % number * 100
         partition.append_records([Record(b"key", value)], now_ms=now_ms)
@@ -75,7 +75,7 @@ def fill(broker: Broker, topic: str, *, dead: bool = False) -> Partition:
 
 
 def is_clean(broker: Broker, topic: str) -> bool:
-    return broker.services.replicas.cleaned.get((topic, 0)) == 6
+    return broker.services.logs.cleaned.get((topic, 0)) == 6
 
 
 def maintenance(broker: Broker) -> Maintenance:
@@ -157,7 +157,7 @@ async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_pa
             sizes = {"internal.segment.bytes": "5000", "retention.bytes": "4000"}
             configs = {**COMPACTED, "cleanup.policy": "compact,delete", **sizes}
             broker.services.topics.create("t", partitions=1, configs=configs)
-            partition = broker.services.replicas.partition("t", 0)
+            partition = broker.services.logs.partition("t", 0)
             number = 0
 
             def grown() -> bool:
@@ -183,8 +183,8 @@ async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_pa
 
 async def cleaned_twice(services: Services, topic: str) -> dict[bytes | None, bytes | None]:
     """Two rounds, with the time of tombstones between them; the records that are left."""
-    cleaner = Cleaner(services.replicas, services.config, services.clock)
-    partition = services.replicas.partition(topic, 0)
+    cleaner = Cleaner(services.logs, services.config, services.clock)
+    partition = services.logs.partition(topic, 0)
     for _ in range(2):
         partition._roll(services.clock.now_ms())
         while await cleaner.run_once():
@@ -201,7 +201,7 @@ async def cleaned_twice(services: Services, topic: str) -> dict[bytes | None, by
 
 
 def write_and_take_back(services: Services, topic: str) -> None:
-    partition, now_ms = services.replicas.partition(topic, 0), services.clock.now_ms()
+    partition, now_ms = services.logs.partition(topic, 0), services.clock.now_ms()
     for value in (b"secret", None):
         partition.append_records([Record(b"K", value)], now_ms=now_ms)
 
@@ -210,12 +210,12 @@ async def compacted(directory: Path) -> Services:
     """A topic ``t`` of seven records, cleaned up to offset 6."""
     services = Services(directory, clock=ManualClock(1_700_000_000_000))
     services.metadata.create_topic("t", 1, COMPACTED)
-    partition = services.replicas.partition("t", 0)
+    partition = services.logs.partition("t", 0)
     for number in range(6):
         partition.append_records([Record(b"%d" % (number % 2), b"x")], now_ms=number)
     partition._roll(6)
     partition.append_records([Record(b"7", b"")], now_ms=6)
-    cleaner = Cleaner(services.replicas, services.config, services.clock)
+    cleaner = Cleaner(services.logs, services.config, services.clock)
     assert await cleaner.run_once()
     await cleaner.stop()
     stored = read_offsets(OsFileSystem(), str(directory), CLEANER_CHECKPOINT)
@@ -255,8 +255,8 @@ async def test_a_checkpoint_that_can_not_be_written_makes_no_topic_of_a_deleted_
 @pytest.mark.usefixtures("killed_logs_are_closed")
 async def test_a_log_that_lost_its_cleaned_end_keeps_no_record_that_was_taken_back(tmp_path):
     services = await compacted(tmp_path)
-    services.replicas.partition("t", 0).flush()
-    services.replicas.checkpoint()
+    services.logs.partition("t", 0).flush()
+    services.logs.checkpoint()
     # A power loss took all but the first segment's beginning.
     directory = tmp_path / "t-0"
     for path in directory.iterdir():
@@ -265,9 +265,9 @@ async def test_a_log_that_lost_its_cleaned_end_keeps_no_record_that_was_taken_ba
     first = directory / f"{0:020}.log"
     first.write_bytes(first.read_bytes()[: first.stat().st_size // 2])
     again = Services(tmp_path, clock=services.clock)
-    end = again.replicas.partition("t", 0).log_end_offset
+    end = again.logs.partition("t", 0).log_end_offset
     assert end < 6
-    assert again.replicas.cleaned == {("t", 0): end}
+    assert again.logs.cleaned == {("t", 0): end}
     assert read_offsets(OsFileSystem(), str(tmp_path), CLEANER_CHECKPOINT) == {("t", 0): end}
     write_and_take_back(again, "t")
     assert b"K" not in await cleaned_twice(again, "t")
@@ -278,24 +278,24 @@ async def test_a_round_on_a_topic_that_is_deleted_meanwhile_says_nothing_of_the_
     services = Services(tmp_path)
     services.metadata.create_topic("t", 1, COMPACTED)
     write_and_take_back(services, "t")
-    partition = services.replicas.partition("t", 0)
+    partition = services.logs.partition("t", 0)
     partition._roll(services.clock.now_ms())
-    cleaner = Cleaner(services.replicas, services.config, services.clock)
+    cleaner = Cleaner(services.logs, services.config, services.clock)
     cleaner.start()
     await cleaner.stop()
-    rounds = Cleaner(services.replicas, services.config, services.clock)
+    rounds = Cleaner(services.logs, services.config, services.clock)
     clean = rounds._clean
 
     async def clean_and_lose(*whole: Any) -> bool:
         done = await clean(*whole)
-        services.replicas.doom(services.metadata.delete_topic("t"))
+        services.logs.doom(services.metadata.delete_topic("t"))
         services.metadata.create_topic("t", 1, COMPACTED)
         return done
 
     rounds._clean = clean_and_lose  # type: ignore[method-assign]
     assert await rounds.run_once()
     await rounds.stop()
-    assert services.replicas.cleaned == {}
+    assert services.logs.cleaned == {}
 
 
 # --- maintenance ---------------------------------------------------------------------------------
@@ -309,10 +309,10 @@ async def test_retention_that_fails_on_one_log_goes_on_with_the_others(tmp_path)
         ) as broker:
             for name in ("bad", "good"):
                 broker.services.topics.create(name, partitions=1, configs={"retention.ms": "1"})
-                partition = broker.services.replicas.partition(name, 0)
+                partition = broker.services.logs.partition(name, 0)
                 partition.append_records([Record(b"k", b"v")], now_ms=1)
             disk.before = fault("rename", f"/bad-0/{0:020}.log")
-            good = broker.services.replicas.partition("good", 0)
+            good = broker.services.logs.partition("good", 0)
             await until_true(lambda: good.log_start_offset == 1, "retention of the good one")
             marked = maintenance(broker).troubled
             await until_true(lambda: marked.get("retention"), "the mark")
@@ -345,7 +345,7 @@ async def test_a_checkpoint_that_fails_is_written_next_time(tmp_path, interval, 
     with capture_logs() as told:
         async with serving(tmp_path, disk, **{interval.replace(".", "_"): "10"}) as broker:
             broker.services.topics.create("t", partitions=1)
-            partition = broker.services.replicas.partition("t", 0)
+            partition = broker.services.logs.partition("t", 0)
             partition.append_records([Record(b"k", b"v")], now_ms=1)
             disk.before = before
             partition.delete_records_before(1)
@@ -373,12 +373,12 @@ async def test_a_flush_that_fails_unheard_of_tells_nobody_that_it_is_on_disk(tmp
         async with serving(tmp_path, disk, flush_messages="1") as broker:
             for name in ("bad", "good"):
                 broker.services.topics.create(name, partitions=1)
-            bad, good = (broker.services.replicas.partition(name, 0) for name in ("bad", "good"))
+            bad, good = (broker.services.logs.partition(name, 0) for name in ("bad", "good"))
             disk.before = fault("sync", "/bad-0/")
             told_of = []
             for partition in (bad, good):
                 partition.append_records([Record(b"k", b"v")], now_ms=1)
-                assert broker.services.commit.after(
+                assert broker.services.flusher.after(
                     [partition], lambda one=partition: told_of.append(one)
                 )
             await until_true(lambda: len(told_of) == 2, "both are told")
@@ -401,12 +401,12 @@ async def test_a_stop_closes_every_log_but_the_one_that_fails(tmp_path):
         async with serving(tmp_path, disk) as broker:
             for name in ("a", "bad", "z"):
                 broker.services.topics.create(name, partitions=1)
-                broker.services.replicas.partition(name, 0).append_records(
+                broker.services.logs.partition(name, 0).append_records(
                     [Record(b"k", b"v")], now_ms=broker.clock.now_ms()
                 )
             disk.before = fault("write", "/bad-0/")
             disk.write_fails = lambda path: "__fencepost" in path
-            partitions = list(broker.services.replicas)
+            partitions = list(broker.services.logs)
     (line,) = [one for one in told if one["event"] == "log not closed cleanly"]
     assert line["partition"] == "bad-0"
     assert not (tmp_path / CLEAN_MARK).exists()
@@ -416,14 +416,14 @@ async def test_a_stop_closes_every_log_but_the_one_that_fails(tmp_path):
         assert partition._log.is_empty, "its files are closed"
     # The directory is free, and nothing is lost.
     async with serving(tmp_path, FaultyDisk()) as broker:
-        assert broker.services.replicas.partition("bad", 0).log_end_offset == 1
+        assert broker.services.logs.partition("bad", 0).log_end_offset == 1
 
 
 async def test_a_stop_whose_services_fail_closes_every_log(tmp_path, monkeypatch):
     """Each service in turn, by a failure that is thrown into it from outside."""
     async with serving(tmp_path, FaultyDisk()) as broker:
         broker.services.topics.create("t", partitions=1)
-        broker.services.replicas.partition("t", 0).append_records([Record(b"k", b"v")], now_ms=1)
+        broker.services.logs.partition("t", 0).append_records([Record(b"k", b"v")], now_ms=1)
         names = [what for what, _ in broker._steps_of_a_stop()]
     assert names[-2:] == ["close the logs", "give up the lock"]
 

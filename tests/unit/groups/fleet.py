@@ -294,7 +294,7 @@ class Fleet:
                         names[topic_id], index, member.read[partition], topic_id=topic_id
                     ),
                 ),
-                is_v9_or_later=True,
+                knows_member_epochs=True,
             )
             try:
                 result = self.driver.ask(command)

@@ -123,7 +123,7 @@ class Churn:
                 ("t", what, who),
                 generation=client.epoch,
                 member_id=client.member_id,
-                is_v9_or_later=True,
+                knows_member_epochs=True,
             )
 
     def crash(self, who: int, what: int) -> None:

@@ -35,7 +35,7 @@ from fencepost.groups.limits import GroupLimits
 
 
 def commit(driver, epoch, member_id="m", *offsets, **fields):
-    fields.setdefault("is_v9_or_later", True)
+    fields.setdefault("knows_member_epochs", True)
     driver.commit(*offsets, generation=epoch, member_id=member_id, **fields)
 
 
@@ -66,7 +66,7 @@ def test_who_may_commit():
         with pytest.raises(error):
             commit(driver, epoch, member_id)
     with pytest.raises(UnsupportedGroupRequestError):
-        commit(driver, 3, is_v9_or_later=False)
+        commit(driver, 3, knows_member_epochs=False)
 
 
 def test_who_left_for_a_while_may_still_commit():
@@ -93,7 +93,7 @@ def test_an_older_epoch_commits_what_it_had_already():
         commit(driver, 2, "m", at(0, 6), ("unknown", 0, 6))
     assert driver.fetch("t", 0).offset == 5
     too_large = ("t", 2, 5, -1, "x" * 4_097, T)
-    fields = {"generation": 2, "member_id": "m", "is_v9_or_later": True}
+    fields = {"generation": 2, "member_id": "m", "knows_member_epochs": True}
     (_, _, kept), (_, _, refused) = driver.commit(at(0), too_large, **fields).partitions
     assert kept is None
     assert isinstance(refused, OffsetMetadataTooLargeError)
@@ -234,7 +234,7 @@ def test_a_classic_group_whose_assignments_say_nothing_is_none():
 def test_an_empty_consumer_group_gives_way_to_a_classic_one():
     driver = ConsumerDriver()
     driver.join("m")
-    driver.commit(("t", 0, 5), generation=2, member_id="m", is_v9_or_later=True)
+    driver.commit(("t", 0, 5), generation=2, member_id="m", knows_member_epochs=True)
     with pytest.raises(InconsistentGroupProtocolError):
         driver.answer(classic(driver, protocol_type="connect"))
     driver.beat("m", -1)

@@ -598,7 +598,7 @@ def test_who_waits_for_a_partition_gets_it_when_the_group_becomes_classic():
 
 def there_and_back() -> ConsumerDriver:
     driver, one, consumer = settled_mix()
-    driver.commit(("t", 0, 7), generation=consumer.epoch, member_id="m", is_v9_or_later=True)
+    driver.commit(("t", 0, 7), generation=consumer.epoch, member_id="m", knows_member_epochs=True)
     consumer.leave()
     one.join()
     one.step()

@@ -172,7 +172,7 @@ class Churn:
         """As a member, by a transaction, or as nobody, which alone makes a group."""
         member_id = self.member(who) if who % 2 else ""
         generation = self.epoch(member_id) if who % 2 else -1
-        producer = {"producer": 1} if what == 2 else {"is_v9_or_later": True}
+        producer = {"producer": 1} if what == 2 else {"knows_member_epochs": True}
         if what == 3:
             self.driver.marker(1, commit=who > 3)
         self.driver.commit(

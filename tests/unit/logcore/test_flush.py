@@ -195,7 +195,7 @@ def test_who_waits_for_a_flush_is_not_forgotten_by_a_cut(
     partition = open_partition(tmp_path, config=config(flush_messages=1), flusher=flusher)
     for _ in range(4):
         append(partition)
-    assert (partition.high_watermark, partition.is_held) == (0, True)
+    assert (partition.high_watermark, partition.awaits_flush) == (0, True)
 
     def cut() -> None:
         partition.truncate_to(3)
@@ -204,7 +204,7 @@ def test_who_waits_for_a_flush_is_not_forgotten_by_a_cut(
 
     flusher.run_one(before_it_runs=cut)
     assert (partition.recovery_point, partition.high_watermark) == (3, 3)
-    assert partition.is_held == bool(meanwhile_appended) == bool(flusher.joined)
+    assert partition.awaits_flush == bool(meanwhile_appended) == bool(flusher.joined)
     flusher.run()
     assert partition.high_watermark == partition.log_end_offset == 3 + meanwhile_appended
 

@@ -119,7 +119,7 @@ class History:
             recovery_point=marks.recovery_point,
             log_start_offset=marks.log_start,
             high_watermark=marks.high_watermark,
-            gaps_below=marks.cleaned or 0,
+            compacted_below=marks.cleaned or 0,
         )
         known = max(marks.recovery_point, marks.high_watermark)
         lost = 0 if partition.recovery is None else partition.recovery.lost_offsets

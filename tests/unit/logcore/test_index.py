@@ -15,7 +15,7 @@ from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.index import (
     AbortedTxn,
     CorruptIndexError,
-    LookedInto,
+    MappedIndexes,
     OffsetIndex,
     TimeIndex,
     TransactionIndex,
@@ -249,7 +249,7 @@ def test_collect_stops_where_nothing_open_is_left_below_the_bound(tmp_path: Path
 
 
 def test_indexes_that_are_looked_into_stay_within_their_number(tmp_path: Path) -> None:
-    looked_into = LookedInto(3)
+    looked_into = MappedIndexes(3)
     indexes = []
     for number in range(5):
         path = f"{tmp_path}/{number}.index"

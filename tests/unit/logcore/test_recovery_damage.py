@@ -265,7 +265,7 @@ def test_nor_when_the_segments_behind_it_do_not_follow(tmp_path: Path) -> None:
     ("known", "end"),
     [
         ({"recovery_point": 14}, 14),
-        ({"gaps_below": 12}, 14),
+        ({"compacted_below": 12}, 14),
         ({"is_replica": True}, 14),
         # The first hole ends at what was known to be on disk, the second lies behind it.
         ({"recovery_point": 3}, 6),

@@ -3,7 +3,9 @@
 Two libraries load others for conveniences that neither has a use for, if they are installed: kio
 registers test strategies with hypothesis, structlog.dev prepares coloured tracebacks with rich.
 Together that is more than a third of the daemon's start, half of a command's, and ten megabytes.
-Both are imported here while those look absent; afterwards everything can be imported as ever.
+Both are imported here while those look absent. A third, crc32c, reads its own version and loads a
+command line for the sake of nobody here, and is imported while stand-ins are in the place of both.
+Afterwards everything can be imported as ever.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 
 @contextmanager
@@ -26,8 +29,24 @@ def _absent(*names: str) -> Iterator[None]:
             del sys.modules[name]
 
 
+@contextmanager
+def _stand_in(name: str, **attributes: object) -> Iterator[None]:
+    """Have ``name`` be a module of just these ``attributes``, unless it is loaded."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = module = ModuleType(name)
+    vars(module).update(attributes)
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
 with _absent("hypothesis", "rich"):
     import kio.static.primitive
     import structlog
+with _stand_in("importlib.metadata", version=str), _stand_in("crc32c._cli", main=None):
+    import crc32c
 
-__all__ = ["kio", "structlog"]
+__all__ = ["crc32c", "kio", "structlog"]

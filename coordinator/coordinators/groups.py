@@ -6,6 +6,7 @@ Source: ``GroupCoordinatorService``: route by the hash of the group id, merge wh
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from fencepost.coordinator.config.group_settings import applied
 from fencepost.coordinator.coordinators.assignors.process import AssignorProcesses
@@ -32,9 +33,11 @@ from fencepost.groups.commands import (
 )
 from fencepost.groups.consumer_commands import ConsumerSettings, MigrationPolicy, TopicImage
 from fencepost.groups.limits import GroupLimits
-from fencepost.groups.machine import GroupMachine
 from fencepost.logcore.machine import InvariantViolation, ProducerStamp
 from fencepost.logcore.partition import Partition
+
+if TYPE_CHECKING:
+    from fencepost.groups.machine import GroupMachine
 
 _MINUTE_MS = 60_000
 _EXPIRE = "expire offsets"
@@ -146,6 +149,9 @@ class GroupCoordinator(ShardedCoordinator):
         return self._topic_image
 
     def _build(self, _partition: Partition) -> GroupMachine:
+        # A broker without groups does without their machine, and starts sooner.
+        from fencepost.groups.machine import GroupMachine  # noqa: PLC0415
+
         config = self._config
         return GroupMachine(
             GroupLimits(

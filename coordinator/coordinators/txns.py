@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING, cast
 
 from fencepost.coordinator.coordinators.base import ShardedCoordinator
 from fencepost.coordinator.coordinators.marker_writer import CompleteOffsets, LocalMarkerWriter
@@ -49,7 +50,9 @@ from fencepost.txn.errors import (
 )
 from fencepost.txn.ids import BlockProducerIds, ProducerIdBlock
 from fencepost.txn.limits import TxnLimits
-from fencepost.txn.machine import TxnMachine
+
+if TYPE_CHECKING:
+    from fencepost.txn.machine import TxnMachine
 
 Verdicts = dict[TopicPartition, DomainError | None]
 """Why a partition may not be written to; None where it may."""
@@ -179,9 +182,9 @@ class TxnCoordinator(ShardedCoordinator):
         Records of other ids are not waited for: behind a busy log that would take for ever.
         """
         shard = self._shards.shard_for(transactional_id)
-        if shard is None or not isinstance(shard.machine, TxnMachine):
+        if shard is None:
             return None
-        offset = shard.machine.last_offset(transactional_id)
+        offset = cast("TxnMachine", shard.machine).last_offset(transactional_id)
         if offset is None or offset < shard.partition.high_watermark:
             return None
         return self._flusher.flushed((shard.partition,))
@@ -218,6 +221,9 @@ class TxnCoordinator(ShardedCoordinator):
         return ProducerIdBlock(first, length)
 
     def _build(self, partition: Partition) -> TxnMachine:
+        # A broker without transactions does without their machine, and starts sooner.
+        from fencepost.txn.machine import TxnMachine  # noqa: PLC0415
+
         config = self._config
         limits = TxnLimits(
             max_transaction_timeout_ms=config.int("transaction.max.timeout.ms"),

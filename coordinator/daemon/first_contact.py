@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from importlib import import_module
 
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.wire import ApiKey
@@ -34,8 +35,29 @@ MESSAGES: Iterable[tuple[ApiKey, int]] = (
 """The versions of librdkafka 2.16, the client that does not like to wait, in its order."""
 
 
+MACHINES: Iterable[str] = (
+    "txn.commands",
+    "txn.state",
+    "txn.init_producer",
+    "txn.machine",
+    "groups.consumer_commands",
+    "groups.commands",
+    "groups.consumer_records",
+    "groups.consumer_group",
+    "groups.classic_group",
+    "groups.classic",
+    "groups.consumer",
+    "groups.admin",
+    "groups.machine",
+)
+"""Modules of the two machines, each a piece small enough for a turn."""
+
+
 async def prepare_first_contact(registry: Registry) -> None:
-    """Load the handlers and messages of :data:`MESSAGES`."""
+    """Load :data:`MACHINES`, and the handlers and messages of :data:`MESSAGES`."""
+    for name in MACHINES:
+        await asyncio.sleep(0)
+        import_module(f"fencepost.{name}")
     for key, version in MESSAGES:
         await asyncio.sleep(0)
         registry.handler(key)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import random
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -26,15 +25,8 @@ INTEGERS = {
 TEXTS = ["", "a", "topic-1", "ß€𝄞", "x" * 127, "y" * 128, "z" * 300]
 
 
-Draw = Callable[[FieldInfo, random.Random], Any]
-"""Draws one value, or one element, of a field that is no structure."""
-
-
-def random_entity(cls: type, rng: random.Random, width: int = 3, draw: Draw | None = None) -> Any:
-    """An instance of ``cls``; about a third of the fields keep their default.
-
-    ``draw`` replaces :func:`random_leaf`, and then no list is empty.
-    """
+def random_entity(cls: type, rng: random.Random, width: int = 3) -> Any:
+    """An instance of ``cls``; about a third of the fields keep their default."""
     values = {}
     for field in all_fields(cls):
         if field.tag is not None and rng.random() < 0.4:
@@ -43,11 +35,11 @@ def random_entity(cls: type, rng: random.Random, width: int = 3, draw: Draw | No
                 continue
             values[field.name] = typed_default(field)
         elif field.is_array:
-            count = rng.choice((0 if draw is None else 1, 1, width))
+            count = rng.choice((0, 1, width))
             inner = max(1, width - 1)
-            values[field.name] = tuple(random_value(field, rng, inner, draw) for _ in range(count))
+            values[field.name] = tuple(random_value(field, rng, inner) for _ in range(count))
         else:
-            values[field.name] = random_value(field, rng, width, draw)
+            values[field.name] = random_value(field, rng, width)
     return cls(**{**required(cls, values), **values})
 
 
@@ -74,13 +66,13 @@ def typed_default(field: FieldInfo) -> Any:
     return field.default
 
 
-def random_value(field: FieldInfo, rng: random.Random, width: int, draw: Draw | None = None) -> Any:
+def random_value(field: FieldInfo, rng: random.Random, width: int) -> Any:
     """One value, or one element, of ``field``."""
     if field.nullable and field.tag is None and not field.is_array and rng.random() < 0.3:
         return None
     if field.struct is not None:
-        return random_entity(field.struct, rng, width, draw)
-    return (draw or random_leaf)(field, rng)
+        return random_entity(field.struct, rng, width)
+    return random_leaf(field, rng)
 
 
 def random_leaf(field: FieldInfo, rng: random.Random) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fencepost.coordinator.wire.api import APIS
@@ -28,6 +28,8 @@ SLOTS = 6
 
 UNKNOWN_PRODUCER = 10**9
 UNKNOWN_ID = uuid.UUID(int=0x5EED)
+METADATA_ID = uuid.UUID(int=1)
+"""The id of the metadata log, which is no topic of a client's."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class Draw:
             return lambda k: k.topic_id(name)
         if kind < 0.96:
             return lambda k: k.topic_ids[name][0] if k.topic_ids.get(name) else UNKNOWN_ID
-        return lambda _: UNKNOWN_ID
+        nobodys = UNKNOWN_ID if self.calm else self.pick([UNKNOWN_ID, METADATA_ID])
+        return lambda _: nobodys
 
     def partition(self) -> int:
         return self.rng.choices((0, 1, 2, 3, -1, 2**31 - 1), (60, 24, 12, 2, 0.4, 0.4))[0]
@@ -135,6 +138,36 @@ class Draw:
 
     def small(self) -> int:
         return self.pick(SMALL_INTS)
+
+    # --- anything ---------------------------------------------------------------------------------
+
+    def scattered(self, request: Request, share: float = 0.5) -> Request:
+        """``request`` with a ``share`` of its fields drawn anew, each by itself."""
+        return replace(request, shape=self._scattered(request.shape, "", share))
+
+    def _scattered(self, value: Any, name: str, share: float) -> Any:
+        if isinstance(value, Mapping):
+            return {key: self._scattered(item, key, share) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._scattered(item, name, share) for item in value]
+        return value if self.chance(1 - share) else self._anything(value, name)
+
+    def _anything(self, value: Any, name: str) -> Any:
+        """What a field ``name`` may hold instead of ``value``: of the same type."""
+        if name == "topic_id":
+            known = self.topic_id(self.topic())
+            return self.pick([known, lambda _: METADATA_ID])
+        if name == "member_id":
+            return self.member_id(self.slot(self.group()))
+        if name in ("producer_id", "producer_epoch"):
+            who, place = self.identity(self.slot(self.txn_id())), int(name == "producer_epoch")
+            return lambda k: who(k)[place]
+        if isinstance(value, str) and name not in ("value", "key"):
+            drawn = (self.topic, self.readable, self.group, self.txn_id, self.odd)
+            return self.pick(drawn)()
+        if isinstance(value, int) and not isinstance(value, bool):
+            return self.small()
+        return value
 
     # --- members ----------------------------------------------------------------------------------
 

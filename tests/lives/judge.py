@@ -91,6 +91,13 @@ def stored(
             return
 
 
+def topics(bootstrap: str) -> list[Any]:
+    """Name, id and number of partitions of all topics."""
+    with Cluster(bootstrap) as cluster:
+        rows = cluster.call("metadata", 12, topics=None)["topics"]
+    return [(row["name"], row["topic_id"], len(row["partitions"])) for row in rows]
+
+
 def foreign(data_dir: Path) -> list[str]:
     """What stands in the internal topics that no coordinator has written there."""
     found = []

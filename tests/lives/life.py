@@ -299,7 +299,9 @@ class Life:
         ]
 
     def _anything(self, client: int) -> Request:
-        return self._draw.weighted(self._wild)(client)
+        d = self._draw
+        request = d.weighted(self._wild)(client)
+        return request if d.calm or d.chance(0.8) else d.scattered(request)
 
 
 def _last(about: Slot, *errors: str) -> Condition:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fencepost.coordinator.wire import APIS
-from tests.lives.judge import foreign, lost, unlike
+from tests.lives.judge import foreign, lost, topics, unlike
 from tests.lives.life import Life
 from tests.lives.race import LifeError, Race
 from tests.support.daemon import Daemon
@@ -25,7 +25,9 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(7200)]
 
 REQUESTS = 20_000
 CHAPTER = 5_000
-"""Requests between one kill -9 and the next."""
+"""Requests between one kill -9 and the next; the next start has the other setting below."""
+
+VERIFIES = "transaction.partition.verification.enable"
 
 TELLING = (sys.executable, "-m", "tests.lives.telling_daemon")
 EXPIRING = {
@@ -78,12 +80,16 @@ def test_no_request_fails_a_shard(
     try:
         while race.report.sent < requests:
             race.run(min(CHAPTER, requests - race.report.sent))
+            is_on = telling.settings.get(VERIFIES, "true") == "true"
+            telling.settings[VERIFIES] = str(not is_on).lower()
             killed_and_read_again(telling, tmp_path / "told", race)
             complaints.began_anew()
             race.reconnect()
         race.close()
+        before = topics(telling.bootstrap)
         telling.stop()
         assert foreign(telling.data_dir) == []
+        assert topics(telling.start().bootstrap) == before != []
     except BaseException as broke:
         log = tmp_path / "requests.log"
         log.write_text("\n".join(race.report.last))

@@ -9,12 +9,14 @@ Source: ``LocalLog``, ``LogSegments``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from sortedcontainers import SortedDict
 
 from fencepost.logcore.batch import BatchHeader
 from fencepost.logcore.config import MAX_INT64, LogConfig
+from fencepost.logcore.disk_steps import DiskSteps, run_here
 from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.flush import Flush, FlushQueue
 from fencepost.logcore.fs import FileSystem, ReadableBuffer
@@ -308,6 +310,12 @@ class Log:
         self.flushes.cut(offset)
 
     def remove(self, segments: Iterable[Segment], *, now_ms: int, delay_ms: int) -> None:
+        """Do :meth:`removing` in this thread."""
+        run_here(self.removing(segments, now_ms=now_ms, delay_ms=delay_ms))
+
+    def removing(
+        self, segments: Iterable[Segment], *, now_ms: int, delay_ms: int
+    ) -> DiskSteps[None]:
         """Take segments out of the log; their files are renamed now and removed after the delay.
 
         The log files go first, durably: a log file never stands there without its indexes, which
@@ -320,7 +328,7 @@ class Log:
             segment.close()
             self._remove_file(segment.stem + LOG_SUFFIX, now_ms, delay_ms)
         if removed:
-            self._fs.sync_directory(self.directory)
+            yield partial(self._fs.sync_directory, self.directory)
         for segment in removed:
             self.directory_changed = True
             for suffix in (*SEGMENT_SUFFIXES[1:], SNAPSHOT_SUFFIX):

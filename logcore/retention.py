@@ -1,7 +1,8 @@
 """Which segments may go: by log start, by size, by age.
 
 Oldest first, and the first that must stay ends it; nothing at or above the high watermark goes, and
-an empty active segment never does.
+an empty active segment never does. At most :data:`REMOVED_AT_ONCE` are named: whoever removes them
+asks again.
 
 Source: ``UnifiedLog.deleteOldSegments``.
 """
@@ -9,22 +10,20 @@ Source: ``UnifiedLog.deleteOldSegments``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from fencepost.logcore.log import Log
 from fencepost.logcore.segment import Segment
 
+REMOVED_AT_ONCE: Final = 64
+"""Segments that go before others get their turn: some milliseconds of looking and renaming."""
+
 
 def beyond_log_start(log: Log, log_start_offset: int, high_watermark: int) -> list[Segment]:
     """Segments that lie wholly below the log start offset."""
-    following = log.segments[1:]
-    bases = {
-        segment.base_offset: after.base_offset
-        for segment, after in zip(log.segments, following, strict=False)
-    }
+    active = log.active
     return _leading(
-        log,
-        high_watermark,
-        lambda one: bases.get(one.base_offset, log_start_offset + 1) <= log_start_offset,
+        log, high_watermark, lambda one, end: one is not active and end <= log_start_offset
     )
 
 
@@ -34,7 +33,7 @@ def beyond_size(log: Log, retention_bytes: int, high_watermark: int) -> list[Seg
         return []
     excess = log.size_bytes - retention_bytes
 
-    def breaches(segment: Segment) -> bool:
+    def breaches(segment: Segment, _end: int) -> bool:
         nonlocal excess
         if excess < segment.size:
             return False
@@ -49,17 +48,20 @@ def beyond_age(log: Log, retention_ms: int, high_watermark: int, now_ms: int) ->
     if retention_ms < 0:
         return []
     return _leading(
-        log, high_watermark, lambda one: now_ms - one.largest_timestamp_ms > retention_ms
+        log, high_watermark, lambda one, _end: now_ms - one.largest_timestamp_ms > retention_ms
     )
 
 
-def _leading(log: Log, high_watermark: int, breaches: Callable[[Segment], bool]) -> list[Segment]:
+def _leading(
+    log: Log, high_watermark: int, breaches: Callable[[Segment, int], bool]
+) -> list[Segment]:
+    """The oldest segments that breach; each is judged with the offset behind it."""
     segments = log.segments
     ends = [segment.base_offset for segment in segments[1:]] + [log.log_end_offset]
-    result = []
-    for segment, end in zip(segments, ends, strict=True):
+    result: list[Segment] = []
+    for segment, end in zip(segments[:REMOVED_AT_ONCE], ends, strict=False):
         is_empty_active = segment is segments[-1] and segment.size == 0
-        if end > high_watermark or is_empty_active or not breaches(segment):
+        if end > high_watermark or is_empty_active or not breaches(segment, end):
             break
         result.append(segment)
     return result

@@ -13,6 +13,7 @@ from fencepost.logcore.compaction import (
     dirty_range,
     plan_round,
 )
+from fencepost.logcore.disk_steps import DiskSteps, run_here
 from fencepost.logcore.durable import DurablePartition
 from fencepost.logcore.errors import OffsetOutOfRangeError
 from fencepost.logcore.reading import STORAGE_FAILURES
@@ -58,39 +59,50 @@ class ShrinkingPartition(DurablePartition):
             raise self._fail(error) from error
 
     def retention(self, now_ms: int) -> int:
+        """Do :meth:`retaining` in this thread."""
+        return run_here(self.retaining(now_ms))
+
+    def retaining(self, now_ms: int) -> DiskSteps[int]:
         """Remove the segments that log start, size or age give up; return how many.
 
         Their files are renamed ``.deleted``, and removed by a later call after
-        ``file_delete_delay_ms``.
+        ``file_delete_delay_ms``. There may be thousands: little is done between two
+        yields.
         """
         self._throw_if_stopped()
-        config = self._config
+        removed = 0
         try:
             self._log.remove_doomed(now_ms)
-            log, start, mark = self._log, self._log_start_offset, self._high_watermark
-            removed = self._remove(beyond_log_start(log, start, mark), now_ms)
-            if "delete" in config.cleanup_policy:
-                removed += self._remove(beyond_size(log, config.retention_bytes, mark), now_ms)
-                removed += self._remove(beyond_age(log, config.retention_ms, mark, now_ms), now_ms)
+            while segments := self._given_up(now_ms):
+                yield from self._removing(segments, now_ms)
+                removed += len(segments)
+                if self._stopped is not None:
+                    break
         except STORAGE_FAILURES as error:
             raise self._refuse(error) from error
         if removed:
             self._notify()
         return removed
 
-    def _remove(self, segments: list[Segment], now_ms: int) -> int:
-        if not segments:
-            return 0
+    def _given_up(self, now_ms: int) -> list[Segment]:
+        log, config, mark = self._log, self._config, self._high_watermark
+        found = beyond_log_start(log, self._log_start_offset, mark)
+        if not found and "delete" in config.cleanup_policy:
+            found = beyond_size(log, config.retention_bytes, mark) or beyond_age(
+                log, config.retention_ms, mark, now_ms
+            )
+        return found
+
+    def _removing(self, segments: list[Segment], now_ms: int) -> DiskSteps[None]:
         log = self._log
         if segments[-1] is log.active:
             self._roll(now_ms)
         following = log.segments[len(segments)]
         # The start moves first: a kill in between leaves a few files too many, never a hole.
         self._move_log_start(following.base_offset)
-        log.remove(segments, now_ms=now_ms, delay_ms=self._config.file_delete_delay_ms)
         for segment in segments:
             self._producers.snapshot_offsets.discard(segment.base_offset)
-        return len(segments)
+        yield from log.removing(segments, now_ms=now_ms, delay_ms=self._config.file_delete_delay_ms)
 
     def expire_producers(self, now_ms: int, producer_id_expiration_ms: int | None = None) -> int:
         """Forget producers that were silent too long and have nothing open; return how many."""

@@ -1,14 +1,15 @@
 """What is done from time to time: retention, expiry of producers, checkpoints, flushes.
 
-All of it runs on the event loop, one partition at a time with room for others in between. A
-failure is logged, its partition marked, and tried again next time.
+All of it runs on the event loop, one partition at a time with room for others in between; only
+retention waits for the disk in a thread. A failure is logged, its partition marked, and tried again
+next time.
 
 Source: ``LogManager`` (its scheduled tasks), ``ProducerStateManager.removeExpiredProducers``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -16,7 +17,7 @@ import structlog
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.data.log_manager import LogManager
-from fencepost.coordinator.runtime.background import Pace, Repeated, Work, tell
+from fencepost.coordinator.runtime.background import Pace, Repeated, Threads, Work, tell
 from fencepost.logcore.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_CHECKPOINT,
@@ -30,7 +31,7 @@ FLUSH_CHECK_MS: Final = 250
 
 _log = structlog.get_logger(__name__)
 
-Step = Callable[[Partition], None]
+Step = Callable[[Partition], Awaitable[None] | None]
 
 
 class Maintenance:
@@ -41,6 +42,7 @@ class Maintenance:
         self._config = config
         self._clock = clock
         self._tasks: list[Repeated] = []
+        self._thread = Threads("retention")
         self._forgotten = 0
         self._troubled: dict[str, dict[str, str]] = {}
 
@@ -84,10 +86,11 @@ class Maintenance:
         """End all tasks; none is cut off inside a step on a partition."""
         while self._tasks:
             await self._tasks.pop().stop()
+        self._thread.close()
 
-    def run_retention(self, partition: Partition) -> None:
+    async def run_retention(self, partition: Partition) -> None:
         """Delete what ``retention.ms``, ``retention.bytes`` and the log start offset let go."""
-        deleted = partition.retention(self._clock.now_ms())
+        deleted = await self._thread.drive(partition.retaining(self._clock.now_ms()))
         if deleted:
             _log.info(
                 "segments deleted",
@@ -125,16 +128,20 @@ class Maintenance:
                 if task.is_stopping:
                     return
                 if partition.offline is None:
-                    self._take(what, step, partition, failed)
+                    await self._take(what, step, partition, failed)
                 await pace()
             self._troubled[what] = failed
 
         task = self._repeat(what, work, interval_ms, first_ms)
 
-    def _take(self, what: str, step: Step, partition: Partition, failed: dict[str, str]) -> None:
+    async def _take(
+        self, what: str, step: Step, partition: Partition, failed: dict[str, str]
+    ) -> None:
         """Take a step on one partition. The same failure is told once, not four times a second."""
         try:
-            step(partition)
+            done = step(partition)
+            if done is not None:
+                await done
         except Exception as error:  # noqa: BLE001 - the other partitions have to be served as well
             if self._logs.find_open((partition.topic, partition.index)) is not partition:
                 return  # it was deleted meanwhile

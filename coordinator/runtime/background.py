@@ -16,9 +16,12 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
+
+from fencepost.logcore.disk_steps import DiskSteps
 
 T = TypeVar("T")
 
@@ -197,11 +200,30 @@ class Threads:
         except Exception as error:  # noqa: BLE001 - whoever asks has to know
             return error
 
+    async def drive(self, steps: DiskSteps[T]) -> T:
+        """Take ``steps`` to their end, with their waits in a thread and all else here."""
+        try:
+            wait = next(steps)
+            while True:
+                failure = await self.attempt(partial(_failure_of, wait))
+                wait = next(steps) if failure is None else steps.throw(failure)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
     def close(self) -> None:
         """Wait for what was begun, and end the threads."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+
+def _failure_of(wait: Callable[[], None]) -> Exception | None:
+    try:
+        wait()
+    except OSError as error:
+        return error
+    return None
 
 
 Step = tuple[str, Callable[[], Awaitable[None] | None]]

@@ -93,7 +93,7 @@ async def bear(directory: Path, configs: Mapping[str, str], broker_key: Change |
                 await broker.cleaner.run_once()
                 for one in broker.services.logs:
                     broker._maintenance.run_flush(one)
-                    broker._maintenance.run_retention(one)
+                    await broker._maintenance.run_retention(one)
                     broker._maintenance.run_producer_expiry(one)
             assert not broker.cleaner.uncleanable
             assert [one.offline for one in broker.services.logs if one.offline] == []

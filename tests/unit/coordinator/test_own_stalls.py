@@ -14,6 +14,7 @@ from tests.support.waits import until_async
 
 PARTITIONS = 300
 PRODUCERS = 20_000
+SEGMENTS = 1_500
 BUSY = {
     "log.cleaner.backoff.ms": "10",
     "log.initial.task.delay.ms": "0",
@@ -63,3 +64,19 @@ async def test_upkeep_of_many_partitions_and_producers_beside_a_compaction(tmp_p
         watch.check()
         assert broker.cleaner is not None
         assert not broker.cleaner.uncleanable
+
+
+async def test_retention_that_lets_thousands_of_segments_go(tmp_path: Path) -> None:
+    async with Broker(tmp_path, config={"log.initial.task.delay.ms": "3600000"}) as broker:
+        broker.services.topics.create("t", partitions=1, configs={"retention.ms": "1"})
+        partition, now_ms = broker.services.logs.partition("t", 0), broker.clock.now_ms()
+        for _ in range(SEGMENTS):
+            partition.append_records([Record(b"k", b"v")], now_ms=1)
+            partition._roll(now_ms)
+            await asyncio.sleep(0)
+        assert broker._maintenance is not None
+        with watched_loop() as watch:
+            # Not awaited here: the watch sees the turns of a task.
+            await asyncio.create_task(broker._maintenance.run_retention(partition))
+        watch.check()
+        assert partition.log_start_offset == SEGMENTS

@@ -382,10 +382,10 @@ def test_retention_and_flush_and_producer_expiry_follow_the_clock(tmp_path):
     node.clock.advance(501)
     work.run_flush(partition)
     assert partition.recovery_point == 3
-    work.run_retention(partition)
+    asyncio.run(work.run_retention(partition))
     assert partition.log_start_offset == 0
     node.clock.advance(1000)
-    work.run_retention(partition)
+    asyncio.run(work.run_retention(partition))
     assert partition.log_start_offset == 3
     work.run_producer_expiry(partition)
 

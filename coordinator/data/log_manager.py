@@ -10,7 +10,9 @@ Checkpoints may be lost or stale at any time: they only say how little work the 
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,7 @@ from fencepost.coordinator.data.removals import Removals
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata.log import METADATA_LOG_CONFIG, MetadataLog, Topic
 from fencepost.coordinator.metadata.names import METADATA_TOPIC, METADATA_TOPIC_ID
+from fencepost.coordinator.runtime.background import SLICE_MS, Pace, spawn
 from fencepost.logcore.checkpoints import (
     CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
@@ -99,6 +102,9 @@ class LogManager:
         self._complete = False
         self._clean = True
         self._stale = False
+        self._unconfigured: list[str] = []
+        """Topics whose open logs have yet to follow a change of the broker's settings."""
+        self._reconfiguring: asyncio.Task[None] | None = None
         self._doomed = 0
         """Topics that were deleted so far."""
         self._cut = False
@@ -310,9 +316,29 @@ class LogManager:
                 partition.config = config
 
     def _reconfigure_all(self) -> None:
+        """Let every open log follow the broker's settings; where there are many, soon."""
         self.producer_limit.maximum = self._config.int("max.producer.ids")
-        for topic in self._metadata.topics.values():
+        self._unconfigured = list(self._metadata.topics)
+        if self._reconfiguring is None:
+            until = time.perf_counter() + SLICE_MS / 1000
+            while self._unconfigured and time.perf_counter() < until:
+                self._reconfigure_next()
+            if self._unconfigured:
+                self._reconfiguring = spawn(self._reconfigure_rest(), "settings of open logs")
+
+    def _reconfigure_next(self) -> None:
+        topic = self._metadata.topic(self._unconfigured.pop())
+        if topic is not None:
             self._reconfigure(topic)
+
+    async def _reconfigure_rest(self) -> None:
+        pace = Pace()
+        try:
+            while self._unconfigured:
+                await pace()
+                self._reconfigure_next()
+        finally:
+            self._reconfiguring = None
 
     def on_delete(self, listener: Callable[[str, int], None]) -> None:
         """Call ``listener(topic, index)`` for each partition that is deleted from now on."""
@@ -375,6 +401,7 @@ class LogManager:
         Without the mark, because a log is off line or could not be closed, the next start checks
         what may be damaged.
         """
+        self._unconfigured.clear()
         self._files.close()
         planned: list[tuple[Partition, Flush]] = []
         for partition in self:

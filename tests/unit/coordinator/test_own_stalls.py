@@ -15,6 +15,7 @@ from tests.support.waits import until_async
 PARTITIONS = 300
 PRODUCERS = 20_000
 SEGMENTS = 1_500
+TOPICS = 8_000
 BUSY = {
     "log.cleaner.backoff.ms": "10",
     "log.initial.task.delay.ms": "0",
@@ -80,3 +81,25 @@ async def test_retention_that_lets_thousands_of_segments_go(tmp_path: Path) -> N
             await asyncio.create_task(broker._maintenance.run_retention(partition))
         watch.check()
         assert partition.log_start_offset == SEGMENTS
+
+
+async def test_a_broker_setting_that_thousands_of_topics_follow(tmp_path: Path) -> None:
+    async with Broker(tmp_path) as broker:
+        metadata, logs = broker.services.metadata, broker.services.logs
+        with metadata.unforced():
+            for number in range(TOPICS):
+                metadata.create_topic(f"t{number}", 1, {"retention.ms": str(number)})
+        ends = [logs.partition(name, 0) for name in ("t0", f"t{TOPICS - 1}")]
+
+        async def change() -> None:
+            metadata.set_settings("1", {"log.segment.bytes": "2097152"})
+            metadata.set_settings("1", {"log.segment.bytes": "1048576"})
+
+        async def followed() -> bool:
+            return all(one.config.segment_bytes == 1_048_576 for one in ends)
+
+        with watched_loop() as watch:
+            await asyncio.create_task(change())
+            await until_async(followed, "all logs have the new setting")
+        watch.check()
+        assert [one.config.retention_ms for one in ends] == [0, TOPICS - 1]

@@ -104,7 +104,6 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     txns.TooManyTransactionalIdsError: ErrorCode.policy_violation,
     txns.TooManyPartitionsError: ErrorCode.policy_violation,
     txns.CoordinatorUnloadedError: ErrorCode.not_coordinator,
-    txns.MalformedTransactionRecordError: ErrorCode.corrupt_message,
 }
 
 

@@ -17,8 +17,8 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
-from fencepost.groups.wire_format import FieldReader, FieldWriter
 from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.fields import FieldReader, FieldWriter
 from fencepost.logcore.machine import Record
 
 _VERSION: Final = 0

@@ -38,7 +38,7 @@ from fencepost.groups.offset_store import GroupOffsets, StoredOffset, TopicParti
 from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.records import NO_TIMESTAMP, OffsetCommitValue
 from fencepost.groups.shard import GroupShardState
-from fencepost.groups.wire_format import MAX_STRING_BYTES
+from fencepost.logcore.fields import MAX_STRING_BYTES
 from fencepost.logcore.machine import DomainError, Token
 
 _INT64_MAX: Final = 2**63 - 1

@@ -27,8 +27,8 @@ from fencepost.groups.consumer_records import (
     ConsumerValue,
     read_key,
 )
-from fencepost.groups.wire_format import FieldReader, FieldWriter
 from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.fields import FieldReader, FieldWriter
 from fencepost.logcore.machine import Record
 
 NO_TIMESTAMP: Final = -1

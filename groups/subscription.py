@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from fencepost.groups.wire_format import FieldReader, FieldWriter
 from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.fields import FieldReader, FieldWriter
 
 NEWEST_VERSION: Final = 3
 """A newer version is read as this one: fields are only ever added at the end."""

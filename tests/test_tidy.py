@@ -22,8 +22,8 @@ FUNCTION_LINES, MODULE_LINES, LINE_LENGTH = 70, 600, 100
 _ROOM = "coordinator/"
 ALLOWED_IMPORTS = {
     "fencepost": ("coordinator.daemon", "coordinator.cli"),
-    "groups": ("groups", "logcore.machine", "logcore.errors"),
-    "txn": ("txn", "logcore.machine", "logcore.errors"),
+    "groups": ("groups", "logcore.machine", "logcore.errors", "logcore.fields"),
+    "txn": ("txn", "logcore.machine", "logcore.errors", "logcore.fields"),
     "logcore": ("logcore",),
     # The format of a record batch is defined once, client-side assignors are pure functions: both
     # are needed on the user's side as well.

@@ -5,7 +5,6 @@ Each docstring names Kafka's error code in capitals; ``coordinator/error_codes.p
 
 from __future__ import annotations
 
-from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import DomainError
 
 
@@ -71,7 +70,3 @@ class TooManyPartitionsError(TxnError):
 
 class CoordinatorUnloadedError(TxnError):
     """The shard stopped serving while the request waited; look it up again (NOT_COORDINATOR)."""
-
-
-class MalformedTransactionRecordError(CorruptRecordError):
-    """A record of ``__transaction_state`` can not be read; the shard does not load."""

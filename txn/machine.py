@@ -130,7 +130,7 @@ class TxnMachine:
         While the shard loads, the last record of an id wins, whatever came before it: compaction
         may have removed that. From then on each step is checked against the table of transitions.
 
-        Raises MalformedTransactionRecordError, InvariantViolation.
+        Raises CorruptRecordError, InvariantViolation.
         """
         shard = self._shard
         shard.last_offset = offset

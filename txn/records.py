@@ -12,10 +12,11 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.fields import FieldReader, FieldWriter
 from fencepost.logcore.machine import Record
 from fencepost.txn.commands import NO_PRODUCER_ID, TopicPartition
 from fencepost.txn.epochs import NO_EPOCH
-from fencepost.txn.errors import MalformedTransactionRecordError
 from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 
 KEY_VERSION = 0
@@ -24,20 +25,15 @@ FLEXIBLE_VERSION = 1
 LARGE_SET = 100
 """Partitions from which on a set's encoding is worth remembering."""
 
-MAX_STRING_BYTES = 2**15 - 1
-"""UTF-8 bytes of a string with an int16 length."""
-
 _TAG_PREVIOUS_PRODUCER_ID = 0
 _TAG_NEXT_PRODUCER_ID = 1
 _TAG_CLIENT_TRANSACTION_VERSION = 2
 _TAG_NEXT_PRODUCER_EPOCH = 3
 
-_HEAD = struct.Struct(">hqhib")
+_HEAD = struct.Struct(">qhib")
 _TIMES = struct.Struct(">qq")
 _INT16 = struct.Struct(">h")
-_INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
-_ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
 
 _DURABLE_STATES = frozenset(
     TransactionState(number) for number in range(TransactionState.COMPLETE_ABORT + 1)
@@ -70,21 +66,24 @@ def tombstone(transactional_id: str) -> Record:
 
 def encode_key(transactional_id: str) -> bytes:
     """Encode a record key."""
-    return _INT16.pack(KEY_VERSION) + _string(transactional_id)
+    key = FieldWriter(KEY_VERSION)
+    key.string(transactional_id)
+    return key.done()
 
 
 def encode_value(txn: TransactionMetadata, version: int) -> bytes:
     """Encode a record value of ``version`` 0 or 1, topics and partitions in order."""
     flexible = version >= FLEXIBLE_VERSION
-    parts = [_HEAD.pack(version, txn.producer_id, txn.producer_epoch, txn.timeout_ms, txn.state)]
+    value = FieldWriter(version, flexible=flexible)
+    value.raw(_HEAD.pack(txn.producer_id, txn.producer_epoch, txn.timeout_ms, txn.state))
     if txn.state is TransactionState.EMPTY:
-        parts.append(_compact_length(-1) if flexible else _INT32.pack(-1))
+        value.count(-1)
     else:
-        parts.append(_encode_partitions(txn.partitions, flexible=flexible))
-    parts.append(_TIMES.pack(txn.last_update_ms, txn.start_ms))
+        value.raw(_encode_partitions(txn.partitions, flexible=flexible))
+    value.raw(_TIMES.pack(txn.last_update_ms, txn.start_ms))
     if flexible:
-        parts.append(_tagged_fields(txn))
-    return b"".join(parts)
+        value.tags(_tagged_fields(txn))
+    return value.done()
 
 
 class _Section(NamedTuple):
@@ -108,16 +107,16 @@ def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool)
     by_topic: dict[str, list[int]] = {}
     for topic, index in partitions:
         by_topic.setdefault(topic, []).append(index)
-    string, length = (_compact_string, _compact_length) if flexible else (_string, _INT32.pack)
-    parts = [length(len(by_topic))]
+    section = FieldWriter(None, flexible=flexible)
+    section.count(len(by_topic))
     for topic in sorted(by_topic):
         indexes = sorted(by_topic[topic])
-        count = len(indexes)
-        packed = _INT32.pack(*indexes) if count == 1 else struct.pack(f">{count}i", *indexes)
-        parts += (string(topic), length(count), packed)
+        section.string(topic)
+        section.count(len(indexes))
+        section.int32s(indexes)
         if flexible:
-            parts.append(b"\0")
-    encoded = b"".join(parts)
+            section.tags({})
+    encoded = section.done()
     if len(partitions) >= LARGE_SET:
         _last_section = _Section(partitions, flexible, encoded)
     return encoded
@@ -126,33 +125,31 @@ def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool)
 def decode(record: Record) -> Decoded | None:
     """Read a record; None for one whose key or value version is unknown.
 
-    Raises MalformedTransactionRecordError for a known version that can not be read.
+    Raises CorruptRecordError for a known version that can not be read.
     """
-    key = _Reader(record.key)
+    key = FieldReader(record.key)
     if key.int16() != KEY_VERSION:
         return None
     transactional_id = key.string()
     key.end()
     if record.value is None:
         return Decoded(transactional_id, None)
-    value = _Reader(record.value)
+    value = FieldReader(record.value)
     version = value.int16()
     if not 0 <= version <= FLEXIBLE_VERSION:
         return None
-    return Decoded(transactional_id, _decode_body(value, flexible=version == FLEXIBLE_VERSION))
+    value.flexible = version == FLEXIBLE_VERSION
+    return Decoded(transactional_id, _decode_body(value))
 
 
-def _decode_body(reader: _Reader, *, flexible: bool) -> TransactionMetadata:
-    producer_id = reader.int64()
-    producer_epoch = reader.int16()
-    timeout_ms = reader.int32()
-    state = _decode_state(reader.int8())
-    partitions = _decode_partitions(reader, flexible=flexible)
+def _decode_body(reader: FieldReader) -> TransactionMetadata:
+    producer_id, producer_epoch, timeout_ms, status = _HEAD.unpack(reader.raw(_HEAD.size))
+    state = _decode_state(status)
+    partitions = _decode_partitions(reader)
     if partitions is None and state is not TransactionState.EMPTY:
-        raise MalformedTransactionRecordError(f"no list of partitions in state {state.name}")
-    last_update_ms = reader.int64()
-    start_ms = reader.int64()
-    tags = reader.tagged_fields() if flexible else {}
+        raise CorruptRecordError(f"no list of partitions in state {state.name}")
+    last_update_ms, start_ms = _TIMES.unpack(reader.raw(_TIMES.size))
+    tags = reader.tags()
     reader.end()
     return TransactionMetadata(
         producer_id=producer_id,
@@ -172,46 +169,40 @@ def _decode_body(reader: _Reader, *, flexible: bool) -> TransactionMetadata:
 def _decode_state(number: int) -> TransactionState:
     # DEAD and PREPARE_EPOCH_FENCE have numbers, but nothing ever writes them.
     if number not in _DURABLE_STATES:
-        raise MalformedTransactionRecordError(f"transaction status {number}")
+        raise CorruptRecordError(f"transaction status {number}")
     return TransactionState(number)
 
 
-def _decode_partitions(reader: _Reader, *, flexible: bool) -> frozenset[TopicPartition] | None:
+def _decode_partitions(reader: FieldReader) -> frozenset[TopicPartition] | None:
     known = _last_section
-    if known.encoded and known.flexible is flexible and reader.passes(known.encoded):
+    if known.encoded and known.flexible is reader.flexible and reader.passes(known.encoded):
         return known.partitions
-    topics = reader.length(flexible=flexible, nullable=True)
+    topics = reader.nullable_count()
     if topics is None:
         return None
     partitions: list[TopicPartition] = []
-    string = reader.compact_string if flexible else reader.string
     for _ in range(topics):
-        topic = string()
-        count = reader.length(flexible=flexible, nullable=False) or 0
+        topic = reader.string()
+        count = reader.count()
         if count == 1:
             partitions.append((topic, reader.int32()))
         else:
             partitions += [(topic, index) for index in reader.int32s(count)]
-        if flexible:
-            reader.tagged_fields()
+        reader.tags()
     return frozenset(partitions)
 
 
-def _tagged_fields(txn: TransactionMetadata) -> bytes:
-    fields: list[tuple[int, bytes]] = []
+def _tagged_fields(txn: TransactionMetadata) -> dict[int, bytes]:
+    fields: dict[int, bytes] = {}
     if txn.previous_producer_id != NO_PRODUCER_ID:
-        fields.append((_TAG_PREVIOUS_PRODUCER_ID, _INT64.pack(txn.previous_producer_id)))
+        fields[_TAG_PREVIOUS_PRODUCER_ID] = _INT64.pack(txn.previous_producer_id)
     if txn.next_producer_id != NO_PRODUCER_ID:
-        fields.append((_TAG_NEXT_PRODUCER_ID, _INT64.pack(txn.next_producer_id)))
+        fields[_TAG_NEXT_PRODUCER_ID] = _INT64.pack(txn.next_producer_id)
     if txn.client_transaction_version:
-        fields.append(
-            (_TAG_CLIENT_TRANSACTION_VERSION, _INT16.pack(txn.client_transaction_version))
-        )
+        fields[_TAG_CLIENT_TRANSACTION_VERSION] = _INT16.pack(txn.client_transaction_version)
     if txn.is_kept:
-        fields.append((_TAG_NEXT_PRODUCER_EPOCH, _INT16.pack(txn.next_producer_epoch)))
-    return _uvarint(len(fields)) + b"".join(
-        _uvarint(tag) + _uvarint(len(data)) + data for tag, data in fields
-    )
+        fields[_TAG_NEXT_PRODUCER_EPOCH] = _INT16.pack(txn.next_producer_epoch)
+    return fields
 
 
 def _tag(tags: dict[int, bytes], tag: int, form: struct.Struct, default: int) -> int:
@@ -219,117 +210,6 @@ def _tag(tags: dict[int, bytes], tag: int, form: struct.Struct, default: int) ->
     if data is None:
         return default
     if len(data) != form.size:
-        raise MalformedTransactionRecordError(f"tagged field {tag} of {len(data)} bytes")
+        raise CorruptRecordError(f"tagged field {tag} of {len(data)} bytes")
     (value,) = form.unpack(data)
     return int(value)
-
-
-def _string(text: str) -> bytes:
-    data = text.encode()
-    return _INT16.pack(len(data)) + data
-
-
-def _compact_string(text: str) -> bytes:
-    data = text.encode()
-    return _compact_length(len(data)) + data
-
-
-def _compact_length(count: int) -> bytes:
-    return _uvarint(count + 1)
-
-
-def _uvarint(value: int) -> bytes:
-    if value <= 0x7F:
-        return _ONE_BYTE[value]
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-class _Reader:
-    """Reads one key or value from front to back; running short is a malformed record."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._position = 0
-
-    def int8(self) -> int:
-        return int.from_bytes(self._take(1), "big", signed=True)
-
-    def int16(self) -> int:
-        return int.from_bytes(self._take(2), "big", signed=True)
-
-    def int32(self) -> int:
-        return int.from_bytes(self._take(4), "big", signed=True)
-
-    def int32s(self, count: int) -> tuple[int, ...]:
-        return struct.unpack(f">{count}i", self._take(4 * count))
-
-    def int64(self) -> int:
-        return int.from_bytes(self._take(8), "big", signed=True)
-
-    def uvarint(self) -> int:
-        if self._position < len(self._data) and self._data[self._position] < 0x80:
-            self._position += 1
-            return self._data[self._position - 1]
-        value = shift = 0
-        while shift < 35:
-            byte = self._take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-        raise MalformedTransactionRecordError("a length of more than five bytes")
-
-    def string(self) -> str:
-        return self._text(self.int16())
-
-    def compact_string(self) -> str:
-        return self._text(self.uvarint() - 1)
-
-    def length(self, *, flexible: bool, nullable: bool) -> int | None:
-        count = self.uvarint() - 1 if flexible else self.int32()
-        if count == -1 and nullable:
-            return None
-        # Every element takes bytes of its own: more of them than bytes is never true.
-        if not 0 <= count <= len(self._data) - self._position:
-            raise MalformedTransactionRecordError(f"a list of {count} elements")
-        return count
-
-    def tagged_fields(self) -> dict[int, bytes]:
-        fields: dict[int, bytes] = {}
-        for _ in range(self.uvarint()):
-            tag = self.uvarint()
-            fields[tag] = self._take(self.uvarint())
-        return fields
-
-    def passes(self, data: bytes) -> bool:
-        """Whether ``data`` comes next; if it does, go on behind it."""
-        if not self._data.startswith(data, self._position):
-            return False
-        self._position += len(data)
-        return True
-
-    def end(self) -> None:
-        if self._position != len(self._data):
-            surplus = len(self._data) - self._position
-            raise MalformedTransactionRecordError(f"{surplus} surplus bytes")
-
-    def _text(self, length: int) -> str:
-        try:
-            return self._take(length).decode()
-        except UnicodeDecodeError as error:
-            raise MalformedTransactionRecordError(f"not UTF-8: {error}") from error
-
-    def _take(self, length: int) -> bytes:
-        end = self._position + length
-        if length < 0 or end > len(self._data):
-            raise MalformedTransactionRecordError(
-                f"{length} bytes at {self._position} are not there"
-            )
-        data = self._data[self._position : end]
-        self._position = end
-        return data

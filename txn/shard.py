@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
+from fencepost.logcore.fields import MAX_STRING_BYTES
 from fencepost.logcore.machine import (
     Decision,
     DomainError,
@@ -187,7 +188,7 @@ def require_id(transactional_id: str) -> None:
     """Refuse an id that can not be a key of the log. Raises InvalidTxnRequestError."""
     if not transactional_id:
         raise InvalidTxnRequestError("the transactional id is empty")
-    if len(transactional_id.encode()) > records.MAX_STRING_BYTES:
+    if len(transactional_id.encode()) > MAX_STRING_BYTES:
         raise InvalidTxnRequestError("the transactional id is too long")
 
 

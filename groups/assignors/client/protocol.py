@@ -17,8 +17,8 @@ from typing import Final
 
 from fencepost.groups.assignors.client.java_order import computed_order
 from fencepost.groups.assignors.client.model import NO_GENERATION, Subscription, TopicPartition
-from fencepost.groups.wire_format import FieldReader, FieldWriter
 from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.fields import FieldReader, FieldWriter
 
 LATEST_VERSION: Final = 3
 """The newest version of both structures."""

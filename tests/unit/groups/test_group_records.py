@@ -18,8 +18,8 @@ from fencepost.groups.records import (
     OffsetCommitValue,
 )
 from fencepost.groups.subscription import subscribed_topics
-from fencepost.groups.wire_format import FieldReader, FieldWriter
 from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.fields import FieldReader, FieldWriter
 from fencepost.logcore.machine import Record
 
 TIME = 1_700_000_000_000

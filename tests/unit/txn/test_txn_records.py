@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import Record
 from fencepost.txn import records
 from fencepost.txn.epochs import Identity
-from fencepost.txn.errors import MalformedTransactionRecordError
 from fencepost.txn.state import TransactionMetadata, TransactionState
 from tests.unit.txn.driver import Driver, S, metadata
 
@@ -163,21 +163,21 @@ def test_unknown_tags_are_passed_over() -> None:
     ],
 )
 def test_malformed_records_stop_the_load(key: bytes, value: bytes) -> None:
-    with pytest.raises(MalformedTransactionRecordError):
+    with pytest.raises(CorruptRecordError):
         records.decode(Record(key, value))
 
 
 @pytest.mark.parametrize("value", [EMPTY_V1, PREPARE_V1, ONGOING_V0, EMPTY_V0])
 def test_every_cut_is_noticed(value: bytes) -> None:
     for length in range(2, len(value)):
-        with pytest.raises(MalformedTransactionRecordError):
+        with pytest.raises(CorruptRecordError):
             records.decode(Record(KEY, value[:length]))
 
 
 @given(st.binary(max_size=60), st.one_of(st.none(), st.binary(max_size=120)))
 def test_random_bytes_never_raise_anything_else(key: bytes, value: bytes | None) -> None:
     for prefix in (b"", b"\0\0", b"\0\1"):
-        with contextlib.suppress(MalformedTransactionRecordError):
+        with contextlib.suppress(CorruptRecordError):
             records.decode(Record(KEY if prefix else key, value and prefix + value))
 
 

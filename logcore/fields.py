@@ -1,4 +1,4 @@
-"""Kafka's primitive types as they stand in the records of ``__consumer_offsets``.
+"""Kafka's primitive types as they stand in records of ``__consumer_offsets`` and transactions.
 
 Both encodings: the plain one (two-byte string lengths, four-byte counts) and the flexible one of
 KIP-482 (unsigned varints of length + 1, tagged fields). A reader never looks past its bytes; what
@@ -8,6 +8,7 @@ does not fit raises :class:`logcore.errors.CorruptRecordError`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 from fencepost.logcore.errors import CorruptRecordError
@@ -62,6 +63,18 @@ class FieldReader:
             raise self._too_short(count)
         self._pos = end
         return self._data[pos:end]
+
+    def passes(self, data: bytes) -> bool:
+        """Whether ``data`` comes next; if it does, go on behind it."""
+        if not self._data.startswith(data, self._pos):
+            return False
+        self._pos += len(data)
+        return True
+
+    def end(self) -> None:
+        """Raise if anything is left."""
+        if self._pos != self._end:
+            raise CorruptRecordError(f"{self.remaining} surplus bytes")
 
     def int8(self) -> int:
         """Read a signed 8-bit integer."""
@@ -163,7 +176,7 @@ class FieldWriter:
     """Builds one key or value, or with ``version`` None a structure inside one."""
 
     def __init__(self, version: int | None, *, flexible: bool = False) -> None:
-        self._out = bytearray() if version is None else bytearray(struct.pack(">h", version))
+        self._out = bytearray() if version is None else bytearray(_INT16.pack(version))
         self._flexible = flexible
 
     def raw(self, data: bytes) -> None:
@@ -172,15 +185,19 @@ class FieldWriter:
 
     def int8(self, value: int) -> None:
         """Write a signed 8-bit integer."""
-        self._out += struct.pack(">b", value)
+        self._out += _INT8.pack(value)
 
     def int32(self, value: int) -> None:
         """Write a signed 32-bit integer."""
-        self._out += struct.pack(">i", value)
+        self._out += _INT32.pack(value)
+
+    def int32s(self, values: Sequence[int]) -> None:
+        """Write signed 32-bit integers, without their count."""
+        self._out += struct.pack(f">{len(values)}i", *values)
 
     def int64(self, value: int) -> None:
         """Write a signed 64-bit integer."""
-        self._out += struct.pack(">q", value)
+        self._out += _INT64.pack(value)
 
     def uvarint(self, value: int) -> None:
         """Write an unsigned varint."""
@@ -194,14 +211,15 @@ class FieldWriter:
 
         The flexible form could say more than the plain one, and no reader of Kafka's would take it.
         """
-        encoded = None if value is None else value.encode()
-        if encoded is not None and len(encoded) > MAX_STRING_BYTES:
-            raise InvariantViolation(f"a string of {len(encoded)} bytes in a record")
+        encoded = b"" if value is None else value.encode()
+        size = -1 if value is None else len(encoded)
+        if size > MAX_STRING_BYTES:
+            raise InvariantViolation(f"a string of {size} bytes in a record")
         if self._flexible:
-            self.uvarint(0 if encoded is None else len(encoded) + 1)
+            self.uvarint(size + 1)
         else:
-            self._out += struct.pack(">h", -1 if encoded is None else len(encoded))
-        self._out += encoded or b""
+            self._out += _INT16.pack(size)
+        self._out += encoded
 
     def bytes_(self, value: bytes) -> None:
         """Write a blob."""

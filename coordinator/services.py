@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fencepost.coordinator.coordinators.groups import GroupCoordinator
 from fencepost.coordinator.coordinators.txns import TxnCoordinator
 from fencepost.coordinator.data.appends import Appends
-from fencepost.coordinator.data.delayed_fetch import DelayedFetches
-from fencepost.coordinator.data.fetch_sessions import FetchSessions
+from fencepost.coordinator.data.fetches import Fetches
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.history.recorder import History
 from fencepost.coordinator.metadata.log import Topic
@@ -37,11 +36,8 @@ class Services:
         self.metadata, self.topics = storage.metadata, storage.topics
         self.logs, self.flusher = storage.logs, storage.flusher
         self._advertised = advertised
-        self.delayed_fetches = DelayedFetches()
-        """Requests that wait for records."""
-        self.fetch_sessions = FetchSessions(
-            storage.config.int("max.incremental.fetch.session.cache.slots")
-        )
+        self.fetches = Fetches(storage)
+        """What Fetch requests do."""
         self.history = History(storage.metadata, storage.logs, storage.config, storage.clock)
         """The causes of what groups and transactions went through."""
         self.groups = GroupCoordinator(storage, self.history.remember)
@@ -95,7 +91,7 @@ class Services:
         """Serve topics no more whose records are gone; :meth:`forget_topics` has to follow."""
         for topic in topics:
             self.logs.doom(topic)
-        self.delayed_fetches.wake_all()
+        self.fetches.delayed.wake_all()
 
     async def forget_topics(self, topics: Sequence[Topic]) -> None:
         """Get what is left of dropped topics out of the way: directories, groups' offsets."""

@@ -296,12 +296,25 @@ class ReadablePartition:
 
     def offset_for_leader_epoch(self, epoch: int) -> tuple[int, int]:
         """Return (epoch, end offset) of the largest epoch not above ``epoch``; (−1, −1) if none."""
+        return self._checked_epochs().end_offset_for(epoch, self.log_end_offset)
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """Return the same as a client sees it, to whom our epoch exists before its first batch."""
+        if epoch == self.leader_epoch:
+            return epoch, self.log_end_offset
+        return self.offset_for_leader_epoch(epoch)
+
+    def epoch_of(self, offset: int) -> int:
+        """Return the epoch under which ``offset`` was written, −1 if that is not known."""
+        return self._checked_epochs().epoch_at(offset)
+
+    def _checked_epochs(self) -> LeaderEpochs:
         self._throw_if_stopped()
         try:
             self._check_epochs()
         except STORAGE_FAILURES as error:
             raise self._refuse(error) from error
-        return self._epochs.end_offset_for(epoch, self.log_end_offset)
+        return self._epochs
 
     def _check_epochs(self) -> None:
         """Compare what a file said of leader epochs with the log, before anybody relies on it.

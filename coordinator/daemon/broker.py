@@ -284,7 +284,7 @@ class Broker:
         if self._server is not None:
             steps.append(("stop accepting", self._server.stop_accepting))
         if services is not None:
-            steps.append(("answer long polls", services.delayed_fetches.close))
+            steps.append(("answer long polls", services.fetches.delayed.close))
         if self._maintenance is not None:
             steps.append(("stop maintenance", self._maintenance.stop))
         if self.cleaner is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.logcore.machine import DomainError
@@ -31,9 +31,9 @@ class Watched(NamedTuple):
 
 
 class DelayedFetch:
-    """Waits until what it watches holds ``min_bytes``, or for ``max_wait_ms``.
+    """Waits until what it watches holds ``min_bytes``, or for ``max_wait_ms``: then it is ``over``.
 
-    ``finish`` then makes the answer, which becomes the result of :attr:`answer`.
+    Whoever has made it cancels it in the end; after its time that does nothing.
     """
 
     def __init__(
@@ -43,21 +43,19 @@ class DelayedFetch:
         *,
         min_bytes: int,
         max_wait_ms: int,
-        finish: Callable[[], Any],
     ) -> None:
         self._polls = polls
         self._isolation = isolation
         self._min_bytes = min_bytes
-        self._finish = finish
         loop = asyncio.get_running_loop()
         self._loop = loop
-        self.answer: asyncio.Future[Any] = loop.create_future()
+        self.over: asyncio.Future[None] = loop.create_future()
         self._woken = False
         self._bytes: list[int] = []
         self._total = 0
         self._undo: list[Callable[[], None]] = []
         self._timer = call_later(loop, max_wait_ms, "long poll", self._complete)
-        self.answer.add_done_callback(self._done)
+        self.over.add_done_callback(self._done)
         polls.add(self)
 
     def watch(self, one: Watched) -> None:
@@ -95,26 +93,20 @@ class DelayedFetch:
         return min(one.partition.available_bytes(one.offset, self._isolation), one.max_bytes)
 
     def wake(self) -> None:
-        """Answer in the next turn of the loop."""
+        """Be over in the next turn of the loop."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._complete)
 
     def cancel(self) -> None:
         """Nobody waits any more."""
-        self.answer.cancel()
+        self.over.cancel()
 
     def _complete(self) -> None:
-        if self.answer.done():
-            return
-        try:
-            result = self._finish()
-        except Exception as error:  # noqa: BLE001 - the request's own failure, told to its caller
-            self.answer.set_exception(error)
-        else:
-            self.answer.set_result(result)
+        if not self.over.done():
+            self.over.set_result(None)
 
-    def _done(self, _answer: asyncio.Future[Any]) -> None:
+    def _done(self, _over: asyncio.Future[None]) -> None:
         self._woken = True
         self._timer.cancel()
         for undo in self._undo:
@@ -123,7 +115,7 @@ class DelayedFetch:
 
 
 class DelayedFetches:
-    """``broker.delayed_fetches``: all that wait."""
+    """``services.fetches.delayed``: all that wait."""
 
     def __init__(self) -> None:
         self._waiting: set[DelayedFetch] = set()

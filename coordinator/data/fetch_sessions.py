@@ -14,7 +14,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from fencepost.coordinator.errors import (
@@ -23,6 +22,9 @@ from fencepost.coordinator.errors import (
     InvalidFetchSessionEpochError,
 )
 from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import FetchedRange
 
 NO_SESSION = 0
 FINAL_EPOCH = -1
@@ -43,33 +45,58 @@ Key = tuple[TopicKey, int]
 
 
 @dataclass(slots=True)
-class CachedPartition:
-    """A partition of a session: the client's last words on it, and ours."""
+class PartitionFetch:
+    """What a client asks of a partition, and in a session what it was last told of it.
+
+    Source: ``FetchSession.CachedPartition``.
+    """
 
     key: Key
-    asked: Any
-    """The request's FetchPartition."""
+    offset: int
+    max_bytes: int
+    leader_epoch: int = -1
+    """The client's idea of the current one, −1 if it has none."""
+    last_epoch: int = -1
+    """The epoch of the last record that it has, −1 if it does not say."""
     high_watermark: int = -1
     log_start_offset: int = -1
 
-    def learn(self, answer: Any) -> bool:
+    def renew(self, newer: PartitionFetch) -> None:
+        """Ask for what ``newer`` asks."""
+        self.offset, self.max_bytes = newer.offset, newer.max_bytes
+        self.leader_epoch, self.last_epoch = newer.leader_epoch, newer.last_epoch
+
+    def learn(self, answer: FetchedPartition) -> bool:
         """Remember what the client is about to be told; whether any of it is new to it."""
+        read = answer.read
         news = (
-            bool(answer.records)
-            or answer.high_watermark != self.high_watermark
-            or answer.log_start_offset != self.log_start_offset
-            or answer.error_code != 0
-            or _has_diverged(answer)
+            len(read.records) > 0
+            or read.high_watermark != self.high_watermark
+            or read.log_start_offset != self.log_start_offset
+            or answer.error is not None
+            or answer.diverging is not None
         )
         # After an error the high watermark counts as unknown: once it is over there is news.
-        self.high_watermark = -1 if answer.error_code else answer.high_watermark
-        self.log_start_offset = answer.log_start_offset
+        self.high_watermark = -1 if answer.error is not None else read.high_watermark
+        self.log_start_offset = read.log_start_offset
         return news
 
 
-def _has_diverged(answer: Any) -> bool:
-    diverging = getattr(answer, "diverging_epoch", None)
-    return diverging is not None and diverging.end_offset >= 0
+NOTHING = FetchedRange(b"", -1, -1, -1, None, is_behind=False)
+"""What is read where a partition is refused."""
+
+
+@dataclass(slots=True)
+class FetchedPartition:
+    """What became of a :class:`PartitionFetch`."""
+
+    asked: PartitionFetch
+    read: FetchedRange = NOTHING
+    partition: Partition | None = None
+    """Where it was read, if more may come there."""
+    diverging: tuple[int, int] | None = None
+    """Epoch and end offset where the client's log parts from ours."""
+    error: DomainError | None = None
 
 
 @dataclass(slots=True)
@@ -79,35 +106,35 @@ class FetchSession:
     id: int
     by_topic_id: bool
     created_ms: int
-    partitions: dict[Key, CachedPartition]
+    partitions: dict[Key, PartitionFetch]
     epoch: int = 1
     """What the next request must say."""
     last_used_ms: int = 0
 
-    def put(self, key: Key, part: Any) -> int:
+    def put(self, part: PartitionFetch) -> int:
         """Add or renew a partition; how many more there are now."""
-        known = self.partitions.get(key)
-        if known is not None:
-            known.asked = part
-            return 0
-        self.partitions[key] = CachedPartition(key, part)
-        return 1
+        known = self.partitions.setdefault(part.key, part)
+        if known is part:
+            return 1
+        known.renew(part)
+        return 0
 
     def drop(self, key: Key) -> int:
         """Forget a partition; how many fewer there are now."""
         return 0 if self.partitions.pop(key, None) is None else 1
 
-    def is_news(self, cached: CachedPartition, answer: Any) -> bool:
+    def is_news(self, answer: FetchedPartition) -> bool:
         """Whether an answer is worth sending. Who has records is served last the next time."""
-        if not cached.learn(answer):
+        asked = answer.asked
+        if not asked.learn(answer):
             return False
-        if len(answer.records) and self.partitions.pop(cached.key, None) is not None:
-            self.partitions[cached.key] = cached
+        if len(answer.read.records) and self.partitions.pop(asked.key, None) is not None:
+            self.partitions[asked.key] = asked
         return True
 
 
 class FetchSessions:
-    """``broker.fetch_sessions``: every open session."""
+    """``services.fetches.sessions``: every open session."""
 
     def __init__(self, max_sessions: int, max_partitions: int = MAX_CACHED_PARTITIONS) -> None:
         self.max_sessions = max_sessions
@@ -144,7 +171,7 @@ class FetchSessions:
     def change(
         self,
         session: FetchSession,
-        asked: Iterable[tuple[Key, Any]],
+        asked: Iterable[PartitionFetch],
         forgotten: Iterable[Key],
     ) -> Steps[None]:
         """Take an incremental request's changes.
@@ -152,8 +179,8 @@ class FetchSessions:
         A session without partitions is closed, as is one with which all together would have too
         many; its client reads so in the answer's session id and begins anew.
         """
-        for key, part in asked:
-            self._count(session, session.put(key, part))
+        for part in asked:
+            self._count(session, session.put(part))
             yield
         for key in forgotten:
             self._count(session, -session.drop(key))
@@ -172,13 +199,13 @@ class FetchSessions:
 
     def open(
         self,
-        cached: list[CachedPartition],
+        asked: list[PartitionFetch],
         *,
         by_topic_id: bool,
         now_ms: int,
     ) -> int:
         """Keep what a full request asked for; the new session's id, or 0 where there is no room."""
-        size = len(cached)
+        size = len(asked)
         while len(self._sessions) >= self.max_sessions or (
             self.partitions + size > self.max_partitions
         ):
@@ -190,7 +217,7 @@ class FetchSessions:
             id=self._new_id(),
             by_topic_id=by_topic_id,
             created_ms=now_ms,
-            partitions={one.key: one for one in cached},
+            partitions={one.key: one for one in asked},
             last_used_ms=now_ms,
         )
         self._sessions[session.id] = session

@@ -20,9 +20,8 @@ How to write one
   sent (acks=0).
 * Whoever walks over all that a request names does so in a generator, and yields None after each
   thing: others get their turn there (``coordinator.runtime.turns``). A future that is yielded is
-  waited for. After a ``yield`` the world may have changed; and it is the last if the client has
-  gone, so
-  what must be done then stands in a ``finally``.
+  waited for, and cancelled if the client goes. After a ``yield`` the world may have changed; and it
+  is the last if the client has gone, so what must be done then stands in a ``finally``.
 * ``ctx.body`` is the request as kio's class of ``ctx.version``. A field that only newer versions
   have does not exist on older ones: read it with ``getattr(ctx.body, "name", default)``, or branch
   on ``ctx.version``. kio's types: durations are ``timedelta`` (``request_ms`` makes milliseconds of
@@ -69,9 +68,6 @@ class Peer(Protocol):
 
     client_software: tuple[str, str] | None
     """Name and version, if the client has told (KIP-511)."""
-
-    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have ``callback`` called when the connection ends; the result takes that back."""
 
 
 class CloseConnection(Exception):  # noqa: N818 - an order, not an error

@@ -15,9 +15,9 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.data.fetches import isolation_of
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.epochs import epoch_of, isolation_of
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -95,7 +95,7 @@ def _partition(ctx: Context, topic: str, part: Any, count: int) -> Steps[Entity]
 
 
 def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
-    isolation = isolation_of(ctx.body)
+    isolation = isolation_of(getattr(ctx.body, "isolation_level", 0))
     partition: Partition = ctx.broker.logs.partition(topic, part.partition_index)
     partition.check_leader_epoch(getattr(part, "current_leader_epoch", NONE))
     asked = part.timestamp
@@ -107,7 +107,7 @@ def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
         start = partition.log_start_offset
         # Nothing is written there yet: what comes will be of the present epoch.
         is_empty = start == partition.log_end_offset
-        return start, NONE, partition.leader_epoch if is_empty else epoch_of(partition, start)
+        return start, NONE, partition.leader_epoch if is_empty else partition.epoch_of(start)
     if asked in {LATEST_TIERED, EARLIEST_PENDING}:
         return NONE, NONE, NONE
     if asked == MAX_TIMESTAMP:

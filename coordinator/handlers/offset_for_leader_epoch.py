@@ -11,7 +11,6 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.epochs import UNKNOWN, end_of_epoch
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -32,11 +31,11 @@ def run(ctx: Context) -> Steps[Entity]:
 
 
 def _partition(ctx: Context, topic: str, part: Any) -> Entity:
-    code, epoch, end_offset = ErrorCode.none, UNKNOWN, UNKNOWN
+    code, epoch, end_offset = ErrorCode.none, -1, -1
     try:
         partition = ctx.broker.logs.partition(topic, part.partition)
         partition.check_leader_epoch(part.current_leader_epoch)
-        epoch, end_offset = end_of_epoch(partition, part.leader_epoch)
+        epoch, end_offset = partition.end_of_epoch(part.leader_epoch)
     except DomainError as error:
         code = error_code(error)
     return ctx.respond.EpochEndOffset(

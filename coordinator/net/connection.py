@@ -110,7 +110,6 @@ class Connection(asyncio.BufferedProtocol):
         self._sent_bytes = 0
         self._again: asyncio.Handle | None = None
         self._sends_again: asyncio.Handle | None = None
-        self._on_close: list[Callable[[], None]] = []
         self.closed = False
         self.peer_host = ""
         self.peer_port = 0
@@ -137,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone. What a handler waits for runs on; its response has nowhere to go."""
+        """The socket is gone. A coroutine runs on, without an answer; work in steps ends."""
         if exc is not None:
             log.debug("connection lost", peer=self.peer, error=str(exc))
         self.closed = True
@@ -151,22 +150,6 @@ class Connection(asyncio.BufferedProtocol):
         self._server.forget(self)
         self._server.budget.give(self)
         self._server.responses.hold(self, 0)
-        callbacks, self._on_close = self._on_close, []
-        for callback in callbacks:
-            callback()
-
-    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have ``callback`` called when the connection ends; the returned function takes it back.
-
-        For what waits on behalf of this client alone, such as the long poll of a Fetch.
-        """
-        self._on_close.append(callback)
-
-        def take_back() -> None:
-            if callback in self._on_close:
-                self._on_close.remove(callback)
-
-        return take_back
 
     def close(self, reason: str) -> None:
         """Serve nothing more; close when the client has taken what is written."""

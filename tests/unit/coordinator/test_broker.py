@@ -166,7 +166,7 @@ async def test_a_stop_does_not_wait_for_long_polls(tmp_path):
                 client.fetch("a", max_wait_ms=30_000)
 
         waiting = asyncio.get_running_loop().run_in_executor(None, poll)
-        await soon(lambda: len(broker.services.delayed_fetches) == 1)
+        await soon(lambda: len(broker.services.fetches.delayed) == 1)
         begin = time.perf_counter()
     assert time.perf_counter() - begin < 15
     await waiting  # it was answered, and not cut off
@@ -187,10 +187,10 @@ async def test_a_poll_of_a_client_that_left_is_forgotten(tmp_path):
 
         waiting = threading.Event()
         leaving = asyncio.create_task(asyncio.to_thread(leave))
-        await soon(lambda: len(broker.services.delayed_fetches) == 1)
+        await soon(lambda: len(broker.services.fetches.delayed) == 1)
         waiting.set()
         await leaving
-        await soon(lambda: len(broker.services.delayed_fetches) == 0)
+        await soon(lambda: len(broker.services.fetches.delayed) == 0)
 
 
 def test_a_broker_in_a_thread(tmp_path):

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.data.fetch_sessions import EVICTION_MS, CachedPartition, FetchSessions
+from fencepost.coordinator.data.fetch_sessions import (
+    EVICTION_MS,
+    FetchedPartition,
+    FetchSessions,
+    PartitionFetch,
+)
 from fencepost.coordinator.errors import (
     FetchSessionIdNotFoundError,
     FetchSessionTopicIdError,
     InvalidFetchSessionEpochError,
 )
 from fencepost.coordinator.wire.steps import finish
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.reading import FetchedRange
 from tests.support.cluster import Cluster, unique
 from tests.support.raw import Answer
 
 
-@dataclass
-class Said:
+def partition(index: int = 0) -> PartitionFetch:
+    return PartitionFetch(("t", index), offset=0, max_bytes=1)
+
+
+def said(asked: PartitionFetch | None = None, error: DomainError | None = None, **read) -> Any:
     """An answer of one partition."""
-
-    records: bytes = b""
-    high_watermark: int = 0
-    log_start_offset: int = 0
-    error_code: int = 0
+    marks = FetchedRange(b"", 0, 0, 0, None, is_behind=False)._replace(**read)
+    return FetchedPartition(asked or partition(), marks, error=error)
 
 
-def partitions(count: int, topic: str = "t") -> list[CachedPartition]:
-    return [CachedPartition((topic, index), None) for index in range(count)]
+def partitions(count: int) -> list[PartitionFetch]:
+    return [partition(index) for index in range(count)]
 
 
 def opened(sessions: FetchSessions, count: int = 1, *, at: int = 0) -> int:
@@ -62,24 +69,24 @@ def test_what_a_request_may_not_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "news"),
+    ("answer", "news"),
     [
-        (Said(), False),
-        (Said(records=b"x"), True),
-        (Said(high_watermark=1), True),
-        (Said(log_start_offset=1), True),
-        (Said(error_code=3), True),
+        (said(), False),
+        (said(records=b"x"), True),
+        (said(high_watermark=1), True),
+        (said(log_start_offset=1), True),
+        (said(error=DomainError()), True),
     ],
 )
-def test_what_counts_as_news(said: Said, news: bool) -> None:
-    cached = CachedPartition(("t", 0), None)
-    cached.learn(Said())
-    assert cached.learn(said) is news
+def test_what_counts_as_news(answer: FetchedPartition, news: bool) -> None:
+    asked = partition()
+    asked.learn(said())
+    assert asked.learn(answer) is news
 
 
 def test_after_an_error_the_partition_is_news_again() -> None:
-    cached = CachedPartition(("t", 0), None)
-    assert [cached.learn(s) for s in (Said(), Said(error_code=3), Said(), Said())] == [
+    asked = partition()
+    assert [asked.learn(s) for s in (said(), said(error=DomainError()), said(), said())] == [
         True,
         True,
         True,
@@ -91,10 +98,10 @@ def test_partitions_that_had_records_are_served_last() -> None:
     sessions = FetchSessions(1)
     session = sessions.resume(opened(sessions, 4), 1, by_topic_id=False)
     for one in session.partitions.values():
-        one.learn(Said())
-    said = [Said(records=b"x"), Said(error_code=3), Said(high_watermark=1), Said()]
-    answers = zip(list(session.partitions.values()), said, strict=True)
-    news = [one.key[1] for one, answer in answers if session.is_news(one, answer)]
+        one.learn(said())
+    reads = {"records": b"x"}, {"error": DomainError()}, {"high_watermark": 1}, {}
+    asked = zip(list(session.partitions.values()), reads, strict=True)
+    news = [one.key[1] for one, read in asked if session.is_news(said(one, **read))]
     assert news == [0, 1, 2]
     assert [key[1] for key in session.partitions] == [1, 2, 3, 0]
 
@@ -109,7 +116,7 @@ def test_a_session_whose_last_partition_is_forgotten_is_closed() -> None:
 def test_partitions_of_a_session_that_ends_under_its_request_are_not_counted() -> None:
     sessions = FetchSessions(2)
     session = sessions.resume(opened(sessions, 2), 1, by_topic_id=False)
-    changes = sessions.change(session, [(("t", 8), None), (("t", 9), None)], [("t", 0)])
+    changes = sessions.change(session, [partition(8), partition(9)], [("t", 0)])
     next(changes)
     assert sessions.partitions == 3
     sessions.close(session.id)
@@ -131,7 +138,7 @@ def test_partitions_on_both_sides_of_the_limit() -> None:
     assert opened(sessions, 3)
     assert opened(sessions, 1) == 0
     session = sessions.resume(next(iter(sessions._sessions)), 1, by_topic_id=False)
-    finish(sessions.change(session, [(("t", 9), None)], ()))
+    finish(sessions.change(session, [partition(9)], ()))
     assert (len(sessions), sessions.partitions) == (0, 0)
     assert opened(sessions, 3)
     assert opened(FetchSessions(9, max_partitions=3), 4) == 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles, request_ms
 from fencepost.coordinator.handlers.api_versions import run as api_versions
@@ -583,22 +584,38 @@ async def test_the_object_limit_on_both_sides() -> None:
 
 async def test_a_client_that_leaves_does_not_disturb_its_request() -> None:
     async with serving() as service:
-        told: list[str] = []
         peer = await Peer.of(service)
         peer.send(heartbeat(1, "slow"))
         await wait_until(lambda: service.seen)
-        (connection,) = service.server.connections
-        connection.on_close(lambda: told.append("kept"))
-        take_back = connection.on_close(lambda: told.append("taken back"))
-        take_back()
         peer.writer.close()
         await wait_until(lambda: not service.server.connections)
-        assert told == ["kept"]
         service.gate.set()
         await asyncio.sleep(0.01)
         other = await Peer.of(service)
         other.send(heartbeat(2))
         assert (await other.answer(12, 4))[0] == 2
+
+
+async def test_steps_that_wait_may_fail_and_end_with_their_client() -> None:
+    async with serving() as service:
+        waits: list[asyncio.Future[None]] = []
+
+        @handles(ApiKey.HEARTBEAT, versions=(0, 4), permission="READ Group")
+        def run(_ctx: Context) -> Any:
+            waits.append(asyncio.get_running_loop().create_future())
+            yield waits[-1]
+            raise ZeroDivisionError
+
+        service.registry.add(run)
+        staying, leaving = await Peer.of(service), await Peer.of(service)
+        staying.send(heartbeat(1))
+        await wait_until(lambda: waits)
+        leaving.send(heartbeat(2))
+        await wait_until(lambda: len(waits) == 2)
+        leaving.writer.close()
+        await wait_until(waits[1].cancelled)
+        waits[0].set_result(None)
+        assert (await staying.answer(12, 4))[1].error_code == ErrorCode.unknown_server_error
 
 
 # --- limits over time and number ---

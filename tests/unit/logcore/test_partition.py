@@ -311,9 +311,14 @@ def test_leader_epoch_checks(tmp_path: Path) -> None:
     with pytest.raises(UnknownLeaderEpochError):
         partition.check_leader_epoch(6)
     assert partition.offset_for_leader_epoch(5) == (-1, -1)
+    assert (partition.end_of_epoch(5), partition.epoch_of(0)) == ((5, 0), -1)
     append(partition, 3)
     assert partition.offset_for_leader_epoch(5) == (5, 3)
     assert partition.offset_for_leader_epoch(2) == (2, 0)
+    assert [partition.end_of_epoch(epoch) for epoch in (2, 5, 6)] == [(2, 0), (5, 3), (-1, -1)]
+    partition.leader_epoch = 7
+    append(partition)
+    assert [partition.epoch_of(offset) for offset in range(4)] == [5, 5, 5, 7]
 
 
 def test_listeners(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ RUN    := $(BIN)/python -m
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart demo examples spark-examples test lint oracle containers crash lives compared-lives mqtt spark bench readme clean
+.PHONY: help setup setup-dev quickstart demo examples spark-examples test lint oracle containers crash lives compared-lives mqtt spark package bench readme clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ SPARK_JUDGED := tests/spark/test_crashes.py tests/spark/test_broker_failures.py
 spark: $(VENV)/.spark  ## source and exactly-once sink on a real local Spark, killed at every step; a part on Apache Kafka too
 	$(SPARK_RUN) --stock $(or $(ARGS),tests/spark)
 	$(SPARK_RUN) --target=kafka -m judge $(or $(ARGS),$(SPARK_JUDGED))
+
+package: $(VENV)/.spark  ## wheel and sdist in clean environments, beside packages with the names of our parts (needs Mosquitto)
+	$(RUN) pytest tests/package $(ARGS)
 
 bench: $(VENV)/.spark  ## figures side by side with Apache Kafka in one run (needs java and mvn)
 	$(RUN) bench $(ARGS)

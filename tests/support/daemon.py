@@ -33,6 +33,7 @@ class Daemon:
         *,
         command: Sequence[str] = (sys.executable, "-m", "fencepost.coordinator.cli", "serve"),
         env: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
     ) -> None:
         self.data_dir = data_dir
         self.settings = dict(settings)
@@ -41,6 +42,7 @@ class Daemon:
         self.is_listening = False
         self._command = list(command)
         self._env = dict(env or {})
+        self._cwd = cwd
         port = hold_port()
         weakref.finalize(self, port.close)
         self._listen = f"127.0.0.1:{port.getsockname()[1]}"
@@ -57,7 +59,7 @@ class Daemon:
         self.child = Child(
             [*self._command, "--data-dir", str(self.data_dir), "--listen", self._listen, *pairs],
             env={**os.environ, "PYTHONUNBUFFERED": "1", **self._env, **(env or {})},
-            cwd=ROOT,
+            cwd=self._cwd,
         )
         return self.child
 

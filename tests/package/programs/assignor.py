@@ -1,0 +1,15 @@
+"""A server-side assignor as its author installs it: like range, from the other end."""
+
+from __future__ import annotations
+
+from fencepost.groups.assignors.range import RangeAssignor
+
+
+class Backwards(RangeAssignor):
+    @property
+    def name(self) -> str:
+        return "backwards"
+
+    def assign(self, group):
+        given = list(super().assign(group).values())
+        return dict(zip(group.members, reversed(given), strict=True))

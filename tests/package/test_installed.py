@@ -1,0 +1,325 @@
+"""What is installed is one package, and it works whatever else is installed or lies around."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+
+import paho.mqtt.publish
+import pytest
+
+from tests.support.cluster import READ_COMMITTED, Cluster
+from tests.support.daemon import ROOT, Daemon
+from tests.support.mosquitto import Mosquitto
+from tests.support.processes import Child
+from tests.support.targets import SETTINGS
+from tests.support.waits import until
+from tests.test_tidy import PARTS
+from tests.wire.test_consumer_protocol import member, owned
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PROGRAMS = Path(__file__).parent / "programs"
+NO_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": ""}
+RUN_S = 300.0
+"""Patience for one program of the user's."""
+
+HOSTILE = "raise ImportError('another package of this name')\n"
+LIKE_OURS = {"wheel": HOSTILE, "sdist": ""}
+"""What the packages hold that have the names of our parts."""
+
+slowly = pytest.mark.parametrize("user", ["wheel"], indirect=True)
+"""What takes long runs on one of the two: they hold the same files."""
+
+
+def run(
+    *command: object, cwd: Path, env: Mapping[str, str] = ENVIRONMENT, status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout[-4000:] + done.stderr[-4000:]
+    return done
+
+
+def distribution(folder: Path, name: str, files: Mapping[str, str], entry_points: str = "") -> Path:
+    """Write a wheel of somebody else."""
+    info = f"{name}-1.0.dist-info"
+    kept = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": entry_points,
+    }
+    record = f"{info}/RECORD"
+    kept[record] = "".join(f"{path},,\n" for path in (*kept, record))
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for inside, text in kept.items():
+            archive.writestr(inside, text)
+    return path
+
+
+class Built:
+    """A copy of this checkout, and the wheel and the sdist of it."""
+
+    def __init__(self, home: Path) -> None:
+        self.source = home / "source"
+        shutil.copytree(ROOT, self.source, symlinks=True, ignore=NO_SOURCE)
+        wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+        # The environment of these tests may have an older one, and does not get another.
+        tools = home / "tools"
+        run(sys.executable, "-m", "pip", "install", "--target", tools, *wanted, cwd=home)
+        self.env = {**ENVIRONMENT, "PYTHONPATH": str(tools)}
+        self._third_party = home / "third-party"
+        self._third_party.mkdir()
+        for entry in Path(sysconfig.get_path("purelib")).iterdir():
+            if entry.suffix != ".pth" and "fencepost" not in entry.name:
+                (self._third_party / entry.name).symlink_to(entry)
+        self.dists = {kind: self._build(kind, home / "dist") for kind in ("sdist", "wheel")}
+
+    def _build(self, kind: str, place: Path) -> Path:
+        code = f"from setuptools import build_meta as b; b.build_{kind}({str(place)!r})"
+        before = set(place.glob("*"))
+        run(sys.executable, "-c", code, cwd=self.source, env=self.env)
+        (made,) = set(place.glob("*")) - before
+        return made
+
+    def environment(self, home: Path) -> Path:
+        """Make a virtual environment and return its Python.
+
+        The packages that ours needs are those of the environment that runs the tests.
+        """
+        run(sys.executable, "-m", "venv", "--without-pip", home, cwd=home.parent)
+        (packages(home) / "third-party.pth").write_text(f"{self._third_party}\n")
+        return home / "bin" / "python"
+
+    def pip(self, python: Path, *arguments: object) -> None:
+        run(sys.executable, "-m", "pip", "--python", python, *arguments, cwd=ROOT, env=self.env)
+
+    def install(self, python: Path, *what: object) -> None:
+        self.pip(python, "install", "--no-index", "--no-deps", "--no-build-isolation", *what)
+
+
+def packages(home: Path) -> Path:
+    (found,) = home.glob("lib/python*/site-packages")
+    return found
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return Built(tmp_path_factory.mktemp("built"))
+
+
+class User:
+    """An environment with ours between packages like our parts, and a folder ``groups``."""
+
+    def __init__(self, built: Built, kind: str, home: Path) -> None:
+        self.home = home
+        self.packages = home / "venv"
+        text = LIKE_OURS[kind]
+        others = [distribution(home, name, {f"{name}/__init__.py": text}) for name in PARTS]
+        plugin = distribution(
+            home,
+            "backwards",
+            {"backwards.py": (PROGRAMS / "assignor.py").read_text()},
+            "[fencepost.assignors]\nbackwards = backwards:Backwards\n",
+        )
+        self.python = built.environment(self.packages)
+        built.install(self.python, built.dists[kind], *others, plugin)
+        self.here = home / "project"
+        shutil.copytree(PROGRAMS, self.here)
+        (self.here / "groups").mkdir()
+        (self.here / "groups" / "__init__.py").write_text('OWNER = "the user"\n')
+
+    def serve(self, *command: object, **settings: str) -> Daemon:
+        return Daemon(
+            self.home / "data",
+            {**SETTINGS, **{key.replace("_", "."): value for key, value in settings.items()}},
+            command=[*map(str, command), "serve"],
+            env=ENVIRONMENT,
+            cwd=self.here,
+        ).start()
+
+    def run(self, *command: object, bootstrap: str = "") -> str:
+        """Run a command from the user's folder, as the user would."""
+        env = {**ENVIRONMENT, "FENCEPOST_BOOTSTRAP": bootstrap}
+        return run(*command, cwd=self.here, env=env).stdout
+
+
+@pytest.fixture(scope="session", params=LIKE_OURS)
+def user(
+    built: Built, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> User:
+    return User(built, request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="session")
+def daemon(user: User) -> Iterator[Daemon]:
+    """It knows an assignor of the user's."""
+    started = user.serve(
+        user.python, "-m", "fencepost", group_consumer_assignors="uniform,range,backwards"
+    )
+    yield started
+    started.stop()
+
+
+def test_both_hold_one_package_and_files_where_the_checkout_has_links(built: Built) -> None:
+    with tarfile.open(built.dists["sdist"]) as archive:
+        members = [one for one in archive.getmembers() if not one.isdir()]
+        assert all(one.isreg() for one in members)
+        sdist = {str(PurePosixPath(*PurePosixPath(one.name).parts[1:])) for one in members}
+    with zipfile.ZipFile(built.dists["wheel"]) as archive:
+        wheel = set(archive.namelist())
+    tops = {name.partition("/")[0] for name in wheel}
+    (info,) = {name for name in tops if name.endswith(".dist-info")}
+    assert tops == {"fencepost", "pyspark_fencepost", info}
+    ours = {name for name in wheel if not name.startswith(info)}
+    kept = {
+        *ROOT.glob("fencepost/*.*"),
+        *ROOT.glob("pyspark_fencepost/*.*"),
+        *(path for part in PARTS for path in (ROOT / part).rglob("*.py")),
+    }
+    wanted = {
+        str(path if path.parts[0].endswith("fencepost") else Path("fencepost", path))
+        for path in (one.relative_to(ROOT) for one in kept)
+    }
+    assert wanted | {f"fencepost/{part}/py.typed" for part in PARTS} == ours
+    assert {name for name in sdist if name.endswith(("py", "py.typed"))} == ours
+
+
+def test_uninstalled_it_leaves_nothing(built: Built, tmp_path: Path) -> None:
+    home = tmp_path / "venv"
+    python = built.environment(home)
+    before = set(home.rglob("*"))
+    for kind, dist in built.dists.items():
+        built.install(python, dist)
+        run(python, "-m", "fencepost", "topics", "--help", cwd=tmp_path)
+        assert (home / "bin" / "fencepost").exists()
+        built.pip(python, "uninstall", "--yes", "fencepost")
+        assert set(home.rglob("*")) == before, kind
+
+
+def test_an_editable_install_is_the_same_package(built: Built, tmp_path: Path) -> None:
+    python = built.environment(tmp_path / "venv")
+    built.install(python, "--editable", built.source)
+    printed = run(python, PROGRAMS / "in_process.py", cwd=tmp_path).stdout.split()
+    assert printed
+    assert all(Path(line).is_relative_to(built.source) for line in printed)
+    for name in PARTS:
+        run(python, "-c", f"import {name}", cwd=tmp_path, status=1)
+
+
+def test_brokers_in_a_users_own_process(user: User) -> None:
+    printed = user.run(user.python, "in_process.py").split()
+    assert printed
+    assert all(Path(line).is_relative_to(packages(user.packages)) for line in printed)
+
+
+def test_the_daemon_serves_a_pipeline(user: User) -> None:
+    command = user.packages / "bin" / "fencepost"
+    with ExitStack() as stack:
+        one = user.serve(command)
+        stack.callback(one.stop)
+        for step in ("fill", "copy", "verify"):
+            user.run(user.python, "words.py", step, bootstrap=one.bootstrap)
+        listed = json.loads(
+            user.run(command, "groups", "list", "--format", "json", bootstrap=one.bootstrap)
+        )
+        assert [row["group"] for row in listed] == ["shouters"]
+        read = user.run(command, "consume", "loud", "--format", "json", bootstrap=one.bootstrap)
+        assert read.count("!") == 60
+
+
+def test_an_assignor_that_is_installed_beside_it(user: User, daemon: Daemon) -> None:
+    with Cluster(daemon.bootstrap) as cluster, ExitStack() as stack:
+        topic = cluster.create_topic("shared-out", 6)
+        members = [
+            stack.enter_context(
+                member(daemon.bootstrap, "backward", topic, group_remote_assignor="backwards")
+            )
+            for _ in range(2)
+        ]
+        until(lambda: owned(*members) == [3, 3], "what the user's assignor makes of it")
+
+
+@slowly
+def test_spark_finds_the_format_by_its_name(user: User, daemon: Daemon) -> None:
+    with Cluster(daemon.bootstrap) as cluster:
+        source, sink = cluster.create_topic("spark-in"), cluster.create_topic("spark-out")
+        cluster.produce(source, [b"one", b"two"])
+        user.run(user.python, "spark_copy.py", daemon.bootstrap, source, sink)
+        assert cluster.values(sink, isolation=READ_COMMITTED) == [b"one", b"two"]
+
+
+@slowly
+def test_the_crash_sweep_of_a_users_pipeline(user: User) -> None:
+    words = f"{user.python} words.py"
+    told = user.run(
+        *(user.packages / "bin" / "fencepost", "crash-sweep", "--format", "json"),
+        *("--points", "4", "--directory", user.home / "sweep"),
+        *(word for pair in SETTINGS.items() for word in ("--config", "=".join(pair))),
+        *("--setup", f"{words} fill", "--verify", f"{words} verify", "--"),
+        *words.split(),
+        "copy",
+    )
+    verdict = json.loads(told)
+    assert verdict["points"] == 4
+    assert verdict["failures"] == verdict["skipped"] == 0
+
+
+def test_the_bridge_from_mqtt(user: User, daemon: Daemon) -> None:
+    bridge = (str(user.python), "-m", "fencepost.pipelines.mqtt")
+    assert "--route" in user.run(*bridge, "--help")
+    broker = Mosquitto(user.home / "mosquitto").start()
+    try:
+        with Cluster(daemon.bootstrap) as cluster:
+            topic = cluster.create_topic("readings")
+            child = Child(
+                [
+                    *(*bridge, "--mqtt", f"127.0.0.1:{broker.port}", "--client-id", "bridge"),
+                    *("--bootstrap", daemon.bootstrap, "--route", f"a/#={topic}"),
+                ],
+                env=ENVIRONMENT,
+                cwd=user.here,
+            )
+            try:
+                child.wait_for_line("bridge at work", deadline_s=60)
+                paho.mqtt.publish.single("a/b", b"21.5", 1, hostname="127.0.0.1", port=broker.port)
+                until(lambda: cluster.values(topic) == [b"21.5"], "what was published")
+                assert child.terminate() == 0
+            finally:
+                child.kill()
+    finally:
+        broker.kill()
+
+
+@slowly
+def test_a_users_types_are_checked_against_ours(user: User) -> None:
+    checked = user.here / "typed.py"
+    checked.write_text(
+        "from fencepost import Broker\nfrom fencepost.pipelines import ExactlyOnce\n"
+    )
+    command = (sys.executable, "-m", "mypy", "--strict", "--python-executable", user.python)
+    user.run(*command, checked)
+    checked.write_text(checked.read_text() + "Broker(data_dir=1)\nExactlyOnce(2)\n")
+    told = run(*command, checked, cwd=user.here, status=1).stdout
+    assert 'Argument "data_dir" to "Broker" has incompatible type "int"' in told
+    assert 'to "ExactlyOnce" has incompatible type "int"' in told

@@ -64,7 +64,6 @@ class RecoveryReport:
     """What a recovery did to a partition's files; bytes are those of log files."""
 
     scanned_segments: int = 0
-    scanned_bytes: int = 0
     truncated_bytes: int = 0
     """Those that were removed."""
     removed_segments: int = 0
@@ -303,7 +302,6 @@ class _Loader:
         """Walk one segment, build its indexes, cut it at the first bad batch; return its end."""
         report = self._report
         report.scanned_segments += 1
-        report.scanned_bytes += segment.size
         segment.reset_indexes()
         position, expected = 0, segment.base_offset
         is_active = segment is self._log.active

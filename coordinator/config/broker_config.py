@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED
-from fencepost.coordinator.config.key import ConfigError, ConfigKey, ConfigType, Value, text_of
+from fencepost.coordinator.config.key import ConfigError, ConfigKey, ConfigType, Value
 from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.logcore.config import LogConfig
@@ -362,8 +362,3 @@ def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
         values["segment_bytes"] = hidden_segment_bytes
     values["cleanup_policy"] = frozenset(values["cleanup_policy"])
     return LogConfig(**values)
-
-
-def topic_text(config: BrokerConfig, name: str, overrides: Mapping[str, str]) -> str | None:
-    """What holds for a topic key, as DescribeConfigs shows it."""
-    return text_of(config.topic_value(name, overrides))

@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fencepost.coordinator.config.group_keys import GROUP_KEYS
-from fencepost.coordinator.config.group_own_keys import OTHER_GROUP_KEYS
 from fencepost.coordinator.config.key import LONG_MAX, ConfigKey, ConfigType
-from fencepost.coordinator.config.unused_keys import INERT_KEYS
+from fencepost.coordinator.config.unused_keys import UNUSED_BROKER_KEYS
 
 _B, _S, _I = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT
 _SH, _L, _D, _LI = ConfigType.SHORT, ConfigType.LONG, ConfigType.DOUBLE, ConfigType.LIST
@@ -37,12 +36,9 @@ def _dynamic(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
-    inert: str = "",
 ) -> ConfigKey:
     """A key that can be changed while the broker runs."""
-    return ConfigKey(
-        name, kind, default, doc, unit, low, high, choices, updatable=True, inert=inert
-    )
+    return ConfigKey(name, kind, default, doc, unit, low, high, choices, updatable=True)
 
 
 _LOG_KEYS = (
@@ -520,8 +516,7 @@ BROKER_KEYS: Mapping[str, ConfigKey] = {
         *_LOG_KEYS,
         *GROUP_KEYS,
         *_TXN_KEYS,
-        *INERT_KEYS,
-        *OTHER_GROUP_KEYS,
+        *UNUSED_BROKER_KEYS,
     )
 }
 """Broker keys by name."""

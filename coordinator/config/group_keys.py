@@ -1,8 +1,9 @@
-"""Broker keys of the group coordinator: ``GroupCoordinatorConfig``."""
+"""Keys of the group coordinator: ``GroupCoordinatorConfig``; of single groups: ``GroupConfig``."""
 
 from __future__ import annotations
 
 from fencepost.coordinator.config.key import ConfigKey, ConfigType
+from fencepost.coordinator.config.unused_keys import UNUSED_GROUP_KEYS
 
 _I, _L, _LI = ConfigType.INT, ConfigType.LONG, ConfigType.LIST
 _MIB = 1 << 20
@@ -176,3 +177,39 @@ GROUP_KEYS = (
         _MIB,
     ),
 )
+
+_OWN_KEYS = (
+    ConfigKey(
+        "consumer.session.timeout.ms",
+        _I,
+        None,
+        "A member of this group that is silent for so long is removed.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "consumer.heartbeat.interval.ms",
+        _I,
+        None,
+        "How often members of this group are told to send a heartbeat.",
+        "ms",
+        1,
+    ),
+    ConfigKey(
+        "consumer.assignment.interval.ms",
+        _I,
+        None,
+        "This group's target assignment is computed at most once in this time.",
+        "ms",
+        0,
+    ),
+)
+
+GROUP_OWN_KEYS = {key.name: key for key in (*_OWN_KEYS, *UNUSED_GROUP_KEYS)}
+"""What a single group may have set for itself, by name.
+
+The default of a key is the broker's key of the same name behind ``group.``, its bounds are
+``group.KIND.min.*`` and ``group.KIND.max.*``, each where there is one. Share and streams groups are
+not served here; their keys are described, checked and kept all the same, so that what sets up the
+groups of an Apache Kafka runs here too.
+"""

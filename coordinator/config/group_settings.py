@@ -16,7 +16,7 @@ from fencepost.coordinator.config.broker_config import (
     ConfigSource,
     Setting,
 )
-from fencepost.coordinator.config.group_own_keys import GROUP_OWN_KEYS
+from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.key import text_of
 from fencepost.groups.consumer_commands import ConsumerSettings
 

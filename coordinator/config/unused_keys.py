@@ -1,4 +1,4 @@
-"""Broker keys that are accepted with a warning and change nothing, each with its reason.
+"""Keys that are accepted with a warning and change nothing, each with its reason.
 
 A configuration that was made for Apache Kafka works without an edit, and says what it loses.
 """
@@ -7,67 +7,129 @@ from __future__ import annotations
 
 from fencepost.coordinator.config.key import ConfigKey, ConfigType
 
-_B, _I = ConfigType.BOOLEAN, ConfigType.INT
-_SH, _L, _LI = ConfigType.SHORT, ConfigType.LONG, ConfigType.LIST
+_BROKER = """
+there is one node and one copy
+    min.insync.replicas INT 1
+    unclean.leader.election.enable BOOLEAN false
+    auto.leader.rebalance.enable BOOLEAN true
+    num.replica.fetchers INT 1
+    replica.lag.time.max.ms LONG 30000
+    offsets.topic.replication.factor SHORT 1
+    transaction.state.log.replication.factor SHORT 1
+    transaction.state.log.min.isr INT 1
+    controlled.shutdown.enable BOOLEAN true
+    process.roles LIST broker,controller
+    controller.quorum.voters LIST ""
+a transaction is aborted when its timeout runs out
+    transaction.abort.timed.out.transaction.cleanup.interval.ms INT 10000 low=1
+all work is done on one event loop
+    num.network.threads INT 3
+    num.io.threads INT 8
+    background.threads INT 10
+    num.recovery.threads.per.data.dir INT 2
+    log.cleaner.threads INT 1
+    group.coordinator.threads INT 4
+a connection has one request at a time
+    queued.max.requests INT 500
+writes are complete when they are answered
+    offsets.commit.timeout.ms INT 5000
+    group.coordinator.append.linger.ms INT -1
+    add.partitions.to.txn.retry.backoff.ms INT 20
+    add.partitions.to.txn.retry.backoff.max.ms INT 100
+    request.timeout.ms INT 30000
+logs are read segment by segment
+    offsets.load.buffer.size INT 5242880
+    transaction.state.log.load.buffer.size INT 5242880
+coordinator records are small
+    offsets.topic.compression.codec INT 0
+segments are read batch by batch
+    log.cleaner.io.buffer.size INT 524288
+the operating system sizes its buffers
+    socket.send.buffer.bytes INT 102400
+    socket.receive.buffer.bytes INT 102400
+share groups are not served
+    group.share.session.timeout.ms INT 45000
+    group.share.min.session.timeout.ms INT 45000
+    group.share.max.session.timeout.ms INT 60000
+    group.share.heartbeat.interval.ms INT 5000
+    group.share.min.heartbeat.interval.ms INT 5000
+    group.share.max.heartbeat.interval.ms INT 15000
+    group.share.assignment.interval.ms INT 1000
+    group.share.min.assignment.interval.ms INT 0
+    group.share.max.assignment.interval.ms INT 15000
+    group.share.record.lock.duration.ms INT 30000
+    group.share.min.record.lock.duration.ms INT 15000
+    group.share.max.record.lock.duration.ms INT 60000
+    group.share.delivery.count.limit INT 5
+    group.share.min.delivery.count.limit INT 2
+    group.share.max.delivery.count.limit INT 10
+    group.share.partition.max.record.locks INT 2000
+    group.share.min.partition.max.record.locks INT 100
+    group.share.max.partition.max.record.locks INT 4000
+    group.share.max.share.sessions INT 2000
+    group.share.max.size INT 200
+    group.share.assignors LIST simple
+streams groups are not served
+    group.streams.session.timeout.ms INT 45000
+    group.streams.min.session.timeout.ms INT 45000
+    group.streams.max.session.timeout.ms INT 60000
+    group.streams.heartbeat.interval.ms INT 5000
+    group.streams.min.heartbeat.interval.ms INT 5000
+    group.streams.max.heartbeat.interval.ms INT 15000
+    group.streams.assignment.interval.ms INT 1000
+    group.streams.min.assignment.interval.ms INT 0
+    group.streams.max.assignment.interval.ms INT 15000
+    group.streams.initial.rebalance.delay.ms INT 3000
+    group.streams.num.standby.replicas INT 0
+    group.streams.max.standby.replicas INT 2
+    group.streams.max.size INT 2147483647
+"""
 
-ONE_NODE = "there is one node and one copy"
-_ONE_LOOP = "all work is done on one event loop"
-_SAME_TURN = "writes are complete when they are answered"
+_TOPIC = """
+there is one node and one copy
+    leader.replication.throttled.replicas LIST ""
+    follower.replication.throttled.replicas LIST ""
+"""
+
+_GROUP = """
+share groups are not served
+    share.session.timeout.ms INT - low=1
+    share.heartbeat.interval.ms INT - low=1
+    share.assignment.interval.ms INT - low=0
+    share.record.lock.duration.ms INT - low=1000
+    share.delivery.count.limit INT - low=2
+    share.partition.max.record.locks INT - low=100
+    share.auto.offset.reset STRING latest
+    share.isolation.level STRING read_uncommitted choices=read_committed,read_uncommitted
+    share.renew.acknowledge.enable BOOLEAN true
+streams groups are not served
+    streams.session.timeout.ms INT - low=1
+    streams.heartbeat.interval.ms INT - low=1
+    streams.assignment.interval.ms INT - low=0
+    streams.initial.rebalance.delay.ms INT - low=0
+    streams.num.standby.replicas INT - low=0
+"""
 
 
-def inert_key(
-    name: str,
-    kind: ConfigType,
-    default: str | None,
-    reason: str,
-    *,
-    low: int | None = None,
-    choices: tuple[str, ...] = (),
-) -> ConfigKey:
-    """A key that is accepted with a warning and changes nothing, for ``reason``."""
-    doc = f"Accepted for compatibility: {reason}."
-    return ConfigKey(name, kind, default, doc, low=low, choices=choices, inert=reason)
+def _keys(table: str) -> tuple[ConfigKey, ...]:
+    """Under each reason of a table: lines of name, type, default (``-`` for none) and checks."""
+    keys, reason = [], ""
+    for line in table.strip().splitlines():
+        if not line.startswith(" "):
+            reason = line
+            continue
+        name, kind, text, *checks = line.split()
+        default = None if text == "-" else text.strip('"')
+        bounds = dict(check.split("=") for check in checks)
+        low = int(bounds["low"]) if "low" in bounds else None
+        choices = tuple(bounds["choices"].split(",")) if "choices" in bounds else ()
+        doc = f"Accepted for compatibility: {reason}."
+        keys.append(
+            ConfigKey(name, ConfigType[kind], default, doc, low=low, choices=choices, inert=reason)
+        )
+    return tuple(keys)
 
 
-INERT_KEYS = (
-    inert_key("min.insync.replicas", _I, "1", ONE_NODE),
-    inert_key("unclean.leader.election.enable", _B, "false", ONE_NODE),
-    inert_key("auto.leader.rebalance.enable", _B, "true", ONE_NODE),
-    inert_key("num.replica.fetchers", _I, "1", ONE_NODE),
-    inert_key("replica.lag.time.max.ms", _L, "30000", ONE_NODE),
-    inert_key("offsets.topic.replication.factor", _SH, "1", ONE_NODE),
-    inert_key(
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-        _I,
-        "10000",
-        "a transaction is aborted when its timeout runs out",
-        low=1,
-    ),
-    inert_key("transaction.state.log.replication.factor", _SH, "1", ONE_NODE),
-    inert_key("transaction.state.log.min.isr", _I, "1", ONE_NODE),
-    inert_key("controlled.shutdown.enable", _B, "true", ONE_NODE),
-    inert_key("process.roles", _LI, "broker,controller", ONE_NODE),
-    inert_key("controller.quorum.voters", _LI, "", ONE_NODE),
-    inert_key("num.network.threads", _I, "3", _ONE_LOOP),
-    inert_key("num.io.threads", _I, "8", _ONE_LOOP),
-    inert_key("background.threads", _I, "10", _ONE_LOOP),
-    inert_key("num.recovery.threads.per.data.dir", _I, "2", _ONE_LOOP),
-    inert_key("log.cleaner.threads", _I, "1", _ONE_LOOP),
-    inert_key("group.coordinator.threads", _I, "4", _ONE_LOOP),
-    inert_key("queued.max.requests", _I, "500", "a connection has one request at a time"),
-    inert_key("offsets.commit.timeout.ms", _I, "5000", _SAME_TURN),
-    inert_key("group.coordinator.append.linger.ms", _I, "-1", _SAME_TURN),
-    inert_key("add.partitions.to.txn.retry.backoff.ms", _I, "20", _SAME_TURN),
-    inert_key("add.partitions.to.txn.retry.backoff.max.ms", _I, "100", _SAME_TURN),
-    inert_key("request.timeout.ms", _I, "30000", _SAME_TURN),
-    inert_key("offsets.load.buffer.size", _I, "5242880", "logs are read segment by segment"),
-    inert_key(
-        "transaction.state.log.load.buffer.size", _I, "5242880", "logs are read segment by segment"
-    ),
-    inert_key("offsets.topic.compression.codec", _I, "0", "coordinator records are small"),
-    inert_key("log.cleaner.io.buffer.size", _I, "524288", "segments are read batch by batch"),
-    inert_key("socket.send.buffer.bytes", _I, "102400", "the operating system sizes its buffers"),
-    inert_key(
-        "socket.receive.buffer.bytes", _I, "102400", "the operating system sizes its buffers"
-    ),
-)
+UNUSED_BROKER_KEYS, UNUSED_TOPIC_KEYS = _keys(_BROKER), _keys(_TOPIC)
+UNUSED_GROUP_KEYS = _keys(_GROUP)
+"""Of what single groups may have for themselves."""

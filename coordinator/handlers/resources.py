@@ -22,7 +22,7 @@ from fencepost.coordinator.config.broker_config import (
     Setting,
     shown_topic_keys,
 )
-from fencepost.coordinator.config.group_own_keys import GROUP_OWN_KEYS
+from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.key import text_of
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.metadata.log import DEFAULT_SETTINGS

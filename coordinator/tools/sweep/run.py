@@ -79,10 +79,6 @@ class Outcome:
         return [result for result in self.results if result.failures]
 
 
-class Stopped(Exception):  # noqa: N818 - an order, not an error
-    """The sweep is to end now."""
-
-
 class Sweep:
     """Carries out a plan. ``progress`` is told of each result, from any thread, one at a time."""
 

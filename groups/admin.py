@@ -29,13 +29,14 @@ from fencepost.groups.consumer_target import preferred_assignor
 from fencepost.groups.errors import InvalidGroupIdError, NonEmptyGroupError
 from fencepost.groups.group import not_found
 from fencepost.groups.offsets import delete_all_offsets, tombstone_group
-from fencepost.groups.outcome import Outcome
 from fencepost.groups.reconcile import TopicIdPartition
 from fencepost.groups.shard import GroupShardState
-from fencepost.logcore.machine import Token
+from fencepost.logcore.machine import DecisionBuilder, Token
 
 
-def describe_group(shard: GroupShardState, command: DescribeGroup) -> DescribeGroupResult:
+def describe_group(
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: DescribeGroup
+) -> None:
     """Describe a classic group.
 
     Metadata and protocol are told of a Stable group alone. Assignments are told in every state, as
@@ -45,7 +46,7 @@ def describe_group(shard: GroupShardState, command: DescribeGroup) -> DescribeGr
     if not isinstance(group, ClassicGroup):
         raise not_found(group, command.group_id, "classic")
     stable = group.state is ClassicState.STABLE
-    return DescribeGroupResult(
+    described = DescribeGroupResult(
         group_id=group.group_id,
         state=group.state_name,
         protocol_type=group.protocol_type or "",
@@ -62,11 +63,12 @@ def describe_group(shard: GroupShardState, command: DescribeGroup) -> DescribeGr
             for member in group.members.values()
         ),
     )
+    decision.reply(token, described)
 
 
 def describe_consumer_group(
-    shard: GroupShardState, command: DescribeConsumerGroup
-) -> DescribeConsumerGroupResult:
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: DescribeConsumerGroup
+) -> None:
     """Describe a consumer group; what names of topics are not known any more is left out."""
     if not command.group_id:
         raise InvalidGroupIdError("the group id is empty")
@@ -82,7 +84,7 @@ def describe_consumer_group(
             if topic_id in names
         )
 
-    return DescribeConsumerGroupResult(
+    described = DescribeConsumerGroupResult(
         group_id=group.group_id,
         state=group.state_name,
         group_epoch=group.epoch,
@@ -105,30 +107,28 @@ def describe_consumer_group(
             for member_id, member in sorted(group.members.items(), key=lambda item: item[0])
         ),
     )
+    decision.reply(token, described)
 
 
-def list_groups(shard: GroupShardState, command: ListGroups) -> ListGroupsResult:
+def list_groups(
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: ListGroups
+) -> None:
     """List groups of all types; filters ignore case, an empty one lets everything through."""
     states = {state.lower() for state in command.states}
     types = {name.lower() for name in command.types}
     listed = (group.listed() for group in shard.groups.values())
-    return ListGroupsResult(
-        tuple(
-            sorted(
-                (
-                    item
-                    for item in listed
-                    if (not states or item.state.lower() in states)
-                    and (not types or item.group_type.lower() in types)
-                ),
-                key=lambda item: item.group_id,
-            )
-        )
+    wanted = (
+        item
+        for item in listed
+        if (not states or item.state.lower() in states)
+        and (not types or item.group_type.lower() in types)
     )
+    in_order = sorted(wanted, key=lambda item: item.group_id)
+    decision.reply(token, ListGroupsResult(tuple(in_order)))
 
 
 def delete_group(
-    shard: GroupShardState, outcome: Outcome, token: Token, command: DeleteGroup
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: DeleteGroup
 ) -> None:
     """Delete an empty group with all its offsets, also those of open transactions."""
     group = shard.groups.get(command.group_id)
@@ -136,6 +136,6 @@ def delete_group(
         raise not_found(group, command.group_id)
     if not group.is_empty:
         raise NonEmptyGroupError(f"group {command.group_id!r} has members")
-    delete_all_offsets(shard, outcome, command.group_id)
-    tombstone_group(outcome, group, "DeleteGroups")
-    outcome.reply(token, DeleteGroupResult())
+    delete_all_offsets(shard, decision, command.group_id)
+    tombstone_group(decision, group, "DeleteGroups")
+    decision.reply(token, DeleteGroupResult())

@@ -38,9 +38,9 @@ from fencepost.groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.events import EventKind
 from fencepost.groups.shard import GroupShardState
-from fencepost.logcore.machine import DomainError, Token
+from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 
 
 def _group_of_member(shard: GroupShardState, group_id: str) -> ClassicGroup:
@@ -64,11 +64,13 @@ def _require_generation(group: ClassicGroup, generation_id: int) -> None:
 # --- SyncGroup -----------------------------------------------------------------------------------
 
 
-def sync_group(shard: GroupShardState, outcome: Outcome, token: Token, command: SyncGroup) -> None:
+def sync_group(
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: SyncGroup
+) -> None:
     """Decide on a SyncGroup. Raises a :class:`groups.errors.GroupError` before any change."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
-        mixed.sync_group(shard, outcome, consumers, token, command)
+        mixed.sync_group(shard, decision, consumers, token, command)
         return
     group = _group_of_member(shard, command.group_id)
     member = group.validate_member(command.member_id, command.group_instance_id)
@@ -81,20 +83,20 @@ def sync_group(shard: GroupShardState, outcome: Outcome, token: Token, command: 
             raise InconsistentGroupProtocolError(f"{told!r} is not the group's {known!r}")
     if group.state is ClassicState.PREPARING_REBALANCE:
         raise RebalanceInProgressError("the group rebalances; rejoin")
-    sync_arrived(outcome, group, member)
+    sync_arrived(decision, group, member)
     if group.state is ClassicState.STABLE:
-        outcome.reply(token, _assignment(group, member.assignment))
+        decision.reply(token, _assignment(group, member.assignment))
         return
     superseded, member.sync_token = member.sync_token, token
     if superseded is not None:
-        outcome.reply(superseded, RebalanceInProgressError("a newer SyncGroup took its place"))
+        decision.reply(superseded, RebalanceInProgressError("a newer SyncGroup took its place"))
     if group.leader_id == member.member_id:
-        _assign(shard, outcome, group, member, dict(command.assignments))
+        _assign(shard, decision, group, member, dict(command.assignments))
 
 
 def _assign(
     shard: GroupShardState,
-    outcome: Outcome,
+    decision: DecisionBuilder,
     group: ClassicGroup,
     leader: ClassicMember,
     assignments: dict[str, bytes],
@@ -105,19 +107,19 @@ def _assign(
     limit = shard.limits.max_group_record_bytes
     if len(record.value or b"") > limit:
         why = f"the group would exceed max_group_record_bytes={limit}"
-        outcome.event(
+        decision.event(
             EventKind.ASSIGNMENT_REFUSED, group.group_id, member=leader.member_id, reason=why
         )
-        refuse_syncs(outcome, group, GroupLimitExceededError(why))
-        maybe_prepare_rebalance(shard, outcome, group, why, leader)
+        refuse_syncs(decision, group, GroupLimitExceededError(why))
+        maybe_prepare_rebalance(shard, decision, group, why, leader)
         return
-    outcome.append(record)
+    decision.append(record)
     for member in group.members.values():
         token, member.sync_token = member.sync_token, None
         if token is not None:
-            outcome.reply(token, _assignment(group, assignments.get(member.member_id, b"")))
+            decision.reply(token, _assignment(group, assignments.get(member.member_id, b"")))
             # Its session may have expired unheeded while it waited.
-            arm_session(outcome, group, member)
+            arm_session(decision, group, member)
 
 
 def _assignment(group: ClassicGroup, assignment: bytes) -> SyncGroupResult:
@@ -127,38 +129,40 @@ def _assignment(group: ClassicGroup, assignment: bytes) -> SyncGroupResult:
 # --- Heartbeat -----------------------------------------------------------------------------------
 
 
-def heartbeat(shard: GroupShardState, outcome: Outcome, token: Token, command: Heartbeat) -> None:
+def heartbeat(
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: Heartbeat
+) -> None:
     """Decide on a Heartbeat. In CompletingRebalance it is welcome, as in Kafka's code."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
-        mixed.heartbeat(shard, outcome, consumers, token, command)
+        mixed.heartbeat(shard, decision, consumers, token, command)
         return
     group = _group_of_member(shard, command.group_id)
     member = group.validate_member(command.member_id, command.group_instance_id)
     _require_generation(group, command.generation_id)
-    arm_session(outcome, group, member)
+    arm_session(decision, group, member)
     if group.state is ClassicState.PREPARING_REBALANCE:
-        outcome.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))
+        decision.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))
     else:
-        outcome.reply(token, HeartbeatResult())
+        decision.reply(token, HeartbeatResult())
 
 
 # --- LeaveGroup ----------------------------------------------------------------------------------
 
 
 def leave_group(
-    shard: GroupShardState, outcome: Outcome, token: Token, command: LeaveGroup
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: LeaveGroup
 ) -> None:
     """Remove several members at once; at most one rebalance comes of it."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
-        mixed.leave_group(shard, outcome, consumers, token, command)
+        mixed.leave_group(shard, decision, consumers, token, command)
         return
     try:
         group = _group_of_member(shard, command.group_id)
     except UnknownMemberIdError as error:
         everyone = tuple((m.member_id, m.group_instance_id, error) for m in command.members)
-        outcome.reply(token, LeaveGroupResult(everyone))
+        decision.reply(token, LeaveGroupResult(everyone))
         return
     results: list[tuple[str, str | None, DomainError | None]] = []
     left: list[ClassicMember] = []
@@ -166,7 +170,7 @@ def leave_group(
     for leaving in command.members:
         error_of_member: GroupError | None = None
         try:
-            member = _leave(shard, outcome, group, leaving)
+            member = _leave(shard, decision, group, leaving)
         except GroupError as error:
             error_of_member = error
         else:
@@ -174,19 +178,19 @@ def leave_group(
             if member is not None:
                 left.append(member)
         results.append((leaving.member_id, leaving.group_instance_id, error_of_member))
-    outcome.reply(token, LeaveGroupResult(tuple(results)))
+    decision.reply(token, LeaveGroupResult(tuple(results)))
     if not somebody_left:
         return
     if group.state is ClassicState.PREPARING_REBALANCE:
-        maybe_complete_join(outcome, group)
+        maybe_complete_join(decision, group)
     elif group.state is not ClassicState.EMPTY:
         names = ", ".join(member.member_id for member in left) or "a pending member"
         cause = left[0] if len(left) == 1 else None
-        prepare_rebalance(shard, outcome, group, f"{names} left", cause)
+        prepare_rebalance(shard, decision, group, f"{names} left", cause)
 
 
 def _leave(
-    shard: GroupShardState, outcome: Outcome, group: ClassicGroup, leaving: LeavingMember
+    shard: GroupShardState, decision: DecisionBuilder, group: ClassicGroup, leaving: LeavingMember
 ) -> ClassicMember | None:
     """Remove one member and return it, None for a pending one."""
     member_id, instance_id = leaving.member_id, leaving.group_instance_id
@@ -197,24 +201,24 @@ def _leave(
         member = group.members[owner]
     elif member_id in group.pending_members:
         group.forget_pending(member_id)
-        outcome.disarm(session_timer(group.group_id, member_id))
+        decision.disarm(session_timer(group.group_id, member_id))
         return None
     else:
         member = group.validate_member(member_id, instance_id)
     reason = leaving.reason[: shard.limits.max_reason_chars] or "LeaveGroup"
-    detach(outcome, group, member, EventKind.MEMBER_LEFT, reason)
+    detach(decision, group, member, EventKind.MEMBER_LEFT, reason)
     return member
 
 
 # --- loading -------------------------------------------------------------------------------------
 
 
-def group_loaded(shard: GroupShardState, outcome: Outcome, group: ClassicGroup) -> None:
+def group_loaded(shard: GroupShardState, decision: DecisionBuilder, group: ClassicGroup) -> None:
     """Begin to serve a group read from the log: every session starts anew."""
     for member in group.members.values():
-        arm_session(outcome, group, member)
+        arm_session(decision, group, member)
     limit = shard.limits.max_group_size
     if len(group.members) > limit:
         # A rebalance lets members commit before the last ones to come back are turned away.
         reason = f"{len(group.members)} members loaded, max_group_size={limit}"
-        prepare_rebalance(shard, outcome, group, reason, None)
+        prepare_rebalance(shard, decision, group, reason, None)

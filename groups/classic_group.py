@@ -28,7 +28,6 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
 )
 from fencepost.groups.group import Group, ShardTotals
-from fencepost.groups.outcome import Outcome
 from fencepost.groups.records import (
     NO_TIMESTAMP,
     GroupMetadataValue,
@@ -37,7 +36,13 @@ from fencepost.groups.records import (
 )
 from fencepost.groups.subscription import subscribed_topics
 from fencepost.logcore.errors import CorruptRecordError
-from fencepost.logcore.machine import DomainError, InvariantViolation, Record, Token
+from fencepost.logcore.machine import (
+    DecisionBuilder,
+    DomainError,
+    InvariantViolation,
+    Record,
+    Token,
+)
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 """The protocol type whose metadata the coordinator can read."""
@@ -426,11 +431,11 @@ class ClassicGroup(Group):
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
         """See :class:`Group`. Classic groups do not look at who asks."""
 
-    def committed(self, outcome: Outcome, member_id: str) -> None:
+    def committed(self, decision: DecisionBuilder, member_id: str) -> None:
         """See :class:`Group`."""
         member = self.members.get(member_id)
         if member is not None:
-            outcome.arm(session_timer(self.group_id, member_id), member.session_timeout_ms)
+            decision.arm(session_timer(self.group_id, member_id), member.session_timeout_ms)
 
     def validate_offset_delete(self) -> None:
         """See :class:`Group`."""
@@ -458,19 +463,19 @@ class ClassicGroup(Group):
         """See :class:`Group`."""
         return (group_tombstone(self.group_id),)
 
-    def removed(self, outcome: Outcome) -> None:
+    def removed(self, decision: DecisionBuilder) -> None:
         """See :class:`Group`."""
         for member_id in list(self.pending_members):
             self.forget_pending(member_id)
-            outcome.disarm(session_timer(self.group_id, member_id))
+            decision.disarm(session_timer(self.group_id, member_id))
 
-    def unloaded(self, outcome: Outcome) -> None:
+    def unloaded(self, decision: DecisionBuilder) -> None:
         """See :class:`Group`."""
         error: DomainError = NotGroupCoordinatorError("the shard stops serving")
         for member in self.members.values():
             for token in (self.take_join(member), member.sync_token):
                 if token is not None:
-                    outcome.reply(token, error)
+                    decision.reply(token, error)
             member.sync_token = None
         self.pending_sync.clear()
         self.initial_delay = None

@@ -37,42 +37,44 @@ from fencepost.groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.events import EventKind
 from fencepost.groups.records import GroupMetadataValue
 from fencepost.groups.shard import GroupShardState
-from fencepost.logcore.machine import InvariantViolation, Token
+from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Token
 
 
-def join_group(shard: GroupShardState, outcome: Outcome, token: Token, command: JoinGroup) -> None:
+def join_group(
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: JoinGroup
+) -> None:
     """Decide on a JoinGroup. Raises a :class:`groups.errors.GroupError` before any change."""
     _validate(shard, command)
     group = shard.groups.get(command.group_id)
     if group is None:
         if command.member_id:
             raise UnknownMemberIdError(f"no group {command.group_id!r}, so no such member")
-        _create_group(shard, outcome, token, command)
+        _create_group(shard, decision, token, command)
         return
     if isinstance(group, ConsumerGroup) and group.is_empty:
         if command.member_id:
             raise UnknownMemberIdError(f"group {command.group_id!r} is empty, so no such member")
-        _create_group(shard, outcome, token, command, predecessor=group)
+        _create_group(shard, decision, token, command, predecessor=group)
         return
     if isinstance(group, ConsumerGroup):
-        mixed.join_group(shard, outcome, group, token, command)
+        mixed.join_group(shard, decision, group, token, command)
         return
     if not isinstance(group, ClassicGroup):
         raise InconsistentGroupProtocolError(f"group {command.group_id!r} is of another type")
     if group.state is ClassicState.DEAD:
         raise GroupDeadError(f"group {command.group_id!r} is being removed")
     if not _accepts(shard, group, command.member_id):
-        _turn_away(outcome, group, command)
-        outcome.reply(token, GroupMaxSizeReachedError(f"group {command.group_id!r} is full"))
+        _turn_away(decision, group, command)
+        decision.reply(token, GroupMaxSizeReachedError(f"group {command.group_id!r} is full"))
         return
     _require_support(group, command)
     if command.member_id:
-        _join_known(shard, outcome, group, token, command)
+        _join_known(shard, decision, group, token, command)
     else:
-        _join_new(shard, outcome, group, token, command)
+        _join_new(shard, decision, group, token, command)
 
 
 def _validate(shard: GroupShardState, command: JoinGroup) -> None:
@@ -103,7 +105,7 @@ def _validate(shard: GroupShardState, command: JoinGroup) -> None:
 
 def _create_group(
     shard: GroupShardState,
-    outcome: Outcome,
+    decision: DecisionBuilder,
     token: Token,
     command: JoinGroup,
     predecessor: ConsumerGroup | None = None,
@@ -113,7 +115,7 @@ def _create_group(
     The record makes the group's existence durable, even if all that follows is an id for a member
     that never comes back.
     """
-    group = ClassicGroup(command.group_id, shard.totals, outcome.now_ms)
+    group = ClassicGroup(command.group_id, shard.totals, decision.now_ms)
     _require_support(group, command)
     if predecessor is None:
         shard.require_room_for_group(command.group_id)
@@ -122,11 +124,11 @@ def _create_group(
     if predecessor is not None:
         group.predecessor = predecessor
         for record in predecessor.tombstones():
-            outcome.append(record)
-    empty = GroupMetadataValue("", 0, None, None, outcome.now_ms, ())
-    outcome.append(records.group_metadata(command.group_id, empty))
-    outcome.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)
-    _join_new(shard, outcome, group, token, command)
+            decision.append(record)
+    empty = GroupMetadataValue("", 0, None, None, decision.now_ms, ())
+    decision.append(records.group_metadata(command.group_id, empty))
+    decision.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)
+    _join_new(shard, decision, group, token, command)
 
 
 def _accepts(shard: GroupShardState, group: ClassicGroup, member_id: str) -> bool:
@@ -146,7 +148,7 @@ def _accepts(shard: GroupShardState, group: ClassicGroup, member_id: str) -> boo
             return True
 
 
-def _turn_away(outcome: Outcome, group: ClassicGroup, command: JoinGroup) -> None:
+def _turn_away(decision: DecisionBuilder, group: ClassicGroup, command: JoinGroup) -> None:
     member_id = command.member_id
     if member_id in group.pending_members:
         group.forget_pending(member_id)
@@ -154,8 +156,8 @@ def _turn_away(outcome: Outcome, group: ClassicGroup, command: JoinGroup) -> Non
         group.remove(member_id)
     else:
         return
-    outcome.disarm(session_timer(group.group_id, member_id))
-    outcome.event(
+    decision.disarm(session_timer(group.group_id, member_id))
+    decision.event(
         EventKind.MEMBER_EXPIRED,
         group.group_id,
         member=member_id,
@@ -176,7 +178,11 @@ def _require_support(group: ClassicGroup, command: JoinGroup) -> None:
 
 
 def _join_new(
-    shard: GroupShardState, outcome: Outcome, group: ClassicGroup, token: Token, command: JoinGroup
+    shard: GroupShardState,
+    decision: DecisionBuilder,
+    group: ClassicGroup,
+    token: Token,
+    command: JoinGroup,
 ) -> None:
     member_id = command.new_member_id
     if not member_id or member_id in group.members or member_id in group.pending_members:
@@ -184,40 +190,44 @@ def _join_new(
     if command.group_instance_id is not None:
         old_member_id = group.static_members.get(command.group_instance_id)
         if old_member_id is None:
-            _add_member(shard, outcome, group, token, command, member_id)
+            _add_member(shard, decision, group, token, command, member_id)
         else:
-            _replace_static(shard, outcome, group, token, command, group.members[old_member_id])
+            _replace_static(shard, decision, group, token, command, group.members[old_member_id])
     elif command.require_known_member_id:
-        _hand_out_id(shard, outcome, group, token, command)
+        _hand_out_id(shard, decision, group, token, command)
     else:
-        _add_member(shard, outcome, group, token, command, member_id)
+        _add_member(shard, decision, group, token, command, member_id)
 
 
 def _hand_out_id(
-    shard: GroupShardState, outcome: Outcome, group: ClassicGroup, token: Token, command: JoinGroup
+    shard: GroupShardState,
+    decision: DecisionBuilder,
+    group: ClassicGroup,
+    token: Token,
+    command: JoinGroup,
 ) -> None:
     """Let a member prove that it hears us before it takes part (KIP-394)."""
     member_id = command.new_member_id
     group.add_pending(member_id)
-    outcome.arm(session_timer(group.group_id, member_id), command.session_timeout_ms)
-    outcome.reply(token, MemberIdRequiredError(member_id))
+    decision.arm(session_timer(group.group_id, member_id), command.session_timeout_ms)
+    decision.reply(token, MemberIdRequiredError(member_id))
     if len(group.pending_members) > shard.limits.max_pending_members:
-        _evict(outcome, group, next(iter(group.pending_members)))
+        _evict(decision, group, next(iter(group.pending_members)))
     elif len(shard.totals.pending) > shard.limits.max_shard_pending_members:
         oldest_group_id, oldest_member_id = next(iter(shard.totals.pending))
         oldest_group = shard.groups[oldest_group_id]
         if isinstance(oldest_group, ClassicGroup):
-            _evict(outcome, oldest_group, oldest_member_id)
+            _evict(decision, oldest_group, oldest_member_id)
 
 
-def _evict(outcome: Outcome, group: ClassicGroup, member_id: str) -> None:
-    outcome.event(EventKind.PENDING_MEMBER_EVICTED, group.group_id, member=member_id)
-    drop_pending(outcome, group, member_id)
+def _evict(decision: DecisionBuilder, group: ClassicGroup, member_id: str) -> None:
+    decision.event(EventKind.PENDING_MEMBER_EVICTED, group.group_id, member=member_id)
+    drop_pending(decision, group, member_id)
 
 
 def _add_member(
     shard: GroupShardState,
-    outcome: Outcome,
+    decision: DecisionBuilder,
     group: ClassicGroup,
     token: Token,
     command: JoinGroup,
@@ -242,8 +252,8 @@ def _add_member(
     group.add(member)
     # No session runs before the member knows its id, and a connection whose JoinGroup is parked
     # can't show that its client is gone. So the request itself gets a time to live.
-    outcome.arm(session_timer(group.group_id, member_id), shard.limits.new_member_join_timeout_ms)
-    outcome.event(
+    decision.arm(session_timer(group.group_id, member_id), shard.limits.new_member_join_timeout_ms)
+    decision.event(
         EventKind.MEMBER_JOINED,
         group.group_id,
         member=member_id,
@@ -253,7 +263,7 @@ def _add_member(
         reason=command.reason[: shard.limits.max_reason_chars],
     )
     reason = f"new member {member_id}{_client_reason(command)}"
-    maybe_prepare_rebalance(shard, outcome, group, reason, member)
+    maybe_prepare_rebalance(shard, decision, group, reason, member)
 
 
 # --- static members that come back without an id (KIP-345) ---------------------------------------
@@ -261,7 +271,7 @@ def _add_member(
 
 def _replace_static(
     shard: GroupShardState,
-    outcome: Outcome,
+    decision: DecisionBuilder,
     group: ClassicGroup,
     token: Token,
     command: JoinGroup,
@@ -279,23 +289,23 @@ def _replace_static(
     if group.state is ClassicState.STABLE:
         staying = [member for member in group.members.values() if member is not old]
         if select_protocol([*staying, successor]) == group.protocol_name:
-            _persist_successor(shard, outcome, group, token, command, old, successor)
+            _persist_successor(shard, decision, group, token, command, old, successor)
             return
     group.replace_static(old.member_id, successor)
     group.park_join(successor, token)
-    _fence(outcome, group, old, successor)
-    arm_session(outcome, group, successor)
+    _fence(decision, group, old, successor)
+    arm_session(decision, group, successor)
     if group.state is ClassicState.PREPARING_REBALANCE:
-        maybe_complete_join(outcome, group)
+        maybe_complete_join(decision, group)
     else:
         # In CompletingRebalance the leader may be assigning to the old id at this moment.
         reason = f"static member {command.group_instance_id} came back{_client_reason(command)}"
-        prepare_rebalance(shard, outcome, group, reason, successor)
+        prepare_rebalance(shard, decision, group, reason, successor)
 
 
 def _persist_successor(
     shard: GroupShardState,
-    outcome: Outcome,
+    decision: DecisionBuilder,
     group: ClassicGroup,
     token: Token,
     command: JoinGroup,
@@ -319,11 +329,11 @@ def _persist_successor(
             f"the group would exceed max_group_record_bytes={shard.limits.max_group_record_bytes}"
         )
     group.incoming = successor
-    outcome.append(record)
-    _fence(outcome, group, old, successor)
-    arm_session(outcome, group, successor)
+    decision.append(record)
+    _fence(decision, group, old, successor)
+    arm_session(decision, group, successor)
     skips = command.supports_skip_assignment
-    outcome.reply(
+    decision.reply(
         token,
         JoinGroupResult(
             member_id=successor.member_id,
@@ -338,10 +348,10 @@ def _persist_successor(
 
 
 def _fence(
-    outcome: Outcome, group: ClassicGroup, old: ClassicMember, successor: ClassicMember
+    decision: DecisionBuilder, group: ClassicGroup, old: ClassicMember, successor: ClassicMember
 ) -> None:
-    outcome.disarm(session_timer(group.group_id, old.member_id))
-    outcome.event(
+    decision.disarm(session_timer(group.group_id, old.member_id))
+    decision.event(
         EventKind.MEMBER_FENCED,
         group.group_id,
         member=old.member_id,
@@ -354,7 +364,7 @@ def _fence(
     )
     for token in (old.join_token, old.sync_token):
         if token is not None:
-            outcome.reply(
+            decision.reply(
                 token, FencedInstanceIdError(f"{successor.member_id!r} took the instance id over")
             )
 
@@ -363,14 +373,18 @@ def _fence(
 
 
 def _join_known(
-    shard: GroupShardState, outcome: Outcome, group: ClassicGroup, token: Token, command: JoinGroup
+    shard: GroupShardState,
+    decision: DecisionBuilder,
+    group: ClassicGroup,
+    token: Token,
+    command: JoinGroup,
 ) -> None:
     member_id = command.member_id
     if member_id in group.pending_members:
         if command.group_instance_id is not None:
             # Only dynamic members are given an id in advance; Kafka breaks on this request.
             raise UnknownMemberIdError(f"{member_id!r} is pending and can't become static")
-        _add_member(shard, outcome, group, token, command, member_id)
+        _add_member(shard, decision, group, token, command, member_id)
         return
     member = group.validate_member(member_id, command.group_instance_id)
     matches = member.protocols == command.protocols
@@ -385,7 +399,7 @@ def _join_known(
         case ClassicState.STABLE if not matches:
             reason = f"member {member_id} changed its metadata"
         case _:
-            outcome.reply(token, current_generation(group, member))
+            decision.reply(token, current_generation(group, member))
             return
     shard.require_room_for_members(0, _metadata_bytes(command) - member.metadata_bytes)
     group.update(
@@ -393,8 +407,8 @@ def _join_known(
     )
     superseded = group.park_join(member, token)
     if superseded is not None:
-        outcome.reply(superseded, RebalanceInProgressError("a newer JoinGroup took its place"))
-    maybe_prepare_rebalance(shard, outcome, group, f"{reason}{_client_reason(command)}", member)
+        decision.reply(superseded, RebalanceInProgressError("a newer JoinGroup took its place"))
+    maybe_prepare_rebalance(shard, decision, group, f"{reason}{_client_reason(command)}", member)
 
 
 def _client_reason(command: JoinGroup) -> str:

@@ -12,15 +12,15 @@ from fencepost.groups.classic_members import ClassicMember, join_timer, session_
 from fencepost.groups.classic_state import TRANSITIONS, ClassicState
 from fencepost.groups.commands import JoinGroupResult
 from fencepost.groups.errors import RebalanceInProgressError, UnknownMemberIdError
-from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.events import EventKind
 from fencepost.groups.records import GroupMetadataValue
 from fencepost.groups.shard import GroupShardState
-from fencepost.logcore.machine import DomainError
+from fencepost.logcore.machine import DecisionBuilder, DomainError
 
 
-def arm_session(outcome: Outcome, group: ClassicGroup, member: ClassicMember) -> None:
+def arm_session(decision: DecisionBuilder, group: ClassicGroup, member: ClassicMember) -> None:
     """Give the member its whole session timeout again."""
-    outcome.arm(session_timer(group.group_id, member.member_id), member.session_timeout_ms)
+    decision.arm(session_timer(group.group_id, member.member_id), member.session_timeout_ms)
 
 
 # --- starting ------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ def arm_session(outcome: Outcome, group: ClassicGroup, member: ClassicMember) ->
 
 def maybe_prepare_rebalance(
     shard: GroupShardState,
-    outcome: Outcome,
+    decision: DecisionBuilder,
     group: ClassicGroup,
     reason: str,
     member: ClassicMember | None,
@@ -38,20 +38,20 @@ def maybe_prepare_rebalance(
     ``member`` is the one to be named as its cause, None if there are several.
     """
     if (group.state, ClassicState.PREPARING_REBALANCE) in TRANSITIONS:
-        prepare_rebalance(shard, outcome, group, reason, member)
+        prepare_rebalance(shard, decision, group, reason, member)
     else:
-        maybe_complete_join(outcome, group)
+        maybe_complete_join(decision, group)
 
 
 def prepare_rebalance(
     shard: GroupShardState,
-    outcome: Outcome,
+    decision: DecisionBuilder,
     group: ClassicGroup,
     reason: str,
     member: ClassicMember | None,
 ) -> None:
     """Enter the join phase. Whoever waits for its assignment must rejoin."""
-    outcome.event(
+    decision.event(
         EventKind.REBALANCE_STARTED,
         group.group_id,
         reason=reason[: shard.limits.max_reason_chars],
@@ -61,48 +61,50 @@ def prepare_rebalance(
         **_identity(member),
     )
     if group.state is ClassicState.COMPLETING_REBALANCE:
-        refuse_syncs(outcome, group, RebalanceInProgressError("the group rebalances again"))
+        refuse_syncs(decision, group, RebalanceInProgressError("the group rebalances again"))
     group.pending_sync.clear()
-    outcome.disarm(sync_timer(group.group_id))
+    decision.disarm(sync_timer(group.group_id))
     is_initial = group.state is ClassicState.EMPTY
-    group.transition_to(ClassicState.PREPARING_REBALANCE, outcome.now_ms)
+    group.transition_to(ClassicState.PREPARING_REBALANCE, decision.now_ms)
     if is_initial:
         delay_ms = shard.initial_rebalance_delay_ms
         remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
         group.initial_delay = InitialDelay(delay_ms, remaining_ms)
         group.new_member_added = False
-        outcome.arm(join_timer(group.group_id), delay_ms)
+        decision.arm(join_timer(group.group_id), delay_ms)
     elif group.everyone_joined:
-        complete_join(outcome, group)
+        complete_join(decision, group)
     else:
-        outcome.arm(join_timer(group.group_id), group.rebalance_timeout_ms)
+        decision.arm(join_timer(group.group_id), group.rebalance_timeout_ms)
 
 
-def refuse_syncs(outcome: Outcome, group: ClassicGroup, error: DomainError) -> None:
+def refuse_syncs(decision: DecisionBuilder, group: ClassicGroup, error: DomainError) -> None:
     """Answer every waiting SyncGroup with ``error`` and forget assignments."""
     for member in group.members.values():
         member.assignment = b""
         token, member.sync_token = member.sync_token, None
         if token is not None:
-            outcome.reply(token, error)
+            decision.reply(token, error)
             # Its session may have expired unheeded while it waited.
-            arm_session(outcome, group, member)
+            arm_session(decision, group, member)
 
 
 # --- the end of the join phase -------------------------------------------------------------------
 
 
-def maybe_complete_join(outcome: Outcome, group: ClassicGroup) -> None:
+def maybe_complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
     """End the join phase if nobody is missing; an initial one always waits for its timer."""
     if (
         group.state is ClassicState.PREPARING_REBALANCE
         and group.initial_delay is None
         and group.everyone_joined
     ):
-        complete_join(outcome, group)
+        complete_join(decision, group)
 
 
-def join_timer_fired(shard: GroupShardState, outcome: Outcome, group: ClassicGroup) -> None:
+def join_timer_fired(
+    shard: GroupShardState, decision: DecisionBuilder, group: ClassicGroup
+) -> None:
     """End the join phase, or prolong the initial one if somebody joined meanwhile."""
     if group.state is not ClassicState.PREPARING_REBALANCE:
         return
@@ -113,22 +115,22 @@ def join_timer_fired(shard: GroupShardState, outcome: Outcome, group: ClassicGro
         group.initial_delay = InitialDelay(
             delay_ms, max(initial.remaining_ms - initial.delay_ms, 0)
         )
-        outcome.arm(join_timer(group.group_id), delay_ms)
+        decision.arm(join_timer(group.group_id), delay_ms)
         return
-    complete_join(outcome, group)
+    complete_join(decision, group)
 
 
-def complete_join(outcome: Outcome, group: ClassicGroup) -> None:
+def complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
     """End the join phase with those who joined.
 
     Dynamic members that did not rejoin go, static ones stay with their old subscription. If only
     such static members are left, the phase begins anew.
     """
-    outcome.disarm(join_timer(group.group_id))
+    decision.disarm(join_timer(group.group_id))
     for member in list(group.members.values()):
         if member.join_token is None and not member.is_static:
-            _forget_member(outcome, group, member)
-            outcome.event(
+            _forget_member(decision, group, member)
+            decision.event(
                 EventKind.MEMBER_EXPIRED,
                 group.group_id,
                 reason="did not rejoin in time",
@@ -136,11 +138,11 @@ def complete_join(outcome: Outcome, group: ClassicGroup) -> None:
                 **_identity(member),
             )
     if not group.members:
-        _become_empty(outcome, group)
+        _become_empty(decision, group)
     elif not _elect_leader(group):
-        outcome.arm(join_timer(group.group_id), group.rebalance_timeout_ms)
+        decision.arm(join_timer(group.group_id), group.rebalance_timeout_ms)
     else:
-        _start_generation(outcome, group)
+        _start_generation(decision, group)
 
 
 def _elect_leader(group: ClassicGroup) -> bool:
@@ -155,17 +157,17 @@ def _elect_leader(group: ClassicGroup) -> bool:
     return False
 
 
-def _become_empty(outcome: Outcome, group: ClassicGroup) -> None:
+def _become_empty(decision: DecisionBuilder, group: ClassicGroup) -> None:
     value = GroupMetadataValue(
         protocol_type=group.protocol_type or "",
         generation_id=group.generation_id + 1,
         protocol_name=None,
         leader=None,
-        state_timestamp_ms=outcome.now_ms,
+        state_timestamp_ms=decision.now_ms,
         members=(),
     )
-    outcome.append(records.group_metadata(group.group_id, value))
-    outcome.event(
+    decision.append(records.group_metadata(group.group_id, value))
+    decision.event(
         EventKind.GENERATION_STARTED,
         group.group_id,
         old_generation=group.generation_id,
@@ -174,10 +176,10 @@ def _become_empty(outcome: Outcome, group: ClassicGroup) -> None:
     )
 
 
-def _start_generation(outcome: Outcome, group: ClassicGroup) -> None:
+def _start_generation(decision: DecisionBuilder, group: ClassicGroup) -> None:
     old_generation = group.generation_id
-    group.start_generation(outcome.now_ms)
-    outcome.event(
+    group.start_generation(decision.now_ms)
+    decision.event(
         EventKind.GENERATION_STARTED,
         group.group_id,
         old_generation=old_generation,
@@ -189,11 +191,11 @@ def _start_generation(outcome: Outcome, group: ClassicGroup) -> None:
     for member in group.members.values():
         token = group.take_join(member)
         if token is not None:
-            outcome.reply(token, current_generation(group, member))
-        arm_session(outcome, group, member)
+            decision.reply(token, current_generation(group, member))
+        arm_session(decision, group, member)
         member.is_new = False
         group.pending_sync.add(member.member_id)
-    outcome.arm(sync_timer(group.group_id), group.rebalance_timeout_ms)
+    decision.arm(sync_timer(group.group_id), group.rebalance_timeout_ms)
 
 
 def current_generation(group: ClassicGroup, member: ClassicMember) -> JoinGroupResult:
@@ -212,22 +214,24 @@ def current_generation(group: ClassicGroup, member: ClassicMember) -> JoinGroupR
 # --- the sync phase ------------------------------------------------------------------------------
 
 
-def sync_arrived(outcome: Outcome, group: ClassicGroup, member: ClassicMember) -> None:
+def sync_arrived(decision: DecisionBuilder, group: ClassicGroup, member: ClassicMember) -> None:
     """Count the member's SyncGroup; once all came, nobody can be late any more."""
     group.pending_sync.discard(member.member_id)
     if not group.pending_sync:
-        outcome.disarm(sync_timer(group.group_id))
+        decision.disarm(sync_timer(group.group_id))
 
 
-def sync_timer_fired(shard: GroupShardState, outcome: Outcome, group: ClassicGroup) -> None:
+def sync_timer_fired(
+    shard: GroupShardState, decision: DecisionBuilder, group: ClassicGroup
+) -> None:
     """Remove members that did not ask for their assignment, and rebalance without them."""
     generation_runs = group.state in {ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE}
     if not generation_runs or not group.pending_sync:
         return
     late = [member for member in group.members.values() if member.member_id in group.pending_sync]
     for member in late:
-        _forget_member(outcome, group, member)
-        outcome.event(
+        _forget_member(decision, group, member)
+        decision.event(
             EventKind.MEMBER_EXPIRED,
             group.group_id,
             reason="did not send SyncGroup in time",
@@ -235,57 +239,61 @@ def sync_timer_fired(shard: GroupShardState, outcome: Outcome, group: ClassicGro
             **_identity(member),
         )
     names = ", ".join(member.member_id for member in late)
-    prepare_rebalance(shard, outcome, group, f"no SyncGroup in time from {names}", None)
+    prepare_rebalance(shard, decision, group, f"no SyncGroup in time from {names}", None)
 
 
 # --- members that go -----------------------------------------------------------------------------
 
 
 def session_timer_fired(
-    shard: GroupShardState, outcome: Outcome, group: ClassicGroup, member_id: str
+    shard: GroupShardState, decision: DecisionBuilder, group: ClassicGroup, member_id: str
 ) -> None:
     """Remove a silent member, or a pending one that did not come back with its id."""
     if member_id in group.pending_members:
-        outcome.event(EventKind.PENDING_MEMBER_EXPIRED, group.group_id, member=member_id)
-        drop_pending(outcome, group, member_id)
+        decision.event(EventKind.PENDING_MEMBER_EXPIRED, group.group_id, member=member_id)
+        drop_pending(decision, group, member_id)
         return
     member = group.members.get(member_id)
     if member is None or member.counts_as_alive:
         return
     reason = "JoinGroup timed out" if member.is_new else "session timed out"
-    detach(outcome, group, member, EventKind.MEMBER_EXPIRED, reason)
+    detach(decision, group, member, EventKind.MEMBER_EXPIRED, reason)
     if group.state is ClassicState.PREPARING_REBALANCE:
         # Unlike a leave, an expiry ends even an initial join phase once nobody is missing.
         if group.everyone_joined:
-            complete_join(outcome, group)
+            complete_join(decision, group)
     else:
-        maybe_prepare_rebalance(shard, outcome, group, f"{reason}: {member_id}", member)
+        maybe_prepare_rebalance(shard, decision, group, f"{reason}: {member_id}", member)
 
 
-def drop_pending(outcome: Outcome, group: ClassicGroup, member_id: str) -> None:
+def drop_pending(decision: DecisionBuilder, group: ClassicGroup, member_id: str) -> None:
     """Forget an id that was given out; the join phase may have waited for it alone."""
     group.forget_pending(member_id)
-    outcome.disarm(session_timer(group.group_id, member_id))
+    decision.disarm(session_timer(group.group_id, member_id))
     if group.state is ClassicState.PREPARING_REBALANCE and group.everyone_joined:
-        complete_join(outcome, group)
+        complete_join(decision, group)
 
 
 def detach(
-    outcome: Outcome, group: ClassicGroup, member: ClassicMember, kind: EventKind, reason: str
+    decision: DecisionBuilder,
+    group: ClassicGroup,
+    member: ClassicMember,
+    kind: EventKind,
+    reason: str,
 ) -> None:
     """Remove a member, telling its parked requests to start anew. The caller rebalances."""
-    outcome.event(
+    decision.event(
         kind, group.group_id, reason=reason, generation=group.generation_id, **_identity(member)
     )
-    _forget_member(outcome, group, member)
+    _forget_member(decision, group, member)
 
 
-def _forget_member(outcome: Outcome, group: ClassicGroup, member: ClassicMember) -> None:
+def _forget_member(decision: DecisionBuilder, group: ClassicGroup, member: ClassicMember) -> None:
     group.remove(member.member_id)
-    outcome.disarm(session_timer(group.group_id, member.member_id))
+    decision.disarm(session_timer(group.group_id, member.member_id))
     for token in (member.join_token, member.sync_token):
         if token is not None:
-            outcome.reply(token, UnknownMemberIdError(f"{member.member_id!r} was removed"))
+            decision.reply(token, UnknownMemberIdError(f"{member.member_id!r} was removed"))
 
 
 def _identity(member: ClassicMember | None) -> dict[str, object]:

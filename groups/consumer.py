@@ -50,38 +50,38 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
     UnsupportedAssignorError,
 )
+from fencepost.groups.events import EventKind
 from fencepost.groups.group import not_found
 from fencepost.groups.migration import finish_upgrade, upgraded
-from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.reconcile import CurrentAssignment, MemberState
 from fencepost.groups.shard import GroupShardState
-from fencepost.logcore.machine import Token
+from fencepost.logcore.machine import DecisionBuilder, Token
 
 _JAVA_BLANKS: Final = "".join(map(chr, range(33)))
 
 
 def heartbeat(
-    shard: GroupShardState, outcome: Outcome, token: Token, command: ConsumerHeartbeat
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: ConsumerHeartbeat
 ) -> None:
     """Decide on a ConsumerGroupHeartbeat. Raises a GroupError before any change."""
     settings = shard.settings_with(command.settings)
     _validate(shard, command, settings)
     if command.member_epoch in {LEAVE_EPOCH, STATIC_LEAVE_EPOCH}:
-        _leave(shard, outcome, token, command)
+        _leave(shard, decision, token, command)
         return
-    group = _group(shard, outcome, command, settings)
-    beat = _member(outcome, command, settings, group)
-    change_group(shard, outcome, beat)
+    group = _group(shard, decision, command, settings)
+    beat = _member(decision, command, settings, group)
+    change_group(shard, decision, beat)
     before = beat.current
-    move_member(outcome, beat)
-    require_small(shard, outcome)
+    move_member(decision, beat)
+    require_small(shard, decision)
     former = shard.groups.get(group.group_id)
     if isinstance(former, ClassicGroup):
-        finish_upgrade(shard, outcome, former)
-    group.stop_classic_timers(outcome, beat.member_id)
-    remember(outcome, beat)
-    outcome.arm(session_timer(group.group_id, beat.member_id), settings.session_timeout_ms)
-    outcome.reply(token, _answer(beat, before))
+        finish_upgrade(shard, decision, former)
+    group.stop_classic_timers(decision, beat.member_id)
+    remember(decision, beat)
+    decision.arm(session_timer(group.group_id, beat.member_id), settings.session_timeout_ms)
+    decision.reply(token, _answer(beat, before))
 
 
 def _answer(beat: MemberUpdate, before: CurrentAssignment) -> ConsumerHeartbeatResult:
@@ -161,7 +161,10 @@ def _require(condition: bool, what: str) -> None:
 
 
 def _group(
-    shard: GroupShardState, outcome: Outcome, command: ConsumerHeartbeat, settings: ConsumerSettings
+    shard: GroupShardState,
+    decision: DecisionBuilder,
+    command: ConsumerHeartbeat,
+    settings: ConsumerSettings,
 ) -> ConsumerGroup:
     """Return the group; a joining member may create one, or turn a classic one into one."""
     group = shard.groups.get(command.group_id)
@@ -176,17 +179,17 @@ def _group(
             raise GroupDeadError(f"group {command.group_id!r} is being removed")
         if group.is_empty:
             for record in group.tombstones():
-                outcome.append(record)
+                decision.append(record)
         else:
-            return upgraded(shard, outcome, group, command.topics, settings)
+            return upgraded(shard, decision, group, command.topics, settings)
     else:
         raise not_found(group, command.group_id, "consumer")
-    outcome.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)
+    decision.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)
     return ConsumerGroup(command.group_id, shard.totals)
 
 
 def _member(
-    outcome: Outcome,
+    decision: DecisionBuilder,
     command: ConsumerHeartbeat,
     settings: ConsumerSettings,
     group: ConsumerGroup,
@@ -204,7 +207,7 @@ def _member(
     )
     joins = command.member_epoch == JOIN_EPOCH
     if is_static and joins and owner is not None:
-        take_over(outcome, beat, owner)
+        take_over(decision, beat, owner)
     elif not joins:
         if is_static:
             require_owner(command.instance_id, command.member_id, owner)
@@ -235,7 +238,7 @@ def _require_epoch(beat: MemberUpdate) -> None:
 
 
 def _leave(
-    shard: GroupShardState, outcome: Outcome, token: Token, command: ConsumerHeartbeat
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: ConsumerHeartbeat
 ) -> None:
     group = shard.groups.get(command.group_id)
     if not isinstance(group, ConsumerGroup):
@@ -253,9 +256,9 @@ def _leave(
             state=MemberState.STABLE,
             pending_revocation={},
         )
-        outcome.append(cr.current_assignment(group.group_id, member_id, write_current(away)))
-        outcome.disarm(rebalance_timer(group.group_id, member_id))
-        outcome.event(
+        decision.append(cr.current_assignment(group.group_id, member_id, write_current(away)))
+        decision.disarm(rebalance_timer(group.group_id, member_id))
+        decision.event(
             EventKind.MEMBER_LEFT,
             group.group_id,
             member=member_id,
@@ -265,5 +268,5 @@ def _leave(
             reason="static, for a while",
         )
     else:
-        remove_members(shard, outcome, group, [member_id], EventKind.MEMBER_LEFT, "left")
-    outcome.reply(token, ConsumerHeartbeatResult(member_id, command.member_epoch))
+        remove_members(shard, decision, group, [member_id], EventKind.MEMBER_LEFT, "left")
+    decision.reply(token, ConsumerHeartbeatResult(member_id, command.member_epoch))

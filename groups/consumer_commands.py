@@ -172,15 +172,3 @@ class DescribeConsumerGroupResult:
     assignment_epoch: int
     assignor_name: str
     members: tuple[DescribedConsumer, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TopicsChanged:
-    """Topics came, went or grew. Groups take note at their members' next heartbeats."""
-
-    topics: TopicImage
-
-
-@dataclass(frozen=True, slots=True)
-class TopicsChangedResult:
-    """Noted."""

@@ -26,10 +26,9 @@ from fencepost.groups.errors import (
     UnsupportedGroupRequestError,
 )
 from fencepost.groups.group import Group, ShardTotals
-from fencepost.groups.outcome import Outcome
 from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition
 from fencepost.groups.regex import RegexScan
-from fencepost.logcore.machine import InvariantViolation, Record
+from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Record
 
 INITIAL_EPOCH: Final = 1
 """The epoch of a group before its first member; 4.3 starts there, so that 0 is nobody's epoch."""
@@ -204,41 +203,41 @@ class ConsumerGroup(Group):
 
     # --- timers ----------------------------------------------------------------------------------
 
-    def expect_join(self, outcome: Outcome, member_id: str) -> None:
+    def expect_join(self, decision: DecisionBuilder, member_id: str) -> None:
         """Give a classic member its rebalance timeout to rejoin, counted from the first time."""
         if member_id not in self.joining:
             self.joining.add(member_id)
             timeout_ms = max(self.members[member_id].rebalance_timeout_ms, 0)
-            outcome.arm(join_timer(self.group_id, member_id), timeout_ms)
+            decision.arm(join_timer(self.group_id, member_id), timeout_ms)
 
-    def joined(self, outcome: Outcome, member_id: str, rebalance_timeout_ms: int) -> None:
+    def joined(self, decision: DecisionBuilder, member_id: str, rebalance_timeout_ms: int) -> None:
         """Wait for the SyncGroup of a classic member that (re)joined."""
         self.joining.discard(member_id)
-        outcome.disarm(join_timer(self.group_id, member_id))
+        decision.disarm(join_timer(self.group_id, member_id))
         self.syncing.add(member_id)
-        outcome.arm(sync_timer(self.group_id, member_id), max(rebalance_timeout_ms, 0))
+        decision.arm(sync_timer(self.group_id, member_id), max(rebalance_timeout_ms, 0))
 
-    def synced(self, outcome: Outcome, member_id: str) -> None:
+    def synced(self, decision: DecisionBuilder, member_id: str) -> None:
         """Wait for nothing more: a classic member has its assignment."""
         self.syncing.discard(member_id)
-        outcome.disarm(sync_timer(self.group_id, member_id))
+        decision.disarm(sync_timer(self.group_id, member_id))
 
-    def stop_classic_timers(self, outcome: Outcome, member_id: str) -> None:
+    def stop_classic_timers(self, decision: DecisionBuilder, member_id: str) -> None:
         """Wait for neither JoinGroup nor SyncGroup of a member, whatever it speaks from now on."""
         self.joining.discard(member_id)
-        outcome.disarm(join_timer(self.group_id, member_id))
-        self.synced(outcome, member_id)
+        decision.disarm(join_timer(self.group_id, member_id))
+        self.synced(decision, member_id)
 
-    def stop_timers(self, outcome: Outcome, member_id: str) -> None:
+    def stop_timers(self, decision: DecisionBuilder, member_id: str) -> None:
         """Cancel everything that waits for a member."""
-        outcome.disarm(session_timer(self.group_id, member_id))
-        outcome.disarm(rebalance_timer(self.group_id, member_id))
-        self.stop_classic_timers(outcome, member_id)
+        decision.disarm(session_timer(self.group_id, member_id))
+        decision.disarm(rebalance_timer(self.group_id, member_id))
+        self.stop_classic_timers(decision, member_id)
 
-    def stop_upkeep(self, outcome: Outcome) -> None:
+    def stop_upkeep(self, decision: DecisionBuilder) -> None:
         """Cancel what the group does for itself: it has no members, or becomes another kind."""
-        outcome.disarm(assignor_timer(self.group_id))
-        outcome.disarm(regex_timer(self.group_id))
+        decision.disarm(assignor_timer(self.group_id))
+        decision.disarm(regex_timer(self.group_id))
         self.scan = None
 
     # --- replay ----------------------------------------------------------------------------------
@@ -367,7 +366,7 @@ class ConsumerGroup(Group):
                 raise IllegalGenerationError(f"epoch {current.member_epoch} is current")
             raise StaleMemberEpochError(f"epoch {current.member_epoch} is current")
 
-    def committed(self, outcome: Outcome, member_id: str) -> None:
+    def committed(self, decision: DecisionBuilder, member_id: str) -> None:
         """See :class:`Group`. Here only heartbeats count as signs of life."""
 
     def validate_offset_delete(self) -> None:
@@ -399,12 +398,12 @@ class ConsumerGroup(Group):
         yield cr.tombstone(Kind.PARTITION_METADATA, group_id)
         yield cr.tombstone(Kind.GROUP_METADATA, group_id)
 
-    def removed(self, outcome: Outcome) -> None:
+    def removed(self, decision: DecisionBuilder) -> None:
         """See :class:`Group`."""
         for member_id in self.members:
-            self.stop_timers(outcome, member_id)
+            self.stop_timers(decision, member_id)
 
-    def unloaded(self, outcome: Outcome) -> None:
+    def unloaded(self, decision: DecisionBuilder) -> None:
         """See :class:`Group`. No request is ever parked here."""
 
     @property

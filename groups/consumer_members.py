@@ -16,15 +16,16 @@ from fencepost.groups.consumer_group import (
 )
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.consumer_target import metadata_hash, write_epoch
+from fencepost.groups.events import EventKind
 from fencepost.groups.migration import downgrade, may_downgrade
-from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.reconcile import MemberState
 from fencepost.groups.shard import GroupShardState
+from fencepost.logcore.machine import DecisionBuilder
 
 
 def remove_members(
     shard: GroupShardState,
-    outcome: Outcome,
+    decision: DecisionBuilder,
     group: ConsumerGroup,
     member_ids: Sequence[str],
     kind: EventKind,
@@ -37,7 +38,7 @@ def remove_members(
     group_id = group.group_id
     for member_id in member_ids:
         member = group.members[member_id]
-        outcome.event(
+        decision.event(
             kind,
             group_id,
             member=member_id,
@@ -48,17 +49,17 @@ def remove_members(
         )
     if may_downgrade(shard, group, member_ids):
         why = f"the group became classic; {', '.join(member_ids)}: {reason}"
-        if downgrade(shard, outcome, group, member_ids, rebalance_reason=why):
+        if downgrade(shard, decision, group, member_ids, rebalance_reason=why):
             return
     for member_id in member_ids:
-        outcome.append(cr.tombstone(Kind.CURRENT_MEMBER_ASSIGNMENT, group_id, member_id))
-        outcome.append(cr.tombstone(Kind.TARGET_ASSIGNMENT_MEMBER, group_id, member_id))
-        outcome.append(cr.tombstone(Kind.MEMBER_METADATA, group_id, member_id))
-        group.stop_timers(outcome, member_id)
+        decision.append(cr.tombstone(Kind.CURRENT_MEMBER_ASSIGNMENT, group_id, member_id))
+        decision.append(cr.tombstone(Kind.TARGET_ASSIGNMENT_MEMBER, group_id, member_id))
+        decision.append(cr.tombstone(Kind.MEMBER_METADATA, group_id, member_id))
+        group.stop_timers(decision, member_id)
     left = [member for name, member in group.members.items() if name not in member_ids]
     used = {member.subscribed_topic_regex for member in left}
     for regex in group.regexes.keys() - used:
-        outcome.append(cr.tombstone(Kind.REGULAR_EXPRESSION, group_id, regex))
+        decision.append(cr.tombstone(Kind.REGULAR_EXPRESSION, group_id, regex))
     epoch = group.epoch + 1
     hashed = 0 if group.saved_epoch is None else group.saved_epoch.metadata_hash
     if shard.image is not None:
@@ -66,7 +67,7 @@ def remove_members(
     why = f"{', '.join(member_ids)}: {reason}"[: shard.limits.max_reason_chars]
     gone = group.members[member_ids[0]]
     write_epoch(
-        outcome,
+        decision,
         group,
         group.epoch,
         cr.GroupEpochValue(epoch, hashed),
@@ -78,47 +79,47 @@ def remove_members(
     if not left:
         # Nobody is left who could bring the target up to the epoch. Without a time, so that
         # whoever joins next need not wait.
-        group.stop_upkeep(outcome)
+        group.stop_upkeep(decision)
         value = cr.AssignmentEpochValue(epoch)
-        outcome.append(cr.assignment_epoch(group_id, value))
+        decision.append(cr.assignment_epoch(group_id, value))
 
 
 def session_timer_fired(
-    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, member_id: str
+    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup, member_id: str
 ) -> None:
     """Remove a member that was silent for a whole session."""
     if member_id in group.members:
         remove_members(
-            shard, outcome, group, [member_id], EventKind.MEMBER_EXPIRED, "no heartbeat came"
+            shard, decision, group, [member_id], EventKind.MEMBER_EXPIRED, "no heartbeat came"
         )
 
 
 def rebalance_timer_fired(
-    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, member_id: str
+    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup, member_id: str
 ) -> None:
     """Remove a member that did not revoke in the time it had asked for itself."""
     if group.current(member_id).state is MemberState.UNREVOKED_PARTITIONS:
         remove_members(
-            shard, outcome, group, [member_id], EventKind.MEMBER_EXPIRED, "did not revoke in time"
+            shard, decision, group, [member_id], EventKind.MEMBER_EXPIRED, "did not revoke in time"
         )
 
 
 def join_timer_fired(
-    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, member_id: str
+    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup, member_id: str
 ) -> None:
     """Remove a classic member that was told to rejoin and did not."""
     if member_id in group.joining:
         reason = "did not rejoin in time"
-        remove_members(shard, outcome, group, [member_id], EventKind.MEMBER_EXPIRED, reason)
+        remove_members(shard, decision, group, [member_id], EventKind.MEMBER_EXPIRED, reason)
 
 
 def sync_timer_fired(
-    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, member_id: str
+    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup, member_id: str
 ) -> None:
     """Remove a classic member that did not fetch its assignment."""
     if member_id in group.syncing:
         reason = "did not send SyncGroup in time"
-        remove_members(shard, outcome, group, [member_id], EventKind.MEMBER_EXPIRED, reason)
+        remove_members(shard, decision, group, [member_id], EventKind.MEMBER_EXPIRED, reason)
 
 
 def session_timeout_ms(
@@ -130,15 +131,15 @@ def session_timeout_ms(
     return shard.settings_of(group_id).session_timeout_ms
 
 
-def group_loaded(shard: GroupShardState, outcome: Outcome, group: ConsumerGroup) -> None:
+def group_loaded(shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup) -> None:
     """Begin to serve a group read from the log: every session starts anew.
 
     Whether a classic member must rejoin or sync, its next heartbeat finds out.
     """
     for member_id, member in group.members.items():
         timer = session_timer(group.group_id, member_id)
-        outcome.arm(timer, session_timeout_ms(shard, group.group_id, member))
+        decision.arm(timer, session_timeout_ms(shard, group.group_id, member))
         is_unrevoked = group.current(member_id).state is MemberState.UNREVOKED_PARTITIONS
         if is_unrevoked and member.classic is None:
             timer = rebalance_timer(group.group_id, member_id)
-            outcome.arm(timer, max(member.rebalance_timeout_ms, 0))
+            decision.arm(timer, max(member.rebalance_timeout_ms, 0))

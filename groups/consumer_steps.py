@@ -36,11 +36,12 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
 )
+from fencepost.groups.events import EventKind
 from fencepost.groups.expressions import refresh_regexes
-from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition, reconcile
 from fencepost.groups.regex import TopicRegex
 from fencepost.groups.shard import GroupShardState
+from fencepost.logcore.machine import DecisionBuilder
 
 
 @dataclass(slots=True)
@@ -70,36 +71,36 @@ class MemberUpdate:
         return assignment is None or assignment.epoch < self.working.epoch.epoch
 
 
-def change_group(shard: GroupShardState, outcome: Outcome, beat: MemberUpdate) -> None:
+def change_group(shard: GroupShardState, decision: DecisionBuilder, beat: MemberUpdate) -> None:
     """Take note of what the member says, and bump the group epoch if that changes anything."""
-    _subscribe(shard, outcome, beat)
+    _subscribe(shard, decision, beat)
     cause: dict[str, object] = {}
     if beat.reasons:
         member = beat.working.members[beat.member_id]
         cause["member"] = beat.member_id
         cause |= {"client_id": member.client_id, "client_host": member.client_host}
-    refresh_regexes(shard, outcome, beat.working, beat.reasons)
-    bump_epoch(outcome, beat.working, beat.reasons, **cause)
+    refresh_regexes(shard, decision, beat.working, beat.reasons)
+    bump_epoch(decision, beat.working, beat.reasons, **cause)
 
 
-def move_member(outcome: Outcome, beat: MemberUpdate) -> None:
+def move_member(decision: DecisionBuilder, beat: MemberUpdate) -> None:
     """Compute the target if it is due, and bring the member nearer to it."""
-    update_target(outcome, beat.working, beat.settings)
-    reconcile_member(outcome, beat)
+    update_target(decision, beat.working, beat.settings)
+    reconcile_member(decision, beat)
 
 
-def require_small(shard: GroupShardState, outcome: Outcome) -> None:
+def require_small(shard: GroupShardState, decision: DecisionBuilder) -> None:
     """Raise :class:`GroupLimitExceededError` unless the records fit one batch."""
-    size = sum(len(record.key) + len(record.value or b"") for record in outcome.records)
+    size = sum(len(record.key) + len(record.value or b"") for record in decision.records)
     limit = shard.limits.max_group_record_bytes
     if size > limit:
         raise GroupLimitExceededError(f"the group's change exceeds max_group_record_bytes={limit}")
 
 
-def remember(outcome: Outcome, beat: MemberUpdate) -> None:
+def remember(decision: DecisionBuilder, beat: MemberUpdate) -> None:
     """Note what is soft, once nothing can be refused any more."""
     if beat.replaced not in {None, beat.member_id}:
-        beat.group.stop_timers(outcome, beat.replaced or "")
+        beat.group.stop_timers(decision, beat.replaced or "")
     beat.working.remember()
 
 
@@ -114,7 +115,7 @@ def require_owner(instance_id: str | None, member_id: str, owner: str | None) ->
         raise FencedInstanceIdError(f"instance id {instance_id!r} has a new owner")
 
 
-def take_over(outcome: Outcome, beat: MemberUpdate, owner: str) -> None:
+def take_over(decision: DecisionBuilder, beat: MemberUpdate, owner: str) -> None:
     """Give a static member's place, assignment and target to its next incarnation."""
     group, member_id, command = beat.group, beat.member_id, beat.command
     speak_alike = beat.classic is None and group.members[owner].classic is None
@@ -125,24 +126,24 @@ def take_over(outcome: Outcome, beat: MemberUpdate, owner: str) -> None:
         Kind.TARGET_ASSIGNMENT_MEMBER,
         Kind.MEMBER_METADATA,
     ):
-        outcome.append(cr.tombstone(kind, group.group_id, owner))
+        decision.append(cr.tombstone(kind, group.group_id, owner))
     working = beat.working
     beat.old_value = working.members.pop(owner)
     working.members[member_id] = beat.old_value
     # Its record goes first: whoever has an assignment is a member.
-    outcome.append(cr.member(group.group_id, member_id, beat.old_value))
+    decision.append(cr.member(group.group_id, member_id, beat.old_value))
     target = working.targets.pop(owner, None)
     if target is not None:
         working.targets[member_id] = target
         value = cr.TargetAssignmentValue(by_topic(target))
-        outcome.append(cr.target_assignment(group.group_id, member_id, value))
+        decision.append(cr.target_assignment(group.group_id, member_id, value))
     beat.current = CurrentAssignment(assigned=group.current(owner).assigned)
     value_now = write_current(beat.current)
-    outcome.append(cr.current_assignment(group.group_id, member_id, value_now))
+    decision.append(cr.current_assignment(group.group_id, member_id, value_now))
     beat.replaced = owner
     if member_id != owner and member_id in group.members:
         beat.reasons.append(f"member {member_id} left its place for that of {owner}")
-    outcome.event(
+    decision.event(
         EventKind.MEMBER_FENCED,
         group.group_id,
         member=owner,
@@ -157,7 +158,7 @@ def take_over(outcome: Outcome, beat: MemberUpdate, owner: str) -> None:
 # --- what the member says of itself ------------------------------------------------------
 
 
-def _subscribe(shard: GroupShardState, outcome: Outcome, beat: MemberUpdate) -> None:
+def _subscribe(shard: GroupShardState, decision: DecisionBuilder, beat: MemberUpdate) -> None:
     command, old, group = beat.command, beat.old_value, beat.group
     base = old or cr.ConsumerMemberValue(None, None, "", "", (), "", NO_TIMEOUT, None)
     names, regex = command.subscribed_topic_names, command.subscribed_topic_regex
@@ -183,10 +184,10 @@ def _subscribe(shard: GroupShardState, outcome: Outcome, beat: MemberUpdate) -> 
     added_bytes = metadata_bytes(new) - (metadata_bytes(old) if old else 0)
     shard.require_room_for_members(0 if old else 1, added_bytes)
     beat.working.members[beat.member_id] = new
-    outcome.append(cr.member(group.group_id, beat.member_id, new))
+    decision.append(cr.member(group.group_id, beat.member_id, new))
     if old is None:
         beat.reasons.append(f"member {beat.member_id} joined")
-        outcome.event(
+        decision.event(
             EventKind.MEMBER_JOINED,
             group.group_id,
             member=beat.member_id,
@@ -204,7 +205,7 @@ def _subscribe(shard: GroupShardState, outcome: Outcome, beat: MemberUpdate) -> 
 # --- its reconciliation ----------------------------------------------------------------------
 
 
-def reconcile_member(outcome: Outcome, beat: MemberUpdate) -> None:
+def reconcile_member(decision: DecisionBuilder, beat: MemberUpdate) -> None:
     """Bring the member one step nearer to its target."""
     group, working, member_id = beat.group, beat.working, beat.member_id
     allowed = working.topic_ids_of(working.members[member_id])
@@ -220,8 +221,8 @@ def reconcile_member(outcome: Outcome, beat: MemberUpdate) -> None:
     )
     if after is beat.current or after == beat.current:
         return
-    outcome.append(cr.current_assignment(group.group_id, member_id, write_current(after)))
-    outcome.event(
+    decision.append(cr.current_assignment(group.group_id, member_id, write_current(after)))
+    decision.event(
         EventKind.MEMBER_RECONCILED,
         group.group_id,
         member=member_id,
@@ -233,7 +234,7 @@ def reconcile_member(outcome: Outcome, beat: MemberUpdate) -> None:
     )
     timer = rebalance_timer(group.group_id, member_id)
     if beat.classic is None and after.state is MemberState.UNREVOKED_PARTITIONS:
-        outcome.arm(timer, max(working.members[member_id].rebalance_timeout_ms, 0))
+        decision.arm(timer, max(working.members[member_id].rebalance_timeout_ms, 0))
     else:
-        outcome.disarm(timer)
+        decision.disarm(timer)
     beat.current = after

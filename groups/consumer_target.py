@@ -37,10 +37,11 @@ from fencepost.groups.consumer_group import (
     topics_of,
 )
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
-from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.events import EventKind
 from fencepost.groups.reconcile import Target, TopicIdPartition
 from fencepost.groups.regex import RegexScan
 from fencepost.groups.shard import GroupShardState
+from fencepost.logcore.machine import DecisionBuilder, Token
 
 
 @dataclass(slots=True)
@@ -117,7 +118,9 @@ def metadata_hash(topics: TopicImage, names: frozenset[str]) -> int:
     return int.from_bytes(digest.digest(), signed=True) if found else 0
 
 
-def bump_epoch(outcome: Outcome, working: GroupDraft, reasons: list[str], **cause: object) -> None:
+def bump_epoch(
+    decision: DecisionBuilder, working: GroupDraft, reasons: list[str], **cause: object
+) -> None:
     """Bump the group epoch if there is a reason, or if the subscribed topics changed.
 
     ``cause`` is told with it: whose heartbeat it was that found the reason.
@@ -133,12 +136,12 @@ def bump_epoch(outcome: Outcome, working: GroupDraft, reasons: list[str], **caus
     if not reasons:
         reasons.append("subscribed topics changed")
     fresh = cr.GroupEpochValue(working.epoch.epoch + 1, fresh_hash)
-    write_epoch(outcome, group, working.epoch.epoch, fresh, "; ".join(reasons), **cause)
+    write_epoch(decision, group, working.epoch.epoch, fresh, "; ".join(reasons), **cause)
     working.epoch = fresh
 
 
 def write_epoch(
-    outcome: Outcome,
+    decision: DecisionBuilder,
     group: ConsumerGroup,
     former: int,
     fresh: cr.GroupEpochValue,
@@ -147,9 +150,9 @@ def write_epoch(
 ) -> None:
     """Write a new group epoch, ``former`` having been the last one, and tell why."""
     if group.has_partition_metadata:
-        outcome.append(cr.tombstone(Kind.PARTITION_METADATA, group.group_id))
-    outcome.append(cr.group_epoch(group.group_id, fresh))
-    outcome.event(
+        decision.append(cr.tombstone(Kind.PARTITION_METADATA, group.group_id))
+    decision.append(cr.group_epoch(group.group_id, fresh))
+    decision.event(
         EventKind.GROUP_EPOCH_BUMPED,
         group.group_id,
         old_epoch=former,
@@ -162,22 +165,24 @@ def write_epoch(
 # --- the target ----------------------------------------------------------------------------------
 
 
-def update_target(outcome: Outcome, working: GroupDraft, settings: ConsumerSettings) -> None:
+def update_target(
+    decision: DecisionBuilder, working: GroupDraft, settings: ConsumerSettings
+) -> None:
     """Compute the target of the newest group epoch, unless the last computation is too fresh."""
     assignment = working.assignment
     if assignment is not None:
         if assignment.epoch >= working.epoch.epoch:
-            _ask_again(outcome, working, settings)
+            _ask_again(decision, working, settings)
             return
-        if is_early(assignment, settings, outcome.now_ms):
+        if is_early(assignment, settings, decision.now_ms):
             return
     assignor = preferred_assignor(working.members, settings)
     spec = _spec(working)
     if isinstance(assignor, RemoteAssignor):
-        targets = _ask(outcome, working, assignor, spec)
+        targets = _ask(decision, working, assignor, spec)
     else:
         targets = run(assignor, spec)
-    _write_target(outcome, working, assignor.name, targets)
+    _write_target(decision, working, assignor.name, targets)
 
 
 def is_early(assignment: cr.AssignmentEpochValue, settings: ConsumerSettings, now_ms: int) -> bool:
@@ -187,7 +192,7 @@ def is_early(assignment: cr.AssignmentEpochValue, settings: ConsumerSettings, no
 
 
 def _write_target(
-    outcome: Outcome,
+    decision: DecisionBuilder,
     working: GroupDraft,
     assignor: str,
     targets: dict[str, frozenset[TopicIdPartition]],
@@ -197,11 +202,11 @@ def _write_target(
     for member_id, target in targets.items():
         if working.targets.get(member_id) != target:
             value = cr.TargetAssignmentValue(by_topic(target))
-            outcome.append(cr.target_assignment(group_id, member_id, value))
+            decision.append(cr.target_assignment(group_id, member_id, value))
     working.targets = targets
-    working.assignment = cr.AssignmentEpochValue(working.epoch.epoch, outcome.now_ms)
-    outcome.append(cr.assignment_epoch(group_id, working.assignment))
-    outcome.event(
+    working.assignment = cr.AssignmentEpochValue(working.epoch.epoch, decision.now_ms)
+    decision.append(cr.assignment_epoch(group_id, working.assignment))
+    decision.event(
         EventKind.TARGET_ASSIGNED,
         group_id,
         epoch=working.epoch.epoch,
@@ -215,38 +220,42 @@ def _write_target(
 
 
 def _ask(
-    outcome: Outcome, working: GroupDraft, assignor: RemoteAssignor, spec: GroupSpec
+    decision: DecisionBuilder, working: GroupDraft, assignor: RemoteAssignor, spec: GroupSpec
 ) -> dict[str, frozenset[TopicIdPartition]]:
     """Ask for a target; return what members keep until it comes."""
     held = kept(spec)
     members = {name: replace(spec.members[name], assigned=mine) for name, mine in held.items()}
     group_id = working.group.group_id
     asked = GroupSpec(members, spec.partition_counts)
-    outcome.effect(ComputeTarget(group_id, assignor.name, asked))
-    assignor.asks(group_id, outcome.now_ms)
-    outcome.arm(assignor_timer(group_id), ASK_AGAIN_MS)
+    decision.effect(ComputeTarget(group_id, assignor.name, asked))
+    assignor.asks(group_id, decision.now_ms)
+    decision.arm(assignor_timer(group_id), ASK_AGAIN_MS)
     return held
 
 
-def _ask_again(outcome: Outcome, working: GroupDraft, settings: ConsumerSettings) -> None:
+def _ask_again(decision: DecisionBuilder, working: GroupDraft, settings: ConsumerSettings) -> None:
     """Ask once more where no answer came: it failed, or the shard was loaded in between."""
     if not settings.assignors.has_remote:
         return
     assignor = preferred_assignor(working.members, settings)
     group_id = working.group.group_id
-    if isinstance(assignor, RemoteAssignor) and assignor.is_due(group_id, outcome.now_ms):
-        _ask(outcome, working, assignor, _spec(working))
+    if isinstance(assignor, RemoteAssignor) and assignor.is_due(group_id, decision.now_ms):
+        _ask(decision, working, assignor, _spec(working))
 
 
-def assignor_timer_fired(shard: GroupShardState, outcome: Outcome, group: ConsumerGroup) -> None:
+def assignor_timer_fired(
+    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup
+) -> None:
     """Ask once more, also while no member has anything to say."""
     topics = shard.image
     # A group that has changed since is asked for by the next heartbeat, which knows how.
     if topics is not None and group.members and group.assignment_epoch >= group.epoch:
-        _ask_again(outcome, GroupDraft.of(group, topics), shard.consumer)
+        _ask_again(decision, GroupDraft.of(group, topics), shard.consumer)
 
 
-def target_computed(shard: GroupShardState, outcome: Outcome, command: TargetComputed) -> None:
+def target_computed(
+    shard: GroupShardState, decision: DecisionBuilder, _token: Token, command: TargetComputed
+) -> None:
     """Take the answer of an assignor that is computed elsewhere: a new epoch with its target.
 
     Kafka answers UNKNOWN_SERVER_ERROR to the heartbeat that needed an assignor which fails, and
@@ -262,7 +271,7 @@ def target_computed(shard: GroupShardState, outcome: Outcome, command: TargetCom
         except AssignorFault as fault:
             problem = fault.problem
     if targets is None:
-        outcome.event(
+        decision.event(
             EventKind.ASSIGNOR_FAILED,
             group.group_id,
             assignor=command.assignor,
@@ -279,14 +288,14 @@ def target_computed(shard: GroupShardState, outcome: Outcome, command: TargetCom
         return
     if isinstance(assignor, RemoteAssignor):
         assignor.answered(group.group_id)
-        outcome.disarm(assignor_timer(group.group_id))
+        decision.disarm(assignor_timer(group.group_id))
     if targets == working.targets:
         return
     reason = f"assignor {command.assignor!r} answered"
     fresh = cr.GroupEpochValue(working.epoch.epoch + 1, working.epoch.metadata_hash)
-    write_epoch(outcome, group, working.epoch.epoch, fresh, reason, assignor=command.assignor)
+    write_epoch(decision, group, working.epoch.epoch, fresh, reason, assignor=command.assignor)
     working.epoch = fresh
-    _write_target(outcome, working, command.assignor, targets)
+    _write_target(decision, working, command.assignor, targets)
 
 
 def _spec(working: GroupDraft) -> GroupSpec:

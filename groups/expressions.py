@@ -16,9 +16,10 @@ from fencepost.groups.consumer_group import ConsumerGroup, regex_timer
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.consumer_target import GroupDraft, bump_epoch
 from fencepost.groups.errors import GroupLimitExceededError
-from fencepost.groups.outcome import EventKind, Outcome
+from fencepost.groups.events import EventKind
 from fencepost.groups.regex import RegexScan
 from fencepost.groups.shard import GroupShardState
+from fencepost.logcore.machine import DecisionBuilder
 
 PAUSE_MS: Final = 5
 """Between two slices, so that one group's expressions leave half of the time to others."""
@@ -27,7 +28,7 @@ SHOWN_CHARS: Final = 100
 
 
 def refresh_regexes(
-    shard: GroupShardState, outcome: Outcome, working: GroupDraft, reasons: list[str]
+    shard: GroupShardState, decision: DecisionBuilder, working: GroupDraft, reasons: list[str]
 ) -> None:
     """Resolve expressions that are new, forget those nobody uses, and follow the topics' changes.
 
@@ -39,23 +40,25 @@ def refresh_regexes(
         raise GroupLimitExceededError(f"the group has max_group_regexes={limit}")
     for regex in working.regexes.keys() - used:
         del working.regexes[regex]
-        outcome.append(cr.tombstone(Kind.REGULAR_EXPRESSION, working.group.group_id, regex))
+        decision.append(cr.tombstone(Kind.REGULAR_EXPRESSION, working.group.group_id, regex))
     if working.scan is None:
-        _begin(shard, outcome, working)
-        _go_on(shard, outcome, working, reasons)
+        _begin(shard, decision, working)
+        _go_on(shard, decision, working, reasons)
 
 
-def regex_timer_fired(shard: GroupShardState, outcome: Outcome, group: ConsumerGroup) -> None:
+def regex_timer_fired(
+    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup
+) -> None:
     """Go on with what no heartbeat got to; the target follows at the next heartbeat of anybody."""
     if shard.image is None or not group.members:
         return
     working = GroupDraft.of(group, shard.image)
     reasons: list[str] = []
     if working.scan is None:
-        _begin(shard, outcome, working)
-    _go_on(shard, outcome, working, reasons)
-    if outcome.records:
-        bump_epoch(outcome, working, reasons)
+        _begin(shard, decision, working)
+    _go_on(shard, decision, working, reasons)
+    if decision.records:
+        bump_epoch(decision, working, reasons)
     working.remember()
 
 
@@ -67,27 +70,27 @@ def _used(working: GroupDraft) -> set[str]:
     }
 
 
-def _begin(shard: GroupShardState, outcome: Outcome, working: GroupDraft) -> None:
+def _begin(shard: GroupShardState, decision: DecisionBuilder, working: GroupDraft) -> None:
     """Begin to match what is new, or everything if the topics have changed."""
     used = _used(working)
     checked_ms = working.regexes_checked_ms
     if checked_ms is None:
         resolved_ms = (resolved.timestamp_ms for resolved in working.regexes.values())
-        checked_ms = max(resolved_ms, default=outcome.now_ms)
+        checked_ms = max(resolved_ms, default=decision.now_ms)
     is_stale = working.regexes_version != working.topics.version
     # A wall clock may go back; then the last time looks as if it were still to come.
-    is_early = 0 <= outcome.now_ms - checked_ms < shard.limits.min_regex_refresh_interval_ms
+    is_early = 0 <= decision.now_ms - checked_ms < shard.limits.min_regex_refresh_interval_ms
     known = working.regexes.keys() | working.refused_regexes.keys()
     due = used if is_stale and not is_early else used - known
     if due:
         working.scan = RegexScan(due, working.topics.topics, working.topics.version)
     if due and due == used:
         working.regexes_version = working.topics.version
-        working.regexes_checked_ms = outcome.now_ms
+        working.regexes_checked_ms = decision.now_ms
 
 
 def _go_on(
-    shard: GroupShardState, outcome: Outcome, working: GroupDraft, reasons: list[str]
+    shard: GroupShardState, decision: DecisionBuilder, working: GroupDraft, reasons: list[str]
 ) -> None:
     """Match for a slice, and write down what is done."""
     scan = working.scan
@@ -98,7 +101,7 @@ def _go_on(
     most_bytes = room = shard.limits.max_group_record_bytes // 2
     while scan.found:
         regex, found = next(iter(scan.found.items()))
-        value = cr.RegularExpressionValue(found, scan.version, outcome.now_ms)
+        value = cr.RegularExpressionValue(found, scan.version, decision.now_ms)
         record = cr.regular_expression(working.group.group_id, regex, value)
         size = len(record.key) + len(record.value or b"")
         if room < size <= most_bytes:
@@ -107,19 +110,19 @@ def _go_on(
         del scan.found[regex]
         if size > most_bytes:
             scan.refused[regex] = "its topics do not fit a record"
-        elif _take(outcome, working, regex, value, reasons):
-            outcome.append(record)
+        elif _take(decision, working, regex, value, reasons):
+            decision.append(record)
             room -= size
-    _refuse(outcome, working, scan)
+    _refuse(decision, working, scan)
     if is_done:
         working.scan = None
-        _begin(shard, outcome, working)  # what came up meanwhile
+        _begin(shard, decision, working)  # what came up meanwhile
     if working.scan is not None:
-        outcome.arm(regex_timer(working.group.group_id), PAUSE_MS)
+        decision.arm(regex_timer(working.group.group_id), PAUSE_MS)
 
 
 def _take(
-    outcome: Outcome,
+    decision: DecisionBuilder,
     working: GroupDraft,
     regex: str,
     value: cr.RegularExpressionValue,
@@ -134,7 +137,7 @@ def _take(
     # Whether that adds a topic to the subscribed ones, their hash says.
     working.checked_version = None
     shown = regex[:SHOWN_CHARS]
-    outcome.event(
+    decision.event(
         EventKind.REGEX_RESOLVED, working.group.group_id, regex=shown, topics=len(value.topics)
     )
     if old is not None:
@@ -142,7 +145,7 @@ def _take(
     return True
 
 
-def _refuse(outcome: Outcome, working: GroupDraft, scan: RegexScan) -> None:
+def _refuse(decision: DecisionBuilder, working: GroupDraft, scan: RegexScan) -> None:
     """Leave an expression that can't be used its topics, and say so once.
 
     Who subscribes by one is refused; but a log of another broker may bring it, and all members of
@@ -152,7 +155,7 @@ def _refuse(outcome: Outcome, working: GroupDraft, scan: RegexScan) -> None:
         if working.refused_regexes.get(regex) != reason:
             working.refused_regexes[regex] = reason
             shown = regex[:SHOWN_CHARS]
-            outcome.event(
+            decision.event(
                 EventKind.REGEX_REFUSED, working.group.group_id, regex=shown, reason=reason
             )
     scan.refused.clear()

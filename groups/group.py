@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from fencepost.groups.commands import ListedGroup, OffsetToCommit
 from fencepost.groups.errors import GroupIdNotFoundError
-from fencepost.groups.outcome import Outcome
-from fencepost.logcore.machine import Record
+from fencepost.logcore.machine import DecisionBuilder, Record
 
 
 @dataclass(slots=True)
@@ -82,7 +81,7 @@ class Group(ABC):
         """Raise a :class:`groups.errors.GroupError` unless this sender may fetch offsets."""
 
     @abstractmethod
-    def committed(self, outcome: Outcome, member_id: str) -> None:
+    def committed(self, decision: DecisionBuilder, member_id: str) -> None:
         """Count an accepted, not transactional commit as a sign of life of ``member_id``."""
 
     @abstractmethod
@@ -102,11 +101,11 @@ class Group(ABC):
         """Return the records that remove the group from the log, offsets aside."""
 
     @abstractmethod
-    def removed(self, outcome: Outcome) -> None:
+    def removed(self, decision: DecisionBuilder) -> None:
         """Cancel timers and forget who was about to join: the group's tombstone is decided."""
 
     @abstractmethod
-    def unloaded(self, outcome: Outcome) -> None:
+    def unloaded(self, decision: DecisionBuilder) -> None:
         """Answer every parked request: the shard stops serving."""
 
     @abstractmethod

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from fencepost.groups import (
     admin,
@@ -45,8 +47,6 @@ from fencepost.groups.consumer_commands import (
     ConsumerSettings,
     DescribeConsumerGroup,
     TopicImage,
-    TopicsChanged,
-    TopicsChangedResult,
 )
 from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.consumer_group import metadata_bytes as consumer_metadata_bytes
@@ -57,9 +57,9 @@ from fencepost.groups.consumer_records import (
     ConsumerValue,
     RegularExpressionKey,
 )
+from fencepost.groups.events import EventKind
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.offset_store import StoredOffset
-from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.records import (
     GroupMetadataKey,
     GroupMetadataValue,
@@ -68,7 +68,39 @@ from fencepost.groups.records import (
     Value,
 )
 from fencepost.groups.shard import GroupShardState
-from fencepost.logcore.machine import Decision, InvariantViolation, ProducerStamp, Record, Token
+from fencepost.logcore.machine import (
+    Decision,
+    DecisionBuilder,
+    InvariantViolation,
+    ProducerStamp,
+    Record,
+    Token,
+)
+
+Handler = Callable[[GroupShardState, DecisionBuilder, Token, Any], None]
+"""Decides on a command. It may raise a :class:`DomainError` before it has changed anything."""
+
+HANDLERS: Mapping[type, Handler] = MappingProxyType(
+    {
+        ConsumerHeartbeat: consumer.heartbeat,
+        Heartbeat: classic.heartbeat,
+        CommitOffsets: offsets.commit_offsets,
+        TxnCommitOffsets: offsets.txn_commit_offsets,
+        FetchOffsets: offsets.fetch_offsets,
+        JoinGroup: classic_join.join_group,
+        SyncGroup: classic.sync_group,
+        LeaveGroup: classic.leave_group,
+        DeleteOffsets: offsets.delete_offsets,
+        DescribeGroup: admin.describe_group,
+        DescribeConsumerGroup: admin.describe_consumer_group,
+        ListGroups: admin.list_groups,
+        DeleteGroup: admin.delete_group,
+        TargetComputed: consumer_target.target_computed,
+        TopicsDeleted: offsets.topics_deleted,
+        ExpireOffsets: offsets.expire_offsets,
+    }
+)
+"""Who decides on which command."""
 
 
 class GroupMachine:
@@ -106,60 +138,18 @@ class GroupMachine:
 
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
         """Decide on a command of the ``commands`` modules; raises its errors (see there)."""
-        shard, outcome = self._shard, Outcome(now_ms)
+        handler = HANDLERS.get(type(command))
+        if handler is None:
+            raise InvariantViolation(f"not a command: {type(command).__name__}")
+        shard, decision = self._shard, DecisionBuilder(now_ms)
         if isinstance(command, ConsumerHeartbeat | JoinGroup | SyncGroup | LeaveGroup):
             shard.image = command.topics or shard.image
-        match command:
-            case ConsumerHeartbeat():
-                consumer.heartbeat(shard, outcome, token, command)
-            case Heartbeat():
-                classic.heartbeat(shard, outcome, token, command)
-            case CommitOffsets():
-                offsets.commit_offsets(shard, outcome, token, command)
-            case TxnCommitOffsets():
-                offsets.txn_commit_offsets(shard, outcome, token, command)
-                return outcome.decision(command.producer)
-            case FetchOffsets():
-                outcome.reply(token, offsets.fetch_offsets(shard, command))
-            case JoinGroup():
-                classic_join.join_group(shard, outcome, token, command)
-            case SyncGroup():
-                classic.sync_group(shard, outcome, token, command)
-            case LeaveGroup():
-                classic.leave_group(shard, outcome, token, command)
-            case _:
-                self._decide_for_admin(outcome, token, command)
-        return outcome.decision()
-
-    def _decide_for_admin(self, outcome: Outcome, token: Token, command: object) -> None:
-        """Decide on what no member asks: administration and the runtime's own upkeep."""
-        shard = self._shard
-        match command:
-            case DeleteOffsets():
-                offsets.delete_offsets(shard, outcome, token, command)
-            case DescribeGroup():
-                outcome.reply(token, admin.describe_group(shard, command))
-            case DescribeConsumerGroup():
-                outcome.reply(token, admin.describe_consumer_group(shard, command))
-            case ListGroups():
-                outcome.reply(token, admin.list_groups(shard, command))
-            case DeleteGroup():
-                admin.delete_group(shard, outcome, token, command)
-            case TopicsChanged():
-                shard.image = command.topics
-                outcome.reply(token, TopicsChangedResult())
-            case TargetComputed():
-                consumer_target.target_computed(shard, outcome, command)
-            case TopicsDeleted():
-                offsets.topics_deleted(shard, outcome, token, command)
-            case ExpireOffsets():
-                offsets.expire_offsets(shard, outcome, token)
-            case _:
-                raise InvariantViolation(f"not a command: {type(command).__name__}")
+        handler(shard, decision, token, command)
+        return decision.build()
 
     def fire(self, key: Hashable, now_ms: int) -> Decision:
         """Decide what an expired timer means; one of a group that is gone means nothing."""
-        shard, outcome = self._shard, Outcome(now_ms)
+        shard, decision = self._shard, DecisionBuilder(now_ms)
         match key:
             case (str(kind), str(group_id), *rest):
                 group = shard.groups.get(group_id)
@@ -168,30 +158,30 @@ class GroupMachine:
         if isinstance(group, ClassicGroup):
             match kind, rest:
                 case "session", [str(member_id)]:
-                    classic_rebalance.session_timer_fired(shard, outcome, group, member_id)
+                    classic_rebalance.session_timer_fired(shard, decision, group, member_id)
                 case "join", []:
-                    classic_rebalance.join_timer_fired(shard, outcome, group)
+                    classic_rebalance.join_timer_fired(shard, decision, group)
                 case "sync", []:
-                    classic_rebalance.sync_timer_fired(shard, outcome, group)
+                    classic_rebalance.sync_timer_fired(shard, decision, group)
                 case _:
                     raise InvariantViolation(f"not a timer: {key!r}")
         elif isinstance(group, ConsumerGroup):
             match kind, rest:
                 case "session", [str(member_id)]:
-                    consumer_members.session_timer_fired(shard, outcome, group, member_id)
+                    consumer_members.session_timer_fired(shard, decision, group, member_id)
                 case "rebalance", [str(member_id)]:
-                    consumer_members.rebalance_timer_fired(shard, outcome, group, member_id)
+                    consumer_members.rebalance_timer_fired(shard, decision, group, member_id)
                 case "join", [str(member_id)]:
-                    consumer_members.join_timer_fired(shard, outcome, group, member_id)
+                    consumer_members.join_timer_fired(shard, decision, group, member_id)
                 case "regex", []:
-                    expressions.regex_timer_fired(shard, outcome, group)
+                    expressions.regex_timer_fired(shard, decision, group)
                 case "assignor", []:
-                    consumer_target.assignor_timer_fired(shard, outcome, group)
+                    consumer_target.assignor_timer_fired(shard, decision, group)
                 case "sync", [str(member_id)]:
-                    consumer_members.sync_timer_fired(shard, outcome, group, member_id)
+                    consumer_members.sync_timer_fired(shard, decision, group, member_id)
                 case _:
                     raise InvariantViolation(f"not a timer: {key!r}")
-        return outcome.decision()
+        return decision.build()
 
     # --- replaying -------------------------------------------------------------------------------
 
@@ -308,23 +298,23 @@ class GroupMachine:
     def loaded(self, now_ms: int) -> Decision:
         """Begin to serve: sessions start anew, groups that are too large rebalance."""
         self._active = True
-        outcome = Outcome(now_ms)
+        decision = DecisionBuilder(now_ms)
         for group in self._shard.groups.values():
             if isinstance(group, ClassicGroup):
-                classic.group_loaded(self._shard, outcome, group)
+                classic.group_loaded(self._shard, decision, group)
             elif isinstance(group, ConsumerGroup):
-                consumer_members.group_loaded(self._shard, outcome, group)
+                consumer_members.group_loaded(self._shard, decision, group)
         for kind, count in sorted(self._skipped.items()):
-            outcome.event(EventKind.RECORDS_SKIPPED, "", record_type=kind, count=count)
-        return outcome.decision()
+            decision.event(EventKind.RECORDS_SKIPPED, "", record_type=kind, count=count)
+        return decision.build()
 
     def unload(self) -> Decision:
         """Stop serving: every parked request is told to look for the coordinator again."""
-        outcome = Outcome(0)
+        decision = DecisionBuilder(0)
         for group in self._shard.groups.values():
-            group.unloaded(outcome)
+            group.unloaded(decision)
         self._active = False
-        return outcome.decision()
+        return decision.build()
 
     def digest(self) -> str:
         """Return a hash of what the log says: groups' records, offsets, open transactions."""

@@ -34,47 +34,48 @@ from fencepost.groups.errors import (
     GroupLimitExceededError,
     RebalanceInProgressError,
 )
+from fencepost.groups.events import EventKind
 from fencepost.groups.group import ShardTotals
-from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.reconcile import CurrentAssignment, TopicIdPartition
 from fencepost.groups.shard import GroupShardState
 from fencepost.groups.subscription import read_assignment, read_subscription, write_assignment
 from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.machine import DecisionBuilder
 
 # --- classic to consumer -------------------------------------------------------------------------
 
 
 def upgraded(
     shard: GroupShardState,
-    outcome: Outcome,
+    decision: DecisionBuilder,
     classic: ClassicGroup,
     topics: TopicImage,
     settings: ConsumerSettings,
 ) -> ConsumerGroup:
     """Return what a classic group is as a consumer group, and write the records that make it one.
 
-    Nothing changes but ``outcome``: the heartbeat that asks for it may still be refused. Raises
+    Nothing changes but ``decision``: the heartbeat that asks for it may still be refused. Raises
     :class:`GroupIdNotFoundError` where the group can't be converted.
     """
     _require_upgradable(classic, settings)
     members, assigned = _consumers(shard, classic, topics)
     generation, group_id = classic.generation_id, classic.group_id
     for record in classic.tombstones():
-        outcome.append(record)
+        decision.append(record)
     # A picture of what the replay will make of the records; it counts for no limit.
     group = ConsumerGroup(group_id, ShardTotals())
     for name, value in members.items():
-        outcome.append(cr.member(group_id, name, value))
+        decision.append(cr.member(group_id, name, value))
         group.replay(cr.ConsumerMemberKey(Kind.MEMBER_METADATA, group_id, name), value)
     epoch = cr.GroupEpochValue(generation, metadata_hash(topics, group.subscribed_topics()))
-    outcome.append(cr.group_epoch(group_id, epoch))
+    decision.append(cr.group_epoch(group_id, epoch))
     group.replay(cr.ConsumerGroupKey(Kind.GROUP_METADATA, group_id), epoch)
     for name, partitions in assigned.items():
         target = cr.TargetAssignmentValue(by_topic(partitions))
-        outcome.append(cr.target_assignment(group_id, name, target))
+        decision.append(cr.target_assignment(group_id, name, target))
         group.replay(cr.ConsumerMemberKey(Kind.TARGET_ASSIGNMENT_MEMBER, group_id, name), target)
     target_epoch = cr.AssignmentEpochValue(generation)
-    outcome.append(cr.assignment_epoch(group_id, target_epoch))
+    decision.append(cr.assignment_epoch(group_id, target_epoch))
     group.replay(cr.ConsumerGroupKey(Kind.TARGET_ASSIGNMENT_METADATA, group_id), target_epoch)
     for name, partitions in assigned.items():
         current = write_current(
@@ -82,9 +83,9 @@ def upgraded(
                 generation, generation, assigned=dict.fromkeys(partitions, generation)
             )
         )
-        outcome.append(cr.current_assignment(group_id, name, current))
+        decision.append(cr.current_assignment(group_id, name, current))
         group.replay(cr.ConsumerMemberKey(Kind.CURRENT_MEMBER_ASSIGNMENT, group_id, name), current)
-    outcome.event(
+    decision.event(
         EventKind.GROUP_UPGRADED,
         classic.group_id,
         generation=generation,
@@ -152,20 +153,22 @@ def _consumers(
     return members, assigned
 
 
-def finish_upgrade(shard: GroupShardState, outcome: Outcome, classic: ClassicGroup) -> None:
+def finish_upgrade(
+    shard: GroupShardState, decision: DecisionBuilder, classic: ClassicGroup
+) -> None:
     """Let go of a classic group whose tombstone is decided: who waits there must join anew."""
     error = RebalanceInProgressError("the group became one of the consumer protocol; rejoin")
-    outcome.disarm(join_timer(classic.group_id))
-    outcome.disarm(sync_timer(classic.group_id))
+    decision.disarm(join_timer(classic.group_id))
+    decision.disarm(sync_timer(classic.group_id))
     for member_id in classic.pending_members:
         shard.give_id(classic.group_id, member_id)
-    classic.removed(outcome)
+    classic.removed(decision)
     for member in classic.members.values():
         for token in (classic.take_join(member), member.sync_token):
             if token is not None:
-                outcome.reply(token, error)
+                decision.reply(token, error)
         member.sync_token = None
-        arm_session(outcome, classic, member)
+        arm_session(decision, classic, member)
 
 
 # --- consumer to classic -------------------------------------------------------------------------
@@ -185,7 +188,7 @@ def may_downgrade(
 
 def downgrade(
     shard: GroupShardState,
-    outcome: Outcome,
+    decision: DecisionBuilder,
     group: ConsumerGroup,
     leaving: Collection[str],
     joining: tuple[str, cr.ConsumerMemberValue, str] | None = None,
@@ -196,7 +199,7 @@ def downgrade(
     ``joining`` is a static member with its new id and the id it replaces. With a
     ``rebalance_reason`` the classic group starts with a rebalance.
     """
-    now_ms, group_id = outcome.now_ms, group.group_id
+    now_ms, group_id = decision.now_ms, group.group_id
     values = {name: value for name, value in group.members.items() if name not in leaving}
     targets = dict(group.targets)
     names = {name: name for name in group.members}
@@ -221,16 +224,16 @@ def downgrade(
         classic.discard()
         return False
     for tombstone in group.tombstones(names):
-        outcome.append(tombstone)
-    outcome.append(record)
+        decision.append(tombstone)
+    decision.append(record)
     for member_id in group.members:
-        group.stop_timers(outcome, member_id)
-    group.stop_upkeep(outcome)
+        group.stop_timers(decision, member_id)
+    group.stop_upkeep(decision)
     classic.predecessor = group
     shard.groups[group_id] = classic
     for member in classic.members.values():
-        arm_session(outcome, classic, member)
-    outcome.event(
+        arm_session(decision, classic, member)
+    decision.event(
         EventKind.GROUP_DOWNGRADED,
         group_id,
         epoch=group.epoch,
@@ -238,7 +241,7 @@ def downgrade(
         reason="only members of the classic protocol are left",
     )
     if rebalance_reason is not None:
-        prepare_rebalance(shard, outcome, classic, rebalance_reason, None)
+        prepare_rebalance(shard, decision, classic, rebalance_reason, None)
     return True
 
 

@@ -52,13 +52,13 @@ from fencepost.groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
+from fencepost.groups.events import EventKind
 from fencepost.groups.migration import downgrade, ids_of, may_downgrade, named
-from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.reconcile import MemberState
 from fencepost.groups.shard import GroupShardState
 from fencepost.groups.subscription import Subscription, read_subscription, write_assignment
 from fencepost.logcore.errors import CorruptRecordError
-from fencepost.logcore.machine import DomainError, Token
+from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 
 NO_TOPICS: Final = TopicImage({})
 """The topics of a cluster that nobody has told of yet."""
@@ -67,7 +67,11 @@ NO_TOPICS: Final = TopicImage({})
 
 
 def join_group(
-    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, token: Token, command: JoinGroup
+    shard: GroupShardState,
+    decision: DecisionBuilder,
+    group: ConsumerGroup,
+    token: Token,
+    command: JoinGroup,
 ) -> None:
     """Decide on a JoinGroup to a consumer group with members; it is answered at once.
 
@@ -82,25 +86,25 @@ def join_group(
     is_new, instance_id = not command.member_id, command.group_instance_id
     if is_new and instance_id is None and command.require_known_member_id:
         shard.give_id(group.group_id, command.new_member_id)
-        outcome.reply(token, MemberIdRequiredError(command.new_member_id))
+        decision.reply(token, MemberIdRequiredError(command.new_member_id))
         return
     beat = _beat(shard, group, command, settings)
     owner = group.owner_of(instance_id)
     if instance_id is not None and not is_new:
         require_owner(instance_id, command.member_id, owner)
     elif owner is not None:
-        take_over(outcome, beat, owner)
-    change_group(shard, outcome, beat)
-    if owner is None or not _replace_last(shard, outcome, beat, owner):
-        move_member(outcome, beat)
-        require_small(shard, outcome)
-        remember(outcome, beat)
+        take_over(decision, beat, owner)
+    change_group(shard, decision, beat)
+    if owner is None or not _replace_last(shard, decision, beat, owner):
+        move_member(decision, beat)
+        require_small(shard, decision)
+        remember(decision, beat)
         timer = session_timer(group.group_id, beat.member_id)
-        outcome.arm(timer, command.session_timeout_ms)
-        group.joined(outcome, beat.member_id, beat.command.rebalance_timeout_ms)
+        decision.arm(timer, command.session_timeout_ms)
+        group.joined(decision, beat.member_id, beat.command.rebalance_timeout_ms)
     shard.given_ids.pop((group.group_id, beat.member_id), None)
     protocol_name = command.protocols[0][0]
-    outcome.reply(
+    decision.reply(
         token,
         JoinGroupResult(
             beat.member_id,
@@ -157,7 +161,9 @@ def _subscription(command: JoinGroup) -> Subscription:
         raise InconsistentGroupProtocolError(f"a subscription can't be read: {error}") from error
 
 
-def _replace_last(shard: GroupShardState, outcome: Outcome, beat: MemberUpdate, owner: str) -> bool:
+def _replace_last(
+    shard: GroupShardState, decision: DecisionBuilder, beat: MemberUpdate, owner: str
+) -> bool:
     """Make the group classic if ``owner`` was its last member of the consumer protocol."""
     group = beat.group
     if group.members[owner].classic is not None or not may_downgrade(
@@ -165,15 +171,15 @@ def _replace_last(shard: GroupShardState, outcome: Outcome, beat: MemberUpdate, 
     ):
         return False
     if not beat.needs_target:
-        reconcile_member(outcome, beat)
+        reconcile_member(decision, beat)
     why = None
     # Nobody but a rebalance gives what is free, or is to be given up, to those who wait for it.
     if not _is_everybody_settled(beat, owner):
         why = f"the group became classic; {beat.member_id}: took the place of {owner}"
-    require_small(shard, outcome)
+    require_small(shard, decision)
     value = beat.working.members[beat.member_id]
     joining = (beat.member_id, value, owner)
-    return downgrade(shard, outcome, group, (), joining, rebalance_reason=why)
+    return downgrade(shard, decision, group, (), joining, rebalance_reason=why)
 
 
 def _is_everybody_settled(beat: MemberUpdate, replaced: str) -> bool:
@@ -189,7 +195,11 @@ def _is_everybody_settled(beat: MemberUpdate, replaced: str) -> bool:
 
 
 def sync_group(
-    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, token: Token, command: SyncGroup
+    shard: GroupShardState,
+    decision: DecisionBuilder,
+    group: ConsumerGroup,
+    token: Token,
+    command: SyncGroup,
 ) -> None:
     """Hand a classic member what is assigned to it. Raises a GroupError before any change."""
     member_id = command.member_id
@@ -202,20 +212,24 @@ def sync_group(
         if told is not None and told != known:
             raise InconsistentGroupProtocolError(f"{told!r} is not the member's {known!r}")
     current = group.current(member_id)
-    may_move = _may_move(shard, outcome, group, member_id)
+    may_move = _may_move(shard, decision, group, member_id)
     if may_move and current.state is not MemberState.UNREVOKED_PARTITIONS:
-        group.expect_join(outcome, member_id)
-        outcome.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))
+        group.expect_join(decision, member_id)
+        decision.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))
         return
-    group.synced(outcome, member_id)
-    outcome.arm(session_timer(group.group_id, member_id), classic.session_timeout_ms)
+    group.synced(decision, member_id)
+    decision.arm(session_timer(group.group_id, member_id), classic.session_timeout_ms)
     version = read_subscription(first_metadata).version
     assignment = write_assignment(version, named(current.assigned, shard.image))
-    outcome.reply(token, SyncGroupResult(command.protocol_type, command.protocol_name, assignment))
+    decision.reply(token, SyncGroupResult(command.protocol_type, command.protocol_name, assignment))
 
 
 def heartbeat(
-    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, token: Token, command: Heartbeat
+    shard: GroupShardState,
+    decision: DecisionBuilder,
+    group: ConsumerGroup,
+    token: Token,
+    command: Heartbeat,
 ) -> None:
     """Keep a classic member alive, and tell it to rejoin when there is something to learn.
 
@@ -224,21 +238,21 @@ def heartbeat(
     """
     member_id = command.member_id
     classic = _classic_member(group, member_id, command.group_instance_id, command.generation_id)
-    outcome.arm(session_timer(group.group_id, member_id), classic.session_timeout_ms)
+    decision.arm(session_timer(group.group_id, member_id), classic.session_timeout_ms)
     current = group.current(member_id)
     is_free = current.state is MemberState.UNRELEASED_PARTITIONS and not (
         group.waits_for_partitions(member_id)
     )
     is_unrevoked = current.state is MemberState.UNREVOKED_PARTITIONS
-    if is_unrevoked or is_free or _may_move(shard, outcome, group, member_id):
-        group.expect_join(outcome, member_id)
-        outcome.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))
+    if is_unrevoked or is_free or _may_move(shard, decision, group, member_id):
+        group.expect_join(decision, member_id)
+        decision.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))
     else:
-        outcome.reply(token, HeartbeatResult())
+        decision.reply(token, HeartbeatResult())
 
 
 def _may_move(
-    shard: GroupShardState, outcome: Outcome, group: ConsumerGroup, member_id: str
+    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup, member_id: str
 ) -> bool:
     """Whether a JoinGroup now would take the member to a newer epoch.
 
@@ -248,7 +262,7 @@ def _may_move(
     epoch, assignment = group.current(member_id).member_epoch, group.saved_assignment
     if assignment is None or epoch < assignment.epoch or epoch == group.epoch:
         return epoch < group.epoch
-    return not is_early(assignment, shard.settings_of(group.group_id), outcome.now_ms)
+    return not is_early(assignment, shard.settings_of(group.group_id), decision.now_ms)
 
 
 def _classic_member(
@@ -270,7 +284,7 @@ def _classic_member(
 
 def leave_group(
     shard: GroupShardState,
-    outcome: Outcome,
+    decision: DecisionBuilder,
     group: ConsumerGroup,
     token: Token,
     command: LeaveGroup,
@@ -290,8 +304,8 @@ def leave_group(
         results.append((leaving.member_id, leaving.group_instance_id, error_of_member))
     if left:
         reasons = "; ".join(dict.fromkeys(left.values()))[: shard.limits.max_reason_chars]
-        remove_members(shard, outcome, group, list(left), EventKind.MEMBER_LEFT, reasons)
-    outcome.reply(token, LeaveGroupResult(tuple(results)))
+        remove_members(shard, decision, group, list(left), EventKind.MEMBER_LEFT, reasons)
+    decision.reply(token, LeaveGroupResult(tuple(results)))
 
 
 def _leaving(group: ConsumerGroup, leaving: LeavingMember) -> str:

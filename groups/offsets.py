@@ -16,6 +16,7 @@ from fencepost.groups.commands import (
     CommitOffsetsResult,
     DeleteOffsets,
     DeleteOffsetsResult,
+    ExpireOffsets,
     ExpireOffsetsResult,
     FetchedOffset,
     FetchOffsets,
@@ -33,13 +34,13 @@ from fencepost.groups.errors import (
     OffsetMetadataTooLargeError,
     UnstableOffsetCommitError,
 )
+from fencepost.groups.events import EventKind
 from fencepost.groups.group import Group, not_found
 from fencepost.groups.offset_store import GroupOffsets, StoredOffset, TopicPartition
-from fencepost.groups.outcome import EventKind, Outcome
 from fencepost.groups.records import NO_TIMESTAMP, OffsetCommitValue
 from fencepost.groups.shard import GroupShardState
 from fencepost.logcore.fields import MAX_STRING_BYTES
-from fencepost.logcore.machine import DomainError, Token
+from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 
 _INT64_MAX: Final = 2**63 - 1
 _NO_OFFSETS: Final = GroupOffsets()
@@ -49,7 +50,7 @@ _NO_OFFSETS: Final = GroupOffsets()
 
 
 def commit_offsets(
-    shard: GroupShardState, outcome: Outcome, token: Token, command: CommitOffsets
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: CommitOffsets
 ) -> None:
     """Decide on an OffsetCommit. A missing group is created when no member commits to it.
 
@@ -70,16 +71,17 @@ def commit_offsets(
         )
     expire_timestamp_ms = NO_TIMESTAMP
     if command.retention_time_ms >= 0:
-        expire_timestamp_ms = min(outcome.now_ms + command.retention_time_ms, _INT64_MAX)
-    _append_commits(shard, outcome, command.group_id, command.offsets, expire_timestamp_ms, token)
+        expire_timestamp_ms = min(decision.now_ms + command.retention_time_ms, _INT64_MAX)
+    _append_commits(shard, decision, command.group_id, command.offsets, expire_timestamp_ms, token)
     if group is not None:
-        group.committed(outcome, command.member_id)
+        group.committed(decision, command.member_id)
 
 
 def txn_commit_offsets(
-    shard: GroupShardState, outcome: Outcome, token: Token, command: TxnCommitOffsets
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: TxnCommitOffsets
 ) -> None:
-    """Decide on a TxnOffsetCommit; the caller stamps the records with the producer."""
+    """Decide on a TxnOffsetCommit: the records are stamped with the producer."""
+    decision.stamp = command.producer
     if not command.group_id:
         raise InvalidGroupIdError("a transaction commits to a group with a name")
     group = _group_of_commit(
@@ -94,7 +96,7 @@ def txn_commit_offsets(
             in_txn=True,
             is_modern=command.is_v6_or_later,
         )
-    _append_commits(shard, outcome, command.group_id, command.offsets, NO_TIMESTAMP, token)
+    _append_commits(shard, decision, command.group_id, command.offsets, NO_TIMESTAMP, token)
 
 
 def _group_of_commit(
@@ -114,7 +116,7 @@ def _group_of_commit(
 
 def _append_commits(
     shard: GroupShardState,
-    outcome: Outcome,
+    decision: DecisionBuilder,
     group_id: str,
     offsets: tuple[OffsetToCommit, ...],
     expire_timestamp_ms: int,
@@ -124,7 +126,7 @@ def _append_commits(
     answers: list[tuple[str, int, DomainError | None]] = []
     new_bytes = 0
     stored = shard.offsets.of_group(group_id) or _NO_OFFSETS
-    committed, pending, now_ms = stored.committed, stored.pending, outcome.now_ms
+    committed, pending, now_ms = stored.committed, stored.pending, decision.now_ms
     added: set[TopicPartition] = set()
     for topic, index, offset, leader_epoch, metadata, topic_id in offsets:
         error = _metadata_error(shard, metadata) if metadata else None
@@ -135,7 +137,7 @@ def _append_commits(
             offset, leader_epoch, metadata, now_ms, expire_timestamp_ms, topic_id
         )
         record = records.offset_commit(group_id, topic, index, value)
-        outcome.append(record)
+        decision.append(record)
         new_bytes += len(record.key) + len(record.value or b"")
         partition = (topic, index)
         if partition not in committed and partition not in pending:
@@ -145,7 +147,7 @@ def _append_commits(
         raise GroupLimitExceededError(f"one commit exceeds {limits.max_commit_bytes=}")
     if added and stored.count + len(added) > limits.max_group_offsets:
         raise GroupLimitExceededError(f"the group would exceed {limits.max_group_offsets=}")
-    outcome.reply(token, CommitOffsetsResult(tuple(answers)))
+    decision.reply(token, CommitOffsetsResult(tuple(answers)))
 
 
 def _fitting(shard: GroupShardState, offsets: Iterable[OffsetToCommit]) -> Iterator[OffsetToCommit]:
@@ -169,32 +171,34 @@ def _metadata_error(shard: GroupShardState, text: str) -> DomainError | None:
 # --- fetching ------------------------------------------------------------------------------------
 
 
-def fetch_offsets(shard: GroupShardState, command: FetchOffsets) -> FetchOffsetsResult:
-    """Return committed offsets. A missing group has none, and that is no error."""
+def fetch_offsets(
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: FetchOffsets
+) -> None:
+    """Tell committed offsets. A missing group has none, and that is no error."""
     group = shard.groups.get(command.group_id)
     if group is not None:
         group.validate_fetch(command.member_id, command.member_epoch)
     offsets = shard.offsets.of_group(command.group_id) or _NO_OFFSETS
+    fetched: list[tuple[str, tuple[FetchedOffset, ...]]]
+    stable = command.require_stable
     if command.topics is not None:
-        return FetchOffsetsResult(
-            tuple(
-                (
-                    asked.topic,
-                    tuple(
-                        _fetched(
-                            offsets, (asked.topic, index), asked.topic_id, command.require_stable
-                        )
-                        for index in asked.partitions
-                    ),
-                )
-                for asked in command.topics
+        fetched = [
+            (
+                topic.topic,
+                tuple(
+                    _fetched(offsets, (topic.topic, index), topic.topic_id, stable)
+                    for index in topic.partitions
+                ),
             )
-        )
-    by_topic: dict[str, list[FetchedOffset]] = {}
-    for partition in sorted(offsets.committed):
-        fetched = _fetched(offsets, partition, None, command.require_stable)
-        by_topic.setdefault(partition[0], []).append(fetched)
-    return FetchOffsetsResult(tuple((topic, tuple(found)) for topic, found in by_topic.items()))
+            for topic in command.topics
+        ]
+    else:
+        by_topic: dict[str, list[FetchedOffset]] = {}
+        for partition in sorted(offsets.committed):
+            stored = _fetched(offsets, partition, None, stable)
+            by_topic.setdefault(partition[0], []).append(stored)
+        fetched = [(topic, tuple(of_topic)) for topic, of_topic in by_topic.items()]
+    decision.reply(token, FetchOffsetsResult(tuple(fetched)))
 
 
 def _fetched(
@@ -223,7 +227,7 @@ def _is_of_topic(stored: StoredOffset, topic_id: bytes | None) -> bool:
 
 
 def delete_offsets(
-    shard: GroupShardState, outcome: Outcome, token: Token, command: DeleteOffsets
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: DeleteOffsets
 ) -> None:
     """Decide on an OffsetDelete: topics that members still consume are refused."""
     if not command.group_id:
@@ -245,18 +249,18 @@ def delete_offsets(
             if error is None and exists:
                 doomed[topic, index] = None
     for topic, index in doomed:
-        outcome.append(records.offset_tombstone(command.group_id, topic, index))
-    outcome.reply(token, DeleteOffsetsResult(tuple(answers)))
+        decision.append(records.offset_tombstone(command.group_id, topic, index))
+    decision.reply(token, DeleteOffsetsResult(tuple(answers)))
 
 
-def delete_all_offsets(shard: GroupShardState, outcome: Outcome, group_id: str) -> None:
+def delete_all_offsets(shard: GroupShardState, decision: DecisionBuilder, group_id: str) -> None:
     """Write tombstones for everything a group has, pending offsets too."""
     for topic, index in (shard.offsets.of_group(group_id) or _NO_OFFSETS).partitions():
-        outcome.append(records.offset_tombstone(group_id, topic, index))
+        decision.append(records.offset_tombstone(group_id, topic, index))
 
 
 def topics_deleted(
-    shard: GroupShardState, outcome: Outcome, token: Token, command: TopicsDeleted
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: TopicsDeleted
 ) -> None:
     """Forget the offsets of topics that are gone, in every group of the shard."""
     ids = dict(command.topics)
@@ -271,20 +275,20 @@ def topics_deleted(
                 _is_of_topic(stored, ids[partition[0]]) for stored in _entries(offsets, partition)
             )
         ]
-        fitting = doomed[: budget - len(outcome.records)]
+        fitting = doomed[: budget - len(decision.records)]
         for topic, index in fitting:
-            outcome.append(records.offset_tombstone(group_id, topic, index))
+            decision.append(records.offset_tombstone(group_id, topic, index))
         if fitting:
-            outcome.event(
+            decision.event(
                 EventKind.OFFSETS_OF_DELETED_TOPIC,
                 group_id,
                 topics=sorted({topic for topic, _ in fitting}),
                 offsets=len(fitting),
             )
         if len(fitting) < len(doomed):
-            outcome.reply(token, TopicsDeletedResult(len(outcome.records), more=True))
+            decision.reply(token, TopicsDeletedResult(len(decision.records), more=True))
             return
-    outcome.reply(token, TopicsDeletedResult(len(outcome.records)))
+    decision.reply(token, TopicsDeletedResult(len(decision.records)))
 
 
 def _entries(offsets: GroupOffsets, partition: TopicPartition) -> list[StoredOffset]:
@@ -296,43 +300,45 @@ def _entries(offsets: GroupOffsets, partition: TopicPartition) -> list[StoredOff
 # --- expiry --------------------------------------------------------------------------------------
 
 
-def expire_offsets(shard: GroupShardState, outcome: Outcome, token: Token) -> None:
+def expire_offsets(
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, _command: ExpireOffsets
+) -> None:
     """Forget expired offsets, and empty groups that have no offsets left."""
     budget = shard.limits.max_tombstones_per_pass
     expired_offsets = expired_groups = 0
     more = False
     for group_id, group in list(shard.groups.items()):
-        room = budget - len(outcome.records)
+        room = budget - len(decision.records)
         offsets = shard.offsets.of_group(group_id) or _NO_OFFSETS
         expired = [
             partition
             for partition, stored in offsets.committed.items()
-            if _is_expired(shard, outcome, group, offsets, partition, stored)
+            if _is_expired(shard, decision, group, offsets, partition, stored)
         ]
         nothing_left = len(expired) == len(offsets.committed) and not offsets.pending
         goes = nothing_left and group.is_empty and not group.is_awaited
         if len(expired) + goes > room:
             more = True
             # A group that alone exceeds a whole pass loses a part now; else it waits its turn.
-            if outcome.records:
+            if decision.records:
                 break
             expired, goes = expired[:room], False
         for topic, index in expired:
-            outcome.append(records.offset_tombstone(group_id, topic, index))
+            decision.append(records.offset_tombstone(group_id, topic, index))
         if expired:
-            outcome.event(EventKind.OFFSETS_EXPIRED, group_id, offsets=len(expired))
+            decision.event(EventKind.OFFSETS_EXPIRED, group_id, offsets=len(expired))
         if goes:
-            tombstone_group(outcome, group, "empty and without offsets")
+            tombstone_group(decision, group, "empty and without offsets")
         expired_offsets += len(expired)
         expired_groups += goes
         if more:
             break
-    outcome.reply(token, ExpireOffsetsResult(expired_offsets, expired_groups, more))
+    decision.reply(token, ExpireOffsetsResult(expired_offsets, expired_groups, more))
 
 
 def _is_expired(
     shard: GroupShardState,
-    outcome: Outcome,
+    decision: DecisionBuilder,
     group: Group,
     offsets: GroupOffsets,
     partition: TopicPartition,
@@ -344,13 +350,13 @@ def _is_expired(
     if base_ms is None:
         return False
     if stored.value.expire_timestamp_ms != NO_TIMESTAMP:
-        return outcome.now_ms >= stored.value.expire_timestamp_ms
-    return outcome.now_ms - base_ms >= shard.offsets_retention_ms
+        return decision.now_ms >= stored.value.expire_timestamp_ms
+    return decision.now_ms - base_ms >= shard.offsets_retention_ms
 
 
-def tombstone_group(outcome: Outcome, group: Group, reason: str) -> None:
+def tombstone_group(decision: DecisionBuilder, group: Group, reason: str) -> None:
     """Write the group's tombstone; its offsets' tombstones are decided already."""
     for record in group.tombstones():
-        outcome.append(record)
-    outcome.event(EventKind.GROUP_DELETED, group.group_id, reason=reason)
-    group.removed(outcome)
+        decision.append(record)
+    decision.event(EventKind.GROUP_DELETED, group.group_id, reason=reason)
+    group.removed(decision)

@@ -88,8 +88,11 @@ class Event:
     """A cause worth remembering: a rebalance, a fence, an expiry, an epoch bump."""
 
     kind: str
+    """In words joined by hyphens, as the history and the log tell it."""
     subject: str
     detail: Mapping[str, object] = field(default_factory=dict)
+    routine: bool = False
+    """Whether the normal course of things brings it again and again: the history leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,62 @@ class Decision:
     effects: tuple[object, ...] = ()
     events: tuple[Event, ...] = ()
     stamp: ProducerStamp | None = None
+
+
+class DecisionBuilder:
+    """A :class:`Decision` in the making.
+
+    ``now_ms`` rides along because all that is decided happens at one instant. Where a timer is set
+    twice, the later call holds. ``stamp`` is that of the decision.
+    """
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.records: list[Record] = []
+        self.stamp: ProducerStamp | None = None
+        self._replies: list[Reply] = []
+        self._timers: dict[Hashable, int | None] = {}
+        self._effects: list[object] = []
+        self._events: list[Event] = []
+
+    def append(self, record: Record) -> None:
+        """Have ``record`` appended and replayed."""
+        self.records.append(record)
+
+    def reply(self, token: Token, response: object) -> None:
+        """Answer the request behind ``token`` with a result or a :class:`DomainError`."""
+        self._replies.append(Reply(token, response))
+
+    def arm(self, key: Hashable, delay_ms: int) -> None:
+        """Have ``key`` fire ``delay_ms`` from now, and not at any time set before."""
+        self._timers[key] = self.now_ms + delay_ms
+
+    def disarm(self, key: Hashable) -> None:
+        """Cancel the timer ``key``, armed or not."""
+        self._timers[key] = None
+
+    def effect(self, effect: object) -> None:
+        """Ask something of the world outside the shard."""
+        self._effects.append(effect)
+
+    def event(self, kind: str, subject: str, **detail: object) -> None:
+        """Remember a cause."""
+        self._events.append(Event(str(kind), subject, detail))
+
+    def routine_event(self, kind: str, subject: str, **detail: object) -> None:
+        """Mention a cause that the normal course of things brings."""
+        self._events.append(Event(str(kind), subject, detail, routine=True))
+
+    def build(self) -> Decision:
+        """Return everything collected."""
+        return Decision(
+            records=tuple(self.records),
+            replies=tuple(self._replies),
+            timers=tuple(Timer(key, deadline) for key, deadline in self._timers.items()),
+            effects=tuple(self._effects),
+            events=tuple(self._events),
+            stamp=self.stamp if self.records else None,
+        )
 
 
 class Machine(Protocol):

@@ -6,7 +6,7 @@ Sources: ``TransactionCoordinator.handleAddPartitionsToTransaction`` and
 
 from __future__ import annotations
 
-from fencepost.logcore.machine import Decision, DomainError, Reply, Token
+from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 from fencepost.txn import epochs, state
 from fencepost.txn.commands import AddPartitions, AddPartitionsResult, TopicPartition
 from fencepost.txn.epochs import Identity
@@ -17,11 +17,13 @@ from fencepost.txn.errors import (
     TooManyPartitionsError,
     TransactionAbortableError,
 )
-from fencepost.txn.shard import Draft, TxnShardState, refuse_fenced, require_id
+from fencepost.txn.shard import TxnShardState, arm_timeout, refuse_fenced, require_id
 from fencepost.txn.state import TransactionState
 
 
-def decide(shard: TxnShardState, token: Token, command: AddPartitions, now_ms: int) -> Decision:
+def decide(
+    shard: TxnShardState, decision: DecisionBuilder, token: Token, command: AddPartitions
+) -> None:
     """Add or verify partitions."""
     transactional_id = command.transactional_id
     require_id(transactional_id)
@@ -39,37 +41,38 @@ def decide(shard: TxnShardState, token: Token, command: AddPartitions, now_ms: i
     request = Identity(command.producer_id, command.producer_epoch)
     owner = txn.client_identity
     if request != owner or request.epoch > epochs.LAST_CLIENT_EPOCH:
-        return refuse_fenced(token, transactional_id, request, owner, "AddPartitions")
+        refuse_fenced(decision, token, transactional_id, request, owner, "AddPartitions")
+        return
     if txn.is_kept:
         raise InvalidTransactionStateError("a prepared transaction can only be ended")
     if txn.state in state.PREPARED:
         raise ConcurrentTransactionsError("the last transaction is being completed")
     if command.verify_only:
-        return _verify(token, command.partitions, txn.partitions)
+        decision.reply(token, _verify(command.partitions, txn.partitions))
+        return
     wanted = frozenset(command.partitions)
     begun = txn.state is TransactionState.ONGOING
     if begun and wanted <= txn.partitions:
-        return Decision(replies=(Reply(token, AddPartitionsResult()),))
+        decision.reply(token, AddPartitionsResult())
+        return
     extended = state.extended(
         txn,
         wanted,
         client_transaction_version=command.client_transaction_version,
-        now_ms=now_ms,
+        now_ms=decision.now_ms,
     )
     most = shard.limits.max_partitions_per_transaction
     if len(extended.partitions) > most:
         raise TooManyPartitionsError(f"a transaction may span {most} partitions")
-    draft = Draft(shard)
-    draft.write(transactional_id, extended)
+    decision.append(shard.record(transactional_id, extended))
     if not begun:
-        draft.arm_timeout(transactional_id, extended)
-    draft.reply(token, AddPartitionsResult())
-    return draft.decision()
+        arm_timeout(decision, transactional_id, extended)
+    decision.reply(token, AddPartitionsResult())
 
 
 def _verify(
-    token: Token, asked: tuple[TopicPartition, ...], present: frozenset[TopicPartition]
-) -> Decision:
+    asked: tuple[TopicPartition, ...], present: frozenset[TopicPartition]
+) -> AddPartitionsResult:
     errors: dict[TopicPartition, DomainError] = {
         partition: TransactionAbortableError(
             f"{partition[0]}-{partition[1]} is not in the transaction"
@@ -77,4 +80,4 @@ def _verify(
         for partition in asked
         if partition not in present
     }
-    return Decision(replies=(Reply(token, AddPartitionsResult(errors)),))
+    return AddPartitionsResult(errors)

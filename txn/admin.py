@@ -8,26 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fencepost.logcore.machine import Decision, Reply, Token
+from fencepost.logcore.machine import DecisionBuilder, Token
 from fencepost.txn import end_txn, id_pattern, records, state
 from fencepost.txn.commands import (
     DescribeTransaction,
     DescribeTransactionResult,
+    ExpireTransactionalIds,
     ExpireTransactionalIdsResult,
     ListedTransaction,
     ListTransactions,
     ListTransactionsResult,
 )
 from fencepost.txn.errors import ProducerIdsUnavailableError, TransactionalIdNotFoundError
-from fencepost.txn.shard import TIMEOUT_TIMER, Draft, TxnShardState, require_id
+from fencepost.txn.shard import TIMEOUT_TIMER, TxnShardState, require_id
 from fencepost.txn.state import TransactionState
 
 _STATES_BY_NAME = {one.kafka_name: one for one in TransactionState}
 
 
 def list_transactions(
-    shard: TxnShardState, token: Token, command: ListTransactions, now_ms: int
-) -> Decision:
+    shard: TxnShardState, decision: DecisionBuilder, token: Token, command: ListTransactions
+) -> None:
     """List what passes every filter, in the order of the ids.
 
     As in Kafka, the duration counts from the start of the last transaction even when that has
@@ -42,15 +43,17 @@ def list_transactions(
         for transactional_id, txn in sorted(shard.transactions.items())
         if (not command.states or txn.state in wanted)
         and (not producer_ids or txn.producer_id in producer_ids)
-        and (command.min_duration_ms < 0 or now_ms - txn.start_ms > command.min_duration_ms)
+        and (
+            command.min_duration_ms < 0 or decision.now_ms - txn.start_ms > command.min_duration_ms
+        )
         and matches(transactional_id)
     )
-    return Decision(replies=(Reply(token, ListTransactionsResult(listed, unknown)),))
+    decision.reply(token, ListTransactionsResult(listed, unknown))
 
 
 def describe_transaction(
-    shard: TxnShardState, token: Token, command: DescribeTransaction
-) -> Decision:
+    shard: TxnShardState, decision: DecisionBuilder, token: Token, command: DescribeTransaction
+) -> None:
     """Show one transaction."""
     require_id(command.transactional_id)
     txn = shard.transactions.get(command.transactional_id)
@@ -65,38 +68,42 @@ def describe_transaction(
         start_time_ms=txn.start_ms,
         partitions=tuple(sorted(txn.partitions)),
     )
-    return Decision(replies=(Reply(token, described),))
+    decision.reply(token, described)
 
 
-def abort_overdue(shard: TxnShardState, draft: Draft, transactional_id: str, now_ms: int) -> bool:
+def abort_overdue(shard: TxnShardState, decision: DecisionBuilder, transactional_id: str) -> bool:
     """Abort one transaction for its timeout; False if that has to be tried again later."""
     txn = shard.transactions[transactional_id]
     try:
-        end_txn.abort_fenced(shard, draft, transactional_id, now_ms, cause="timeout")
+        end_txn.abort_fenced(shard, decision, transactional_id, cause="timeout")
     except ProducerIdsUnavailableError as error:
-        draft.note("timeout-postponed", transactional_id, cause=str(error))
-        draft.set_timer((TIMEOUT_TIMER, transactional_id), now_ms + shard.limits.retry_backoff_ms)
+        decision.event("timeout-postponed", transactional_id, cause=str(error))
+        decision.arm((TIMEOUT_TIMER, transactional_id), shard.limits.retry_backoff_ms)
         return False
-    draft.note(
+    decision.event(
         "transaction-timed-out",
         transactional_id,
         timeout_ms=txn.timeout_ms,
-        open_ms=now_ms - txn.start_ms,
+        open_ms=decision.now_ms - txn.start_ms,
         partitions=len(txn.partitions),
     )
     return True
 
 
-def expire_transactional_ids(shard: TxnShardState, token: Token, now_ms: int) -> Decision:
+def expire_transactional_ids(
+    shard: TxnShardState,
+    decision: DecisionBuilder,
+    token: Token,
+    _command: ExpireTransactionalIds,
+) -> None:
     """Forget ids that rested for too long, up to the limits of one decision.
 
     Where the sweep stands is soft state: the next decision goes on from there.
     """
-    oldest_ms = now_ms - shard.limits.transactional_id_expiration_ms
+    oldest_ms = decision.now_ms - shard.limits.transactional_id_expiration_ms
     unswept = shard.unswept
     if not unswept:
         unswept.extend(shard.transactions)
-    draft = Draft(shard)
     expired: list[str] = []
     for _ in range(min(len(unswept), shard.limits.max_sweep_looks)):
         if len(expired) == shard.limits.max_sweep:
@@ -112,15 +119,14 @@ def expire_transactional_ids(shard: TxnShardState, token: Token, now_ms: int) ->
             continue
         expired.append(transactional_id)
         state.dead(txn)
-        draft.records.append(records.tombstone(transactional_id))
-        draft.note(
+        decision.append(records.tombstone(transactional_id))
+        decision.event(
             "transactional-id-expired",
             transactional_id,
             producer_id=txn.producer_id,
-            rested_ms=now_ms - txn.last_update_ms,
+            rested_ms=decision.now_ms - txn.last_update_ms,
         )
-    draft.reply(token, ExpireTransactionalIdsResult(tuple(expired), more=bool(unswept)))
-    return draft.decision()
+    decision.reply(token, ExpireTransactionalIdsResult(tuple(expired), more=bool(unswept)))
 
 
 def _matcher(pattern: str | None, longest: int) -> Callable[[str], bool]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from types import MappingProxyType
 
-from fencepost.logcore.machine import Decision, Token
+from fencepost.logcore.machine import DecisionBuilder, Token
 from fencepost.txn import epochs, state
 from fencepost.txn.commands import NO_PRODUCER_ID, EndTxn, EndTxnResult
 from fencepost.txn.epochs import Identity, Relation
@@ -21,7 +21,7 @@ from fencepost.txn.errors import (
     InvalidProducerIdMappingError,
     InvalidTransactionStateError,
 )
-from fencepost.txn.shard import Draft, TxnShardState, refuse_fenced, require_id
+from fencepost.txn.shard import TxnShardState, refuse_fenced, require_id, tell_identity
 from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 
 
@@ -95,7 +95,7 @@ TV2_TABLE: Mapping[tuple[TransactionState, bool, Relation], Verdict] = MappingPr
 """By state, wanted outcome, and whether the identity is the stored one or the one before it."""
 
 
-def decide(shard: TxnShardState, token: Token, command: EndTxn, now_ms: int) -> Decision:
+def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, command: EndTxn) -> None:
     """Commit or abort."""
     transactional_id = command.transactional_id
     require_id(transactional_id)
@@ -114,7 +114,8 @@ def decide(shard: TxnShardState, token: Token, command: EndTxn, now_ms: int) -> 
         )
     owner = txn.client_identity
     if relation is Relation.FENCED:
-        return refuse_fenced(token, transactional_id, request, owner, "EndTxn")
+        refuse_fenced(decision, token, transactional_id, request, owner, "EndTxn")
+        return
     if pending:
         raise ConcurrentTransactionsError("the last transaction is being completed")
     if version >= TV2:
@@ -122,35 +123,34 @@ def decide(shard: TxnShardState, token: Token, command: EndTxn, now_ms: int) -> 
     else:
         verdict = TV1_TABLE[txn.state, command.commit]
     if verdict is Verdict.FENCED:
-        return refuse_fenced(token, transactional_id, request, owner, "EndTxn")
+        refuse_fenced(decision, token, transactional_id, request, owner, "EndTxn")
+        return
     if verdict is Verdict.WAIT:
         raise ConcurrentTransactionsError("this transaction is being completed")
     if verdict is Verdict.ILLEGAL:
         wanted = "commit" if command.commit else "abort"
         raise InvalidTransactionStateError(f"no {wanted} in state {txn.state.kafka_name}")
-    draft = Draft(shard)
     after = owner
     if verdict is Verdict.END:
-        prepared = _end(shard, draft, transactional_id, txn, version, now_ms, commit=command.commit)
-        _note_end(draft, transactional_id, txn, prepared, "EndTxn")
+        prepared = _end(shard, decision, transactional_id, txn, version, commit=command.commit)
+        _tell_end(decision, transactional_id, txn, prepared, "EndTxn")
         after = prepared.next_identity
-    draft.reply(token, EndTxnResult(after.producer_id, after.epoch))
-    return draft.decision()
+    decision.reply(token, EndTxnResult(after.producer_id, after.epoch))
 
 
 def abort_fenced(
-    shard: TxnShardState, draft: Draft, transactional_id: str, now_ms: int, *, cause: str
+    shard: TxnShardState, decision: DecisionBuilder, transactional_id: str, *, cause: str
 ) -> None:
     """Abort an open transaction so that its producer can not go on.
 
-    Raises ProducerIdsUnavailableError; nothing is drafted then.
+    Raises ProducerIdsUnavailableError; nothing is decided then.
     """
     owned = shard.transactions[transactional_id]
     version = _rules(shard.transaction_version())
     fenced = state.fenced(owned, version)
-    prepared = _end(shard, draft, transactional_id, fenced, version, now_ms, commit=False)
-    _note_end(draft, transactional_id, owned, prepared, cause)
-    draft.note(
+    prepared = _end(shard, decision, transactional_id, fenced, version, commit=False)
+    _tell_end(decision, transactional_id, owned, prepared, cause)
+    decision.event(
         "producer-fenced",
         transactional_id,
         cause=cause,
@@ -186,15 +186,14 @@ def _relate(request: Identity, txn: TransactionMetadata, version: int) -> Relati
 
 def _end(
     shard: TxnShardState,
-    draft: Draft,
+    decision: DecisionBuilder,
     transactional_id: str,
     txn: TransactionMetadata,
     version: int,
-    now_ms: int,
     *,
     commit: bool,
 ) -> TransactionMetadata:
-    """Draft the Prepare record and its markers."""
+    """Decide on the Prepare record and its markers."""
     next_producer_id = NO_PRODUCER_ID
     if version >= TV2 and epochs.is_exhausted(txn.client_identity.epoch):
         next_producer_id = shard.ids.take()
@@ -203,23 +202,23 @@ def _end(
         commit=commit,
         client_transaction_version=version,
         next_producer_id=next_producer_id,
-        now_ms=now_ms,
+        now_ms=decision.now_ms,
     )
-    draft.prepare(transactional_id, prepared)
+    shard.prepare(decision, transactional_id, prepared)
     if version >= TV2:
         shard.successors[transactional_id] = (prepared.next_identity, txn.client_identity)
     return prepared
 
 
-def _note_end(
-    draft: Draft,
+def _tell_end(
+    decision: DecisionBuilder,
     transactional_id: str,
     owned: TransactionMetadata,
     prepared: TransactionMetadata,
     cause: str,
 ) -> None:
     if prepared.state is TransactionState.PREPARE_ABORT:
-        draft.note(
+        decision.event(
             "transaction-aborted",
             transactional_id,
             cause=cause,
@@ -229,7 +228,7 @@ def _note_end(
             partitions=len(owned.partitions),
         )
     elif owned.is_kept:
-        draft.note(
+        decision.event(
             "transaction-committed",
             transactional_id,
             cause=cause,
@@ -238,4 +237,4 @@ def _note_end(
             open_ms=prepared.last_update_ms - owned.start_ms,
             partitions=len(owned.partitions),
         )
-    draft.note_identity(transactional_id, owned.client_identity, prepared.next_identity, cause)
+    tell_identity(decision, transactional_id, owned.client_identity, prepared.next_identity, cause)

@@ -5,7 +5,7 @@ Sources: ``TransactionCoordinator.handleInitProducerId``; KIP-98, KIP-360, KIP-9
 
 from __future__ import annotations
 
-from fencepost.logcore.machine import Decision, DomainError, Token
+from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 from fencepost.txn import end_txn, epochs, state
 from fencepost.txn.commands import (
     NO_PRODUCER_EPOCH,
@@ -27,16 +27,18 @@ from fencepost.txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS
 from fencepost.txn.shard import (
     PARK_TIMER,
     TIMEOUT_TIMER,
-    Draft,
     Parked,
     TxnShardState,
     refuse_fenced,
     require_id,
+    tell_identity,
 )
 from fencepost.txn.state import TransactionMetadata, TransactionState
 
 
-def decide(shard: TxnShardState, token: Token, command: InitProducerId, now_ms: int) -> Decision:
+def decide(
+    shard: TxnShardState, decision: DecisionBuilder, token: Token, command: InitProducerId
+) -> None:
     """Give the id to the sender, at once or when the transaction left open has been aborted."""
     _validate(shard, command)
     transactional_id = command.transactional_id
@@ -48,35 +50,35 @@ def decide(shard: TxnShardState, token: Token, command: InitProducerId, now_ms: 
             raise TooManyTransactionalIdsError(
                 f"the shard holds {shard.limits.max_transactional_ids} transactional ids"
             )
-        txn = state.created(shard.ids.take(), command.transaction_timeout_ms, now_ms)
+        txn = state.created(shard.ids.take(), command.transaction_timeout_ms, decision.now_ms)
     given = _given(command)
     owner = txn.client_identity
     if given is not None and not epochs.may_continue(given, owner, txn.previous_producer_id):
-        return refuse_fenced(token, transactional_id, given, owner, "InitProducerId")
+        refuse_fenced(decision, token, transactional_id, given, owner, "InitProducerId")
+        return
     if txn.state in state.PREPARED:
         raise ConcurrentTransactionsError("the last transaction is being completed")
     if txn.state is TransactionState.ONGOING:
         if command.keep_prepared:
-            return _keep(shard, token, command, txn, now_ms)
-        return _take_over(shard, token, command, txn, now_ms)
-    draft = Draft(shard)
+            _keep(shard, decision, token, command, txn)
+        else:
+            _take_over(shard, decision, token, command, txn)
+        return
     try:
-        draft.reply(token, grant(shard, draft, command, txn, now_ms))
+        decision.reply(token, grant(shard, decision, command, txn))
     except ProducerFencedError:
-        return refuse_fenced(token, transactional_id, given, txn.identity, "InitProducerId")
-    return draft.decision()
+        refuse_fenced(decision, token, transactional_id, given, txn.identity, "InitProducerId")
 
 
 def grant(
     shard: TxnShardState,
-    draft: Draft,
+    decision: DecisionBuilder,
     command: InitProducerId,
     txn: TransactionMetadata,
-    now_ms: int,
 ) -> InitProducerIdResult:
     """Record the claim of ``command`` on an id at rest and return its answer.
 
-    Raises ProducerFencedError, ProducerIdsUnavailableError; ``draft`` is untouched then.
+    Raises ProducerFencedError, ProducerIdsUnavailableError; ``decision`` is untouched then.
     """
     transactional_id = command.transactional_id
     stored, given = txn.identity, _given(command)
@@ -91,7 +93,7 @@ def grant(
         identity = Identity(stored.producer_id, epochs.bump(stored.epoch))
     else:
         identity = stored
-    draft.note_identity(transactional_id, stored, identity, "InitProducerId")
+    tell_identity(decision, transactional_id, stored, identity, "InitProducerId")
     if verdict is not Claim.REPEAT:
         shard.successors.pop(transactional_id, None)
         if given is not None and stored.epoch != epochs.NO_EPOCH:
@@ -99,19 +101,20 @@ def grant(
     timeout_ms = command.transaction_timeout_ms
     if command.enable_2pc:
         timeout_ms = TWO_PHASE_COMMIT_TIMEOUT_MS
-    draft.write(
-        transactional_id,
-        state.initialised(txn, identity, timeout_ms=timeout_ms, now_ms=now_ms),
+    decision.append(
+        shard.record(
+            transactional_id,
+            state.initialised(txn, identity, timeout_ms=timeout_ms, now_ms=decision.now_ms),
+        )
     )
     return InitProducerIdResult(identity.producer_id, identity.epoch)
 
 
 def grant_parked(
     shard: TxnShardState,
-    draft: Draft,
+    decision: DecisionBuilder,
     transactional_id: str,
     txn: TransactionMetadata,
-    now_ms: int,
 ) -> None:
     """Answer the request that waited for ``txn`` to come to rest, if there is one.
 
@@ -121,29 +124,31 @@ def grant_parked(
     parked = shard.parked.pop(transactional_id, None)
     if parked is None:
         return
-    draft.set_timer((PARK_TIMER, transactional_id), None)
+    decision.disarm((PARK_TIMER, transactional_id))
     try:
-        response: object = grant(shard, draft, parked.command, txn, now_ms)
+        response: object = grant(shard, decision, parked.command, txn)
     except DomainError as error:
         response = error
-    draft.reply(parked.token, response)
+    decision.reply(parked.token, response)
 
 
-def turn_away_parked(shard: TxnShardState, draft: Draft, transactional_id: str) -> None:
+def turn_away_parked(
+    shard: TxnShardState, decision: DecisionBuilder, transactional_id: str
+) -> None:
     """Tell the request that waits to come back later: its markers take too long."""
     parked = shard.parked.pop(transactional_id, None)
     if parked is not None:
         error = ConcurrentTransactionsError("the open transaction is still being aborted")
-        draft.reply(parked.token, error)
+        decision.reply(parked.token, error)
 
 
 def _take_over(
     shard: TxnShardState,
+    decision: DecisionBuilder,
     token: Token,
     command: InitProducerId,
     txn: TransactionMetadata,
-    now_ms: int,
-) -> Decision:
+) -> None:
     """Abort the open transaction with a fence, and let the sender wait for the markers.
 
     A continuing producer must hold the current epoch to do so. Kafka looks at the epoch only after
@@ -153,24 +158,25 @@ def _take_over(
     transactional_id = command.transactional_id
     given = _given(command)
     if given is not None and given != txn.client_identity:
-        return refuse_fenced(token, transactional_id, given, txn.client_identity, "InitProducerId")
-    draft = Draft(shard)
-    end_txn.abort_fenced(shard, draft, transactional_id, now_ms, cause="InitProducerId")
+        refuse_fenced(
+            decision, token, transactional_id, given, txn.client_identity, "InitProducerId"
+        )
+        return
+    end_txn.abort_fenced(shard, decision, transactional_id, cause="InitProducerId")
     if len(shard.parked) < shard.limits.max_parked_requests:
         shard.parked[transactional_id] = Parked(token, command)
-        draft.set_timer((PARK_TIMER, transactional_id), now_ms + shard.limits.max_park_ms)
+        decision.arm((PARK_TIMER, transactional_id), shard.limits.max_park_ms)
     else:
-        draft.reply(token, ConcurrentTransactionsError("the open transaction is being aborted"))
-    return draft.decision()
+        decision.reply(token, ConcurrentTransactionsError("the open transaction is being aborted"))
 
 
 def _keep(
     shard: TxnShardState,
+    decision: DecisionBuilder,
     token: Token,
     command: InitProducerId,
     txn: TransactionMetadata,
-    now_ms: int,
-) -> Decision:
+) -> None:
     """Leave the open transaction open, and give the id to the sender so that it can end it.
 
     The identity moves on with every such claim, so that of several restarted producers only the
@@ -184,13 +190,12 @@ def _keep(
     else:
         client = Identity(before.producer_id, epochs.bump(before.epoch))
     timeout_ms = TWO_PHASE_COMMIT_TIMEOUT_MS if command.enable_2pc else txn.timeout_ms
-    kept = state.kept(txn, client, timeout_ms=timeout_ms, now_ms=now_ms)
-    draft = Draft(shard)
-    draft.write(transactional_id, kept)
+    kept = state.kept(txn, client, timeout_ms=timeout_ms, now_ms=decision.now_ms)
+    decision.append(shard.record(transactional_id, kept))
     if timeout_ms != txn.timeout_ms:
-        draft.set_timer((TIMEOUT_TIMER, transactional_id), None)
+        decision.disarm((TIMEOUT_TIMER, transactional_id))
     shard.successors.pop(transactional_id, None)
-    draft.note(
+    decision.event(
         "transaction-kept",
         transactional_id,
         cause="InitProducerId",
@@ -200,10 +205,9 @@ def _keep(
         former_producer_epoch=before.epoch,
         producer_id=client.producer_id,
         producer_epoch=client.epoch,
-        open_ms=now_ms - txn.start_ms,
+        open_ms=decision.now_ms - txn.start_ms,
     )
-    draft.reply(token, InitProducerIdResult(*client, *txn.identity))
-    return draft.decision()
+    decision.reply(token, InitProducerIdResult(*client, *txn.identity))
 
 
 def _given(command: InitProducerId) -> Identity | None:

@@ -8,10 +8,13 @@ modules.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from fencepost.logcore.machine import (
     Decision,
+    DecisionBuilder,
     DomainError,
     InvariantViolation,
     ProducerStamp,
@@ -32,10 +35,33 @@ from fencepost.txn.commands import (
 from fencepost.txn.errors import CoordinatorUnloadedError
 from fencepost.txn.ids import ProducerIds
 from fencepost.txn.limits import TxnLimits
-from fencepost.txn.shard import PARK_TIMER, TIMEOUT_TIMER, Draft, TxnShardState, timeout_deadline_ms
+from fencepost.txn.shard import (
+    PARK_TIMER,
+    TIMEOUT_TIMER,
+    TxnShardState,
+    arm_timeout,
+    timeout_deadline_ms,
+)
 from fencepost.txn.state import TransactionMetadata, TransactionState
 
 __all__ = ["PARK_TIMER", "TIMEOUT_TIMER", "TxnMachine"]
+
+
+Handler = Callable[[TxnShardState, DecisionBuilder, Token, Any], None]
+"""Decides on a command. It may raise a :class:`DomainError` before it has changed anything."""
+
+HANDLERS: Mapping[type, Handler] = MappingProxyType(
+    {
+        AddPartitions: add_partitions.decide,
+        EndTxn: end_txn.decide,
+        MarkersWritten: completion.decide,
+        InitProducerId: init_producer.decide,
+        ListTransactions: admin.list_transactions,
+        DescribeTransaction: admin.describe_transaction,
+        ExpireTransactionalIds: admin.expire_transactional_ids,
+    }
+)
+"""Who decides on which command."""
 
 
 class TxnMachine:
@@ -84,23 +110,12 @@ class TxnMachine:
         shard = self._shard
         if not shard.serving:
             raise CoordinatorUnloadedError("the shard does not serve")
-        match command:
-            case AddPartitions():
-                return add_partitions.decide(shard, token, command, now_ms)
-            case EndTxn():
-                return end_txn.decide(shard, token, command, now_ms)
-            case MarkersWritten():
-                return completion.decide(shard, token, command, now_ms)
-            case InitProducerId():
-                return init_producer.decide(shard, token, command, now_ms)
-            case ListTransactions():
-                return admin.list_transactions(shard, token, command, now_ms)
-            case DescribeTransaction():
-                return admin.describe_transaction(shard, token, command)
-            case ExpireTransactionalIds():
-                return admin.expire_transactional_ids(shard, token, now_ms)
-            case _:
-                raise InvariantViolation(f"not a transaction command: {command!r}")
+        handler = HANDLERS.get(type(command))
+        if handler is None:
+            raise InvariantViolation(f"not a transaction command: {command!r}")
+        decision = DecisionBuilder(now_ms)
+        handler(shard, decision, token, command)
+        return decision.build()
 
     def fire(self, key: Hashable, now_ms: int) -> Decision:
         """Act on a timer that has run out; one that is out of date does nothing.
@@ -108,15 +123,15 @@ class TxnMachine:
         ``(TIMEOUT_TIMER, transactional_id)`` aborts the transaction whose timeout has passed,
         ``(PARK_TIMER, transactional_id)`` answers an InitProducerId that waited for too long.
         """
-        draft = Draft(self._shard)
+        decision = DecisionBuilder(now_ms)
         match key:
             case (kind, str(transactional_id)) if kind == TIMEOUT_TIMER:
-                self._time_out(draft, transactional_id, now_ms)
+                self._time_out(decision, transactional_id)
             case (kind, str(transactional_id)) if kind == PARK_TIMER:
-                init_producer.turn_away_parked(self._shard, draft, transactional_id)
+                init_producer.turn_away_parked(self._shard, decision, transactional_id)
             case _:
                 pass
-        return draft.decision()
+        return decision.build()
 
     def replay(
         self,
@@ -166,12 +181,12 @@ class TxnMachine:
         """Begin to serve: complete what is prepared, and arm the timeout of what is open."""
         shard = self._shard
         shard.serving = True
-        draft = Draft(shard)
+        decision = DecisionBuilder(now_ms)
         for transactional_id, txn in shard.transactions.items():
             if txn.state in state.PREPARED:
                 number = shard.offsets[transactional_id]
-                draft.request_markers(transactional_id, txn, number)
-                draft.note(
+                shard.request_markers(decision, transactional_id, txn, number)
+                decision.event(
                     "transaction-resumed",
                     transactional_id,
                     state=txn.state.kafka_name,
@@ -179,10 +194,10 @@ class TxnMachine:
                     partitions=len(txn.partitions),
                 )
             elif txn.state is TransactionState.ONGOING:
-                draft.arm_timeout(transactional_id, txn)
+                arm_timeout(decision, transactional_id, txn)
         if shard.passed_over:
-            draft.note("records-passed-over", "", count=shard.passed_over)
-        return draft.decision()
+            decision.event("records-passed-over", "", count=shard.passed_over)
+        return decision.build()
 
     def unload(self) -> Decision:
         """Stop to serve: whoever waits has to find the coordinator again."""
@@ -240,7 +255,7 @@ class TxnMachine:
         if len(shard.parked) > shard.limits.max_parked_requests:
             raise InvariantViolation(f"{len(shard.parked)} requests wait")
 
-    def _time_out(self, draft: Draft, transactional_id: str, now_ms: int) -> None:
+    def _time_out(self, decision: DecisionBuilder, transactional_id: str) -> None:
         shard = self._shard
         txn = shard.transactions.get(transactional_id)
         if txn is None or not shard.serving or shard.is_pending(transactional_id):
@@ -248,7 +263,7 @@ class TxnMachine:
         deadline_ms = timeout_deadline_ms(txn)
         if deadline_ms is None:
             return
-        if now_ms < deadline_ms:
-            draft.arm_timeout(transactional_id, txn)
+        if decision.now_ms < deadline_ms:
+            arm_timeout(decision, transactional_id, txn)
             return
-        admin.abort_overdue(shard, draft, transactional_id, now_ms)
+        admin.abort_overdue(shard, decision, transactional_id)

@@ -1,21 +1,17 @@
-"""What the handlers of one shard share: its state, and the draft of a decision."""
+"""What the handlers of one shard share: its state, and what several of them decide."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fencepost.logcore.fields import MAX_STRING_BYTES
 from fencepost.logcore.machine import (
-    Decision,
-    DomainError,
-    Event,
+    DecisionBuilder,
     InvariantViolation,
     ProducerStamp,
     Record,
-    Reply,
-    Timer,
     Token,
 )
 from fencepost.txn import records, state
@@ -80,101 +76,39 @@ class TxnShardState:
         """Build the record of ``txn`` in the form the cluster's transaction.version asks for."""
         return records.encode(transactional_id, txn, self.transaction_version())
 
+    def prepare(
+        self, decision: DecisionBuilder, transactional_id: str, txn: TransactionMetadata
+    ) -> None:
+        """Record the outcome of a transaction, end its timeout and request its markers.
 
-class Draft:
-    """A decision being put together."""
-
-    def __init__(self, shard: TxnShardState) -> None:
-        self._shard = shard
-        self.records: list[Record] = []
-        self.replies: list[Reply] = []
-        self.timers: list[Timer] = []
-        self.effects: list[object] = []
-        self.events: list[Event] = []
-
-    def write(self, transactional_id: str, txn: TransactionMetadata) -> None:
-        """Append the record of ``txn``."""
-        self.records.append(self._shard.record(transactional_id, txn))
-
-    def prepare(self, transactional_id: str, txn: TransactionMetadata) -> None:
-        """Record the outcome of a transaction, end its timeout and order its markers.
-
-        The number of the order is the lowest offset its record can get. It never repeats for an id,
-        because each outcome is a record of its own.
+        The number of the request is the lowest offset its record can get. It never repeats for an
+        id, because each outcome is a record of its own.
         """
-        self.write(transactional_id, txn)
-        self.timers.append(Timer((TIMEOUT_TIMER, transactional_id), None))
-        self.request_markers(transactional_id, txn, self._shard.last_offset + 1)
+        decision.append(self.record(transactional_id, txn))
+        decision.disarm((TIMEOUT_TIMER, transactional_id))
+        self.request_markers(decision, transactional_id, txn, self.last_offset + 1)
 
     def request_markers(
-        self, transactional_id: str, txn: TransactionMetadata, transaction_number: int
+        self,
+        decision: DecisionBuilder,
+        transactional_id: str,
+        txn: TransactionMetadata,
+        transaction_number: int,
     ) -> None:
-        """Order the markers of a transaction whose outcome is or will be recorded."""
+        """Request the markers of a transaction whose outcome is or will be recorded."""
         if txn.state not in state.PREPARED:
             raise InvariantViolation(f"{transactional_id}: no markers in {txn.state.name}")
-        order = WriteMarkers(
+        request = WriteMarkers(
             transactional_id=transactional_id,
             stamp=ProducerStamp(txn.producer_id, txn.producer_epoch),
             commit=txn.state is TransactionState.PREPARE_COMMIT,
-            coordinator_epoch=self._shard.coordinator_epoch,
+            coordinator_epoch=self.coordinator_epoch,
             transaction_version=txn.client_transaction_version,
             partitions=tuple(sorted(txn.partitions)),
             transaction_number=transaction_number,
         )
-        self._shard.markers.expect(order)
-        self.effects.append(order)
-
-    def arm_timeout(self, transactional_id: str, txn: TransactionMetadata) -> None:
-        """Set the timer of an open transaction, unless it has no timeout."""
-        deadline_ms = timeout_deadline_ms(txn)
-        if deadline_ms is not None:
-            self.timers.append(Timer((TIMEOUT_TIMER, transactional_id), deadline_ms))
-
-    def set_timer(self, key: Hashable, deadline_ms: int | None) -> None:
-        """Set any timer, or cancel it."""
-        self.timers.append(Timer(key, deadline_ms))
-
-    def reply(self, token: Token, response: object) -> None:
-        """Answer a request."""
-        self.replies.append(Reply(token, response))
-
-    def note(self, kind: str, transactional_id: str, **detail: object) -> None:
-        """Remember a cause."""
-        self.events.append(Event(kind, transactional_id, detail))
-
-    def note_identity(
-        self, transactional_id: str, before: Identity, after: Identity, cause: str
-    ) -> None:
-        """Remember that ``after`` took the place of ``before``, unless it is the same."""
-        if after.producer_id != before.producer_id:
-            self.note(
-                "producer-id-rotated",
-                transactional_id,
-                cause=cause,
-                producer_id=after.producer_id,
-                producer_epoch=after.epoch,
-                former_producer_id=before.producer_id,
-                former_producer_epoch=before.epoch,
-            )
-        elif after.epoch != before.epoch:
-            self.note(
-                "epoch-bumped",
-                transactional_id,
-                cause=cause,
-                producer_id=after.producer_id,
-                producer_epoch=after.epoch,
-                former_producer_epoch=before.epoch,
-            )
-
-    def decision(self) -> Decision:
-        """Return the finished decision."""
-        return Decision(
-            records=tuple(self.records),
-            replies=tuple(self.replies),
-            timers=tuple(self.timers),
-            effects=tuple(self.effects),
-            events=tuple(self.events),
-        )
+        self.markers.expect(request)
+        decision.effect(request)
 
 
 def timeout_deadline_ms(txn: TransactionMetadata) -> int | None:
@@ -182,6 +116,13 @@ def timeout_deadline_ms(txn: TransactionMetadata) -> int | None:
     if txn.state is not TransactionState.ONGOING or txn.timeout_ms == TWO_PHASE_COMMIT_TIMEOUT_MS:
         return None
     return txn.start_ms + txn.timeout_ms + 1
+
+
+def arm_timeout(decision: DecisionBuilder, transactional_id: str, txn: TransactionMetadata) -> None:
+    """Set the timer of an open transaction, unless it has no timeout."""
+    deadline_ms = timeout_deadline_ms(txn)
+    if deadline_ms is not None:
+        decision.arm((TIMEOUT_TIMER, transactional_id), deadline_ms - decision.now_ms)
 
 
 def require_id(transactional_id: str) -> None:
@@ -193,20 +134,46 @@ def require_id(transactional_id: str) -> None:
 
 
 def refuse_fenced(
-    token: Token, transactional_id: str, request: Identity | None, stored: Identity, during: str
-) -> Decision:
+    decision: DecisionBuilder,
+    token: Token,
+    transactional_id: str,
+    request: Identity | None,
+    stored: Identity,
+    during: str,
+) -> None:
     """Answer a producer that lost its id, and remember that it tried."""
-    detail = {
-        "during": during,
-        "given_producer_id": None if request is None else request.producer_id,
-        "given_producer_epoch": None if request is None else request.epoch,
-        "producer_id": stored.producer_id,
-        "producer_epoch": stored.epoch,
-    }
-    error: DomainError = ProducerFencedError(
+    decision.event(
+        "producer-refused",
+        transactional_id,
+        during=during,
+        given_producer_id=None if request is None else request.producer_id,
+        given_producer_epoch=None if request is None else request.epoch,
+        producer_id=stored.producer_id,
+        producer_epoch=stored.epoch,
+    )
+    error = ProducerFencedError(
         f"{transactional_id} belongs to producer {stored.producer_id} at epoch {stored.epoch}"
     )
-    return Decision(
-        replies=(Reply(token, error),),
-        events=(Event("producer-refused", transactional_id, detail),),
-    )
+    decision.reply(token, error)
+
+
+def tell_identity(
+    decision: DecisionBuilder, transactional_id: str, before: Identity, after: Identity, cause: str
+) -> None:
+    """Remember that ``after`` took the place of ``before``, unless it is the same."""
+    if after == before:
+        return
+    detail: dict[str, object] = {
+        "cause": cause,
+        "producer_id": after.producer_id,
+        "producer_epoch": after.epoch,
+    }
+    if after.producer_id != before.producer_id:
+        kind, detail["former_producer_id"] = "producer-id-rotated", before.producer_id
+    else:
+        kind = "epoch-bumped"
+    detail["former_producer_epoch"] = before.epoch
+    # Every transaction of a TV2 client ends with a new epoch.
+    is_routine = kind == "epoch-bumped" and cause == "EndTxn"
+    tell = decision.routine_event if is_routine else decision.event
+    tell(kind, transactional_id, **detail)

@@ -104,7 +104,7 @@ class History:
         trigger: str | None = None,
     ) -> None:
         """Keep an event of the shard of ``topic``; never raises, and never writes by itself."""
-        if self._loop is None or is_routine(event):
+        if self._loop is None or event.routine:
             return
         if len(self._queue) >= self.limits.max_queued:
             self.dropped += 1
@@ -115,7 +115,7 @@ class History:
                 at_ms=self._clock.now_ms(),
                 scope=_SCOPES.get(topic, topic),
                 subject=event.subject,
-                what=event.kind.replace("_", "-"),
+                what=event.kind,
                 shard=shard,
                 client_id=None if origin is None else origin.client_id,
                 client_host=None if origin is None else origin.client_host,
@@ -161,8 +161,3 @@ class History:
             _log.warning("history_not_written", events=self._untold, cause=cause)
             self._complained_ms = now_ms
             self._untold = 0
-
-
-def is_routine(event: Event) -> bool:
-    """Whether it happens in every transaction of a TV2 client, and explains nothing."""
-    return event.kind == "epoch-bumped" and event.detail.get("cause") == "EndTxn"

@@ -77,10 +77,6 @@ NO_ROOM_BACKOFF_MS = 1_000
 STABLE_AFTER_MS = 60_000
 """A shard that served this long is sound again, and its next failure counts as the first."""
 
-ROUTINE_EVENTS = frozenset({"epoch-bumped"})
-"""Events that every transaction of a TV2 client brings, and that are worth a line to nobody who did
-not ask for it."""
-
 _END_MARKERS = frozenset({ControlType.ABORT, ControlType.COMMIT})
 
 _log = structlog.get_logger(__name__)
@@ -339,7 +335,7 @@ class ShardRuntime:
         for timer in decision.timers:
             self._timers.set(timer.key, timer.deadline_ms, now_ms)
         for event in decision.events:
-            level = logging.DEBUG if event.kind in ROUTINE_EVENTS else logging.INFO
+            level = logging.DEBUG if event.routine else logging.INFO
             if _log.is_enabled_for(level):
                 where = {"subject": event.subject, "shard": self.name}
                 _log.log(level, event.kind, **{**event.detail, **where})

@@ -36,7 +36,7 @@ from fencepost.txn.commands import AddPartitions, EndTxn, InitProducerId
 from tests.unit.coordinator.services import Services, storage
 
 ME = Origin("importer", "10.0.0.7")
-EVENT = Event("member_joined", "g", {"member": "m-1"})
+EVENT = Event("member-joined", "g", {"member": "m-1"})
 
 
 @pytest.fixture
@@ -135,17 +135,17 @@ async def test_nothing_is_taken_where_it_is_off_or_not_running(tmp_path: Path) -
 async def test_a_full_queue_drops_the_newest_and_counts(services: Services) -> None:
     services.history.limits = HistoryLimits(max_queued=2)
     for name in "abc":
-        remember(services, Event("group_created", name))
+        remember(services, Event("group-created", name))
     assert services.history.dropped == 1
     assert [entry.subject for entry in await written(services, 2)] == ["a", "b"]
-    remember(services, Event("group_created", "d"))
+    remember(services, Event("group-created", "d"))
     assert [entry.subject for entry in await written(services, 3)] == ["a", "b", "d"]
 
 
 async def test_much_is_written_in_several_turns(services: Services) -> None:
     services.history.limits = HistoryLimits(max_batch_bytes=1)
     for number in range(20):
-        remember(services, Event("group_created", str(number)))
+        remember(services, Event("group-created", str(number)))
     found = await written(services, 20)
     assert [entry.subject for entry in found] == [str(number) for number in range(20)]
     batches = list(services.logs.partition(HISTORY_TOPIC, 0).read_all())
@@ -233,7 +233,7 @@ async def test_old_history_goes(tmp_path: Path) -> None:
     config = {"fencepost.history.retention.ms": "8000"}
     services = await Services(tmp_path, config, clock=clock).start()
     for number in range(4):
-        remember(services, Event("group_created", str(number)))
+        remember(services, Event("group-created", str(number)))
         await written(services, number + 1)
         clock.advance(3_000)
     partition = services.logs.partition(HISTORY_TOPIC, 0)

@@ -30,7 +30,7 @@ from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.errors import GroupError
 
 Partition = tuple[bytes, int]
-REBALANCES = ("group_epoch_bumped", "generation_started")
+REBALANCES = ("group-epoch-bumped", "generation-started")
 MAX_MEMBERS = 7
 TOPICS = (("t",), ("t", "u"), ("u", "w"))
 OFFERS = (

@@ -12,10 +12,10 @@ from fencepost.groups.classic_state import ClassicState
 from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.logcore.machine import Event
 
-GONE = frozenset({"member_left", "member_expired", "member_fenced"})
-CAME = frozenset({"member_joined", "member_fenced"})
-OF_A_MEMBER = frozenset({"member_joined", *GONE})
-NEW_KIND = frozenset({"group_created", "group_deleted", "group_upgraded", "group_downgraded"})
+GONE = frozenset({"member-left", "member-expired", "member-fenced"})
+CAME = frozenset({"member-joined", "member-fenced"})
+OF_A_MEMBER = frozenset({"member-joined", *GONE})
+NEW_KIND = frozenset({"group-created", "group-deleted", "group-upgraded", "group-downgraded"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _check_group(old: Seen | None, new: Seen | None, events: list[Event]) -> Non
     }
     assert came <= named, (came, events)
     if new.is_joining and not old.is_joining:
-        assert "rebalance_started" in kinds, events
+        assert "rebalance-started" in kinds, events
     if new.kind == "consumer":
         moved = {
             (member_id, new.members[member_id][2])
@@ -91,7 +91,7 @@ def _check_group(old: Seen | None, new: Seen | None, events: list[Event]) -> Non
         told = {
             (event.detail.get("member"), event.detail.get("epoch"))
             for event in events
-            if event.kind in {"member_reconciled", "member_left"}
+            if event.kind in {"member-reconciled", "member-left"}
         }
         away = {one for one in moved if one[1] < 0}
         assert {one[0] for one in away} <= {one[0] for one in told}, (away, events)
@@ -102,7 +102,7 @@ def _check_epoch(old: Seen, new: Seen, events: list[Event]) -> None:
     if old.epoch == new.epoch:
         return
     is_consumer = new.kind == "consumer"
-    kind = "group_epoch_bumped" if is_consumer else "generation_started"
+    kind = "group-epoch-bumped" if is_consumer else "generation-started"
     names = ("old_epoch", "epoch") if is_consumer else ("old_generation", "new_generation")
     steps = [tuple(event.detail[name] for name in names) for event in events if event.kind == kind]
     assert steps, (old.epoch, new.epoch, events)

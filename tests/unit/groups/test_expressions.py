@@ -43,7 +43,7 @@ def test_what_one_heartbeat_does_not_get_to_is_gone_on_with():
     assert driver.consumer_group().epoch == epoch + 1
     settle(client)
     assert len(client.owned) == 39
-    assert driver.kinds().count("regex_resolved") == 1
+    assert driver.kinds().count("regex-resolved") == 1
     driver.reload()
     assert subscribed(driver) == 39
 
@@ -84,7 +84,7 @@ def test_nobody_waits_for_the_rest_any_more(how):
         if how == "delete":
             driver.ask(DeleteGroup(G))
     driver.advance(1_000)
-    assert "regex_resolved" not in driver.kinds()
+    assert "regex-resolved" not in driver.kinds()
     assert not any(key[0] == "regex" for key in driver.timers)
 
 
@@ -139,8 +139,8 @@ def test_an_expression_of_another_broker_keeps_its_topics_and_locks_nobody_out()
     moved.image = changed(moved.image, tt=(V, 1))
     moved.beat("n", 3)
     assert moved.consumer_group().subscribed_topics() == {"t", "u"}
-    assert moved.kinds().count("regex_refused") == 1
-    assert "not supported" in moved.event("regex_refused")["reason"]
+    assert moved.kinds().count("regex-refused") == 1
+    assert "not supported" in moved.event("regex-refused")["reason"]
     moved.reload()
     with pytest.raises(InvalidRegularExpressionError):
         moved.join("o", subscribed_topic_names=None, subscribed_topic_regex=r"\bt.*")
@@ -158,7 +158,7 @@ def test_an_expression_that_matches_more_than_a_record_holds_keeps_the_topics_it
     driver.advance(1_000)
     driver.beat("m", driver.consumer_group().current("m").member_epoch)
     assert subscribed(driver) == 3
-    assert driver.event("regex_refused")["reason"] == "its topics do not fit a record"
+    assert driver.event("regex-refused")["reason"] == "its topics do not fit a record"
     driver.image = changed(driver.image, **{"t" * 201: None})
     driver.advance(1_000)
     driver.beat("m", driver.consumer_group().current("m").member_epoch)

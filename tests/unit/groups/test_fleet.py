@@ -40,7 +40,7 @@ def test_a_fleet_of_both_protocols(request: pytest.FixtureRequest) -> None:
         counts += fleet.counts
         seed += 1
     print(f"{rebalances} rebalances of {seed} fleets: {dict(counts)}")
-    for kind in ("group_upgraded", "group_downgraded", "member_expired", "member_fenced"):
+    for kind in ("group-upgraded", "group-downgraded", "member-expired", "member-fenced"):
         assert counts[kind], f"no {kind} in {rebalances} rebalances"
     assert counts["commits"] > rebalances
 

@@ -318,7 +318,7 @@ def test_unknown_record_types_are_skipped_and_told():
         Entry(2, Record(b"\x00\x63", b""), None),
     ]
     driver = Driver(log=log)
-    skipped = [event.detail for event in driver.events if event.kind == "records_skipped"]
+    skipped = [event.detail for event in driver.events if event.kind == "records-skipped"]
     assert skipped == [{"record_type": 9, "count": 2}, {"record_type": 99, "count": 1}]
 
 

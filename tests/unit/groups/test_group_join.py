@@ -184,7 +184,7 @@ def test_a_pending_member_expires():
     assert driver.group().pending_members
     driver.advance(1)
     assert not driver.group().pending_members
-    assert "pending_member_expired" in driver.kinds()
+    assert "pending-member-expired" in driver.kinds()
     with pytest.raises(UnknownMemberIdError):
         driver.answer(driver.join("c-1"))
 
@@ -366,7 +366,7 @@ def test_stable_leader_rebalances_with_the_same_metadata():
     assert driver.parked(token)
     other = driver.join(ids[1])
     assert driver.answer(token).generation_id == driver.answer(other).generation_id == 2
-    assert driver.event("rebalance_started")["reason"] == f"leader {ids[0]} rejoins"
+    assert driver.event("rebalance-started")["reason"] == f"leader {ids[0]} rejoins"
 
 
 def test_a_lone_leader_rejoins_at_once():
@@ -420,7 +420,7 @@ def test_dynamic_members_that_do_not_rejoin_in_time_go():
                 driver.heartbeat(member_id)
         driver.advance(5_000)
     assert [member.member_id for member in driver.answer(token).members] == ids[:1]
-    gone = [event for event in driver.events if event.kind == "member_expired"]
+    gone = [event for event in driver.events if event.kind == "member-expired"]
     assert [event.detail["member"] for event in gone] == ids[1:]
 
 
@@ -569,7 +569,7 @@ def test_a_new_member_whose_join_is_never_answered_expires_after_five_minutes():
     driver.advance(1)
     with pytest.raises(UnknownMemberIdError):
         driver.answer(token)
-    assert driver.event("member_expired")["reason"] == "JoinGroup timed out"
+    assert driver.event("member-expired")["reason"] == "JoinGroup timed out"
 
 
 def test_a_known_member_that_waits_counts_as_alive():
@@ -586,7 +586,7 @@ def test_events_name_the_cause():
     driver, ids = stable(1)
     token, newcomer = driver.join_dynamic(reason="r" * 999)
     assert driver.answers[token] is PARKED
-    event = driver.event("rebalance_started")
+    event = driver.event("rebalance-started")
     assert event["member"] == newcomer
     assert event["client_id"] == "c"
     assert event["client_host"] == "/127.0.0.1"
@@ -594,7 +594,7 @@ def test_events_name_the_cause():
     assert event["state"] == "Stable"
     assert len(event["reason"]) == 256
     driver.join(ids[0])
-    event = driver.event("generation_started")
+    event = driver.event("generation-started")
     assert (event["old_generation"], event["new_generation"]) == (1, 2)
 
 

@@ -183,7 +183,7 @@ def test_pending_members_of_a_group_evict_the_oldest():
     for _ in range(3):
         assert isinstance(driver.answers[driver.join()], MemberIdRequiredError)
     assert list(driver.group().pending_members) == ["c-2", "c-3"]
-    assert driver.event("pending_member_evicted")["member"] == "c-1"
+    assert driver.event("pending-member-evicted")["member"] == "c-1"
     with pytest.raises(UnknownMemberIdError):
         driver.answer(driver.join("c-1"))
     assert driver.parked(driver.join("c-3"))

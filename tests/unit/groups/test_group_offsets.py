@@ -636,7 +636,7 @@ def test_an_empty_group_without_offsets_goes_at_once():
     assert expire(driver) == (0, 1)
     assert driver.log[-1].record is not None
     assert driver.log[-1].record.value is None
-    assert driver.event("group_deleted")
+    assert driver.event("group-deleted")
 
 
 def test_a_group_that_awaits_a_member_stays():

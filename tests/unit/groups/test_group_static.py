@@ -98,7 +98,7 @@ def test_the_old_id_is_fenced_everywhere():
     assert isinstance(answer[0][2], FencedInstanceIdError)
     with pytest.raises(UnknownMemberIdError):
         driver.heartbeat(ids[1])
-    event = driver.event("member_fenced")
+    event = driver.event("member-fenced")
     assert (event["member"], event["group_instance_id"]) == (ids[1], "i1")
 
 
@@ -166,7 +166,7 @@ def test_a_static_member_expires_by_its_session_alone():
     driver.heartbeat(ids[0])
     driver.advance(1)
     assert list(driver.group().members) == [ids[0]]
-    assert driver.event("member_expired")["group_instance_id"] == "i2"
+    assert driver.event("member-expired")["group_instance_id"] == "i2"
 
 
 def test_an_expired_static_member_may_come_back_as_a_new_one():
@@ -193,7 +193,7 @@ def test_a_static_member_that_was_away_must_sync_in_time():
             driver.heartbeat(member_id)
         driver.advance(5_000)
     assert list(driver.group().members) == [ids[0]]
-    assert driver.event("member_expired")["reason"] == "did not send SyncGroup in time"
+    assert driver.event("member-expired")["reason"] == "did not send SyncGroup in time"
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_an_assignment_that_does_not_fit_a_record_is_refused():
         with pytest.raises(GroupLimitExceededError):
             driver.answer(token)
     assert driver.state() == "PreparingRebalance"
-    assert "assignment_refused" in driver.kinds()
+    assert "assignment-refused" in driver.kinds()
     driver.rejoin_all()
     driver.sync_all()
     assert driver.state() == "Stable"
@@ -183,7 +183,7 @@ def test_who_does_not_sync_in_time_goes():
     with pytest.raises(RebalanceInProgressError):
         driver.answer(waiting)
     assert driver.state() == "PreparingRebalance"
-    assert driver.event("rebalance_started")["reason"].startswith("no SyncGroup in time")
+    assert driver.event("rebalance-started")["reason"].startswith("no SyncGroup in time")
 
 
 def test_who_does_not_sync_in_a_stable_group_goes_too():
@@ -253,7 +253,7 @@ def test_a_silent_member_goes_and_the_group_rebalances(build):
     driver.advance(1)
     assert list(driver.group().members) == [ids[0]]
     assert driver.state() == "PreparingRebalance"
-    event = driver.event("member_expired")
+    event = driver.event("member-expired")
     assert (event["member"], event["reason"]) == (ids[1], "session timed out")
     assert (event["client_id"], event["client_host"]) == ("c", "/127.0.0.1")
 
@@ -353,7 +353,7 @@ def test_several_leave_with_one_rebalance():
         None,
         UnknownMemberIdError,
     ]
-    assert driver.kinds() == ["member_left", "member_left", "rebalance_started"]
+    assert driver.kinds() == ["member-left", "member-left", "rebalance-started"]
 
 
 def test_when_all_leave_the_group_is_empty():

@@ -74,7 +74,7 @@ def test_a_classic_group_becomes_one_of_the_consumer_protocol():
     assert frozenset().union(*owned) == had
     assert sum(map(len, owned)) == 4
     assert driver.fetch().offset == 7
-    assert driver.event("group_upgraded")["members"] == 2
+    assert driver.event("group-upgraded")["members"] == 2
     driver.reload()
     assert driver.state_of_consumers() == "Stable"
 
@@ -343,7 +343,7 @@ def test_who_does_not_sync_in_time_is_removed():
     assert joined.member_id in driver.consumer_group().members
     driver.advance(1)
     assert joined.member_id not in driver.consumer_group().members
-    assert driver.event("member_expired")["reason"] == "did not send SyncGroup in time"
+    assert driver.event("member-expired")["reason"] == "did not send SyncGroup in time"
 
 
 def with_rebalance(client: ClassicClient) -> None:
@@ -362,7 +362,7 @@ def test_who_is_told_to_rejoin_and_does_not_is_removed():
         driver.beat("m", driver.consumer_group().current("m").member_epoch, owned=())
         driver.advance(SESSION - 1)
     assert one.member_id not in driver.consumer_group().members
-    assert driver.event("member_expired")["reason"] == "did not rejoin in time"
+    assert driver.event("member-expired")["reason"] == "did not rejoin in time"
 
 
 def owning(topic: str) -> tuple[tuple[str, bytes], ...]:
@@ -510,7 +510,7 @@ def test_the_last_consumer_goes_and_the_group_is_classic_again(how):
     one.join()
     one.step()
     assert len(one.owned) == 4
-    assert driver.event("group_downgraded")["members"] == 1
+    assert driver.event("group-downgraded")["members"] == 1
 
 
 def test_the_topics_that_a_last_heartbeat_brings_name_what_the_others_keep():

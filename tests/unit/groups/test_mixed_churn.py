@@ -231,4 +231,4 @@ def test_any_life_of_a_group_of_either_protocol(steps):
 def test_a_long_life_of_a_group_of_either_protocol(seed):
     churn = Churn()
     long_life(churn, seed, 300)
-    assert {"group_upgraded", "member_joined"} <= set(churn.driver.kinds())
+    assert {"group-upgraded", "member-joined"} <= set(churn.driver.kinds())

@@ -49,7 +49,7 @@ def test_the_answer_becomes_the_target_of_a_new_epoch():
     settle(first)
     assert (first.epoch, len(first.owned)) == (3, 4)
     assert one.effects == []
-    assert one.event("group_epoch_bumped")["reason"] == "assignor 'mine' answered"
+    assert one.event("group-epoch-bumped")["reason"] == "assignor 'mine' answered"
 
 
 def test_while_it_computes_members_keep_what_they_have():
@@ -78,7 +78,7 @@ def test_a_failure_keeps_the_target_and_says_so_and_is_tried_again():
     settle(first)
     second = one.client("b")
     answer(one, asked(one), None, "RuntimeError: no idea")
-    assert one.event("assignor_failed") == {
+    assert one.event("assignor-failed") == {
         "assignor": "mine",
         "cause": "RuntimeError: no idea",
         "epoch": one.consumer_group().epoch,
@@ -149,7 +149,7 @@ def test_a_wrong_answer_is_a_failure():
         {"a": {(b"x" * 16, 0)}},
     ):
         answer(one, effect, wrong)
-        assert one.event("assignor_failed")["assignor"] == "mine"
+        assert one.event("assignor-failed")["assignor"] == "mine"
         assert one.consumer_group().targets == {"a": frozenset()}
 
 

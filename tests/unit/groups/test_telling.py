@@ -11,7 +11,7 @@ from fencepost.logcore.machine import Event
 
 ONE = Seen("classic", 3, {"m": ("c", "/h", 0)})
 WHO = {"client_id": "c", "client_host": "/h"}
-JOINED = Event("member_joined", "g", {"member": "n", **WHO})
+JOINED = Event("member-joined", "g", {"member": "n", **WHO})
 CONSUMER = Seen("consumer", 3, {"m": ("c", "/h", 3)})
 NOT_TOLD = {
     "a member that came": (ONE, replace(ONE, members={**ONE.members, "n": ("c", "/h", 0)}), []),
@@ -22,16 +22,16 @@ NOT_TOLD = {
         ONE,
         replace(ONE, epoch=5),
         [
-            Event("generation_started", "g", {"old_generation": 3, "new_generation": 4}),
+            Event("generation-started", "g", {"old_generation": 3, "new_generation": 4}),
         ],
     ),
     "another kind of group": (ONE, CONSUMER, []),
-    "who it was": (ONE, ONE, [Event("member_left", "g", {"member": "m"})]),
+    "who it was": (ONE, ONE, [Event("member-left", "g", {"member": "m"})]),
     "a group epoch": (CONSUMER, replace(CONSUMER, epoch=4), []),
     "the reason of an epoch": (
         CONSUMER,
         replace(CONSUMER, epoch=4),
-        [Event("group_epoch_bumped", "g", {"old_epoch": 3, "epoch": 4, "reason": ""})],
+        [Event("group-epoch-bumped", "g", {"old_epoch": 3, "epoch": 4, "reason": ""})],
     ),
     "a member's epoch": (CONSUMER, replace(CONSUMER, members={"m": ("c", "/h", 4)}), []),
     "a static member that is away": (

@@ -18,6 +18,7 @@ from fencepost.txn.commands import (
     ListedTransaction,
     ListTransactions,
     ListTransactionsResult,
+    ReserveProducerIds,
 )
 from fencepost.txn.errors import ProducerIdsUnavailableError, TransactionalIdNotFoundError
 from fencepost.txn.shard import TIMEOUT_TIMER, TxnShardState, require_id
@@ -77,6 +78,7 @@ def abort_overdue(shard: TxnShardState, decision: DecisionBuilder, transactional
     try:
         end_txn.abort_fenced(shard, decision, transactional_id, cause="timeout")
     except ProducerIdsUnavailableError as error:
+        decision.effect(ReserveProducerIds())
         decision.event("timeout-postponed", transactional_id, cause=str(error))
         decision.arm((TIMEOUT_TIMER, transactional_id), shard.limits.retry_backoff_ms)
         return False

@@ -172,6 +172,11 @@ class WriteMarkers:
 
 
 @dataclass(frozen=True, slots=True)
+class ReserveProducerIds:
+    """An *effect*: a timer's decision found no producer id to draw, and is tried again soon."""
+
+
+@dataclass(frozen=True, slots=True)
 class ListTransactions:
     """List this shard's transactions; empty filters let everything through.
 

@@ -6,20 +6,27 @@ controller reserves durably; what is left of a block when its holder stops is ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from fencepost.logcore.machine import DomainError, InvariantViolation
+from fencepost.logcore.machine import InvariantViolation
+from fencepost.txn import epochs
+from fencepost.txn.commands import EndTxn, InitProducerId
 from fencepost.txn.errors import ProducerIdsUnavailableError
-
-__all__ = ["BlockProducerIds", "ProducerIdBlock", "ProducerIds", "ProducerIdsUnavailableError"]
 
 MAX_PRODUCER_ID = 2**63 - 1
 """Ids are int64 on the wire."""
 
-PREFETCH_AT = 0.1
-"""Share of a block that is left when fetching the next one becomes worthwhile (Kafka: 10 %)."""
+LOW_AT = 0.1
+"""Share of a block that is left when it is time to reserve the next one (Kafka: 10 %)."""
+
+
+def may_draw_id(command: object) -> bool:
+    """Whether the decision on ``command`` may need a producer id of its own."""
+    if isinstance(command, EndTxn):
+        return epochs.is_exhausted(command.producer_epoch)
+    return isinstance(command, InitProducerId)
 
 
 class ProducerIds(Protocol):
@@ -43,57 +50,47 @@ class ProducerIdBlock:
 
 
 class BlockProducerIds:
-    """Hands out ids from blocks that ``allocate`` reserves.
+    """Hands out ids from blocks whose reservation is durable already.
 
-    ``allocate`` returns a block whose reservation is already durable. A :class:`DomainError` from
-    it becomes ProducerIdsUnavailableError, and the next call tries again; a block that overlaps an
-    earlier one is our own bug, because two producers would share an identity.
+    It only draws from memory: whoever reserves does so before an id is needed, not in a decision.
     """
 
-    def __init__(self, allocate: Callable[[], ProducerIdBlock]) -> None:
-        self._allocate = allocate
-        self._current = ProducerIdBlock(0, 0)
-        self._next: ProducerIdBlock | None = None
+    def __init__(self) -> None:
+        self._blocks: deque[ProducerIdBlock] = deque()
         self._position = 0
         self._highest_end = 0
 
     @property
     def remaining(self) -> int:
-        """How many ids can be taken without a call of ``allocate``."""
-        reserve = 0 if self._next is None else self._next.length
-        return self._current.end - self._position + reserve
+        """How many ids can be taken."""
+        return sum(block.length for block in self._blocks) - self._position
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the next block should be reserved now."""
+        return not self._blocks or self.remaining <= self._blocks[0].length * LOW_AT
 
     def take(self) -> int:
         """Return a fresh producer id. Raises ProducerIdsUnavailableError."""
-        if self._position >= self._current.end:
-            self._current = self._next or self._reserve()
-            self._next = None
-            self._position = self._current.first_producer_id
-        producer_id = self._position
+        if not self._blocks:
+            raise ProducerIdsUnavailableError("no producer ids are reserved")
+        block = self._blocks[0]
+        producer_id = block.first_producer_id + self._position
         self._position += 1
+        if self._position == block.length:
+            self._blocks.popleft()
+            self._position = 0
         return producer_id
 
-    def prefetch(self) -> bool:
-        """Reserve the next block if nine tenths of this one are used; says whether it did.
+    def add(self, block: ProducerIdBlock) -> None:
+        """Put a reserved block behind the others.
 
-        For an idle moment, so that ``take`` seldom has to wait for a reservation.
+        One that overlaps an earlier one is our own bug, because two producers would share an
+        identity: InvariantViolation. Raises ProducerIdsUnavailableError behind the last id.
         """
-        left = self._current.end - self._position
-        if self._next is not None or left > self._current.length * PREFETCH_AT:
-            return False
-        self._next = self._reserve()
-        return True
-
-    def _reserve(self) -> ProducerIdBlock:
-        try:
-            block = self._allocate()
-        except ProducerIdsUnavailableError:
-            raise
-        except DomainError as error:
-            raise ProducerIdsUnavailableError(f"no block of producer ids: {error}") from error
         if block.first_producer_id < self._highest_end or block.length <= 0:
             raise InvariantViolation(f"{block} overlaps ids below {self._highest_end}")
         if block.end - 1 > MAX_PRODUCER_ID:
             raise ProducerIdsUnavailableError("the producer ids are used up")
         self._highest_end = block.end
-        return block
+        self._blocks.append(block)

@@ -71,8 +71,8 @@ class TxnMachine:
     ``transaction_version`` is the cluster's finalized transaction.version: it rules over aborts
     that the coordinator makes by itself, and over the form of records.
 
-    The runtime has to hand every effect (:class:`txn.commands.WriteMarkers`) back as its
-    ``written()`` command. Replies to such commands, and to sweeps, may be ignored.
+    The runtime has to hand every :class:`txn.commands.WriteMarkers` back as its ``written()``
+    command. Replies to such commands, and to sweeps, may be ignored.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from fencepost.coordinator.coordinators.base import ShardedCoordinator
@@ -19,6 +19,7 @@ from fencepost.coordinator.coordinators.marker_writer import CompleteOffsets, Lo
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.log import TRANSACTION_VERSION
 from fencepost.coordinator.metadata.names import TRANSACTION_STATE
+from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.runtime.errors import (
     ShardError,
     TransactionCoordinatorBusyError,
@@ -38,6 +39,7 @@ from fencepost.txn.commands import (
     InitProducerIdResult,
     ListTransactions,
     ListTransactionsResult,
+    ReserveProducerIds,
     TopicPartition,
     WriteMarkers,
 )
@@ -48,7 +50,7 @@ from fencepost.txn.errors import (
     ProducerIdsUnavailableError,
     TransactionAbortableError,
 )
-from fencepost.txn.ids import BlockProducerIds, ProducerIdBlock
+from fencepost.txn.ids import BlockProducerIds, ProducerIdBlock, may_draw_id
 from fencepost.txn.limits import TxnLimits
 
 if TYPE_CHECKING:
@@ -63,11 +65,7 @@ ADDS_PARTITIONS = {"Produce": 12, "TxnOffsetCommit": 5}
 KNOWS_ABORTABLE = {"Produce": 11, "TxnOffsetCommit": 4}
 """From which version an API may be answered TRANSACTION_ABORTABLE."""
 
-RESERVE_INTERVAL_MS = 10_000
-"""How often it is looked whether producer ids run short."""
-
 _EXPIRY_INTERVAL = "transaction.remove.expired.transaction.cleanup.interval.ms"
-_RESERVE_IDS = "reserve producer ids"
 _EXPIRE_IDS = "expire transactional ids"
 
 
@@ -83,32 +81,50 @@ class TxnCoordinator(ShardedCoordinator):
     ) -> None:
         super().__init__(storage, remember, TRANSACTION_STATE)
         self._flusher = storage.flusher
-        self._ids = BlockProducerIds(self._allocate)
+        self._ids = BlockProducerIds()
+        self._reservation: asyncio.Task[None] | None = None
         self.markers = LocalMarkerWriter(storage, self._shards.timers, complete_offsets)
-        self._upkeep = self._shards.timers.timers(self._do_upkeep)
+        self._upkeep = self._shards.timers.timers(self._sweep_ids)
 
     async def start(self) -> None:
         """Open the shards if the topic exists, after the group coordinator has started.
 
         Transactions that a crash left in Prepare are completed as their shards load.
         """
-        self._upkeep.set(_RESERVE_IDS, self._clock.now_ms() + RESERVE_INTERVAL_MS)
         self._set_expiry()
         await self._open_existing()
 
     async def stop(self) -> None:
         """Close every shard; parked requests are answered NOT_COORDINATOR."""
+        if self._reservation is not None:
+            await asyncio.wait({self._reservation})
         self.markers.close()
         await self._shards.close()
 
     # --- requests --------------------------------------------------------------------------------
 
-    def new_producer(self) -> InitProducerIdResult:
+    def submit(
+        self, key: str, command: object, origin: Origin | None = None
+    ) -> asyncio.Future[object]:
+        """See :class:`ShardedCoordinator`; producer ids are reserved before a turn needs them."""
+        if not may_draw_id(command):
+            return super().submit(key, command, origin)
+        return self._with_ids(partial(super().submit, key, command, origin))
+
+    def new_producer(self) -> asyncio.Future[object]:
         """An identity for a producer without a transactional id; nothing is stored.
 
-        Raises ProducerIdsUnavailableError.
+        An :class:`InitProducerIdResult`, or ProducerIdsUnavailableError.
         """
-        return InitProducerIdResult(self._ids.take(), 0)
+        return self._with_ids(self._new_producer)
+
+    def _new_producer(self) -> asyncio.Future[object]:
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result(InitProducerIdResult(self._ids.take(), 0))
+        except ProducerIdsUnavailableError as error:
+            future.set_exception(error)
+        return future
 
     async def list_transactions(self, command: ListTransactions) -> ListTransactionsResult:
         """Merge what all shards list; one that does not serve here has none to list.
@@ -198,27 +214,60 @@ class TxnCoordinator(ShardedCoordinator):
         _now_ms: int,
         first_attempt_done: Callable[[], None],
     ) -> None:
-        if not isinstance(effect, WriteMarkers):
+        if isinstance(effect, WriteMarkers):
+            self.markers.write(effect, shard.report, first_attempt_done)
+        elif isinstance(effect, ReserveProducerIds):
+            self._reserve()
+            first_attempt_done()
+        else:
             raise InvariantViolation(f"not an effect of transactions: {effect!r}")
-        self.markers.write(effect, shard.report, first_attempt_done)
 
-    def _do_upkeep(self, key: Hashable, now_ms: int) -> None:
-        if key == _EXPIRE_IDS:
-            self._set_expiry()
-            self._shards.sweep(ExpireTransactionalIds(), _EXPIRE_IDS)
-            return
-        self._upkeep.set(_RESERVE_IDS, now_ms + RESERVE_INTERVAL_MS)
-        # An idle moment is as good as any to reserve producer ids; taking one will try again.
-        with suppress(ProducerIdsUnavailableError):
-            self._ids.prefetch()
+    def _with_ids(self, ask: Callable[[], asyncio.Future[object]]) -> asyncio.Future[object]:
+        """What ``ask`` gives, called once there is an id that it may draw.
+
+        That is now, except behind a start. Where none can be reserved ``ask`` is called all the
+        same: not every command needs one, and those that do are refused.
+        """
+        if self._ids.remaining:
+            answer = ask()
+            if self._ids.is_low:
+                self._reserve()
+        else:
+            answer = asyncio.get_running_loop().create_future()
+            spawn(self._ask_later(ask, answer), "wait for producer ids")
+        return answer
+
+    async def _ask_later(
+        self, ask: Callable[[], asyncio.Future[object]], answer: asyncio.Future[object]
+    ) -> None:
+        if not self._ids.remaining:
+            await asyncio.wait({self._reserve()})
+        try:
+            result = await ask()
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            if not answer.done():  # the request's connection is gone
+                answer.set_exception(error)
+        else:
+            if not answer.done():
+                answer.set_result(result)
+
+    def _reserve(self) -> asyncio.Task[None]:
+        """Reserve a block of producer ids, unless that is under way."""
+        if self._reservation is None or self._reservation.done():
+            self._reservation = spawn(self._reserve_block(), "reserve producer ids")
+        return self._reservation
+
+    async def _reserve_block(self) -> None:
+        first, length = self._metadata.allocate_producer_ids()
+        self._ids.add(ProducerIdBlock(first, length))
+
+    def _sweep_ids(self, _key: Hashable, _now_ms: int) -> None:
+        self._set_expiry()
+        self._shards.sweep(ExpireTransactionalIds(), _EXPIRE_IDS)
 
     def _set_expiry(self) -> None:
         interval_ms = self._config.int(_EXPIRY_INTERVAL)
         self._upkeep.set(_EXPIRE_IDS, self._clock.now_ms() + interval_ms)
-
-    def _allocate(self) -> ProducerIdBlock:
-        first, length = self._metadata.allocate_producer_ids()
-        return ProducerIdBlock(first, length)
 
     def _build(self, partition: Partition) -> TxnMachine:
         # A broker without transactions does without their machine, and starts sooner.

@@ -10,11 +10,9 @@ from collections.abc import Awaitable
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer, before_producer_fenced
 from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.logcore.machine import DomainError
 from fencepost.txn.commands import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -53,10 +51,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     if (producer_id == NO_PRODUCER_ID) != (producer_epoch == NO_PRODUCER_EPOCH):
         return refuse(ErrorCode.invalid_request)
     if body.transactional_id is None:
-        try:
-            return build(ctx.broker.txns.new_producer())
-        except DomainError as error:
-            return refuse(error_code(error))
+        return answer(ctx.broker.txns.new_producer(), build, refuse)
     if not body.transactional_id:
         return refuse(ErrorCode.invalid_request)
     command = InitProducerId(

@@ -24,6 +24,7 @@ from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import DomainError, ProducerStamp
 from fencepost.logcore.partition import Isolation
 from fencepost.txn.commands import (
+    NO_PRODUCER_ID,
     AddPartitions,
     DescribeTransaction,
     DescribeTransactionResult,
@@ -33,6 +34,7 @@ from fencepost.txn.commands import (
     InitProducerIdResult,
     ListTransactions,
 )
+from fencepost.txn.epochs import LAST_CLIENT_EPOCH
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
@@ -40,6 +42,9 @@ from fencepost.txn.errors import (
     ProducerIdsUnavailableError,
     TransactionAbortableError,
 )
+from fencepost.txn.limits import TxnLimits
+from fencepost.txn.records import encode
+from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 from tests.support.waits import until_async
 from tests.unit.coordinator.services import Services
 from tests.unit.coordinator.test_group_coordinator import commit, committed
@@ -168,19 +173,75 @@ async def test_a_newer_producer_fences_the_older(services: Services) -> None:
         old.write("zombie")
 
 
+async def new_producer(services: Services) -> InitProducerIdResult:
+    result = await services.txns.new_producer()
+    assert isinstance(result, InitProducerIdResult)
+    return result
+
+
 async def test_producers_without_an_id(services: Services) -> None:
-    ids = [services.txns.new_producer().producer_id for _ in range(1_500)]
-    assert len(set(ids)) == 1_500
-    assert services.txns.new_producer().producer_epoch == 0
+    given = [await new_producer(services) for _ in range(1_500)]
+    assert len({one.producer_id for one in given}) == 1_500
+    assert {one.producer_epoch for one in given} == {0}
 
 
 async def test_ids_are_never_given_out_twice(services: Services, tmp_path: Path) -> None:
-    before = {services.txns.new_producer().producer_id for _ in range(3)}
+    before = {(await new_producer(services)).producer_id for _ in range(3)}
     before.add((await Producer(services).init()).pid)
     await services.kill()
     again = await Services(tmp_path).start()
-    assert again.txns.new_producer().producer_id not in before
+    assert (await new_producer(again)).producer_id not in before
     await again.stop()
+
+
+async def test_no_decision_reserves_ids(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn writes to its own log alone: the reservation is forced to disk before, or behind."""
+    services.txns.ensure_open()
+    shards = services.txns._shards.shards
+    allocate = services.metadata.allocate_producer_ids
+    reserved: list[bool] = []
+
+    def watched() -> tuple[int, int]:
+        reserved.append(any(shard._in_turn for shard in shards))
+        return allocate()
+
+    monkeypatch.setattr(services.metadata, "allocate_producer_ids", watched)
+    producers = [await Producer(services, f"id-{number}").init() for number in range(1_200)]
+    assert len({producer.pid for producer in producers}) == 1_200
+    assert reserved == [False, False]
+
+
+async def test_a_timeout_that_needs_an_id_has_one_reserved(services: Services) -> None:
+    """At the last epoch the fence takes a new producer id, and a restart has left none."""
+    services.txns.ensure_open()
+    at_last_epoch = TransactionMetadata(
+        producer_id=1_000_000,
+        previous_producer_id=NO_PRODUCER_ID,
+        next_producer_id=NO_PRODUCER_ID,
+        producer_epoch=LAST_CLIENT_EPOCH,
+        timeout_ms=1_000,
+        state=TransactionState.ONGOING,
+        partitions=frozenset({("t", 0)}),
+        start_ms=0,
+        last_update_ms=0,
+        client_transaction_version=TV2,
+    )
+    index = services.txns.partition_for(ID)
+    partition = services.logs.partition(TRANSACTION_STATE, index)
+    partition.append_records([encode(ID, at_last_epoch, TV2)], now_ms=0)
+    await services.txns._shards.reload(index)
+    services.txns._shards.timers.run_due()
+    assert await state(services) == "Ongoing"
+
+    async def reserved() -> bool:
+        return services.txns._ids.remaining > 0
+
+    await until_async(reserved, "a reservation")
+    services.clock.advance(TxnLimits().retry_backoff_ms)  # type: ignore[attr-defined]
+    services.txns._shards.timers.run_due()
+    assert await state(services) == "CompleteAbort"
 
 
 def refuse(*_: object, **__: object) -> object:
@@ -193,7 +254,7 @@ async def test_no_ids_while_metadata_fails(
     services.txns.ensure_open()
     monkeypatch.setattr(services.metadata.partition, "append_records", refuse)
     with pytest.raises(ProducerIdsUnavailableError):
-        services.txns.new_producer()
+        await services.txns.new_producer()
     with pytest.raises(ProducerIdsUnavailableError):
         await Producer(services).init()
     monkeypatch.undo()

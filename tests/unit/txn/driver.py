@@ -21,6 +21,7 @@ from fencepost.txn.commands import (
     InitProducerId,
     InitProducerIdResult,
     MarkersWritten,
+    ReserveProducerIds,
     WriteMarkers,
 )
 from fencepost.txn.epochs import Identity
@@ -112,6 +113,7 @@ class Driver:
         self.log: list[Record] = list(log)
         self.held: list[WriteMarkers] = []
         self.orders: list[WriteMarkers] = []
+        self.reservations = 0
         self.replies: dict[Token, object] = {}
         self.timers: dict[Hashable, int] = {}
         self.events: list[Event] = []
@@ -161,7 +163,8 @@ class Driver:
                 self.timers[timer.key] = timer.deadline_ms
         self.events.extend(decision.events)
         orders = [effect for effect in decision.effects if isinstance(effect, WriteMarkers)]
-        assert len(orders) == len(decision.effects)
+        self.reservations += decision.effects.count(ReserveProducerIds())
+        assert len(orders) + decision.effects.count(ReserveProducerIds()) == len(decision.effects)
         self.orders.extend(orders)
         self.held.extend(orders)
         self.machine.check()

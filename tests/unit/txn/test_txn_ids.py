@@ -2,71 +2,82 @@ from __future__ import annotations
 
 import pytest
 
-from fencepost.logcore.errors import StorageError
 from fencepost.logcore.machine import InvariantViolation
+from fencepost.txn.commands import AddPartitions, EndTxn, InitProducerId
+from fencepost.txn.epochs import LAST_CLIENT_EPOCH
 from fencepost.txn.errors import ProducerIdsUnavailableError
-from fencepost.txn.ids import BlockProducerIds, ProducerIdBlock
+from fencepost.txn.ids import BlockProducerIds, ProducerIdBlock, may_draw_id
 
 
-class Blocks:
-    def __init__(self, *blocks: ProducerIdBlock | Exception) -> None:
-        self.left = list(blocks)
-
-    def __call__(self) -> ProducerIdBlock:
-        block = self.left.pop(0)
-        if isinstance(block, Exception):
-            raise block
-        return block
+def reserved(*blocks: ProducerIdBlock) -> BlockProducerIds:
+    ids = BlockProducerIds()
+    for block in blocks:
+        ids.add(block)
+    return ids
 
 
 def test_ids_come_from_block_after_block() -> None:
-    ids = BlockProducerIds(Blocks(ProducerIdBlock(0, 3), ProducerIdBlock(10, 2)))
-    assert ids.remaining == 0
+    ids = reserved(ProducerIdBlock(0, 3), ProducerIdBlock(10, 2))
+    assert ids.remaining == 5
     assert [ids.take() for _ in range(5)] == [0, 1, 2, 10, 11]
     assert ids.remaining == 0
 
 
-@pytest.mark.parametrize("error", [ProducerIdsUnavailableError("no"), StorageError("disk")])
-def test_a_failed_reservation_is_tried_again(error: Exception) -> None:
-    ids = BlockProducerIds(Blocks(error, error, ProducerIdBlock(7, 1)))
+def test_without_a_block_there_is_none() -> None:
+    ids = reserved()
     for _ in range(2):
         with pytest.raises(ProducerIdsUnavailableError):
             ids.take()
+    ids.add(ProducerIdBlock(7, 1))
     assert ids.take() == 7
+    with pytest.raises(ProducerIdsUnavailableError):
+        ids.take()
 
 
 @pytest.mark.parametrize(
     "second", [ProducerIdBlock(9, 10), ProducerIdBlock(0, 10), ProducerIdBlock(20, 0)]
 )
 def test_overlapping_or_empty_blocks_are_a_bug(second: ProducerIdBlock) -> None:
-    ids = BlockProducerIds(Blocks(ProducerIdBlock(0, 10), second))
-    for _ in range(10):
-        ids.take()
+    ids = reserved(ProducerIdBlock(0, 10))
     with pytest.raises(InvariantViolation):
-        ids.take()
+        ids.add(second)
 
 
 def test_negative_ids_are_a_bug() -> None:
     with pytest.raises(InvariantViolation):
-        BlockProducerIds(Blocks(ProducerIdBlock(-5, 10))).take()
+        reserved(ProducerIdBlock(-5, 10))
 
 
-def test_prefetch_waits_for_the_last_tenth() -> None:
-    ids = BlockProducerIds(Blocks(ProducerIdBlock(0, 10), ProducerIdBlock(10, 10)))
-    ids.take()
+def test_the_next_block_is_due_at_the_last_tenth() -> None:
+    ids = reserved()
+    assert ids.is_low
+    ids.add(ProducerIdBlock(0, 10))
     for _ in range(8):
-        taken = ids.take()
-        if taken < 8:
-            assert not ids.prefetch()
-    assert ids.prefetch()
-    assert not ids.prefetch()
-    assert ids.remaining == 11
+        ids.take()
+        assert not ids.is_low
+    ids.take()
+    assert ids.is_low
+    ids.add(ProducerIdBlock(10, 10))
+    assert not ids.is_low
     assert [ids.take() for _ in range(11)] == list(range(9, 20))
 
 
 def test_the_last_id_is_the_highest_int64() -> None:
     top = 2**63 - 1
-    ids = BlockProducerIds(Blocks(ProducerIdBlock(top, 1), ProducerIdBlock(top + 1, 1)))
-    assert ids.take() == top
+    ids = reserved(ProducerIdBlock(top, 1))
     with pytest.raises(ProducerIdsUnavailableError):
-        ids.take()
+        ids.add(ProducerIdBlock(top + 1, 1))
+    assert ids.take() == top
+
+
+@pytest.mark.parametrize(
+    ("command", "draws"),
+    [
+        (InitProducerId("t", 1_000), True),
+        (EndTxn("t", 0, LAST_CLIENT_EPOCH, commit=True), True),
+        (EndTxn("t", 0, LAST_CLIENT_EPOCH - 1, commit=True), False),
+        (AddPartitions("t", 0, LAST_CLIENT_EPOCH, ()), False),
+    ],
+)
+def test_which_commands_may_draw_an_id(command: object, draws: bool) -> None:
+    assert may_draw_id(command) is draws

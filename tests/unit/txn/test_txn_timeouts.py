@@ -140,6 +140,7 @@ def test_without_a_producer_id_the_abort_is_tried_again(shard: Callable[..., Dri
     driver.advance(TIMEOUT_MS + 1)
     assert driver.state is S.ONGOING
     assert driver.kinds()[-1] == "timeout-postponed"
+    assert driver.reservations == 1
     driver.ids.available = True
     driver.advance(driver.limits.retry_backoff_ms)
     assert driver.state is S.COMPLETE_ABORT

@@ -35,8 +35,13 @@ from fencepost.coordinator.metadata.names import INTERNAL_TOPICS
 from fencepost.coordinator.runtime.background import SLICE_MS, Threads, spawn
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.logcore.batch import HEADER_SIZE
-from fencepost.logcore.errors import InvalidRecordError, InvalidTimestampError, NotOneBatchError
-from fencepost.logcore.machine import DomainError
+from fencepost.logcore.errors import (
+    InvalidProducerEpochError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    NotOneBatchError,
+)
+from fencepost.logcore.machine import DomainError, ProducerStamp
 from fencepost.logcore.partition import Appended, Partition
 from fencepost.logcore.record_check import MAX_RECORD_ERRORS, Room, TooMuchForATurnError
 from fencepost.logcore.validation import Admitted, admit
@@ -318,8 +323,8 @@ class Appends:
         """Ask the transaction coordinator about every partition where a transaction would begin.
 
         Returns an error or None for each of them; partitions with an open transaction of this
-        producer are not asked about, and not in the answer. A future: the request has to wait for
-        it, and to ask anew.
+        producer are not asked about, and not in the answer, and where a newer epoch of it has
+        written that is the error. A future: the request has to wait for it, and to ask anew.
         """
         if append.transactional_id is None or not append.producers:
             return {}
@@ -334,11 +339,22 @@ class Appends:
             )
             return {key: mixed for key, _ in batches}
         ((producer_id, epoch),) = append.producers
-        asked = [key for key, one in batches if not one.has_open_transaction(producer_id, epoch)]
+        stamp = ProducerStamp(producer_id, epoch)
+        verdicts: dict[TopicPartition, DomainError | None] = {}
+        asked: list[TopicPartition] = []
+        for key, partition in batches:
+            try:
+                partition.check_producer(stamp)
+            except InvalidProducerEpochError as error:
+                verdicts[key] = error
+                continue
+            if not partition.has_open_transaction(producer_id, epoch):
+                asked.append(key)
         if not asked:
-            return {}
-        tid = append.transactional_id
-        return self._ask("Produce", append.version, tid, producer_id, epoch, asked, append.origin)
+            return verdicts
+        tid, origin = append.transactional_id, append.origin
+        found = self._ask("Produce", append.version, tid, producer_id, epoch, asked, origin)
+        return found if isinstance(found, asyncio.Future) else {**verdicts, **found}
 
     # --- flush ---
 

@@ -81,6 +81,26 @@ def produce(
     )
 
 
+def offsets(t: Tracer, version: int, name: str, who: Identity) -> Answer:
+    """Commit one offset of the group and the topic that have the id's own name."""
+    mark = {
+        "partition_index": 0,
+        "committed_offset": 5,
+        "committed_leader_epoch": -1,
+        "committed_metadata": "",
+    }
+    return t(
+        "txn_offset_commit",
+        version,
+        transactional_id=name,
+        group_id=name,
+        producer_id=who[0],
+        producer_epoch=who[1],
+        generation_id=-1,
+        topics=[{"name": name, "partitions": [mark]}],
+    )
+
+
 def settle(t: Tracer, topic: str, partition: int = 0) -> None:
     """Wait for the markers, then write down how long the log is and what it holds."""
     until(
@@ -355,44 +375,47 @@ def a_first_batch_that_is_refused(t: Tracer) -> None:
     ended(t, name)
 
 
+def an_epoch_that_was_overtaken(t: Tracer) -> None:
+    """The log knows of it before the coordinator is asked, whatever becomes of the transaction."""
+    name = "overtaken"
+    t.cluster.create_topic(name, 2)
+    t.cluster.coordinator(name, GROUP)
+    old = claimed(t, name)
+    new = claimed(t, name)
+    produce(t, 12, name, name, new, 0)
+    offsets(t, 5, name, new)
+
+    def late(who: Identity, sequence: int) -> None:
+        for version in (7, 9, 11, 12):
+            for partition in (0, 1):
+                produce(t, version, name, name, who, sequence, partition=partition)
+        for version in (3, 4, 5):
+            offsets(t, version, name, who)
+        for other in (f"{name}-unknown", None):
+            produce(t, 12, name, other, who, sequence)
+
+    late(old, 0)
+    end(t, 5, name, new, True)
+    settle(t, name)
+    ended(t, name)
+    late(old, 0)
+    late(new, 1)
+
+
 def the_kip_890_producer(t: Tracer) -> None:
     t.cluster.create_topic("kip890", 2)
     t.cluster.coordinator("kip890", GROUP)
     name = "kip890"
     pid, epoch = claimed(t, name)
 
-    def offsets(version: int, given: int) -> None:
-        t(
-            "txn_offset_commit",
-            version,
-            transactional_id=name,
-            group_id="kip890",
-            producer_id=pid,
-            producer_epoch=given,
-            generation_id=-1,
-            topics=[
-                {
-                    "name": "kip890",
-                    "partitions": [
-                        {
-                            "partition_index": 0,
-                            "committed_offset": 5,
-                            "committed_leader_epoch": -1,
-                            "committed_metadata": "",
-                        }
-                    ],
-                }
-            ],
-        )
-
     for number in range(3):
         current = epoch + number
         produce(t, 12, "kip890", name, (pid, current), 1)
         produce(t, 12, "kip890", name, (pid, current), 0)
-        offsets(5, current)
-        offsets(5, current + 1)
-        offsets(4, current)
-        offsets(3, current - 1)
+        offsets(t, 5, name, (pid, current))
+        offsets(t, 5, name, (pid, current + 1))
+        offsets(t, 4, name, (pid, current))
+        offsets(t, 3, name, (pid, current - 1))
         t(
             "offset_fetch",
             7,
@@ -405,7 +428,7 @@ def the_kip_890_producer(t: Tracer) -> None:
         ended(t, name)
         end(t, 5, name, (pid, current), number != 1)
         produce(t, 12, "kip890", name, (pid, current), 1)
-        offsets(5, current)
+        offsets(t, 5, name, (pid, current))
     t.note("committed", t.cluster.committed("kip890", "kip890", stable=True))
 
 
@@ -566,6 +589,7 @@ TRACES = [
     a_batch_of_nobody,
     sequences,
     a_first_batch_that_is_refused,
+    an_epoch_that_was_overtaken,
     the_kip_890_producer,
     offsets_in_transactions,
     markers_by_hand,

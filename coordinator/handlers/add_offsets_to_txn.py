@@ -6,21 +6,20 @@ send it. Version 2 knows PRODUCER_FENCED.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import answer, before_producer_fenced
+from fencepost.coordinator.handlers.answers import before_producer_fenced, result_of
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
 from fencepost.txn.commands import AddPartitions
 
 
 @handles(ApiKey.ADD_OFFSETS_TO_TXN, versions=(0, 4), permission="WRITE TransactionalId, READ Group")
-def run(ctx: Context) -> Entity | Awaitable[Entity]:
+def run(ctx: Context) -> Work[Entity]:
     """Add the offsets partition."""
     body, respond = ctx.body, ctx.respond
 
@@ -31,15 +30,15 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
 
     try:
         # A producer may come here before any consumer has looked for its coordinator.
-        ctx.broker.groups.ensure_open()
+        yield from ctx.broker.groups.open_in_steps()
         partition = CONSUMER_OFFSETS, ctx.broker.groups.partition_for(body.group_id)
     except DomainError as error:
         return refuse(error_code(error))
     command = AddPartitions(
         body.transactional_id, body.producer_id, body.producer_epoch, (partition,)
     )
-    return answer(
-        ctx.broker.txns.submit(body.transactional_id, command, ctx.origin),
-        lambda _: respond.AddOffsetsToTxnResponse(error_code=ErrorCode.none),
-        refuse,
-    )
+    submitted = ctx.broker.txns.submit(body.transactional_id, command, ctx.origin)
+    result = yield from result_of(submitted)
+    if isinstance(result, DomainError):
+        return refuse(error_code(result))
+    return respond.AddOffsetsToTxnResponse(error_code=ErrorCode.none)

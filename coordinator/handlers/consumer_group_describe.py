@@ -31,11 +31,11 @@ CLASSIC, CONSUMER = 0, 1
     ApiKey.CONSUMER_GROUP_DESCRIBE, versions=(0, 1), permission="DESCRIBE Group, DESCRIBE Topic"
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Describe each group; errors are told group by group."""
+    """Describe each group, and only once; errors are told group by group."""
     groups = ctx.broker.groups
     serves = groups.serves_consumer_protocol
     described = []
-    for group_id in ctx.body.group_ids:
+    for group_id in dict.fromkeys(ctx.body.group_ids):
         if serves:
             result = yield from result_of(groups.submit(group_id, _command(ctx, group_id)))
             described.append((yield from _described(ctx, group_id, result)))

@@ -28,10 +28,10 @@ DEAD = "Dead"
 
 @handles(ApiKey.DESCRIBE_GROUPS, versions=(0, 6), permission="DESCRIBE Group")
 def run(ctx: Context) -> Work[Entity]:
-    """Describe each group; errors are told group by group."""
+    """Describe each group, and only once; errors are told group by group."""
     submit = ctx.broker.groups.submit
     groups = []
-    for group_id in ctx.body.groups:
+    for group_id in dict.fromkeys(ctx.body.groups):
         result = yield from result_of(submit(group_id, DescribeGroup(group_id)))
         groups.append((yield from _described(ctx, group_id, result)))
         yield None

@@ -110,18 +110,17 @@ def _asked(ctx: Context, asked: Iterable[Any], topics: list[Entity]) -> Steps[No
         elif name is None:
             topics.append(_refused(ctx, None, topic_id, ErrorCode.unknown_topic_id))
         else:
-            with metadata.unforced():
-                topics.append(_unknown(ctx, name))
+            topics.append((yield from _unknown(ctx, name)))
 
 
-def _unknown(ctx: Context, name: str) -> Entity:
+def _unknown(ctx: Context, name: str) -> Steps[Entity]:
     """Answer for a name that no topic has, yet."""
     try:
         check_name(name)
         if ctx.broker.config.bool("auto.create.topics.enable") and getattr(
             ctx.body, "allow_auto_topic_creation", True
         ):
-            _create(ctx, name)
+            yield from _create(ctx, name)
     except InvalidTopicError:
         return _refused(ctx, name, None, ErrorCode.invalid_topic_exception)
     except DomainError as error:
@@ -130,19 +129,24 @@ def _unknown(ctx: Context, name: str) -> Entity:
     return _refused(ctx, name, None, ErrorCode.unknown_topic_or_partition)
 
 
-def _create(ctx: Context, name: str) -> None:
+def _create(ctx: Context, name: str) -> Steps[None]:
     broker = ctx.broker
     if name == CONSUMER_OFFSETS:
-        broker.groups.ensure_open()
+        yield from broker.groups.open_in_steps()
     elif name == TRANSACTION_STATE:
-        broker.txns.ensure_open()
+        yield from broker.txns.open_in_steps()
     elif name != METADATA_TOPIC:
-        broker.topics.create(name)
+        with broker.metadata.unforced():
+            broker.topics.create(name)
 
 
 def _refused(ctx: Context, name: str | None, topic_id: Any, code: ErrorCode) -> Entity:
     return ctx.respond.MetadataResponseTopic(
-        error_code=code, name=name, topic_id=topic_id, partitions=()
+        error_code=code,
+        name=name,
+        topic_id=topic_id,
+        partitions=(),
+        topic_authorized_operations=_operations(ctx) if name else authorized.NOT_ASKED,
     )
 
 
@@ -166,12 +170,17 @@ def _described(ctx: Context, topic: Topic) -> Steps[Entity]:
             )
         )
         yield
-    include = getattr(ctx.body, "include_topic_authorized_operations", False)
     return make.MetadataResponseTopic(
         error_code=ErrorCode.none,
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
         partitions=tuple(partitions),
-        topic_authorized_operations=authorized.TOPIC if include else authorized.NOT_ASKED,
+        topic_authorized_operations=_operations(ctx),
     )
+
+
+def _operations(ctx: Context) -> int:
+    """What may be done with a topic that was named, be there one or not."""
+    asked = getattr(ctx.body, "include_topic_authorized_operations", False)
+    return authorized.TOPIC if asked else authorized.NOT_ASKED

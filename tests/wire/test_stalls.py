@@ -505,11 +505,38 @@ def test_the_largest_request(case: Case, crowded: BrokerThread) -> None:
     watch.check()
 
 
-@pytest.mark.parametrize("kind", [0, 1], ids=["group", "transaction"])
-def test_the_first_coordinator(kind: int, tmp_path: Path) -> None:
-    with Broker.in_thread(tmp_path) as broker:
+def asked_for(topic: str) -> bytes:
+    """Metadata that makes a topic of the coordinators, as the first contact with it."""
+    make = request_factory(ApiKey.METADATA, 12)
+    topics = (make.MetadataRequestTopic(name=topic),)
+    return framed(ApiKey.METADATA, 12, topics=topics, allow_auto_topic_creation=True)
+
+
+MANY_SHARDS = {
+    "offsets.topic.num.partitions": "200",
+    "transaction.state.log.num.partitions": "200",
+}
+FIRST = {
+    "group": coordinator(0),
+    "transaction": coordinator(1),
+    "metadata of groups": asked_for("__consumer_offsets"),
+    "metadata of transactions": asked_for("__transaction_state"),
+    "offsets of a transaction": framed(
+        ApiKey.ADD_OFFSETS_TO_TXN,
+        4,
+        transactional_id="t",
+        producer_id=1,
+        producer_epoch=0,
+        group_id="g",
+    ),
+}
+
+
+@pytest.mark.parametrize("frame", FIRST.values(), ids=FIRST.keys())
+def test_the_first_coordinator(frame: bytes, tmp_path: Path) -> None:
+    with Broker.in_thread(tmp_path, config=MANY_SHARDS) as broker:
         client = Client(broker)
         with watched_loop() as watch:
-            client.ask(coordinator(kind))
+            client.ask(frame)
             client.ask(framed(ApiKey.API_VERSIONS, 0))
     watch.check()

@@ -800,6 +800,13 @@ def test_what_is_named_twice_is_described_once(client, topic):
     assert parts == [[0, 1], []]
     answer = client.call("describe_transactions", 0, transactional_ids=["t", "u", "t"])
     assert [one["transactional_id"] for one in answer["transaction_states"]] == ["t", "u"]
+    answer = client.call("describe_groups", 6, groups=["g", "h", "g"])
+    assert [one["group_id"] for one in answer["groups"]] == ["g", "h"]
+    answer = client.call("consumer_group_describe", 1, group_ids=["g", "h", "g"])
+    assert [one["group_id"] for one in answer["groups"]] == ["g", "h"]
+    everything, nothing = {"group_id": "g", "topics": None}, {"group_id": "g", "topics": []}
+    answer = client.call("offset_fetch", 8, groups=[everything, nothing, everything, nothing])
+    assert len(answer["groups"]) == 3
 
 
 # --- leader epochs --------------------------------------------------------------------------------

@@ -125,7 +125,9 @@ KEYS += ("partition", "resource_name", "producer_id")
 
 REPEATING = frozenset(
     {
+        "consumer_group_describe",
         "describe_configs",
+        "describe_groups",
         "describe_producers",
         "describe_transactions",
         "list_offsets",
@@ -324,6 +326,13 @@ class LockStep:
         self._wait(step)
         yield from self._released(step)
         settle(sides, request, sent[0].body)
+        if request.api == "init_producer_id":
+            ours, theirs = (transactions("Ongoing", side.admin) for side in sides)
+            if ours != theirs:
+                body = self.ours.masks.shown(sent[0].body)
+                yield Difference(
+                    request.api, request.version, " leaves open", ours, theirs, step.number, body
+                )
 
     def _wait(self, step: Step) -> None:
         """Until both brokers have answered the step, or neither does."""
@@ -394,7 +403,7 @@ def settle(sides: tuple[Side, Side], request: Request, body: Mapping[str, Any]) 
         wanted = [(one["resource_type"], one["resource_name"]) for one in body["resources"]]
         looks = [partial(settings_of, wanted)]
     elif request.api in ENDS_TRANSACTIONS:
-        looks = [unfinished]
+        looks = [partial(transactions, "Prepare")]
     for look in looks:
         end = time.monotonic() + STEADY_S
         while look(sides[0].admin) != look(sides[1].admin) and time.monotonic() < end:
@@ -440,11 +449,11 @@ def heard_of(known: list[str], admin: RawClient) -> Any:
     return found
 
 
-def unfinished(admin: RawClient) -> Any:
-    """Transactions that are being ended."""
+def transactions(state: str, admin: RawClient) -> Any:
+    """Those whose state begins so."""
     listed = admin.call("list_transactions", 0)["transaction_states"]
     return sorted(
-        one["transactional_id"] for one in listed if one["transaction_state"].startswith("Prepare")
+        one["transactional_id"] for one in listed if one["transaction_state"].startswith(state)
     )
 
 

@@ -63,6 +63,18 @@ STRANGERS = (
 )
 MOVED = "a log that moves costs each consumer group an epoch: our hash of its topics is another"
 
+CHANGES_NOTHING = (
+    "whoever has not the epoch of an open transaction claims nothing; Apache Kafka aborts the"
+    " transaction first, and takes the epoch that this brings about for the current one"
+)
+CONFIRMED = (
+    "one epoch behind the end of a transaction of version 1 is a producer that was fenced: to take"
+    " its EndTxn for a retry would confirm to it a commit that was another's"
+)
+OUTRANKED = (
+    "where a marker by hand outranks those of the coordinator, the transaction ends all the same;"
+    " with Apache Kafka it stays prepared until the coordinator is loaded again"
+)
 NOBODY = "a batch of a transaction but of no producer would be seen even if that aborts"
 NO_FOLLOWER = "whoever follows has no business here, so nobody tells it where the leader is"
 NO_LEVEL = "an isolation level that there is not escapes Apache Kafka as an unexpected exception"
@@ -179,6 +191,18 @@ DELIBERATE = (
         '"unknown_server_error"',
         "so does a marker without a producer",
     ),
+    *(
+        Deviation("claiming_with_an_identity", ours, theirs, CHANGES_NOTHING)
+        for ours, theirs in (
+            ('"producer_fenced"', '"none"'),
+            ("-1", '"producer 45"'),
+            ("-1", "3"),
+            ('"Ongoing"', '"Empty"'),
+            ("1", "3"),
+            ('"Ongoing"', '"CompleteAbort"'),
+            ("1", "2"),
+        )
+    ),
     Deviation("lowering_by_version_0", '"none"', '"invalid_update_version"', OLD_FLAG),
     Deviation(
         "lowering_by_version_0",
@@ -262,7 +286,8 @@ def _of_nobody(request: Mapping[str, Any]) -> bool:
 
 
 def _names_twice(request: Mapping[str, Any]) -> bool:
-    rows = request.get("resources") or request.get("topics") or request.get("transactional_ids")
+    lists = ("resources", "topics", "transactional_ids", "groups", "group_ids")
+    rows = next((request[one] for one in lists if request.get(one)), None)
     told = ("resource_type", "resource_name", "name")
     names = [
         row if isinstance(row, str) else tuple(row.get(part) for part in told) for row in rows or ()
@@ -279,6 +304,10 @@ def _of_a_broker(request: Mapping[str, Any]) -> bool:
 
 def _under_an_epoch(request: Mapping[str, Any]) -> bool:
     return int(request.get("generation_id_or_member_epoch", -1)) >= 0
+
+
+def _continues(request: Mapping[str, Any]) -> bool:
+    return request.get("producer_id", -1) != -1
 
 
 def _of_client_metrics(request: Mapping[str, Any]) -> bool:
@@ -377,7 +406,9 @@ KINDS = (
     *(
         Kind(api, where, ..., ..., ONCE, when=_names_twice)
         for api, where in (
+            ("consumer_group_describe", ".groups"),
             ("describe_configs", ".results"),
+            ("describe_groups", ".groups"),
             ("describe_producers", ".topics[].partitions"),
             ("describe_transactions", ".transaction_states"),
         )
@@ -393,6 +424,18 @@ KINDS = (
     ),
     Kind(
         "write_txn_markers",
+        ".markers[].topics[].partitions[].error_code",
+        "unknown_topic_or_partition",
+        ...,
+        "anybody may send markers, so none goes to what the transaction coordinator alone writes",
+        when=lambda request: any(
+            topic["name"] == "__transaction_state"
+            for marker in request["markers"]
+            for topic in marker["topics"]
+        ),
+    ),
+    Kind(
+        "write_txn_markers",
         ...,
         ...,
         ...,
@@ -402,6 +445,24 @@ KINDS = (
             for marker in request["markers"]
         ),
         parts=True,
+    ),
+    *(
+        Kind("init_producer_id", where, ours, ..., CHANGES_NOTHING, _continues, parts=True)
+        for where, ours in ((".error_code", "producer_fenced"), (" leaves open", ...))
+    ),
+    Kind("end_txn", ".error_code", "producer_fenced", "none", CONFIRMED, parts=True),
+    Kind(..., ..., ..., "concurrent_transactions", OUTRANKED, parts=True),
+    *(
+        Kind(
+            api,
+            ".transaction_states[].transaction_state",
+            f"Complete{outcome}",
+            f"Prepare{outcome}",
+            OUTRANKED,
+            parts=True,
+        )
+        for api in ("describe_transactions", "list_transactions")
+        for outcome in ("Commit", "Abort")
     ),
     *(
         Kind(

@@ -414,7 +414,7 @@ def metadata(t: Tracer) -> None:
             t(
                 "metadata",
                 version,
-                topics=[{"name": "described"}],
+                topics=[{"name": one} for one in ("described", "no-such-topic", "no/such")],
                 include_topic_authorized_operations=True,
             )
     for version in range(3):

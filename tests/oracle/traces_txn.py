@@ -172,6 +172,49 @@ def claiming_an_open_transaction(t: Tracer) -> None:
     settle(t, "claimed")
 
 
+def claiming_with_an_identity(t: Tracer) -> None:
+    """Each identity near the current one, behind each way to come to that (KIP-360, KIP-890)."""
+    t.cluster.create_topic("continued", 5)
+    histories: dict[str, str] = {
+        "new": "",
+        "claimed again": "c",
+        "continued": "i",
+        "ended by v4": "p4",
+        "ended by v5": "p5",
+        "continued, ended by v4": "ip4",
+        "continued, ended by v5": "ip5",
+        "ended by v5, then by v4": "p5p4",
+        "ended by v5, claimed": "p5c",
+        "taken over": "pc",
+        "taken over by itself": "pi",
+        "open": "ip",
+    }
+    for history, steps in histories.items():
+        for shift in (1, 0, -1, -2):
+            name = f"{history} {shift}"
+            pid, epoch = claimed(t, name)
+            for step in steps:
+                answer: Answer = {}
+                if step == "p":
+                    own = shift + 2 if history == "open" else 4
+                    produce(t, 12, "continued", name, (pid, epoch), 0, partition=own)
+                elif step == "c":
+                    answer = init(t, name)
+                elif step == "i":
+                    answer = init(t, name, producer_id=pid, producer_epoch=epoch)
+                else:
+                    answer = end(t, int(step), name, (pid, epoch), True)
+                if answer.get("producer_id", -1) >= 0:
+                    pid, epoch = answer["producer_id"], answer["producer_epoch"]
+                ended(t, name)
+            if epoch + shift >= 0:
+                init(t, name, 5, producer_id=pid, producer_epoch=epoch + shift)
+                ended(t, name)
+                shown = t.quietly("describe_transactions", 0, transactional_ids=[name])
+                state = shown["transaction_states"][0]
+                t.note(name, [state["transaction_state"], state["producer_epoch"]])
+
+
 def adding_partitions(t: Tracer) -> None:
     t.cluster.create_topic("added", 2)
     t.cluster.coordinator("added", GROUP)
@@ -582,6 +625,7 @@ def showing_transactions(t: Tracer) -> None:
 TRACES = [
     initialising,
     claiming_an_open_transaction,
+    claiming_with_an_identity,
     adding_partitions,
     adding_as_a_broker_does,
     ending_in_every_state,

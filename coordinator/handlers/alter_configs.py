@@ -7,12 +7,12 @@ from typing import Any
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.config_changes import each_resource
 from fencepost.coordinator.handlers.resources import replace
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 
 
 @handles(ApiKey.ALTER_CONFIGS, versions=(0, 2), permission="ALTER_CONFIGS Topic or Cluster")
-def run(ctx: Context) -> Steps[Entity]:
+def run(ctx: Context) -> Work[Entity]:
     """Replace the settings of each resource."""
 
     def apply(resource: Any) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+
+T = TypeVar("T")
 
 Future = asyncio.Future[object]
 Build = Callable[[Any], Entity]
@@ -52,6 +55,21 @@ def result_of(future: Future) -> Work[Any]:
         return future.result()
     except DomainError as error:
         return error
+
+
+def forced(ctx: Context, changes: Work[T]) -> Work[T]:
+    """Make changes of the metadata; their result comes once they are on disk.
+
+    Whatever becomes of the request, what it changed is forced to disk. Raises StorageError.
+    """
+    try:
+        result = yield from changes
+    finally:
+        flushed = ctx.broker.flusher.forced(ctx.broker.metadata.partition)
+    if flushed is not None:
+        yield flushed
+        flushed.result()
+    return result
 
 
 def by_name(topics: Iterable[Any]) -> Steps[dict[str, Any | None]]:

@@ -11,6 +11,8 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.handlers.answers import forced
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -19,33 +21,33 @@ Apply = Callable[[Any], None]
 """Changes one resource of the request; raises a DomainError to refuse."""
 
 
-def each_resource(ctx: Context, apply: Apply) -> Steps[tuple[Entity, ...]]:
+def each_resource(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:
     """Change each resource by itself; one that is named twice is refused."""
-    metadata = ctx.broker.metadata
+    return forced(ctx, _changed(ctx, apply))
+
+
+def _changed(ctx: Context, apply: Apply) -> Steps[tuple[Entity, ...]]:
     named: Counter[tuple[int, str]] = Counter()
     for one in ctx.body.resources:
         named[one.resource_type, one.resource_name] += 1
         yield
     answers = []
-    try:
-        for one in ctx.body.resources:
-            code, message = ErrorCode.none, None
-            try:
-                if named[one.resource_type, one.resource_name] > 1:
-                    raise InvalidRequestError("Each resource must appear at most once.")
-                with metadata.unforced():
-                    apply(one)
-            except DomainError as error:
-                code, message = error_code(error), str(error)
-            answers.append(
-                ctx.respond.AlterConfigsResourceResponse(
-                    error_code=code,
-                    error_message=message,
-                    resource_type=one.resource_type,
-                    resource_name=one.resource_name,
-                )
+    for one in ctx.body.resources:
+        code, message = ErrorCode.none, None
+        try:
+            if named[one.resource_type, one.resource_name] > 1:
+                raise InvalidRequestError("Each resource must appear at most once.")
+            with ctx.broker.metadata.unforced():
+                apply(one)
+        except DomainError as error:
+            code, message = error_code(error), str(error)
+        answers.append(
+            ctx.respond.AlterConfigsResourceResponse(
+                error_code=code,
+                error_message=message,
+                resource_type=one.resource_type,
+                resource_name=one.resource_name,
             )
-            yield
-    finally:
-        metadata.force()
+        )
+        yield
     return tuple(answers)

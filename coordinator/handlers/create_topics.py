@@ -14,31 +14,33 @@ from fencepost.coordinator.config.key import text_of
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidReplicaAssignmentError
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import by_name
+from fencepost.coordinator.handlers.answers import by_name, forced
 from fencepost.coordinator.metadata.log import Topic
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 
 @handles(ApiKey.CREATE_TOPICS, versions=(2, 7), permission="CREATE Cluster or Topic")
-def run(ctx: Context) -> Steps[Entity]:
+def run(ctx: Context) -> Work[Entity]:
     """Create, or only check, each topic by itself; a name that stands there twice is refused."""
-    metadata = ctx.broker.metadata
+    topics = yield from forced(ctx, _created(ctx))
+    return ctx.respond.CreateTopicsResponse(throttle_time_ms=0, topics=tuple(topics))
+
+
+def _created(ctx: Context) -> Steps[list[Entity]]:
     named = yield from by_name(ctx.body.topics)
     topics = []
-    try:
-        for name, topic in named.items():
-            yield
-            if topic is None:
-                code = ErrorCode.invalid_request
-                topics.append(_refused(ctx, name, code, "Duplicate topic name."))
-                continue
-            with metadata.unforced():
-                topics.append(_create(ctx, topic))
-    finally:
-        metadata.force()
-    return ctx.respond.CreateTopicsResponse(throttle_time_ms=0, topics=tuple(topics))
+    for name, topic in named.items():
+        yield
+        if topic is None:
+            code = ErrorCode.invalid_request
+            topics.append(_refused(ctx, name, code, "Duplicate topic name."))
+            continue
+        with ctx.broker.metadata.unforced():
+            topics.append(_create(ctx, topic))
+    return topics
 
 
 def _create(ctx: Context, topic: Any) -> Entity:

@@ -7,8 +7,8 @@ from typing import Any
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.config_changes import each_resource
 from fencepost.coordinator.handlers.resources import Change, change
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 
 
 @handles(
@@ -16,7 +16,7 @@ from fencepost.coordinator.wire.steps import Steps
     versions=(0, 1),
     permission="ALTER_CONFIGS Topic or Cluster",
 )
-def run(ctx: Context) -> Steps[Entity]:
+def run(ctx: Context) -> Work[Entity]:
     """Change single settings of each resource."""
 
     def apply(resource: Any) -> None:

@@ -19,9 +19,11 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.handlers import Context, authorized, handles
+from fencepost.coordinator.handlers.answers import forced
 from fencepost.coordinator.metadata.log import Topic
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE
 from fencepost.coordinator.metadata.topic_admin import check_name
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -33,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 
 @handles(ApiKey.METADATA, versions=(0, 13), permission="DESCRIBE Topic, CREATE Topic")
-def run(ctx: Context) -> Steps[Entity]:
+def run(ctx: Context) -> Work[Entity]:
     """Describe the topics that were asked for, or all."""
     broker, body, make = ctx.broker, ctx.body, ctx.respond
     host, port = broker.advertised
@@ -46,10 +48,7 @@ def run(ctx: Context) -> Steps[Entity]:
             described = yield from _described(ctx, topic)
             topics.append(described)
     else:
-        try:
-            yield from _asked(ctx, asked, topics)
-        finally:
-            broker.metadata.force()
+        yield from forced(ctx, _asked(ctx, asked, topics))
     include_cluster = getattr(body, "include_cluster_authorized_operations", False)
     return make.message(
         throttle_time_ms=0,

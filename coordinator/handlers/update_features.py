@@ -13,7 +13,9 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import forced
 from fencepost.coordinator.metadata.features import FeatureUpdate, UpgradeType, update_features
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -25,8 +27,12 @@ MAX_FEATURE_UPDATES = 1_000
 
 
 @handles(ApiKey.UPDATE_FEATURES, versions=(0, 2), permission="ALTER Cluster")
-def run(ctx: Context) -> Steps[Entity]:
+def run(ctx: Context) -> Work[Entity]:
     """Check and make the updates."""
+    return forced(ctx, _updated(ctx))
+
+
+def _updated(ctx: Context) -> Steps[Entity]:
     body, make = ctx.body, ctx.respond
     if len(body.feature_updates) > MAX_FEATURE_UPDATES:
         return make.UpdateFeaturesResponse(
@@ -49,12 +55,13 @@ def run(ctx: Context) -> Steps[Entity]:
         yield
     code, message = ErrorCode.none, None
     try:
-        update_features(
-            ctx.broker.metadata,
-            list(wanted.values()),
-            node_id=ctx.broker.node_id,
-            validate_only=getattr(body, "validate_only", False),
-        )
+        with ctx.broker.metadata.unforced():
+            update_features(
+                ctx.broker.metadata,
+                list(wanted.values()),
+                node_id=ctx.broker.node_id,
+                validate_only=getattr(body, "validate_only", False),
+            )
     except DomainError as error:
         code, message = error_code(error), str(error)
         results = []

@@ -22,7 +22,7 @@ from fencepost.coordinator.runtime.background import Threads, spawn, survived, t
 from fencepost.coordinator.runtime.sealed_flushes import SealedFlushes
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.durable import DurablePartition
-from fencepost.logcore.errors import StorageError
+from fencepost.logcore.errors import NoRoomError, StorageError
 from fencepost.logcore.flush import Flush
 
 FLUSH_THREADS: Final = 4
@@ -85,6 +85,29 @@ class Flusher:
                 done.set_result(None)
 
         return done if self.after(partitions, settle) else None
+
+    def forced(self, partition: DurablePartition) -> asyncio.Future[None] | None:
+        """Begin to force to disk all that the partition holds now; None if it is there.
+
+        The future raises StorageError if it did not get there.
+        """
+        end = partition.log_end_offset
+        if partition.recovery_point >= end:
+            return None
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle() -> None:
+            if done.done():
+                return
+            if partition.recovery_point < end:
+                why = partition.offline or NoRoomError(f"{partition.name} is not on disk")
+                done.set_exception(why)
+            else:
+                done.set_result(None)
+
+        self.join(partition)
+        self._after_joined.append(settle)
+        return done
 
     async def drain(self) -> None:
         """Return once nothing waits for the disk any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ from fencepost.coordinator.wire import APIS, ApiKey
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, READ_COMMITTED, TRANSACTION, Answer, Cluster
 from tests.support.disk import FaultyDisk
-from tests.support.raw import errors_in
+from tests.support.raw import ConnectionLostError, errors_in
 from tests.support.waits import until
 
 PRODUCE = APIS[ApiKey.PRODUCE]
@@ -140,11 +141,12 @@ def test_a_topic_that_is_deleted_under_a_waiting_append_is_unknown(tmp_path):
 def test_without_flush_messages_nothing_is_forced_and_nobody_waits(tmp_path):
     with running(tmp_path, flush_messages=str(2**63 - 1)) as one:
         topic = one.client.create_topic("t")
+        rounds = one.broker.services.flusher.rounds
         one.disk.gate.clear()
         for _ in range(10):
             assert one.client.produce(topic, [b"x"])["error_code"] == "none"
         assert one.broker.services.flusher.is_idle
-        assert one.broker.services.flusher.rounds == 0
+        assert one.broker.services.flusher.rounds == rounds
         assert ("sync", topic) not in one.disk.of_logs(topic)
 
 
@@ -472,3 +474,91 @@ def test_an_orderly_stop_flushes_what_waits(tmp_path):
     with running(tmp_path) as one:
         assert one.broker.services.logs.was_clean
         assert one.client.values("t") == [b"x"]
+
+
+# --- changes of the metadata ---------------------------------------------------------------------
+
+CHANGES: dict[str, tuple[int, Answer]] = {
+    "create_topics": (
+        5,
+        {
+            "topics": [
+                {
+                    "name": "new",
+                    "num_partitions": 1,
+                    "replication_factor": 1,
+                    "assignments": [],
+                    "configs": [],
+                }
+            ],
+            "timeout": 10_000,
+            "validate_only": False,
+        },
+    ),
+    "create_partitions": (
+        1,
+        {
+            "topics": [{"name": "t", "count": 2, "assignments": None}],
+            "timeout": 10_000,
+            "validate_only": False,
+        },
+    ),
+    "alter_configs": (
+        1,
+        {
+            "resources": [
+                {
+                    "resource_type": 2,
+                    "resource_name": "t",
+                    "configs": [{"name": "retention.ms", "value": "9"}],
+                }
+            ],
+            "validate_only": False,
+        },
+    ),
+    "update_features": (
+        1,
+        {
+            "timeout": 10_000,
+            "feature_updates": [
+                {"feature": "transaction.version", "max_version_level": 1, "upgrade_type": 2}
+            ],
+            "validate_only": False,
+        },
+    ),
+    "metadata": (4, {"topics": [{"name": "auto"}], "allow_auto_topic_creation": True}),
+}
+"""Every request that changes it, but for deletions."""
+
+
+@pytest.mark.parametrize("api", CHANGES)
+def test_a_change_of_metadata_waits_for_the_disk_and_nobody_else_does(tmp_path, api):
+    version, body = CHANGES[api]
+    with running(tmp_path) as one:
+        one.client.create_topic("t")
+        metadata = one.broker.services.metadata.partition
+        before = metadata.log_end_offset
+        one.disk.gate.clear()
+        changing = one.begin(lambda: one.connect().call(api, version, **body))
+        assert one.disk.held.wait(60)
+        assert one.client.offset("t") == 0
+        assert metadata.log_end_offset == before + 1
+        assert not changing.done()
+        one.disk.gate.set()
+        expected = "unknown_topic_or_partition" if api == "metadata" else "none"
+        assert set(errors_in(changing.result(60))) <= {"none", expected}
+        assert metadata.recovery_point == before + 1
+
+
+def test_a_change_of_metadata_that_does_not_reach_the_disk_is_not_answered(tmp_path):
+    version, body = CHANGES["create_topics"]
+
+    def broken(kind: str, path: str) -> None:
+        if kind == "sync" and "__cluster_metadata" in path:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with running(tmp_path) as one:
+        one.disk.before = broken
+        with pytest.raises(ConnectionLostError):
+            one.connect().call("create_topics", version, **body)
+        assert one.broker.services.metadata.partition.offline is not None

@@ -18,28 +18,38 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from time import perf_counter
 from typing import Final, Protocol
 
+import structlog
+
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import (
+    InvalidRequiredAcksError,
     InvalidTopicError,
+    TransactionalIdMissingError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS
 from fencepost.coordinator.runtime.background import SLICE_MS, Threads, spawn
 from fencepost.coordinator.runtime.origin import Origin
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.logcore.batch import HEADER_SIZE
 from fencepost.logcore.errors import (
+    CorruptRecordError,
     InvalidProducerEpochError,
     InvalidRecordError,
     InvalidTimestampError,
+    LogError,
     NotOneBatchError,
+    RecordListTooLargeError,
+    RecordTooLargeError,
+    StorageError,
 )
 from fencepost.logcore.machine import DomainError, ProducerStamp
 from fencepost.logcore.partition import Appended, Partition
@@ -61,10 +71,24 @@ CHECK_THREADS: Final = 2
 """Batches that are checked at the same time outside of the event loop, each inflated to 128 MiB at
 most. More of them would only make the loop wait for the interpreter."""
 
+_VALID_ACKS: Final = frozenset({-1, 0, 1})
+"""On one node 1 and −1 mean the same."""
+
+_BEFORE_THE_LOG: Final = (
+    CorruptRecordError,
+    NotOneBatchError,
+    RecordTooLargeError,
+    RecordListTooLargeError,
+    StorageError,
+)
+"""Errors whose answer tells no log start offset (``ReplicaManager.appendToLocalLog``)."""
+
 _ATTRIBUTES_AT: Final = 22
 _TRANSACTIONAL: Final = 0x10
 _PRODUCER_AT: Final = 43
 _PRODUCER: Final = struct.Struct(">qh")
+
+_log = structlog.get_logger(__name__)
 
 TopicPartition = tuple[str, int]
 Check = Callable[[], Admitted]
@@ -110,6 +134,12 @@ class Part:
         return self.topic or "", self.index
 
     @property
+    def log_start_offset(self) -> int:
+        """What a refusal tells of the log; −1 where the log was not asked."""
+        asked = isinstance(self.error, LogError) and not isinstance(self.error, _BEFORE_THE_LOG)
+        return self.partition.log_start_offset if asked and self.partition is not None else -1
+
+    @property
     def producer(self) -> tuple[int, int] | None:
         """Producer id and epoch of a transactional batch."""
         data = self.data
@@ -121,13 +151,13 @@ class Part:
 
 @dataclass(slots=True)
 class Append:
-    """One Produce request. ``version`` is the request's, ``acks`` False if it wants no answer."""
+    """One Produce request. ``version`` is the request's, ``acks`` 0 if it wants no answer."""
 
     parts: list[Part]
     version: int
     transactional_id: str | None
     origin: Origin
-    acks: bool
+    acks: int
     refusal: DomainError | None = field(init=False, default=None)
     """Why nothing of it is appended. What keeps a batch from the log at all is told first."""
     producers: set[tuple[int, int]] = field(init=False)
@@ -136,10 +166,14 @@ class Append:
 
     def __post_init__(self) -> None:
         self.producers = {one for part in self.parts if (one := part.producer) is not None}
+        if self.acks not in _VALID_ACKS:
+            self.refusal = InvalidRequiredAcksError(f"acks={self.acks}")
 
     def refuse(self, part: Part, error: DomainError) -> None:
         """Take down why a batch is not appended, less what would make the answer too large."""
         part.error = error
+        if isinstance(error, StorageError):
+            _log.error("append failed", topic=part.topic, partition=part.index, cause=str(error))
         if isinstance(error, InvalidRecordError | InvalidTimestampError) and error.record_errors:
             left = MAX_REQUEST_RECORD_ERRORS - self.listed_errors
             error.record_errors = error.record_errors[:left]
@@ -155,7 +189,7 @@ class _Progress:
     """Checks that a turn had no room for."""
     ready: deque[Part] = field(default_factory=deque)
     """Checked, but for those ``left``, and not appended."""
-    disk: Awaitable[None] | None = None
+    disk: asyncio.Future[None] | None = None
     """What the next append has to wait for."""
     flushes: list[asyncio.Future[None]] = field(default_factory=list)
     """What the answer has to wait for."""
@@ -170,24 +204,41 @@ class Appends:
         self._last: dict[TopicPartition, asyncio.Task[None]] = {}
         self._threads = Threads("check", CHECK_THREADS)
 
-    def run(self, append: Append) -> Awaitable[object] | None:
-        """Take a request through all stages; None if that is done already.
+    def run(self, append: Append) -> Work[None]:
+        """Take a request through all stages. Errors are left in the parts.
 
-        Errors are left in the parts.
+        A client may leave and drop these steps; what has begun goes on.
         """
+        if append.producers and append.transactional_id is None:
+            # Without its id nobody could say whether the transaction is the producer's own.
+            missing = "a transactional batch without a transactional id"
+            for part in append.parts:
+                append.refuse(part, TransactionalIdMissingError(missing))
+            return
         progress = _Progress()
-        if not self._last or not any(part.key in self._last for part in append.parts):
-            self._check(append, progress)
-            if progress.checked == len(append.parts) and not progress.left:
-                self._append(append, progress)
-                if not progress.ready:
-                    return asyncio.wait(progress.flushes) if progress.flushes else None
+        if not self._at_once(append, progress):
+            task = asyncio.shield(self._begin(append, progress))
+            yield task
+            task.result()
+        yield from progress.flushes
+
+    def _at_once(self, append: Append, progress: _Progress) -> bool:
+        """Check, verify and append in this turn; whether that was all."""
+        if self._last and any(part.key in self._last for part in append.parts):
+            return False
+        self._check(append, progress)
+        if progress.checked < len(append.parts) or progress.left:
+            return False
+        self._append(append, progress)
+        return not progress.ready
+
+    def _begin(self, append: Append, progress: _Progress) -> asyncio.Task[None]:
         ahead = {task for part in append.parts if (task := self._last.get(part.key)) is not None}
         task = spawn(self._in_turns(append, progress, ahead), "append")
         for part in append.parts:
             self._last[part.key] = task
         task.add_done_callback(partial(self._done, append))
-        return self._settled(task, progress)
+        return task
 
     async def close(self) -> None:
         """Drop what is not appended yet, and end the threads: nobody waits for an answer now."""
@@ -213,13 +264,6 @@ class Appends:
                 return
             await asyncio.sleep(0)
             self._check(append, progress)
-
-    @staticmethod
-    async def _settled(task: asyncio.Task[None], progress: _Progress) -> None:
-        # A client may leave without waiting for an answer; what has begun goes on.
-        await asyncio.shield(task)
-        if progress.flushes:
-            await asyncio.wait(progress.flushes)
 
     def _done(self, append: Append, task: asyncio.Task[None]) -> None:
         for part in append.parts:

@@ -1,6 +1,7 @@
 """What one broker does, without the sockets: the services that handlers call.
 
-Made inside the event loop that they belong to, on opened :class:`coordinator.data.storage.Storage`.
+Made inside the event loop that they belong to, on opened
+:class:`fencepost.coordinator.data.storage.Storage`.
 """
 
 from __future__ import annotations

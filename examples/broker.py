@@ -31,14 +31,7 @@ async def fencepost(settings: tuple[str, ...] = ()) -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(prefix="fencepost-example-") as home:
         log = (Path(home) / "daemon.log").open("wb")
         daemon = await asyncio.create_subprocess_exec(
-            *(
-                sys.executable,
-                "-m",
-                "fencepost.coordinator.cli",
-                "serve",
-                "--listen",
-                "127.0.0.1:0",
-            ),
+            *(sys.executable, "-m", "fencepost", "serve", "--listen", "127.0.0.1:0"),
             *("--data-dir", f"{home}/data", "--config", "group.initial.rebalance.delay.ms=0"),
             *(part for setting in settings for part in ("--config", setting)),
             stdout=asyncio.subprocess.PIPE,

@@ -67,7 +67,7 @@ def _require_generation(group: ClassicGroup, generation_id: int) -> None:
 def sync_group(
     shard: GroupShardState, decision: DecisionBuilder, token: Token, command: SyncGroup
 ) -> None:
-    """Decide on a SyncGroup. Raises a :class:`groups.errors.GroupError` before any change."""
+    """Decide on a SyncGroup. Raises a ``GroupError`` before any change."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
         mixed.sync_group(shard, decision, consumers, token, command)

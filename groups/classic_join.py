@@ -1,7 +1,7 @@
 """JoinGroup: who may come in, under which id, and whether that starts a rebalance.
 
 The order of checks is Kafka's (``GroupMetadataManager.classicGroupJoin…``), with the limits of
-:class:`groups.limits.GroupLimits` in front.
+:class:`fencepost.groups.limits.GroupLimits` in front.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Token
 def join_group(
     shard: GroupShardState, decision: DecisionBuilder, token: Token, command: JoinGroup
 ) -> None:
-    """Decide on a JoinGroup. Raises a :class:`groups.errors.GroupError` before any change."""
+    """Decide on a JoinGroup. Raises a ``GroupError`` before any change."""
     _validate(shard, command)
     group = shard.groups.get(command.group_id)
     if group is None:

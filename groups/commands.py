@@ -1,12 +1,12 @@
 """What the group coordinator can be asked, and what it answers.
 
-A command goes into :meth:`groups.machine.GroupMachine.decide`; its result is the ``response`` of
-the reply to its token. Instead of the result a :class:`groups.errors.GroupError` may come back,
-listed per command. Text is ``str``, opaque blobs are ``bytes``, times are milliseconds, topic ids
-are their 16 bytes. Topic existence, authorisation and topic names behind ids are the caller's
-business; group ids, members, generations and limits are checked here. ``topics`` is the cluster's
-topics where a classic request may meet a consumer group, None stands for those last told;
-``settings`` are that group's own, if any.
+A command goes into :meth:`fencepost.groups.machine.GroupMachine.decide`; its result is the
+``response`` of the reply to its token. Instead of the result a
+:class:`fencepost.groups.errors.GroupError` may come back, listed per command. Text is ``str``,
+opaque blobs are ``bytes``, times are milliseconds, topic ids are their 16 bytes. Topic existence,
+authorisation and topic names behind ids are the caller's business; group ids, members, generations
+and limits are checked here. ``topics`` is the cluster's topics where a classic request may meet a
+consumer group, None stands for those last told; ``settings`` are that group's own, if any.
 
 Source: the request and response schemas of Apache Kafka, without what only the wire needs.
 """

@@ -1,7 +1,7 @@
 """What consumer-protocol groups (KIP-848) can be asked, and what they answer.
 
-As in ``groups.commands``: a command goes into ``GroupMachine.decide``, its result or a
-:class:`groups.errors.GroupError` comes back. The cluster's topics arrive as an argument.
+As in ``fencepost.groups.commands``: a command goes into ``GroupMachine.decide``, its result or a
+:class:`fencepost.groups.errors.GroupError` comes back. The cluster's topics arrive as an argument.
 
 Source: the ConsumerGroupHeartbeat and ConsumerGroupDescribe schemas of Apache Kafka.
 """

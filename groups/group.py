@@ -14,7 +14,7 @@ from fencepost.logcore.machine import DecisionBuilder, Record
 
 @dataclass(slots=True)
 class ShardTotals:
-    """What the members of all groups of a shard add up to; see :class:`groups.limits.GroupLimits`.
+    """What the members of all groups of a shard add up to; see ``limits.GroupLimits``.
 
     Groups keep it up to date themselves; ``GroupMachine.check`` counts again.
     """
@@ -70,7 +70,7 @@ class Group(ABC):
         in_txn: bool,
         is_modern: bool,
     ) -> None:
-        """Raise a :class:`groups.errors.GroupError` unless this sender may commit now.
+        """Raise a :class:`fencepost.groups.errors.GroupError` unless this sender may commit now.
 
         ``is_modern``: the request's version knows member epochs (OffsetCommit v9, TxnOffsetCommit
         v6).
@@ -78,7 +78,7 @@ class Group(ABC):
 
     @abstractmethod
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """Raise a :class:`groups.errors.GroupError` unless this sender may fetch offsets."""
+        """Raise a ``GroupError`` unless this sender may fetch offsets."""
 
     @abstractmethod
     def committed(self, decision: DecisionBuilder, member_id: str) -> None:
@@ -86,7 +86,7 @@ class Group(ABC):
 
     @abstractmethod
     def validate_offset_delete(self) -> None:
-        """Raise :class:`groups.errors.NonEmptyGroupError` unless offsets may be deleted."""
+        """Raise ``NonEmptyGroupError`` unless offsets may be deleted."""
 
     @abstractmethod
     def is_subscribed_to(self, topic: str) -> bool:
@@ -114,4 +114,4 @@ class Group(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise :class:`logcore.machine.InvariantViolation` if the group contradicts itself."""
+        """Raise ``InvariantViolation`` if the group contradicts itself."""

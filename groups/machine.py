@@ -104,13 +104,13 @@ HANDLERS: Mapping[type, Handler] = MappingProxyType(
 
 
 class GroupMachine:
-    """All groups of one partition of ``__consumer_offsets``; see :class:`logcore.machine.Machine`.
+    """All groups of one partition of ``__consumer_offsets``, as a ``Machine`` of ``logcore``.
 
     ``initial_rebalance_delay_ms`` is ``group.initial.rebalance.delay.ms``; ``offsets_retention_ms``
     is ``offsets.retention.minutes`` in milliseconds; ``consumer`` is the ``group.consumer.*``
     configuration, ``topics`` the cluster's topics at this moment, and ``own_settings`` tells what a
     group has of its own in place of ``consumer``.
-    Commands and results: ``groups.commands``, ``groups.consumer_commands``.
+    Commands and results: ``fencepost.groups.commands``, ``fencepost.groups.consumer_commands``.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class GroupMachine:
     ) -> None:
         """Apply one record. Unknown record types are skipped and counted.
 
-        Raises :class:`logcore.errors.CorruptRecordError`: to go on would be to lose state.
+        Raises ``CorruptRecordError``: to go on would be to lose state.
         """
         decoded = records.decode(record)
         match decoded:

@@ -75,7 +75,7 @@ def join_group(
 ) -> None:
     """Decide on a JoinGroup to a consumer group with members; it is answered at once.
 
-    Raises a :class:`groups.errors.GroupError` before any change.
+    Raises a :class:`fencepost.groups.errors.GroupError` before any change.
     """
     settings = shard.settings_with(command.settings)
     if len(group.members) >= settings.max_size and command.member_id not in group.members:

@@ -102,8 +102,8 @@ def reconcile(
 
     ``owned`` is what the member reports to own, None if it does not say. ``is_subscribed`` tells
     of a topic id: what the member no longer subscribes to counts as not in its target, even if the
-    target was computed before. Raises :class:`groups.errors.FencedMemberEpochError` for a member in
-    state UNKNOWN that may own something.
+    target was computed before. Raises :class:`fencepost.groups.errors.FencedMemberEpochError` for a
+    member in state UNKNOWN that may own something.
     """
     match member.state:
         case MemberState.STABLE:

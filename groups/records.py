@@ -285,7 +285,7 @@ class _Codec:
 def _consumer_codec(
     kind: ConsumerRecordType, read_value: Callable[[FieldReader], ConsumerValue]
 ) -> _Codec:
-    """Return the codec of a type of ``groups.consumer_records``: one version, flexible."""
+    """Return the codec of a type of ``consumer_records``: one version, flexible."""
     return _Codec(
         read_key=lambda reader: read_key(kind, reader),
         read_value=lambda reader, _version: read_value(reader),

@@ -369,8 +369,8 @@ def _is_number(text: str) -> bool:
 class TopicRegex:
     """A compiled expression.
 
-    Raises :class:`groups.errors.InvalidRegularExpressionError` for bad syntax, what is not
-    supported, and what needs more than :data:`MAX_STATES` states.
+    Raises :class:`fencepost.groups.errors.InvalidRegularExpressionError` for bad syntax, what is
+    not supported, and what needs more than :data:`MAX_STATES` states.
     """
 
     def __init__(self, pattern: str) -> None:

@@ -59,7 +59,7 @@ def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
 def read_subscription(metadata: bytes) -> Subscription:
     """Read a consumer's whole JoinGroup metadata.
 
-    Raises :class:`logcore.errors.CorruptRecordError`.
+    Raises :class:`fencepost.logcore.errors.CorruptRecordError`.
     """
     reader = FieldReader(metadata)
     version = _version(reader)
@@ -73,7 +73,7 @@ def read_subscription(metadata: bytes) -> Subscription:
 
 
 def read_assignment(assignment: bytes) -> Assignment:
-    """Read what a leader assigned; raises :class:`logcore.errors.CorruptRecordError`.
+    """Read what a leader assigned; raises :class:`fencepost.logcore.errors.CorruptRecordError`.
 
     No bytes at all stand for a member that the leader left out.
     """

@@ -404,7 +404,7 @@ def read_batches(
     """Yield position, header and, if asked for, bytes of each batch of a log file.
 
     What is no whole batch comes last: a reason in the header's place. Messages of an older format
-    come as what :func:`logcore.legacy.as_batch_header` says of each. Reads are bounded by
+    come as what :func:`fencepost.logcore.legacy.as_batch_header` says of each. Reads are bounded by
     SCAN_BYTES, or the largest batch. Raises OSError.
     """
     handle = fs.open_for_reading(path)

@@ -2,7 +2,7 @@
 
 Both encodings: the plain one (two-byte string lengths, four-byte counts) and the flexible one of
 KIP-482 (unsigned varints of length + 1, tagged fields). A reader never looks past its bytes; what
-does not fit raises :class:`logcore.errors.CorruptRecordError`.
+does not fit raises :class:`fencepost.logcore.errors.CorruptRecordError`.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def decode_message(
     """Decode the message at ``pos``: one record, or those inside it, offsets ascending.
 
     The CRC is the caller's to check. Raises CorruptRecordError and InvalidRecordError as
-    :func:`logcore.batch.decode_records` does.
+    :func:`fencepost.logcore.batch.decode_records` does.
     """
     if header is None:
         header = parse_message(buf, pos)

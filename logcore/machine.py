@@ -1,7 +1,8 @@
 """The contract between a log and a state machine that lives on it.
 
-A *machine* (``groups.machine.GroupMachine``, ``txn.machine.TxnMachine``) decides; a *runtime*
-(``coordinator/runtime/shard.py``) appends, replays and answers. The order never changes:
+A *machine* (``fencepost.groups.machine.GroupMachine``, ``fencepost.txn.machine.TxnMachine``)
+decides; a *runtime* (``coordinator/runtime/shard.py``) appends, replays and answers. The order
+never changes:
 
 1. ``decide(token, command, now_ms)`` looks at the state and returns a :class:`Decision`. It changes
    nothing that a restart would have to know.
@@ -100,8 +101,8 @@ class Decision:
     """What a machine wants done, in the order of the module's docstring.
 
     ``stamp`` makes the records one *transactional* batch of that producer.
-    ``effects`` are requests to the world outside the shard (see ``txn.commands.WriteMarkers``);
-    their outcome comes back as another command.
+    ``effects`` are requests to the world outside the shard (see
+    ``fencepost.txn.commands.WriteMarkers``); their outcome comes back as another command.
     """
 
     records: tuple[Record, ...] = ()

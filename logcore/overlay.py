@@ -55,7 +55,7 @@ class _Map:
 
 
 class OverlayFileSystem:
-    """A :class:`logcore.fs.FileSystem`. The files of one directory are one thread's at a time.
+    """A ``FileSystem``. The files of one directory are one thread's at a time.
 
     Nothing of ``base`` is changed. A lock is taken there, if its file is there. For a file that was
     changed the time is always now.

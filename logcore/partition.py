@@ -189,7 +189,7 @@ class Partition(ShrinkingPartition):
         transaction_verified: bool = False,
         transaction_version: int = 0,
     ) -> Appended:
-        """Append a client's batch that :func:`logcore.validation.admit` has let in.
+        """Append a client's batch that :func:`fencepost.logcore.validation.admit` has let in.
 
         ``transaction_verified``: in this very turn the transaction coordinator had, or has added,
         this partition in the producer's transaction; without it the batch may continue a

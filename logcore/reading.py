@@ -68,7 +68,7 @@ class FetchedRange(NamedTuple):
 
 
 class ReadablePartition:
-    """What a partition shows. :class:`logcore.partition.Partition` adds what changes it."""
+    """What a partition shows. ``Partition`` adds what changes it."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Repairs of a partition directory that nobody has open: indexes built anew, a log cut.
 
-Source: the same code as a recovery's (:mod:`logcore.recovery`), aimed by hand.
+Source: the same code as a recovery's (:mod:`fencepost.logcore.recovery`), aimed by hand.
 """
 
 from __future__ import annotations

@@ -475,8 +475,8 @@ class Segment:
 
         Without payload the view may end early, anywhere behind the header. CRCs are not checked.
         Messages of an older format come as v2 batches, several in one, at the position of the
-        first; without payload as what :func:`logcore.legacy.as_batch_header` says of each.
-        CorruptRecordError where the rest of the file is no whole batch.
+        first; without payload as what :func:`fencepost.logcore.legacy.as_batch_header` says of
+        each. CorruptRecordError where the rest of the file is no whole batch.
         """
         chunk = memoryview(b"")
         start = position

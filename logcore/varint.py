@@ -2,8 +2,8 @@
 
 ``varint`` is 32 bits wide (at most 5 bytes), ``varlong`` 64 bits (at most 10). As in Java, bits
 that do not fit the width are dropped; only too many bytes are an error. Readers raise IndexError
-when the bytes end inside a number and :class:`logcore.errors.InvalidRecordError` when it is too
-long.
+when the bytes end inside a number and :class:`fencepost.logcore.errors.InvalidRecordError` when it
+is too long.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A whole partition directory, or a data directory, checked against itself; nothing is changed.
 
-Each file is checked as :mod:`logcore.dump` does. On top of that: segments follow one another, no
-index is missing, transaction indexes and snapshots agree with what a replay of the log gives,
-leader epochs in the cache are those of the batches, and checkpoints lie within their logs.
+Each file is checked as :mod:`fencepost.logcore.dump` does. On top of that: segments follow one
+another, no index is missing, transaction indexes and snapshots agree with what a replay of the log
+gives, leader epochs in the cache are those of the batches, and checkpoints lie within their logs.
 
 Every row is a problem, as ``dump`` words it, with the ``file`` that it is in.
 """

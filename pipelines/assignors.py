@@ -94,7 +94,8 @@ class Strategy(AbstractPartitionAssignor):  # type: ignore[misc]  # it has no ty
     def assign(self, cluster: ClusterMetadata, members: Mapping[str, Any]) -> dict[str, bytes]:
         """Return every member's assignment, as the leader.
 
-        Raises :class:`logcore.errors.CorruptRecordError` for a member whose words make no sense.
+        Raises :class:`fencepost.logcore.errors.CorruptRecordError` for a member whose words make no
+        sense.
         """
         said = {name: decode_subscription(member.raw) for name, member in members.items()}
         counts = {

@@ -1,7 +1,7 @@
 """What can be asked of the transaction coordinator, and what it answers.
 
 Requests and results are plain data: handlers build the one and read the other. A refused request
-is answered with an instance of a class of :mod:`txn.errors` in place of the result.
+is answered with an instance of a class of :mod:`fencepost.txn.errors` in place of the result.
 
 Times are milliseconds since the epoch, durations milliseconds. -1 stands for "none" wherever Kafka
 has it so (:data:`NO_PRODUCER_ID`, :data:`NO_PRODUCER_EPOCH`).
@@ -30,7 +30,7 @@ class InitProducerId:
 
     ``producer_id`` and ``producer_epoch`` are both given by a producer that continues after an
     error (KIP-360), both -1 by one that starts. The null transactional id does not come here; the
-    runtime answers it from its :class:`txn.ids.ProducerIds`.
+    runtime answers it from its :class:`fencepost.txn.ids.ProducerIds`.
 
     Where the claim has to abort an ongoing transaction first, the reply waits for the markers.
 

@@ -65,14 +65,14 @@ HANDLERS: Mapping[type, Handler] = MappingProxyType(
 
 
 class TxnMachine:
-    """One shard's transactions (see ``logcore.machine.Machine``).
+    """One shard's transactions (see ``fencepost.logcore.machine.Machine``).
 
     ``coordinator_epoch`` is the leader epoch of the shard's partition and goes into every marker.
     ``transaction_version`` is the cluster's finalized transaction.version: it rules over aborts
     that the coordinator makes by itself, and over the form of records.
 
-    The runtime has to hand every :class:`txn.commands.WriteMarkers` back as its ``written()``
-    command. Replies to such commands, and to sweeps, may be ignored.
+    The runtime has to hand every :class:`fencepost.txn.commands.WriteMarkers` back as its
+    ``written()`` command. Replies to such commands, and to sweeps, may be ignored.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class TxnMachine:
         return self._shard.is_pending(transactional_id)
 
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
-        """Decide on one of :data:`txn.commands.Command`.
+        """Decide on one of :data:`fencepost.txn.commands.Command`.
 
-        Raises any :class:`txn.errors.TxnError` as the short form of a decision that answers with
+        Raises any ``TxnError`` as the short form of a decision that answers with
         it, and InvariantViolation for a command of another kind.
         """
         shard = self._shard

@@ -1,4 +1,4 @@
-"""The group coordinator of this broker: ``groups.machine.GroupMachine`` on ``__consumer_offsets``.
+"""The group coordinator of this broker: ``fencepost.groups.machine`` on ``__consumer_offsets``.
 
 Source: ``GroupCoordinatorService``: route by the hash of the group id, merge what goes to all.
 """
@@ -111,7 +111,7 @@ class GroupCoordinator(ShardedCoordinator):
         """End ``stamp``'s transaction on one offsets partition: marker and state together.
 
         Raises :class:`ShardError` where the shard does not serve now, and
-        :class:`logcore.errors.LogError` where the partition refuses the marker.
+        :class:`fencepost.logcore.errors.LogError` where the partition refuses the marker.
         """
         if index >= len(self._shards.shards):
             raise CoordinatorNotAvailableError(f"{CONSUMER_OFFSETS}-{index} is not open")

@@ -1,4 +1,4 @@
-"""The transaction coordinator of this broker: ``txn.machine`` on ``__transaction_state``.
+"""The transaction coordinator of this broker: ``fencepost.txn.machine`` on ``__transaction_state``.
 
 EndTxn is one turn: the Prepare record, every marker and the Complete record are appended before the
 reply goes out, so that the next transaction never meets CONCURRENT_TRANSACTIONS. A crash anywhere

@@ -70,8 +70,8 @@ class Broker:
     """One broker on one data directory.
 
     ``listen`` is HOST:PORT, port 0 for a free one. ``config`` holds settings by Kafka's names;
-    unknown keys and bad values raise :class:`coordinator.config.key.ConfigError` here. ``fs``
-    and ``clock`` are the operating system's unless a test brings its own.
+    unknown keys and bad values raise :class:`fencepost.coordinator.config.key.ConfigError` here.
+    ``fs`` and ``clock`` are the operating system's unless a test brings its own.
     """
 
     def __init__(

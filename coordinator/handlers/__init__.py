@@ -19,9 +19,10 @@ How to write one
   returns a future, a coroutine function, or a generator function. None means that no response is
   sent (acks=0).
 * Whoever walks over all that a request names does so in a generator, and yields None after each
-  thing: others get their turn there (``coordinator.runtime.turns``). A future that is yielded is
-  waited for, and cancelled if the client goes. After a ``yield`` the world may have changed; and it
-  is the last if the client has gone, so what must be done then stands in a ``finally``.
+  thing: others get their turn there (``fencepost.coordinator.runtime.turns``). A future that is
+  yielded is waited for, and cancelled if the client goes. After a ``yield`` the world may have
+  changed; and it is the last if the client has gone, so what must be done then stands in a
+  ``finally``.
 * ``ctx.body`` is the request as kio's class of ``ctx.version``. A field that only newer versions
   have does not exist on older ones: read it with ``getattr(ctx.body, "name", default)``, or branch
   on ``ctx.version``. kio's types: durations are ``timedelta`` (``request_ms`` makes milliseconds of
@@ -29,8 +30,8 @@ How to write one
   is None.
 * ``ctx.respond.<ClassName>(**fields)`` builds kio's response class of the same version; fields that
   this version lacks are dropped, missing ones get Kafka's defaults; see
-  :class:`coordinator.wire.messages.MessageFactory`. ``ctx.respond.error(code)`` is the response
-  with just its top-level error.
+  :class:`fencepost.coordinator.wire.messages.MessageFactory`. ``ctx.respond.error(code)`` is the
+  response with just its top-level error.
 * A ``DomainError`` that escapes is answered as the response's top-level error code where the
   response has one. Any other exception is logged and answered UNKNOWN_SERVER_ERROR in the same
   way. Where there is no such field, the connection is closed. Per-item errors are the handler's.
@@ -148,9 +149,10 @@ def handles(key: ApiKey, *, versions: tuple[int, int], permission: str) -> Calla
 class Registry:
     """Which APIs are served, and by what.
 
-    By default: every API of ``coordinator.wire.api`` that has a module in ``package``. ``modules``
-    narrows or replaces that list (module names by key); tests give ``{}`` and call :meth:`add`.
-    ``unstable_versions`` serves what Kafka calls unstable of all APIs, ``unstable_apis`` of some.
+    By default: every API of ``fencepost.coordinator.wire.api`` that has a module in ``package``.
+    ``modules`` narrows or replaces that list (module names by key); tests give ``{}`` and call
+    :meth:`add`. ``unstable_versions`` serves what Kafka calls unstable of all APIs,
+    ``unstable_apis`` of some.
     """
 
     def __init__(

@@ -144,7 +144,7 @@ class MetadataLog:
 
     ``partition`` is the open ``__cluster_metadata-0``; ``config`` hears of dynamic settings.
     Raises :class:`MetadataError` for a log it does not understand. A failed append raises
-    :class:`logcore.errors.LogError`, and nothing has changed.
+    :class:`fencepost.logcore.errors.LogError`, and nothing has changed.
     """
 
     def __init__(
@@ -430,7 +430,7 @@ class MetadataLog:
             self._forces = True
 
     def force(self) -> None:
-        """Have all changes on disk. Raises :class:`logcore.errors.LogError`: answer none then."""
+        """Have all changes on disk. Raises ``LogError``: answer none then."""
         if self.partition.recovery_point < self.partition.log_end_offset:
             self.partition.flush()
 

@@ -5,8 +5,8 @@ meanwhile waits, at most one read of it in our memory and the rest in the kernel
 while the client does not take its responses. So a connection costs bounded memory and needs no
 queue, and responses cannot overtake one another.
 
-The way from frame to response is work in steps (:mod:`coordinator.runtime.turns`): a large one
-gives way to other connections, in the decoder, in the handler and in the encoder.
+The way from frame to response is work in steps (:mod:`fencepost.coordinator.runtime.turns`): a
+large one gives way to other connections, in the decoder, in the handler and in the encoder.
 
 Whatever a request does wrong ends with its own connection: malformed frames, unknown APIs and
 unsupported versions close it without an answer (ApiVersions excepted), and a handler that fails is

@@ -52,7 +52,7 @@ class Server:
     """Accepts connections and keeps them within the limits.
 
     ``broker`` is handed to the handlers and not looked at; ``error_code`` maps a domain error that
-    escapes from a handler to its wire number (``coordinator.error_codes`` in the daemon).
+    escapes from a handler to its wire number (``fencepost.coordinator.error_codes`` in the daemon).
     """
 
     def __init__(

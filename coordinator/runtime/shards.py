@@ -76,8 +76,8 @@ class ShardSet:
     def open(self, source: PartitionSource, partitions: int) -> None:
         """Make the shards and begin to load them: the empty ones at once, the small ones first.
 
-        Raises :class:`logcore.errors.StorageError` if a partition can't be opened; no shard is
-        made then.
+        Raises :class:`fencepost.logcore.errors.StorageError` if a partition can't be opened; no
+        shard is made then.
         """
         opened = [source.partition(self.topic, index) for index in range(partitions)]
         self.shards = [self._shard(partition) for partition in opened]

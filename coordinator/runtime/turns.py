@@ -1,9 +1,9 @@
 """Who may keep the event loop, and for how long: work in steps, a slice of time after another.
 
 A request may name a hundred thousand things. So its way from frame to response is a generator that
-yields between them (``coordinator.wire.steps``); most requests are through before the first slice
-is over, and never notice. What is longer queues up, and takes turns with whatever else is long;
-between two slices the loop looks after everybody else.
+yields between them (``fencepost.coordinator.wire.steps``); most requests are through before the
+first slice is over, and never notice. What is longer queues up, and takes turns with whatever else
+is long; between two slices the loop looks after everybody else.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 To decode a hundred thousand structures takes 30 ms, and to free them half of that: longer than
 anybody should wait for the event loop. So a long array is cut out of the structure that it stands
 in, which is decoded without it, and its elements follow one by one, each in the same way. What is
-long, the walk before has noted (``coordinator.wire.precheck``).
+long, the walk before has noted (``fencepost.coordinator.wire.precheck``).
 """
 
 from __future__ import annotations

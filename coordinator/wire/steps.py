@@ -2,7 +2,7 @@
 
 A generator yields wherever others may have their turn, and returns its result. Who runs it decides
 how many steps to take at a time: all of them (:func:`finish`), or as many as fit into a slice of
-time (``coordinator.runtime.turns``).
+time (``fencepost.coordinator.runtime.turns``).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Daemon:
         """Start it (again, on the same port) and wait for its ``listening`` line."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "fencepost.coordinator.cli", "serve"),
+                *(sys.executable, "-m", "fencepost", "serve"),
                 *("--data-dir", str(self._data_dir), "--listen", self.bootstrap),
                 *("--config", "group.initial.rebalance.delay.ms=0"),
                 stdout=asyncio.subprocess.PIPE,

@@ -3,9 +3,10 @@
     from fencepost.groups.assignors.testing import check
     check(MyAssignor())            # raises AssignorFault with the group that it got wrong
 
-``check`` takes server-side assignors (``groups.assignors.model.Assignor``) and client-side ones
-(``groups.assignors.client.model.ClientAssignor``). Groups come from a seed, so that a failure comes
-again; each is asked twice, because an assignor must be a function of its input.
+``check`` takes server-side assignors (``fencepost.groups.assignors.model.Assignor``) and
+client-side ones (``fencepost.groups.assignors.client.model.ClientAssignor``). Groups come from a
+seed, so that a failure comes again; each is asked twice, because an assignor must be a function of
+its input.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def check(
 ) -> None:
     """Try ``assignor`` on random groups, each over a few rounds with members coming and going.
 
-    Raises :class:`groups.assignors.model.AssignorFault` that says what is wrong with which result.
+    Raises :class:`fencepost.groups.assignors.model.AssignorFault` that says what is wrong with
+    which result.
     """
     dice = _Dice(seed)
     tried = 0

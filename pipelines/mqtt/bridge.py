@@ -28,8 +28,8 @@ T2 to PUBCOMP is not safe by the protocol alone; the ledger's released ids are f
 * a connection was dead before its CONNECT was read. "PUBREL to be sent again" is not kept then.
 
 What Mosquitto forgets when it is killed, no bridge can know: pipelines/README.md has the limits.
-The ledger's silence test (:meth:`Bridge._bind`) and :class:`~pipelines.mqtt.session.Settled` tell
-of it what can be told.
+The ledger's silence test (:meth:`Bridge._bind`) and
+:class:`~fencepost.pipelines.mqtt.session.Settled` tell of it what can be told.
 """
 
 from __future__ import annotations

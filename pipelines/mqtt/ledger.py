@@ -19,9 +19,9 @@ What a PUBLISH with a packet id means that the ledger knows, its digest being th
 * open, but the broker did not repeat it before it answered SUBSCRIBE, so it has forgotten it: with
   DUP a redelivery that comes late, without DUP a new message under a used id;
 * released: with DUP a redelivery, for the broker may not have read our PUBCOMP, and Mosquitto
-  publishes such a message again (:mod:`pipelines.mqtt.bridge` tells when); without DUP a new
-  message. A broker that uses ids again at once could mean a new one in both cases. It gives itself
-  away by its first reuse within a connection, and is then taken at its word.
+  publishes such a message again (:mod:`fencepost.pipelines.mqtt.bridge` tells when); without DUP a
+  new message. A broker that uses ids again at once could mean a new one in both cases. It gives
+  itself away by its first reuse within a connection, and is then taken at its word.
 """
 
 from __future__ import annotations

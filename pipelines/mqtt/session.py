@@ -7,7 +7,7 @@ is held back as well, and the message is handed over at PUBLISH, not at PUBREL:
     PUBLISH → commit (data, packet id) → PUBREC        PUBREL → commit (packet id gone) → PUBCOMP
 
 A redelivered PUBLISH then finds its packet id in the ledger, and an id is given up only when the
-ledger has it as released. :mod:`pipelines.mqtt.bridge` goes through every point between.
+ledger has it as released. :mod:`fencepost.pipelines.mqtt.bridge` goes through every point between.
 """
 
 from __future__ import annotations

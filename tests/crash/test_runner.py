@@ -111,7 +111,7 @@ def test_random_kills(tmp_path: Path) -> None:
 def test_a_kill_at_every_step(tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "fencepost.coordinator.cli", "crash-sweep", "--format", "json"),
+            *(sys.executable, "-m", "fencepost", "crash-sweep", "--format", "json"),
             *("--directory", str(tmp_path / "sweep"), "--setup", f"{RUNNER} fill"),
             *("--config", "offsets.topic.num.partitions=2"),
             *("--config", "transaction.state.log.num.partitions=2"),

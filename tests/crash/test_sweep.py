@@ -23,7 +23,7 @@ def sweep(tmp_path: Path, mode: str, *options: str, status: int) -> dict[str, An
     """Sweep the copier in one of its modes and return the JSON verdict."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "fencepost.coordinator.cli", "crash-sweep", "--format", "json"),
+            *(sys.executable, "-m", "fencepost", "crash-sweep", "--format", "json"),
             *("--directory", str(tmp_path / "sweep"), "--setup", f"{COPIER} fill"),
             *("--config", "offsets.topic.num.partitions=2"),
             *("--config", "transaction.state.log.num.partitions=2"),

@@ -139,7 +139,7 @@ def continue_producing(cluster: Cluster, known: dict[str, int]) -> None:
 def fencepost(*arguments: object) -> str:
     """The command's output; any exit status but 0 fails the test."""
     done = subprocess.run(
-        [sys.executable, "-m", "fencepost.coordinator.cli", *map(str, arguments)],
+        [sys.executable, "-m", "fencepost", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=120,

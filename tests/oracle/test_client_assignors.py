@@ -1,7 +1,7 @@
 """Client-side assignors and their bytes, beside those of Apache Kafka in one JVM.
 
 The assignments are compared byte for byte, order included: Kafka's order follows from its hash
-tables, and ``groups.assignors.client.java_order`` walks as they do.
+tables, and ``fencepost.groups.assignors.client.java_order`` walks as they do.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Daemon:
         data_dir: Path,
         settings: Mapping[str, str] = SETTINGS,
         *,
-        command: Sequence[str] = (sys.executable, "-m", "fencepost.coordinator.cli", "serve"),
+        command: Sequence[str] = (sys.executable, "-m", "fencepost", "serve"),
         env: Mapping[str, str] | None = None,
         cwd: Path = ROOT,
     ) -> None:

@@ -105,7 +105,7 @@ class MemoryMap:
 
 
 class MemoryDisk:
-    """A :class:`logcore.fs.FileSystem` whose root ``/`` is there from the beginning."""
+    """A :class:`fencepost.logcore.fs.FileSystem` whose root ``/`` is there from the beginning."""
 
     def __init__(self, skip: Skip | None = None) -> None:
         self.contents: dict[int, bytearray] = {}

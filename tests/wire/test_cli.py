@@ -18,7 +18,7 @@ def fencepost(
 ) -> subprocess.CompletedProcess[str]:
     """Run the command, check its exit status, return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "fencepost.coordinator.cli", *arguments],
+        [sys.executable, "-m", "fencepost", *arguments],
         input=stdin,
         capture_output=True,
         text=True,

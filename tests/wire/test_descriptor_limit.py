@@ -20,7 +20,7 @@ RESERVE = MAX_FILES // 4
 FEW = RESERVE // 4
 """Clients, or partitions, that find room in the reserve beside what else the daemon has open."""
 PARTITIONS = 200
-SERVE = (sys.executable, "-m", "fencepost.coordinator.cli", "serve")
+SERVE = (sys.executable, "-m", "fencepost", "serve")
 LIMITED = ("/bin/sh", "-c", f'ulimit -n {MAX_FILES} && exec "$@"', "sh", *SERVE)
 
 

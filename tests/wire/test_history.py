@@ -33,7 +33,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def command(daemon: Daemon, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "fencepost.coordinator.cli", *arguments, "-b", daemon.bootstrap]
+    return [sys.executable, "-m", "fencepost", *arguments, "-b", daemon.bootstrap]
 
 
 def run(daemon: Daemon, *arguments: str) -> str:

@@ -2,8 +2,8 @@
 
 The file system and the event loop of the broker are wrapped, nothing in the broker itself knows of
 it. A kill leaves what was written in the page cache, so the states that a kill can leave behind are
-exactly those before and after each call of :class:`logcore.fs.FileSystem`, and those in the middle
-of a write.
+exactly those before and after each call of :class:`fencepost.logcore.fs.FileSystem`, and those in
+the middle of a write.
 """
 
 from __future__ import annotations

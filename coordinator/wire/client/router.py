@@ -1,7 +1,7 @@
 """What the two clients share: connections, versions, where to send a request, when to repeat it.
 
-Written once, as coroutines over :class:`coordinator.wire.client.channel.Io`; with blocking sockets
-those never suspend.
+Written once, as coroutines over :class:`fencepost.coordinator.wire.client.channel.Io`; with
+blocking sockets those never suspend.
 """
 
 from __future__ import annotations

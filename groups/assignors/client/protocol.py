@@ -4,8 +4,8 @@ Versions 0 to 3 of ``ConsumerProtocolSubscription`` and ``ConsumerProtocolAssign
 int16 version; each version only adds fields behind, so a reader takes what it knows of any later
 one. Besides these, the user data of the two sticky assignors.
 
-Whatever can not be read raises :class:`logcore.errors.CorruptRecordError`, except user data: a
-member's former assignment is a wish, and one that can not be read is none.
+Whatever can not be read raises :class:`fencepost.logcore.errors.CorruptRecordError`, except user
+data: a member's former assignment is a wish, and one that can not be read is none.
 
 Source: ``ConsumerProtocol``, ``StickyAssignor`` and ``CooperativeStickyAssignor`` of Apache Kafka.
 """

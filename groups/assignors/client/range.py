@@ -32,7 +32,7 @@ class RangeAssignor:
     is_cooperative = False
 
     def assign(self, topics: Topics, members: Mapping[str, Subscription]) -> Result:
-        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
         given: Result = {member_id: [] for member_id in members}
         in_order = sorted(members.items(), key=member_order)
         parts = [
@@ -54,7 +54,7 @@ class RangeAssignor:
         owned: Iterable[TopicPartition] | None,  # noqa: ARG002 - nothing to tell
         generation: int,  # noqa: ARG002 - nothing to tell
     ) -> bytes | None:
-        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
         return None
 
 

@@ -26,7 +26,7 @@ class RoundRobinAssignor:
     is_cooperative = False
 
     def assign(self, topics: Topics, members: Mapping[str, Subscription]) -> Result:
-        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
         given: Result = {member_id: [] for member_id in members}
         ring = [
             (member_id, frozenset(member.topics))
@@ -47,5 +47,5 @@ class RoundRobinAssignor:
         owned: Iterable[TopicPartition] | None,  # noqa: ARG002 - nothing to tell
         generation: int,  # noqa: ARG002 - nothing to tell
     ) -> bytes | None:
-        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
         return None

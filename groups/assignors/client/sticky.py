@@ -46,7 +46,7 @@ class StickyAssignor:
     is_cooperative = False
 
     def assign(self, topics: Topics, members: Mapping[str, Subscription]) -> Result:
-        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
         return _assign(self.name, topics, members)[0]
 
     def user_data(
@@ -54,7 +54,7 @@ class StickyAssignor:
         owned: Iterable[TopicPartition] | None,
         generation: int,
     ) -> bytes | None:
-        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
         return None if owned is None else encode_sticky_data(owned, generation)
 
 
@@ -65,7 +65,7 @@ class CooperativeStickyAssignor:
     is_cooperative = True
 
     def assign(self, topics: Topics, members: Mapping[str, Subscription]) -> Result:
-        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
         result, moving = _assign(self.name, topics, members)
         if moving is None:
             moving = _moving(members, result)
@@ -79,7 +79,7 @@ class CooperativeStickyAssignor:
         owned: Iterable[TopicPartition] | None,  # noqa: ARG002 - nothing to tell
         generation: int,
     ) -> bytes | None:
-        """See :class:`groups.assignors.client.model.ClientAssignor`."""
+        """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
         return encode_cooperative_data(generation)
 
 

@@ -6,6 +6,7 @@ Source: Kafka's ``OffsetMetadataManager`` (the deciding half) and ``OffsetExpira
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from fencepost.groups import records
@@ -267,15 +268,15 @@ def topics_deleted(
     budget = shard.limits.max_tombstones_per_pass
     for group_id in shard.offsets.group_ids():
         offsets = shard.offsets.of_group(group_id) or _NO_OFFSETS
-        doomed = [
+        doomed = (
             partition
             for partition in offsets.partitions()
             if partition[0] in ids
             and all(
                 _is_of_topic(stored, ids[partition[0]]) for stored in _entries(offsets, partition)
             )
-        ]
-        fitting = doomed[: budget - len(decision.records)]
+        )
+        fitting = list(islice(doomed, budget - len(decision.records)))
         for topic, index in fitting:
             decision.append(records.offset_tombstone(group_id, topic, index))
         if fitting:
@@ -285,7 +286,7 @@ def topics_deleted(
                 topics=sorted({topic for topic, _ in fitting}),
                 offsets=len(fitting),
             )
-        if len(fitting) < len(doomed):
+        if next(doomed, None) is not None:
             decision.reply(token, TopicsDeletedResult(len(decision.records), more=True))
             return
     decision.reply(token, TopicsDeletedResult(len(decision.records)))

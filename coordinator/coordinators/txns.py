@@ -258,7 +258,11 @@ class TxnCoordinator(ShardedCoordinator):
         return self._reservation
 
     async def _reserve_block(self) -> None:
-        first, length = self._metadata.allocate_producer_ids()
+        with self._metadata.unforced():
+            first, length = self._metadata.allocate_producer_ids()
+        flushed = self._flusher.forced(self._metadata.partition)
+        if flushed is not None:
+            await flushed
         self._ids.add(ProducerIdBlock(first, length))
 
     def _sweep_ids(self, _key: Hashable, _now_ms: int) -> None:

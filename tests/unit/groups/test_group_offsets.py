@@ -18,7 +18,7 @@ from group_driver import (
     subscription,
 )
 
-from fencepost.groups import records
+from fencepost.groups import offsets, records
 from fencepost.groups.commands import (
     DeleteOffsets,
     ExpireOffsets,
@@ -41,6 +41,7 @@ from fencepost.groups.errors import (
     UnstableOffsetCommitError,
 )
 from fencepost.groups.limits import GroupLimits
+from fencepost.groups.offset_store import StoredOffset
 from fencepost.logcore.machine import ProducerStamp
 
 ID_A, ID_B = b"A" * 16, b"B" * 16
@@ -498,6 +499,20 @@ def test_a_large_deletion_comes_in_passes():
             break
     assert [result.offsets for result in results] == [3, 3, 2]
     assert driver.ask(FetchOffsets("h", None)).topics == ()
+
+
+def test_a_pass_looks_at_no_more_than_it_deletes(monkeypatch):
+    driver, looked_at = Driver(GroupLimits(max_tombstones_per_pass=3)), []
+    driver.commit(*(("t", index, 1) for index in range(40)))
+    is_of_topic = offsets._is_of_topic
+
+    def counted(stored: StoredOffset, topic_id: bytes | None) -> bool:
+        looked_at.append(stored)
+        return is_of_topic(stored, topic_id)
+
+    monkeypatch.setattr(offsets, "_is_of_topic", counted)
+    assert driver.ask(TopicsDeleted((("t", None),))).more
+    assert len(looked_at) == 4
 
 
 # --- expiry --------------------------------------------------------------------------------------

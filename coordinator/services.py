@@ -14,7 +14,7 @@ from fencepost.coordinator.data.appends import Appends
 from fencepost.coordinator.data.fetches import Fetches
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.history.recorder import History
-from fencepost.coordinator.metadata.log import Topic
+from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.runtime.background import Step
 
 Address = tuple[str, int]

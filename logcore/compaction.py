@@ -34,7 +34,12 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from fencepost.logcore.batch import DEFAULT_MAX_OUTPUT_BYTES, parse_header, verify_crc
-from fencepost.logcore.cleaner import (
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.fs import FileSystem, sync_path
+from fencepost.logcore.index import MAX_RELATIVE_OFFSET, AbortedTxn, TimeIndex
+from fencepost.logcore.log import CLEANED_SUFFIX, Log
+from fencepost.logcore.record_retention import (
     AbortedTransaction,
     Batch,
     Figures,
@@ -44,11 +49,6 @@ from fencepost.logcore.cleaner import (
     Transactions,
     map_offsets,
 )
-from fencepost.logcore.clock import Clock
-from fencepost.logcore.config import LogConfig
-from fencepost.logcore.fs import FileSystem, sync_path
-from fencepost.logcore.index import MAX_RELATIVE_OFFSET, AbortedTxn, TimeIndex
-from fencepost.logcore.log import CLEANED_SUFFIX, Log
 from fencepost.logcore.segment import SEGMENT_SUFFIXES, TXN_INDEX_SUFFIX, Segment, file_stem
 
 DEDUPE_BUFFER_BYTES: Final = 134_217_728

@@ -27,7 +27,6 @@ from fencepost.logcore.batch import (
     parse_header,
     verify_crc,
 )
-from fencepost.logcore.cleaner import LastRecord
 from fencepost.logcore.config import MAX_INT64
 from fencepost.logcore.errors import (
     CorruptRecordError,
@@ -51,6 +50,7 @@ from fencepost.logcore.producer_snapshot import (
     decode_snapshot,
     encode_snapshot,
 )
+from fencepost.logcore.record_retention import LastRecord
 from fencepost.logcore.refused import RefusedSequences
 from fencepost.logcore.segment import file_stem
 

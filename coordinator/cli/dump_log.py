@@ -138,7 +138,7 @@ def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:
 
 def _decode_metadata(record: LogRecord) -> Mapping[str, object] | None:
     """Ours has a key in each record; Apache Kafka's has none, and is its own tools' to read."""
-    from fencepost.coordinator.metadata.log import MetadataError, decode
+    from fencepost.coordinator.metadata.records import MetadataError, decode
     from fencepost.logcore.errors import InvalidRecordError
     from fencepost.logcore.machine import Record
 

@@ -391,7 +391,7 @@ def _opened(data_dir: Path, pairs: Sequence[str], fs: FileSystem | None = None) 
     from fencepost.coordinator.daemon.broker import Broker, BrokerError
     from fencepost.coordinator.daemon.process import raise_file_limit
     from fencepost.coordinator.errors import TopicLimitExceededError
-    from fencepost.coordinator.metadata.log import MetadataError
+    from fencepost.coordinator.metadata.records import MetadataError
     from fencepost.coordinator.tools.transfer import TransferError
     from fencepost.logcore.errors import LogError
 

@@ -20,7 +20,7 @@ from fencepost.coordinator.config import logs
 from fencepost.coordinator.config.broker_config import ConfigError, load
 from fencepost.coordinator.daemon.broker import Broker, BrokerError
 from fencepost.coordinator.daemon.collector import Collector
-from fencepost.coordinator.metadata.log import MetadataError
+from fencepost.coordinator.metadata.records import MetadataError
 from fencepost.coordinator.runtime.background import report, spawn
 from fencepost.logcore.errors import LogError
 

@@ -25,7 +25,8 @@ from fencepost.coordinator.config.broker_config import BrokerConfig, log_config
 from fencepost.coordinator.data.checkpoint_files import CheckpointFiles, Offsets
 from fencepost.coordinator.data.removals import Removals
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
-from fencepost.coordinator.metadata.log import METADATA_LOG_CONFIG, MetadataLog, Topic
+from fencepost.coordinator.metadata.image import Topic
+from fencepost.coordinator.metadata.log import METADATA_LOG_CONFIG, MetadataLog
 from fencepost.coordinator.metadata.names import METADATA_TOPIC, METADATA_TOPIC_ID
 from fencepost.coordinator.runtime.background import SLICE_MS, Pace, spawn
 from fencepost.logcore.checkpoints import (

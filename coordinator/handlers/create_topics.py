@@ -15,7 +15,7 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidReplicaAssignmentError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import by_name, forced
-from fencepost.coordinator.metadata.log import Topic
+from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps

@@ -20,7 +20,7 @@ from fencepost.coordinator.errors import (
     UnknownTopicIdError,
 )
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.metadata.log import Topic
+from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.runtime.background import Pace
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError

@@ -20,7 +20,7 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import forced
-from fencepost.coordinator.metadata.log import Topic
+from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE
 from fencepost.coordinator.metadata.topic_admin import check_name
 from fencepost.coordinator.runtime.turns import Work

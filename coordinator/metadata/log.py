@@ -1,9 +1,9 @@
 """What the broker knows of the cluster: topics, dynamic settings, producer-id blocks.
 
-All of it is a log, the partition ``__cluster_metadata-0``: one record per change, the key names
-what changed, the value (msgpack) is its whole new state, a tombstone removes it. :meth:`_apply`
-alone changes the state in memory, live and at load. Every change is forced to disk before it is
-answered, as Kafka's controllers do: changes are rare, and a topic must not vanish with the power.
+All of it is a log, the partition ``__cluster_metadata-0``: one record per change (``records.py``).
+What they come to is the image (``image.py``), which :func:`coordinator.metadata.records.apply`
+alone changes, live and at load. Every change is forced to disk before it is answered, as Kafka's
+controllers do: changes are rare, and a topic must not vanish with the power.
 
 A topic's directories follow its record: created when a partition is first opened, removed after
 the tombstone. A kill in between leaves a directory without a topic, which the next start finds
@@ -16,21 +16,29 @@ Source: the tasks are those of ``QuorumController`` with ``ReplicationControlMan
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-import msgpack
+from dataclasses import dataclass, replace
 
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigSource
 from fencepost.coordinator.errors import TopicLimitExceededError, UnknownTopicOrPartitionError
+from fencepost.coordinator.metadata.image import MetadataImage, Topic
 from fencepost.coordinator.metadata.names import (
     CONSUMER_OFFSETS,
     HISTORY_TOPIC,
-    INTERNAL_TOPICS,
-    METADATA_TOPIC,
     TRANSACTION_STATE,
+)
+from fencepost.coordinator.metadata.records import (
+    SETTINGS,
+    apply,
+    feature_record,
+    live_records,
+    producer_ids_record,
+    settings_record,
+    starts_record,
+    topic_record,
+    topic_tombstone,
+    unpack_key,
 )
 from fencepost.logcore.batch import decode_records
 from fencepost.logcore.clock import Clock
@@ -47,9 +55,6 @@ _SETTINGS_OF = {
 PRODUCER_ID_BLOCK = 1000
 """Producer ids in one durable reservation, as in Kafka."""
 
-RECORD_VERSION = 1
-"""The layout of the values. A higher number is refused: it was written by a later release."""
-
 METADATA_LOG_CONFIG = LogConfig(segment_bytes=16 << 20, retention_ms=-1, cleanup_policy=frozenset())
 """The log of changes is never cleaned by time or size; :meth:`MetadataLog.compact` cuts it."""
 
@@ -62,9 +67,6 @@ _RECORDS_PER_BATCH = 500
 
 _HISTORY_SEGMENTS = 8
 _MIN_SEGMENT_BYTES = 1 << 20
-
-_TOPIC, _SETTINGS, _PRODUCER_IDS, _STARTS = "topic", "broker-configs", "producer-ids", "starts"
-_FEATURE = "feature"
 
 TRANSACTION_VERSION = "transaction.version"
 GROUP_VERSION = "group.version"
@@ -82,10 +84,6 @@ DEFAULT_SETTINGS = ""
 """The name under which the dynamic default of all brokers is kept."""
 
 
-class MetadataError(Exception):
-    """The metadata log holds something that this release does not understand."""
-
-
 @dataclass(frozen=True, slots=True)
 class MetadataLimits:
     """How many topics and partitions one broker takes."""
@@ -101,42 +99,6 @@ class MetadataLimits:
 
     max_partitions_per_request: int = 10_000
     """Partitions that one CreateTopics or CreatePartitions may add, as in Kafka's controller."""
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic. ``partitions`` is their number; ``configs`` are its own settings as texts."""
-
-    name: str
-    topic_id: uuid.UUID
-    partitions: int
-    configs: Mapping[str, str]
-    first_start: int
-    """How often the broker had been started when the topic was made: its leader epoch 0."""
-
-    @property
-    def is_internal(self) -> bool:
-        """Whether it belongs to the coordinators."""
-        return self.name in INTERNAL_TOPICS
-
-
-def _unified(name: str) -> str:
-    return name.replace(".", "_")
-
-
-@dataclass(slots=True)
-class _State:
-    topics: dict[str, Topic] = field(default_factory=dict)
-    by_id: dict[uuid.UUID, Topic] = field(default_factory=dict)
-    by_unified: dict[str, str] = field(default_factory=dict)
-    deleted: set[uuid.UUID] = field(default_factory=set)
-    settings: dict[str, dict[str, str]] = field(default_factory=dict)
-    levels: dict[str, int] = field(default_factory=dict)
-    features_epoch: int = 0
-    next_producer_id: int = 0
-    starts: int = 0
-    partitions: int = 0
-    topic_changes: int = 0
 
 
 class MetadataLog:
@@ -161,7 +123,7 @@ class MetadataLog:
         self._config = config
         self._clock = clock
         self._node_id = node_id
-        self._state = _State()
+        self._state = MetadataImage()
         self._records = 0
         self._forces = True
         self._listeners: list[Callable[[Topic], None]] = []
@@ -209,7 +171,7 @@ class MetadataLog:
 
     def colliding(self, name: str) -> str | None:
         """The topic whose name differs from ``name`` in ``.`` and ``_`` alone, or is the same."""
-        return self._state.by_unified.get(_unified(name))
+        return self._state.colliding(name)
 
     def leader_epoch(self, topic: Topic) -> int:
         """The leader epoch of the topic's partitions: it grows with every start of the broker.
@@ -259,7 +221,7 @@ class MetadataLog:
         """
         self.check_room(1, partitions)
         topic = Topic(name, _new_topic_id(), partitions, dict(configs), self._state.starts)
-        self._append([_topic_record(topic)])
+        self._append([topic_record(topic)])
         return self._state.topics[name]
 
     def adopt_topic(self, topic: Topic) -> None:
@@ -268,7 +230,7 @@ class MetadataLog:
         Raises TopicLimitExceededError.
         """
         self.check_room(1, topic.partitions)
-        self._append([_topic_record(topic)])
+        self._append([topic_record(topic)])
 
     def check_room(self, topics: int, partitions: int) -> None:
         """Raise TopicLimitExceededError if that many more do not fit."""
@@ -293,7 +255,7 @@ class MetadataLog:
     def delete_topic(self, name: str) -> Topic:
         """Remove a topic; its directories are the caller's to remove."""
         topic = self._known(name)
-        self._append([Record(_key(_TOPIC, name), None)])
+        self._append([topic_tombstone(name)])
         return topic
 
     def ensure_internal_topic(self, name: str) -> Topic:
@@ -339,8 +301,7 @@ class MetadataLog:
 
     def set_settings(self, scope: str, settings: Mapping[str, str]) -> None:
         """Replace the dynamic broker settings of a node id or of all; the caller checked them."""
-        value = _pack({"configs": dict(settings)}) if settings else None
-        self._append([Record(_key(_SETTINGS, scope), value)])
+        self._append([settings_record(scope, settings)])
 
     def group_settings(self, group_id: str) -> Mapping[str, str]:
         """A group's own settings."""
@@ -360,22 +321,22 @@ class MetadataLog:
     def finalize_features(self, levels: Mapping[str, int]) -> None:
         """Give features other levels, all or none; the caller has checked them."""
         epoch = self._state.features_epoch + 1
-        self._append([_feature_record(name, level, epoch) for name, level in levels.items()])
+        self._append([feature_record(name, level, epoch) for name, level in levels.items()])
 
     def allocate_producer_ids(self) -> tuple[int, int]:
         """Reserve a block of producer ids; returns its first id and its length."""
         first = self._state.next_producer_id
-        self._append([_producer_ids_record(first + PRODUCER_ID_BLOCK)])
+        self._append([producer_ids_record(first + PRODUCER_ID_BLOCK)])
         return first, PRODUCER_ID_BLOCK
 
     def reserve_producer_ids(self, below: int) -> None:
         """Never give out a producer id under ``below``: somebody else has."""
         if below > self._state.next_producer_id:
-            self._append([_producer_ids_record(below)])
+            self._append([producer_ids_record(below)])
 
     def count_start(self) -> int:
         """Note that the broker starts, which begins a new leader epoch everywhere."""
-        self._append([_starts_record(self._state.starts + 1)])
+        self._append([starts_record(self._state.starts + 1)])
         return self._state.starts
 
     def compact(self) -> None:
@@ -384,7 +345,7 @@ class MetadataLog:
         The new records go to the end, then the log start moves up to them. Killed in between, the
         next start replays both, which gives the same state.
         """
-        live = list(self._live_records())
+        live = list(live_records(self._state))
         if self._records <= COMPACT_FACTOR * len(live) + COMPACT_SLACK_RECORDS:
             return
         begin = self.partition.log_end_offset
@@ -394,17 +355,6 @@ class MetadataLog:
         self._records = len(live)
         self._state.deleted.clear()
 
-    def _live_records(self) -> Iterable[Record]:
-        state = self._state
-        yield _starts_record(state.starts)
-        yield _producer_ids_record(state.next_producer_id)
-        for feature, level in state.levels.items():
-            yield _feature_record(feature, level, state.features_epoch)
-        for scope, settings in state.settings.items():
-            yield Record(_key(_SETTINGS, scope), _pack({"configs": settings}))
-        for topic in state.topics.values():
-            yield _topic_record(topic)
-
     def _known(self, name: str) -> Topic:
         topic = self._state.topics.get(name)
         if topic is None:
@@ -412,7 +362,7 @@ class MetadataLog:
         return topic
 
     def _replace(self, topic: Topic) -> Topic:
-        self._append([_topic_record(topic)])
+        self._append([topic_record(topic)])
         for listener in self._listeners:
             listener(topic)
         return topic
@@ -440,9 +390,13 @@ class MetadataLog:
             self.partition.flush()
         for record in records:
             self._apply(record)
-            kind, name = _unpack_key(record.key)
-            if kind == _SETTINGS:
+            kind, name = unpack_key(record.key)
+            if kind == SETTINGS:
                 self._tell_config(name)
+
+    def _apply(self, record: Record) -> None:
+        self._records += 1
+        apply(self._state, record)
 
     def _tell_config(self, scope: str) -> None:
         if scope == DEFAULT_SETTINGS:
@@ -452,55 +406,6 @@ class MetadataLog:
         else:
             return
         self._config.set_dynamic(source, self.settings(scope))
-
-    # --- replay ----------------------------------------------------------------------------------
-
-    def _apply(self, record: Record) -> None:
-        self._records += 1
-        kind, name = _unpack_key(record.key)
-        value = None if record.value is None else _unpack(record.value)
-        state = self._state
-        if kind == _TOPIC:
-            if value is None:
-                self._remove(name)
-            else:
-                self._put(_topic_of(name, value))
-        elif kind == _SETTINGS:
-            if value is None:
-                state.settings.pop(name, None)
-            else:
-                state.settings[name] = dict(value["configs"])
-        elif kind == _FEATURE and value is not None:
-            state.levels[name] = int(value["level"])
-            state.features_epoch = int(value["epoch"])
-        elif kind == _PRODUCER_IDS and value is not None:
-            state.next_producer_id = value["next"]
-        elif kind == _STARTS and value is not None:
-            state.starts = value["count"]
-        else:
-            raise MetadataError(f"{METADATA_TOPIC} holds an unknown record {kind!r}")
-
-    def _put(self, topic: Topic) -> None:
-        state = self._state
-        old = state.topics.get(topic.name)
-        if old is not None and old.topic_id != topic.topic_id:
-            self._remove(topic.name)
-            old = None
-        state.partitions += topic.partitions - (0 if old is None else old.partitions)
-        state.topic_changes += 1
-        state.topics[topic.name] = topic
-        state.by_id[topic.topic_id] = topic
-        state.by_unified[_unified(topic.name)] = topic.name
-
-    def _remove(self, name: str) -> None:
-        state = self._state
-        state.topic_changes += 1
-        topic = state.topics.pop(name, None)
-        if topic is not None:
-            del state.by_id[topic.topic_id]
-            del state.by_unified[_unified(name)]
-            state.partitions -= topic.partitions
-            state.deleted.add(topic.topic_id)
 
 
 def _new_topic_id() -> uuid.UUID:
@@ -515,75 +420,3 @@ def _new_topic_id() -> uuid.UUID:
 
 
 _BASE64_DASH = 62
-
-
-def decode(record: Record) -> tuple[str, str, Mapping[str, Any] | None]:
-    """Read a record of the log: what changed, its name, its new state or None.
-
-    Raises MetadataError.
-    """
-    kind, name = _unpack_key(record.key)
-    return kind, name, None if record.value is None else _unpack(record.value)
-
-
-def _key(kind: str, name: str = "") -> bytes:
-    packed: bytes = msgpack.packb([kind, name])
-    return packed
-
-
-def _unpack_key(key: bytes) -> tuple[str, str]:
-    try:
-        kind, name = msgpack.unpackb(key)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise MetadataError(f"{METADATA_TOPIC} holds a key that can not be read") from error
-    return kind, name
-
-
-def _pack(value: dict[str, Any]) -> bytes:
-    packed: bytes = msgpack.packb({"version": RECORD_VERSION, **value})
-    return packed
-
-
-def _unpack(raw: bytes) -> dict[str, Any]:
-    try:
-        value = msgpack.unpackb(raw)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise MetadataError(f"{METADATA_TOPIC} holds a value that can not be read") from error
-    if not isinstance(value, dict) or value.get("version") != RECORD_VERSION:
-        raise MetadataError(f"{METADATA_TOPIC} holds a value of another version: {value!r}")
-    return value
-
-
-def _topic_record(topic: Topic) -> Record:
-    value = {
-        "id": topic.topic_id.bytes,
-        "partitions": topic.partitions,
-        "configs": dict(topic.configs),
-        "first_start": topic.first_start,
-    }
-    return Record(_key(_TOPIC, topic.name), _pack(value))
-
-
-def _topic_of(name: str, value: Mapping[str, Any]) -> Topic:
-    try:
-        return Topic(
-            name,
-            uuid.UUID(bytes=value["id"]),
-            int(value["partitions"]),
-            dict(value["configs"]),
-            int(value["first_start"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise MetadataError(f"{METADATA_TOPIC}: the record of {name} lacks {error}") from error
-
-
-def _producer_ids_record(next_id: int) -> Record:
-    return Record(_key(_PRODUCER_IDS), _pack({"next": next_id}))
-
-
-def _starts_record(count: int) -> Record:
-    return Record(_key(_STARTS), _pack({"count": count}))
-
-
-def _feature_record(name: str, level: int, epoch: int) -> Record:
-    return Record(_key(_FEATURE, name), _pack({"level": level, "epoch": epoch}))

@@ -26,7 +26,8 @@ from fencepost.coordinator.errors import (
     TopicLimitExceededError,
     UnknownTopicOrPartitionError,
 )
-from fencepost.coordinator.metadata.log import MetadataLog, Topic
+from fencepost.coordinator.metadata.image import Topic
+from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC, METADATA_TOPIC
 
 _log = structlog.get_logger(__name__)

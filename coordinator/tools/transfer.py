@@ -22,7 +22,7 @@ from typing import Final
 
 from fencepost.coordinator.config.broker_config import check_topic_configs, log_config
 from fencepost.coordinator.data.storage import Storage
-from fencepost.coordinator.metadata.log import Topic
+from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC, TRANSACTION_STATE
 from fencepost.logcore.batch import MAGIC, BatchHeader, decode_records, parse_header
 from fencepost.logcore.checkpoints import (

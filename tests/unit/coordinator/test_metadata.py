@@ -10,8 +10,9 @@ from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigSourc
 from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.errors import TopicLimitExceededError, UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata import log as module
-from fencepost.coordinator.metadata.log import MetadataError, MetadataLimits, MetadataLog
+from fencepost.coordinator.metadata.log import MetadataLimits, MetadataLog
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE
+from fencepost.coordinator.metadata.records import MetadataError, settings_record
 from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.fs import OsFileSystem
@@ -227,15 +228,8 @@ def test_topic_ids_do_not_begin_with_a_dash_in_base64(monkeypatch):
 def test_as_many_groups_have_settings_of_their_own_as_may(tmp_path):
     node, limit = Node(tmp_path), MetadataLimits().max_configured_groups
     own = {"consumer.session.timeout.ms": "50000"}
-    key = module._key
     node.log._append(
-        [
-            Record(
-                key(module._SETTINGS, f"{module.GROUP_SCOPE}g{number}"),
-                module._pack({"configs": own}),
-            )
-            for number in range(limit - 1)
-        ]
+        [settings_record(f"{module.GROUP_SCOPE}g{number}", own) for number in range(limit - 1)]
     )
     node.log.set_group_settings("last", own)
     for _ in range(2):

@@ -22,12 +22,12 @@ from compaction_driver import (
 )
 from partition_driver import T0, marker, open_partition
 
-from fencepost.logcore.cleaner import BYTES_PER_KEY
 from fencepost.logcore.cleaner_choice import CleanerChoice
 from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.compaction import CompactionCancelled, Throttle
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.record_retention import BYTES_PER_KEY
 
 DAY = 86_400_000
 

@@ -32,7 +32,6 @@ from fencepost.logcore.batch import (
     parse_control,
     verify_crc,
 )
-from fencepost.logcore.cleaner import BYTES_PER_KEY
 from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.compaction import unthrottled
 from fencepost.logcore.compression import Codec
@@ -40,6 +39,7 @@ from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import OffsetOutOfRangeError
 from fencepost.logcore.machine import ProducerStamp
 from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.record_retention import BYTES_PER_KEY
 from tests.support.memory_disk import MemoryDisk, split
 
 HISTORIES = int(os.environ.get("HISTORIES", "500"))

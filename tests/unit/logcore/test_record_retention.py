@@ -16,7 +16,7 @@ from fencepost.logcore.batch import (
     iter_headers,
     verify_crc,
 )
-from fencepost.logcore.cleaner import (
+from fencepost.logcore.record_retention import (
     BYTES_PER_KEY,
     AbortedTransaction,
     Filter,

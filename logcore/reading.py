@@ -272,27 +272,26 @@ class ReadablePartition:
 
     def offset_for_timestamp(self, timestamp_ms: int, isolation: Isolation) -> Search:
         """Find, in steps, the first readable record that is not older than ``timestamp_ms``."""
-        limit = self._limit(isolation)
-        found = yield from self._searched(
-            first_not_before(self._log, timestamp_ms, self._log_start_offset)
-        )
-        return found if found is not None and found.offset < limit else None
+        search = first_not_before(self._log, timestamp_ms, self._log_start_offset)
+        return self._searched(search, isolation)
 
-    def max_timestamp_offset(self) -> Search:
-        """Find, in steps, the first record with the largest timestamp; None if no record has one.
+    def max_timestamp_offset(self, isolation: Isolation) -> Search:
+        """Find, in steps, the first record with the largest timestamp.
 
-        (Kafka answers none where the record that a batch's header promises is gone.)
+        None if no record has one, or it can't be read yet. (Kafka answers none where the record
+        that a batch's header promises is gone.)
         """
-        return self._searched(latest(self._log, self._log_start_offset))
+        return self._searched(latest(self._log, self._log_start_offset), isolation)
 
-    def _searched(self, search: Search) -> Search:
+    def _searched(self, search: Search, isolation: Isolation) -> Search:
         self._throw_if_stopped()
+        limit = self._limit(isolation)
         try:
             found = yield from search
         except STORAGE_FAILURES as error:
             raise self._refuse(error) from error
         self._throw_if_stopped()
-        return found
+        return found if found is not None and found.offset < limit else None
 
     def offset_for_leader_epoch(self, epoch: int) -> tuple[int, int]:
         """Return (epoch, end offset) of the largest epoch not above ``epoch``; (−1, −1) if none."""

@@ -111,7 +111,7 @@ def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
     if asked in {LATEST_TIERED, EARLIEST_PENDING}:
         return NONE, NONE, NONE
     if asked == MAX_TIMESTAMP:
-        found = yield from partition.max_timestamp_offset()
+        found = yield from partition.max_timestamp_offset(isolation)
     else:
         found = yield from partition.offset_for_timestamp(asked, isolation)
     if found is None:

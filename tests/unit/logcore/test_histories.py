@@ -448,14 +448,14 @@ class History:
             time_ms = T0 + (self.clock.now_ms() - T0) * what // 60
             found = finish(partition.offset_for_timestamp(time_ms, isolation))
             assert (found and found[:2]) == model.by_time(time_ms, limit)
+            found, latest = finish(partition.max_timestamp_offset(isolation)), model.latest()
+            assert (found and found[:2]) == (latest if latest and latest[0] < limit else None)
             held = sum(
                 len(batch)
                 for _, header, batch in partition._log.batches()
                 if header.last_offset >= offset and header.base_offset < limit
             )
             assert partition.available_bytes(offset, isolation) == (held if offset < limit else 0)
-        latest = finish(partition.max_timestamp_offset())
-        assert (latest and latest[:2]) == model.latest()
         for outside in (model.start - 1, model.end + 1):
             with pytest.raises(OffsetOutOfRangeError):
                 partition.fetch(outside, 1, Isolation.READ_COMMITTED, at_least_one=True)

@@ -107,10 +107,10 @@ def test_timestamps_of_v1_are_found(tmp_path: Path) -> None:
     found = finish(partition.offset_for_timestamp(T0 + 5, Isolation.READ_COMMITTED))
     assert found is not None
     assert found[:2] == (15, T0 + 5)
-    assert finish(partition.max_timestamp_offset()) == (21, T0 + 7, -1)
+    assert finish(partition.max_timestamp_offset(Isolation.READ_UNCOMMITTED)) == (21, T0 + 7, -1)
     old_log(tmp_path, "v0", name="plain")
     plain = open_partition(tmp_path, name="plain")
-    assert finish(plain.max_timestamp_offset()) is None
+    assert finish(plain.max_timestamp_offset(Isolation.READ_UNCOMMITTED)) is None
 
 
 def test_truncation_in_the_old_part(tmp_path: Path) -> None:

@@ -595,9 +595,9 @@ def test_the_latest_record_when_the_log_start_cuts_through_its_batch(tmp_path: P
     found = []
     for start in range(4):
         partition.delete_records_before(start)
-        latest = finish(partition.max_timestamp_offset())
+        latest = finish(partition.max_timestamp_offset(UNCOMMITTED))
         assert latest is not None
         found.append(latest[:2])
     assert found == [(0, T0 + 9), (1, T0 + 8), (4, T0 + 8), (4, T0 + 8)]
     partition.delete_records_before(5)
-    assert finish(partition.max_timestamp_offset()) is None
+    assert finish(partition.max_timestamp_offset(UNCOMMITTED)) is None

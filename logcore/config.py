@@ -17,7 +17,7 @@ LOG_APPEND_TIME: Final = "LogAppendTime"
 class LogConfig:
     """A partition's settings, named and defaulted as Kafka's topic configs (``LogConfig``).
 
-    ``-1`` in ``retention_bytes`` and ``retention_ms`` means no limit. ``compression_type`` is
+    ``retention_bytes`` below 0 and ``retention_ms`` of −1 mean no limit. ``compression_type`` is
     ``producer`` (keep what came), ``uncompressed`` or a codec's name.
     """
 

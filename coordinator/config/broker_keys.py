@@ -100,9 +100,8 @@ _LOG_KEYS = (
         "log.retention.bytes",
         _L,
         "-1",
-        "The oldest segments of a larger partition are deleted; -1 sets no bound.",
+        "The oldest segments of a larger partition are deleted; a negative number sets no bound.",
         "bytes",
-        -1,
     ),
     _dynamic(
         "log.cleanup.policy",

@@ -252,8 +252,8 @@ def _inherited(broker: Services, kind: int, name: str) -> str | None:
 def _stored(broker: Services, kind: int, name: str) -> Mapping[str, str]:
     """What is stored for a resource now."""
     if kind == ResourceType.TOPIC:
-        check_name(name)
-        return broker.topics.known(name).configs
+        topic = broker.metadata.topic(name)
+        return {} if topic is None else topic.configs
     if kind == ResourceType.BROKER:
         return broker.metadata.settings(name)
     if kind == ResourceType.GROUP:
@@ -266,6 +266,8 @@ def _store(
 ) -> None:
     """Check ``configs`` and make them the resource's own."""
     if kind == ResourceType.TOPIC:
+        if not name:
+            raise InvalidRequestError("the name of the resource is empty")
         check_name(name)
         broker.topics.configure(name, configs, validate_only=validate_only)
     elif kind == ResourceType.BROKER:

@@ -197,10 +197,10 @@ class TopicAdmin:
     ) -> None:
         """Replace the topic's own settings; its open logs follow at once.
 
-        Raises UnknownTopicOrPartitionError, ConfigError.
+        Raises ConfigError, UnknownTopicOrPartitionError.
         """
-        self.known(name)
         check_topic_configs(self._config, configs)
+        self.known(name)
         if not validate_only:
             _warn_without_effect(name, configs)
             self._metadata.set_topic_configs(name, configs)

@@ -109,7 +109,12 @@ def joined(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found: dict[Any, dict[str, Any]] = {}
     for row in rows:
         known = found.setdefault(row.get("topic", row.get("topic_id")), {**row, "partitions": []})
-        known["partitions"] = known["partitions"] + row["partitions"]
+        # Where nothing is read Apache Kafka tells of aborted transactions all the same.
+        parts = [
+            one if one["records"] else {**one, "aborted_transactions": None}
+            for one in row["partitions"]
+        ]
+        known["partitions"] = known["partitions"] + parts
     return list(found.values())
 
 

@@ -75,6 +75,10 @@ OUTRANKED = (
     "where a marker by hand outranks those of the coordinator, the transaction ends all the same;"
     " with Apache Kafka it stays prepared until the coordinator is loaded again"
 )
+LARGEST = (
+    "the largest timestamp is that of a record that can be read; Apache Kafka also tells of one"
+    " below the log start, or none"
+)
 NOBODY = "a batch of a transaction but of no producer would be seen even if that aborts"
 NO_FOLLOWER = "whoever follows has no business here, so nobody tells it where the leader is"
 NO_LEVEL = "an isolation level that there is not escapes Apache Kafka as an unexpected exception"
@@ -203,6 +207,13 @@ DELIBERATE = (
             ("1", "2"),
         )
     ),
+    Deviation(
+        "what_a_committed_reader_is_told",
+        "[]",
+        "[0]",
+        "where no batch fits in there are no aborted transactions either",
+    ),
+    *(Deviation("the_largest_time_of_what_is_left", ours, "0", LARGEST) for ours in ("2", "-1")),
     Deviation("lowering_by_version_0", '"none"', '"invalid_update_version"', OLD_FLAG),
     Deviation(
         "lowering_by_version_0",
@@ -285,6 +296,12 @@ def _of_nobody(request: Mapping[str, Any]) -> bool:
     )
 
 
+def _of_the_largest(request: Mapping[str, Any]) -> bool:
+    return any(
+        part["timestamp"] == -3 for topic in request["topics"] for part in topic["partitions"]
+    )
+
+
 def _names_twice(request: Mapping[str, Any]) -> bool:
     lists = ("resources", "topics", "transactional_ids", "groups", "group_ids")
     rows = next((request[one] for one in lists if request.get(one)), None)
@@ -297,7 +314,8 @@ def _names_twice(request: Mapping[str, Any]) -> bool:
 
 def _of_a_broker(request: Mapping[str, Any]) -> bool:
     return any(
-        one["resource_type"] == 4 and not (one["resource_name"] and one["configuration_keys"])
+        one["resource_type"] == 8
+        or (one["resource_type"] == 4 and not (one["resource_name"] and one["configuration_keys"]))
         for one in request["resources"]
     )
 
@@ -328,7 +346,8 @@ KINDS = (
         ".results[].configs",
         ...,
         ...,
-        "which settings a broker has: of all that Apache Kafka has, those that mean something here",
+        "which settings and loggers a broker has: of all that Apache Kafka has, those that mean"
+        " something here",
         when=_of_a_broker,
     ),
     *(
@@ -359,12 +378,29 @@ KINDS = (
         "there are no subscriptions of client metrics (KIP-714) here, so they have no settings",
         when=_of_client_metrics,
     ),
-    Kind(
-        "describe_configs",
-        ".results[].configs[].config_source",
-        5,
-        4,
-        "Apache Kafka's node.id stands in its file, for want of a default",
+    *(
+        Kind(
+            "describe_configs",
+            f".results[].configs[].{source}",
+            5,
+            4,
+            "Apache Kafka's node.id stands in its file, for want of a default",
+        )
+        for source in ("config_source", "synonyms[].source")
+    ),
+    *(
+        Kind(
+            "describe_configs",
+            f".results[].{leaf}",
+            ...,
+            ...,
+            "a kind of resource that there is not is refused by itself; Apache Kafka refuses with"
+            " it all that is asked beside",
+            lambda request: any(
+                one["resource_type"] not in (2, 4, 8, 16, 32) for one in request["resources"]
+            ),
+        )
+        for leaf in ("error_code", "configs")
     ),
     Kind(
         "produce",
@@ -381,16 +417,21 @@ KINDS = (
     ),
     Kind("list_offsets", ..., ..., ..., NO_LEVEL, when=_of_no_level),
     *(
-        Kind("fetch", where, ..., ..., NO_LEVEL, when=_of_no_level)
-        for where in (FETCHED, ".error_code", ".responses")
+        Kind("list_offsets", f".topics[].partitions[].{leaf}", ..., ..., LARGEST, _of_the_largest)
+        for leaf in ("offset", "timestamp", "leader_epoch")
     ),
     Kind(
-        "fetch",
-        f"{FETCHED[: -len('error_code')]}aborted_transactions",
-        [],
-        None,
-        "where no batch fits in there are no aborted transactions either; no client tells the two"
-        " forms of none apart",
+        "describe_topic_partitions",
+        ...,
+        ...,
+        ...,
+        "a topic without a name is refused by itself; Apache Kafka fails on it unexpectedly, unless"
+        " there is a cursor",
+        lambda request: any(not one["name"] for one in request["topics"]),
+    ),
+    *(
+        Kind("fetch", where, ..., ..., NO_LEVEL, when=_of_no_level)
+        for where in (FETCHED, ".error_code", ".responses")
     ),
     *(
         Kind(
@@ -567,6 +608,7 @@ KINDS = (
 )
 
 NOT_DRAWN = (
+    "aborted transactions where no record is read: Apache Kafka tells of them, or in another form",
     (
         "Produce in a transaction to the coordinators' topics: refused at once here, Apache Kafka"
         " takes the partition into the transaction before it refuses, so its markers go there"

@@ -344,6 +344,20 @@ def listing_offsets(t: Tracer) -> None:
             )
 
 
+def the_largest_time_of_what_is_left(t: Tracer) -> None:
+    t.cluster.create_topic("left")
+    for time_ms in (NOW_MS, NOW_MS - 2, NOW_MS - 1):
+        t.cluster.produce("left", batch([b"v"], timestamp_ms=time_ms))
+    for start in range(4):
+        where = [{"partition_index": 0, "offset": start}]
+        t("delete_records", 2, topics=[{"name": "left", "partitions": where}], timeout=5000)
+        asked = [{"partition_index": 0, "timestamp": -3, "current_leader_epoch": -1}]
+        answer = t.quietly(
+            "list_offsets", 7, replica_id=-1, topics=[{"name": "left", "partitions": asked}]
+        )
+        t.note(f"from {start} on", answer["topics"][0]["partitions"][0]["offset"])
+
+
 def leader_epochs(t: Tracer) -> None:
     t.cluster.create_topic("epochs", 2)
     t.cluster.produce("epochs", [b"v"])
@@ -730,11 +744,20 @@ def changing_settings(t: Tracer) -> None:
         change(t, version, TOPIC, "no-such-topic", ("retention.ms", SET, "1"))
         change(t, version, 99, "changed", ("retention.ms", SET, "1"))
         change(t, version, TOPIC, "changed", ("retention.ms", DELETE, None))
+    for name in ("no-such-topic", "no/such", ""):
+        change(t, 1, TOPIC, name, ("retention.ms", APPEND, "1"))
+        change(t, 1, TOPIC, name, ("cleanup.policy", APPEND, "compact"))
+        change(t, 1, TOPIC, name, ("retention.ms", SET, "x"))
+        change(t, 1, TOPIC, name)
     for version in range(3):
         for name, key, value in (
             ("changed", "retention.ms", "3000"),
             ("changed", "retention.ms", "x"),
+            ("changed", "retention.bytes", "-2"),
             ("no-such-topic", "retention.ms", "1"),
+            ("no-such-topic", "retention.ms", "x"),
+            ("", "retention.ms", "1"),
+            ("changed", "retention.ms", "3000"),
         ):
             t(
                 "alter_configs",
@@ -843,6 +866,7 @@ TRACES = [
     fetching_less_than_a_batch,
     fetch_sessions,
     listing_offsets,
+    the_largest_time_of_what_is_left,
     leader_epochs,
     metadata,
     finding_coordinators,

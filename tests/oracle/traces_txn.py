@@ -81,7 +81,7 @@ def produce(
     )
 
 
-def offsets(t: Tracer, version: int, name: str, who: Identity) -> Answer:
+def offsets(t: Tracer, version: int, name: str, who: Identity, *, member_id: str = "") -> Answer:
     """Commit one offset of the group and the topic that have the id's own name."""
     mark = {
         "partition_index": 0,
@@ -97,6 +97,7 @@ def offsets(t: Tracer, version: int, name: str, who: Identity) -> Answer:
         producer_id=who[0],
         producer_epoch=who[1],
         generation_id=-1,
+        member_id=member_id,
         topics=[{"name": name, "partitions": [mark]}],
     )
 
@@ -443,6 +444,14 @@ def an_epoch_that_was_overtaken(t: Tracer) -> None:
     ended(t, name)
     late(old, 0)
     late(new, 1)
+    # A marker by hand: the coordinator has not heard of its epoch.
+    newest = claimed(t, name)
+    marker = {"producer_id": newest[0], "producer_epoch": newest[1] + 1, "coordinator_epoch": 0}
+    topics = [{"name": "__consumer_offsets", "partition_indexes": list(range(4))}]
+    topics += [{"name": name, "partition_indexes": [0, 1]}]
+    t("write_txn_markers", 1, markers=[{**marker, "topics": topics}])
+    late(newest, 0)
+    offsets(t, 5, name, newest, member_id="nobody")
 
 
 def the_kip_890_producer(t: Tracer) -> None:
@@ -473,6 +482,53 @@ def the_kip_890_producer(t: Tracer) -> None:
         produce(t, 12, "kip890", name, (pid, current), 1)
         offsets(t, 5, name, (pid, current))
     t.note("committed", t.cluster.committed("kip890", "kip890", stable=True))
+
+
+def what_a_committed_reader_is_told(t: Tracer) -> None:
+    name = "aborted"
+    t.cluster.create_topic(name, 2)
+    pid, epoch = claimed(t, name)
+    for partition in (0, 1):
+        produce(t, 12, name, name, (pid, epoch), 0, partition=partition)
+    latest = [{"partition_index": 0, "timestamp": -3, "current_leader_epoch": -1}]
+    for isolation in (0, 1):
+        answer = t.quietly(
+            "list_offsets",
+            7,
+            replica_id=-1,
+            isolation_level=isolation,
+            topics=[{"name": name, "partitions": latest}],
+        )
+        t.note(f"the largest time, {isolation}", answer["topics"][0]["partitions"][0]["offset"])
+    end(t, 5, name, (pid, epoch), False)
+    for partition in (0, 1):
+        settle(t, name, partition)
+    parts = [
+        {
+            "partition": partition,
+            "fetch_offset": 0,
+            "partition_max_bytes": 1,
+            "current_leader_epoch": -1,
+            "last_fetched_epoch": -1,
+            "log_start_offset": -1,
+        }
+        for partition in (0, 1)
+    ]
+    answer = t.quietly(
+        "fetch",
+        12,
+        replica_id=-1,
+        max_wait=0,
+        min_bytes=0,
+        max_bytes=1,
+        isolation_level=1,
+        session_id=0,
+        session_epoch=-1,
+        topics=[{"topic": name, "partitions": parts}],
+    )
+    rows = answer["responses"][0]["partitions"]
+    told = [[one["first_offset"] for one in row["aborted_transactions"] or ()] for row in rows]
+    t.note("aborted from where", told)
 
 
 def offsets_in_transactions(t: Tracer) -> None:
@@ -635,6 +691,7 @@ TRACES = [
     a_first_batch_that_is_refused,
     an_epoch_that_was_overtaken,
     the_kip_890_producer,
+    what_a_committed_reader_is_told,
     offsets_in_transactions,
     markers_by_hand,
     showing_transactions,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 @contextmanager
 def free_descriptors(count: int) -> Iterator[None]:
     """This process may open ``count`` more files."""
+    gc.collect()  # what other tests left would be closed at any moment, and make room
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.dup(0)
     os.close(probe)

@@ -17,7 +17,7 @@ from fencepost.coordinator.daemon.in_thread import BrokerThread
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, READ_COMMITTED, Cluster, unique
 from tests.support.daemon import Daemon
-from tests.support.disk import FaultyDisk
+from tests.support.faults import FaultyDisk
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer

@@ -10,7 +10,7 @@ from pathlib import Path
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from tests.support.cluster import Answer, Cluster
-from tests.support.disk import FaultyDisk
+from tests.support.faults import FaultyDisk
 
 SETTINGS = {
     "flush.messages": "1",

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from fencepost.coordinator.wire import APIS, ApiKey
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, READ_COMMITTED, TRANSACTION, Answer, Cluster
-from tests.support.disk import FaultyDisk
+from tests.support.faults import FaultyDisk
 from tests.support.raw import ConnectionLostError, errors_in
 from tests.support.waits import until
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import uuid
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import Record
+from tests.support.faults import FaultyDisk
 
 
 class Node:
@@ -200,22 +202,14 @@ def test_a_log_that_is_not_understood_does_not_load(tmp_path, key, value):
 
 
 def test_a_failed_append_changes_nothing(tmp_path):
-    class Full(OsFileSystem):
-        broken = False
-
-        def write(self, handle, buffers, position):
-            if self.broken:
-                raise OSError(28, "No space left on device")
-            return super().write(handle, buffers, position)
-
-    fs = Full()
+    fs = FaultyDisk()
     node = Node(tmp_path, fs=fs)
     node.log.create_topic("a", 1, {})
-    fs.broken = True
+    fs.fails = {"write": errno.ENOSPC}
     with pytest.raises(LogError):
         node.log.create_topic("b", 1, {})
     assert list(node.log.topics) == ["a"]
-    fs.broken = False
+    fs.fails = {}
     assert list(Node(tmp_path).log.topics) == ["a"]
 
 

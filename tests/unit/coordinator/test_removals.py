@@ -16,7 +16,7 @@ from fencepost.logcore.errors import StorageError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import ProducerStamp, Record
 from tests.support.cluster import Cluster
-from tests.support.disk import FaultyDisk
+from tests.support.faults import FaultyDisk
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_async
 

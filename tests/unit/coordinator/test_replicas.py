@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from fencepost.logcore.errors import StorageError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import ProducerStamp, Record
 from fencepost.logcore.partition import Isolation, Partition
+from tests.support.faults import CHANGES, FaultyDisk, Killed, MortalDisk
 
 pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
 
@@ -32,38 +34,6 @@ CHECKPOINTS = {
     "log-start-offset-checkpoint",
     "replication-offset-checkpoint",
 }
-
-
-class KilledError(Exception):
-    """The process is dead from here on."""
-
-
-class KillingFs(OsFileSystem):
-    """Dies at the n-th step that a crash could see; every later step dies too."""
-
-    STEPS = ("write", "rename", "remove", "remove_tree", "make_directory", "truncate")
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-        self.armed = False
-
-    def step(self) -> None:
-        if self.armed:
-            if self.left == 0:
-                raise KilledError
-            self.left -= 1
-
-
-def _killing(name):
-    def method(self, *args, **kwargs):
-        self.step()
-        return getattr(OsFileSystem, name)(self, *args, **kwargs)
-
-    return method
-
-
-for _name in KillingFs.STEPS:
-    setattr(KillingFs, _name, _killing(_name))
 
 
 class Node:
@@ -305,12 +275,12 @@ def test_settings_reach_open_partitions(tmp_path):
 @pytest.mark.parametrize("killed_at", range(40))
 def test_a_kill_at_any_step_of_creation_and_deletion(tmp_path, killed_at):
     """Whatever was answered holds; what was not is wholly there or not at all."""
-    fs = KillingFs(killed_at)
+    fs = MortalDisk(kinds=CHANGES - {"create"})
     node = Node(tmp_path, fs=fs)
     node.topics.create("kept", partitions=2)
     node.write("kept", 1, count=3)
     done = []
-    fs.armed = True
+    fs.dies_after(killed_at)
     try:
         node.topics.create("made", partitions=2)
         done.append("create")
@@ -318,7 +288,7 @@ def test_a_kill_at_any_step_of_creation_and_deletion(tmp_path, killed_at):
         done.append("write")
         node.delete("made")
         done.append("delete")
-    except KilledError:
+    except Killed:
         pass
     node = Node(tmp_path)
     assert node.logs.partition("kept", 1).log_end_offset == 3
@@ -348,22 +318,14 @@ def test_a_start_that_fails_half_way_leaves_no_clean_mark(tmp_path):
 
 
 def test_an_offline_partition_prevents_the_clean_mark(tmp_path):
-    class Broken(OsFileSystem):
-        broken = False
-
-        def write(self, handle, buffers, position):
-            if self.broken:
-                raise OSError(5, "Input/output error")
-            return super().write(handle, buffers, position)
-
-    fs = Broken()
+    fs = FaultyDisk()
     node = Node(tmp_path, fs=fs)
     node.topics.create("a")
     node.write("a")
-    fs.broken = True
+    fs.fails = {"write": errno.EIO}
     with pytest.raises(StorageError):
         node.write("a")
-    fs.broken = False
+    fs.fails = {}
     assert node.logs.is_offline("a", 0)
     node.logs.close()
     assert not (tmp_path / ".kafka_cleanshutdown").exists()

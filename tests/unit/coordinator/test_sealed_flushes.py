@@ -19,7 +19,7 @@ from fencepost.logcore.partition import Partition
 from fencepost.logcore.verify import verify_partition
 from tests.support.cluster import EARLIEST, LATEST, Cluster
 from tests.support.daemon import Daemon
-from tests.support.disk import FaultyDisk
+from tests.support.faults import FaultyDisk
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 

@@ -20,7 +20,6 @@ from fencepost.coordinator.runtime.shard import ShardState
 from fencepost.groups.commands import OffsetToCommit, TxnCommitOffsets
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.errors import InvalidProducerEpochError, InvalidTxnStateError, StorageError
-from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import DomainError, ProducerStamp
 from fencepost.logcore.partition import Isolation
 from fencepost.txn.commands import (
@@ -45,6 +44,7 @@ from fencepost.txn.errors import (
 from fencepost.txn.limits import TxnLimits
 from fencepost.txn.records import encode
 from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
+from tests.support.faults import Killed, MortalDisk
 from tests.support.waits import until_async
 from tests.unit.coordinator.services import Services
 from tests.unit.coordinator.test_group_coordinator import commit, committed
@@ -402,26 +402,6 @@ async def test_an_administrators_marker_does_not_hang_the_transaction(services: 
 # --- crashes -------------------------------------------------------------------------------------
 
 
-class KilledError(BaseException):
-    """The process ends here."""
-
-
-class DyingFileSystem(OsFileSystem):
-    """Dies before its n-th write from now on; nothing is written any more after that."""
-
-    def __init__(self) -> None:
-        self.left: int | None = None
-        self.writes = 0
-
-    def write(self, handle, buffers, position):  # type: ignore[no-untyped-def]
-        self.writes += 1
-        if self.left is not None:
-            if self.left == 0:
-                raise KilledError
-            self.left -= 1
-        return super().write(handle, buffers, position)
-
-
 async def _one_transaction(services: Services, version: int, *, commits: bool) -> None:
     producer = await Producer(services).init()
     index = services.groups.partition_for("g")
@@ -432,8 +412,8 @@ async def _one_transaction(services: Services, version: int, *, commits: bool) -
     offsets = (OffsetToCommit("t", 0, 7),)
     await services.groups.submit("g", TxnCommitOffsets("g", -1, "", None, offsets, stamp))
     fs = services.logs._fs
-    assert isinstance(fs, DyingFileSystem)
-    fs.left, fs.writes = services.die_after, 0  # type: ignore[attr-defined]
+    assert isinstance(fs, MortalDisk)
+    fs.dies_after(services.die_after)  # type: ignore[attr-defined]
     await producer.end(commit=commits, version=version)
 
 
@@ -447,14 +427,14 @@ async def test_killed_before_every_write_of_the_end(
     for die_after in range(20):
         directory = tmp_path / str(die_after)
         directory.mkdir()
-        services = await Services(directory, fs=DyingFileSystem()).start()
+        services = await Services(directory, fs=MortalDisk(kinds={"write"})).start()
         services.topic("t", 2)
         services.groups.ensure_open()
         services.die_after = die_after  # type: ignore[attr-defined]
         try:
             await _one_transaction(services, version, commits=commits)
             survived = True
-        except KilledError:
+        except Killed:
             survived = False
         await services.kill()
         again = await Services(directory, clock=services.clock).start()

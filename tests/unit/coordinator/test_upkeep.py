@@ -22,7 +22,7 @@ from fencepost.logcore.errors import StorageError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import Partition
-from tests.support.disk import FaultyDisk
+from tests.support.faults import FaultyDisk
 from tests.support.waits import until_async
 from tests.unit.coordinator.services import Services
 

@@ -17,7 +17,6 @@ from fencepost.logcore.batch import (
 from fencepost.logcore.compaction import unthrottled
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.config import LogConfig
-from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
 from fencepost.logcore.machine import ProducerStamp, Record
 from fencepost.logcore.partition import Isolation, Partition
 
@@ -161,79 +160,6 @@ def essence(partition: Partition) -> tuple[object, ...]:
 
 def names(directory: str | Path) -> list[str]:
     return sorted(one.name for one in Path(directory).iterdir())
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class MortalFileSystem(OsFileSystem):
-    """Ends the process before the operation number ``lifetime``; with ``torn`` in mid-write.
-
-    Afterwards every further operation is refused, as a dead process makes none. Nothing is synced:
-    a kill leaves the page cache as it is.
-    """
-
-    def __init__(self, lifetime: int = 1 << 60, *, torn: bool = False) -> None:
-        self.lifetime = lifetime
-        self.torn = torn
-        self.steps: list[tuple[str, str]] = []
-        self.handles: dict[int, str] = {}
-
-    def _step(self, kind: str, name: str) -> None:
-        if len(self.steps) >= self.lifetime:
-            raise Killed(kind)
-        self.steps.append((kind, Path(name).name))
-
-    def bury(self) -> None:
-        """Give back what the dead process held."""
-        # One by one: the garbage collector may close what a retired segment held meanwhile.
-        while self.handles:
-            super().close(self.handles.popitem()[0])
-
-    def open(self, path: str, *, create: bool = False) -> int:
-        if create and not Path(path).exists():
-            self._step("create", path)
-        handle = super().open(path, create=create)
-        self.handles[handle] = path
-        return handle
-
-    def close(self, handle: int) -> None:
-        if self.handles.pop(handle, None) is not None:
-            super().close(handle)
-
-    def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
-        try:
-            self._step("write", self.handles[handle])
-        except Killed:
-            if self.torn:
-                whole = b"".join(buffers)
-                super().write(handle, [whole[: len(whole) // 2]], position)
-            raise
-        return super().write(handle, buffers, position)
-
-    def truncate(self, handle: int, size: int) -> None:
-        self._step("truncate", self.handles[handle])
-        super().truncate(handle, size)
-
-    def sync(self, handle: int) -> None:
-        self._step("sync", self.handles[handle])
-
-    def map(self, handle: int, size: int) -> FileMap:
-        self._step("map", self.handles[handle])
-        return super().map(handle, size)
-
-    def rename(self, source: str, target: str) -> None:
-        self._step("rename", target)
-        super().rename(source, target)
-
-    def remove(self, path: str) -> None:
-        if Path(path).exists():
-            self._step("remove", path)
-        super().remove(path)
-
-    def sync_directory(self, path: str) -> None:
-        self._step("sync_directory", path)
 
 
 def small(**changes: object) -> LogConfig:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from compaction_driver import (
     COMPACTED,
-    MortalFileSystem,
     commit_offsets,
     committed,
     compact,
@@ -28,12 +27,13 @@ from fencepost.logcore.compaction import CompactionCancelled, Throttle
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.partition import Isolation, Partition
 from fencepost.logcore.record_retention import BYTES_PER_KEY
+from tests.support.faults import MortalDisk
 
 DAY = 86_400_000
 
 
 def opened(root: Path, **changes: object) -> Partition:
-    return open_partition(root, config=small(**changes), fs=MortalFileSystem())
+    return open_partition(root, config=small(**changes), fs=MortalDisk())
 
 
 def bases(partition: Partition) -> list[int]:
@@ -335,7 +335,7 @@ def chosen(choice: CleanerChoice, *partitions: Partition, now_ms: int = T0) -> P
 
 def test_one_damaged_log_does_not_stop_the_choice(tmp_path: Path) -> None:
     damaged, whole = (
-        open_partition(tmp_path, name=name, config=small(), fs=MortalFileSystem())
+        open_partition(tmp_path, name=name, config=small(), fs=MortalDisk())
         for name in ("damaged", "whole")
     )
     for partition in (damaged, whole):
@@ -344,7 +344,7 @@ def test_one_damaged_log_does_not_stop_the_choice(tmp_path: Path) -> None:
     damaged.close()
     path = Path(damaged.directory, f"{0:020}.log")
     path.write_bytes(b"\xff" * 61 + path.read_bytes()[61:])
-    damaged = open_partition(tmp_path, name="damaged", config=small(), fs=MortalFileSystem())
+    damaged = open_partition(tmp_path, name="damaged", config=small(), fs=MortalDisk())
     choice = CleanerChoice({})
     assert chosen(choice, damaged, whole) is whole
     assert list(choice.uncleanable) == [("damaged", 0)]
@@ -353,7 +353,7 @@ def test_one_damaged_log_does_not_stop_the_choice(tmp_path: Path) -> None:
 
 def test_the_dirtiest_partition_above_its_ratio_is_chosen(tmp_path: Path) -> None:
     partitions = [
-        open_partition(tmp_path, name=name, config=small(**changes), fs=MortalFileSystem())
+        open_partition(tmp_path, name=name, config=small(**changes), fs=MortalDisk())
         for name, changes in (
             ("clean", {}),
             ("dirty", {}),

@@ -11,8 +11,6 @@ from tempfile import TemporaryDirectory
 import pytest
 from compaction_driver import (
     COMPACTED,
-    Killed,
-    MortalFileSystem,
     commit_offsets,
     compact,
     end,
@@ -27,6 +25,7 @@ from partition_driver import T0, open_partition
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.partition import Partition
+from tests.support.faults import Killed, MortalDisk
 
 LATER = T0 + 10_000
 
@@ -64,7 +63,7 @@ LOGS = {"keyed": (keyed_log, COMPACTED), "offsets": (offsets_log, small(file_del
 def prepare(root: Path, kind: str) -> tuple[Path, LogConfig]:
     """A directory as a kill left it, already once compacted and dirty again."""
     history, settings = LOGS[kind]
-    partition = open_partition(root, config=settings, fs=MortalFileSystem())
+    partition = open_partition(root, config=settings, fs=MortalDisk())
     history(partition)
     assert compact(partition, now_ms=T0) is not None
     history(partition)
@@ -79,14 +78,14 @@ def copy(source: Path, target: Path) -> Path:
 
 
 def reopen(root: Path, settings: LogConfig, *, recovery_point: int = 0) -> Partition:
-    fs = MortalFileSystem()
+    fs = MortalDisk()
     return open_partition(root, config=settings, fs=fs, clean=False, recovery_point=recovery_point)
 
 
-def run_until_killed(root: Path, settings: LogConfig, fs: MortalFileSystem, after: int) -> bool:
+def run_until_killed(root: Path, settings: LogConfig, fs: MortalDisk, after: int) -> bool:
     """Compact on ``fs`` which dies ``after`` so many operations from now on; whether it did."""
     partition = open_partition(root, config=settings, fs=fs)
-    fs.lifetime = len(fs.steps) + after
+    fs.dies_after(after)
     try:
         compact(partition, now_ms=LATER)
     except Killed:
@@ -118,7 +117,7 @@ def test_a_kill_at_any_operation_loses_nothing(root_path: Path, kind: str, torn:
     after, killed = 0, True
     while killed:
         root = copy(source, root_path / "copy")
-        killed = run_until_killed(root, settings, MortalFileSystem(torn=torn), after)
+        killed = run_until_killed(root, settings, MortalDisk(torn=torn), after)
         # Recovery that trusts the checkpoint, and one that reads everything, without snapshots.
         twin = copy(root / source.name, root_path / "twin")
         again = reopen(root, settings, recovery_point=end_offset)
@@ -143,7 +142,7 @@ def test_a_kill_at_any_operation_loses_nothing(root_path: Path, kind: str, torn:
 @pytest.mark.parametrize("kind", LOGS)
 def test_a_second_kill_in_the_recovery_loses_nothing(root_path: Path, kind: str) -> None:
     source, settings = prepare(root_path / "source", kind)
-    fs = MortalFileSystem()
+    fs = MortalDisk()
     root = copy(source, root_path / "copy")
     partition = open_partition(root, config=settings, fs=fs)
     expected, begin = essence(partition), len(fs.steps)
@@ -156,12 +155,12 @@ def test_a_second_kill_in_the_recovery_loses_nothing(root_path: Path, kind: str)
     # The states between two renames are the ones that recovery has to sort out.
     for first in range(swaps[0], swaps[0] + 24):
         root = copy(source, root_path / "copy")
-        assert run_until_killed(root, settings, MortalFileSystem(), first)
+        assert run_until_killed(root, settings, MortalDisk(), first)
         image = copy(root / source.name, root_path / "image") / source.name
         second, died = 0, True
         while died:
             root = copy(image, root_path / "copy")
-            mortal = MortalFileSystem(second)
+            mortal = MortalDisk(second)
             try:
                 open_partition(
                     root, config=settings, fs=mortal, clean=False, recovery_point=1 << 40
@@ -178,7 +177,7 @@ def test_a_second_kill_in_the_recovery_loses_nothing(root_path: Path, kind: str)
 
 def test_nothing_goes_before_what_replaces_it_is_durable(root_path: Path) -> None:
     _, settings = prepare(root_path / "source", "offsets")
-    fs = MortalFileSystem()
+    fs = MortalDisk()
     partition = open_partition(root_path / "source", config=settings, fs=fs, clean=False)
     begin = len(fs.steps)
     compact(partition, now_ms=LATER)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from partition_driver import T0, append, client_batch, config, marker, open_partition, state_of
 
 from fencepost.logcore.errors import NoRoomError, StorageError
-from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer, handle_limit, held_handles
+from fencepost.logcore.fs import OsFileSystem, handle_limit, held_handles
 from fencepost.logcore.index import ALLOCATION_BYTES
 from fencepost.logcore.partition import Isolation, Partition
 from tests.support.descriptors import free_descriptors
+from tests.support.faults import FaultyDisk
 
 ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
 
@@ -145,44 +146,33 @@ def test_no_further_map_is_refused_as_no_further_file_is(tmp_path: Path) -> None
 # --- no further file at one moment, which is each in turn ---
 
 
-class CrampedDisk(OsFileSystem):
+class CrampedDisk(FaultyDisk):
     """From the n-th open, map or write on no further file may be opened, until :meth:`relieve`.
 
     The n-th, if it is a write, finds the disk full.
     """
 
     def __init__(self, moment: int) -> None:
+        super().__init__()
         self._left = moment
         self._is_cramped = False
         self.has_refused = False
+        self.before = self._count
 
     def relieve(self) -> None:
         """There is room from now on."""
         self._is_cramped, self._left = False, 0
 
-    def _count(self) -> None:
+    def _count(self, kind: str, _path: str) -> None:
+        if kind not in {"open", "map", "write"}:
+            return
         self._left -= 1
         if self._left == 0:
             self.has_refused = self._is_cramped = True
-
-    def _one_more(self) -> None:
-        self._count()
-        if self._is_cramped:
+            if kind == "write":
+                raise OSError(errno.ENOSPC, "No space left on device")
+        if self._is_cramped and kind != "write":
             raise OSError(errno.EMFILE, "Too many open files")
-
-    def open(self, path: str, *, create: bool = False) -> int:
-        self._one_more()
-        return super().open(path, create=create)
-
-    def map(self, handle: int, size: int) -> FileMap:
-        self._one_more()
-        return super().map(handle, size)
-
-    def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
-        self._count()
-        if self._left == 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return super().write(handle, buffers, position)
 
 
 def crowded_life(root: Path, disk: CrampedDisk) -> Partition:

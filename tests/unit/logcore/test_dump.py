@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from compaction_driver import (
-    MortalFileSystem,
     commit_offsets,
     compact,
     end,
@@ -31,6 +30,7 @@ from fencepost.logcore.dump import dump_file, is_problem
 from fencepost.logcore.errors import InvalidRecordError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.legacy import encode_message_set
+from tests.support.faults import MortalDisk
 
 FS = OsFileSystem()
 
@@ -46,7 +46,7 @@ def problems(path: Path) -> list[object]:
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """A partition with every kind of file in it, cleanly closed."""
-    fs = MortalFileSystem()
+    fs = MortalDisk()
     partition = open_partition(tmp_path, config=small(segment_bytes=2_000), fs=fs, leader_epoch=2)
     for turn in range(10):
         put(partition, [(b"k%d" % turn, b"v" * 100)], producer_id=7, now_ms=T0 + turn)
@@ -78,7 +78,7 @@ def test_whole_files_have_no_problems(directory: Path) -> None:
 
 
 def test_a_compacted_log_has_no_problems(tmp_path: Path) -> None:
-    partition = open_partition(tmp_path, config=small(), fs=MortalFileSystem())
+    partition = open_partition(tmp_path, config=small(), fs=MortalDisk())
     for turn in range(12):
         commit_offsets(partition, 1, [(b"k", b"%d" % turn)])
         end(partition, 1, commit=turn % 3 > 0)

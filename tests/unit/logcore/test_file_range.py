@@ -9,26 +9,10 @@ import pytest
 from partition_driver import append, client_batch, delete, open_partition
 
 from fencepost.logcore.file_range import MIN_RANGE_BYTES, FileRange
-from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.partition import Isolation, Partition
+from tests.support.faults import FaultyDisk
 
 ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
-
-
-class CountingFileSystem(OsFileSystem):
-    """Knows which handles are open."""
-
-    def __init__(self) -> None:
-        self.handles: set[int] = set()
-
-    def open(self, path: str, *, create: bool = False) -> int:
-        handle = super().open(path, create=create)
-        self.handles.add(handle)
-        return handle
-
-    def close(self, handle: int) -> None:
-        self.handles.discard(handle)
-        super().close(handle)
 
 
 def ranged(partition: Partition) -> FileRange:
@@ -46,7 +30,7 @@ def drained(records: FileRange, count: int = 100_000) -> bytes:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Partition:
-    partition = open_partition(tmp_path, fs=CountingFileSystem())
+    partition = open_partition(tmp_path, fs=FaultyDisk())
     for _ in range(10):
         append(partition, 10, size=10_000)
     return partition
@@ -75,25 +59,25 @@ def test_what_is_short_is_read_at_once(size: int, kind: type, tmp_path: Path) ->
 
 @pytest.mark.parametrize("end", [Partition.close, delete])
 def test_the_file_stays_for_a_range_that_is_under_way(large: Partition, end) -> None:
-    handles = large._fs.handles
+    disk = large._fs
     expected = large.fetch(*ALL, at_least_one=True).records
     records = ranged(large)
     first = records.take(1)
     end(large)
-    assert len(handles) == 1
+    assert len(disk.open_paths) == 1
     assert first + drained(records) == expected
     del records
     gc.collect()
-    assert not handles
+    assert not disk.open_paths
 
 
 def test_a_range_that_nobody_takes_lets_go_of_the_file(large: Partition) -> None:
-    handles = large._fs.handles
+    disk = large._fs
     records = ranged(large)
     large.close()
     del records
     gc.collect()
-    assert not handles
+    assert not disk.open_paths
 
 
 def test_a_file_that_was_cut_is_an_error(large: Partition) -> None:

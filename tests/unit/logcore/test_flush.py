@@ -22,7 +22,7 @@ from partition_driver import (
 from fencepost.logcore.durable import SEALED_AT_ONCE
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.partition import Partition
-from tests.support.disk import FaultyDisk
+from tests.support.faults import FaultyDisk
 
 SMALL = config(segment_bytes=500, index_interval_bytes=100)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from compaction_driver import MortalFileSystem, committed, compact, essence, fill_active, put, small
+from compaction_driver import committed, compact, essence, fill_active, put, small
 from partition_driver import T0, config, fetch_all, last_offset, open_partition
 
 from fencepost.coordinator.wire.steps import finish
@@ -18,6 +18,7 @@ from fencepost.logcore.legacy import (
     magic_at,
 )
 from fencepost.logcore.partition import Isolation, Partition
+from tests.support.faults import MortalDisk
 
 MIXTURES = {
     "v0": [(0, Codec.NONE)],
@@ -125,7 +126,7 @@ def test_truncation_in_the_old_part(tmp_path: Path) -> None:
 def test_compaction_leaves_only_v2(tmp_path: Path, mixture: str) -> None:
     old_log(tmp_path, mixture)
     partition = open_partition(
-        tmp_path, config=small(segment_bytes=2_000), fs=MortalFileSystem(), clean=False
+        tmp_path, config=small(segment_bytes=2_000), fs=MortalDisk(), clean=False
     )
     fill_active(partition)
     before = essence(partition)
@@ -141,7 +142,7 @@ def test_compaction_leaves_only_v2(tmp_path: Path, mixture: str) -> None:
     assert all(header.magic == 2 for _, header in iter_headers(raw))
     partition.close()
     again = Partition.open(
-        MortalFileSystem(),
+        MortalDisk(),
         partition.directory,
         topic=partition.topic,
         index=0,

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,11 @@ from fencepost.logcore.errors import (
     UnknownLeaderEpochError,
     UnsupportedCompressionError,
 )
-from fencepost.logcore.fs import OsFileSystem, ReadableBuffer
+from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import ProducerStamp, Record
 from fencepost.logcore.partition import Appended, Isolation, Partition
 from fencepost.logcore.validation import admit
+from tests.support.faults import FaultyDisk
 from tests.unit.logcore.partition_driver import (
     T0,
     append,
@@ -61,13 +61,9 @@ def test_a_new_partition(tmp_path: Path) -> None:
 
 
 def test_topic_id_is_on_disk_before_the_first_batch(tmp_path: Path) -> None:
-    class NoLogWrites(OsFileSystem):
-        def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
-            if len(buffers) > 1:
-                raise OSError(errno.EIO, "no")
-            return super().write(handle, buffers, position)
-
-    partition = open_partition(tmp_path, fs=NoLogWrites())
+    fs = FaultyDisk()
+    fs.write_fails = lambda path: path.endswith(".log")
+    partition = open_partition(tmp_path, fs=fs)
     with pytest.raises(StorageError):
         append(partition)
     text = (tmp_path / "orders-0" / "partition.metadata").read_text()
@@ -362,46 +358,20 @@ def test_reading_goes_on_while_batches_are_appended(tmp_path: Path) -> None:
 # --- failures ---
 
 
-class FailingFileSystem(OsFileSystem):
-    """Does as it should until told otherwise."""
-
-    def __init__(self) -> None:
-        self.fail = ""
-
-    def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
-        if self.fail == "write":
-            raise OSError(errno.EIO, "input/output error")
-        if self.fail == "no room":
-            raise OSError(errno.ENOSPC, "no space left on device")
-        if self.fail == "short write":
-            return super().write(handle, (b"".join(map(bytes, buffers))[:-1],), position)
-        return super().write(handle, buffers, position)
-
-    def sync(self, handle: int) -> None:
-        if self.fail == "sync":
-            raise OSError(errno.EIO, "input/output error")
-        super().sync(handle)
-
-    def read(self, handle: int, count: int, position: int) -> bytes:
-        if self.fail == "read":
-            raise OSError(errno.EIO, "input/output error")
-        return super().read(handle, count, position)
-
-
 @pytest.mark.parametrize("fail", ["write", "sync"])
 def test_a_failed_append_takes_the_partition_off_line(tmp_path: Path, fail: str) -> None:
-    fs = FailingFileSystem()
+    fs = FaultyDisk()
     partition = open_partition(tmp_path, fs=fs, config=config(flush_messages=1))
     append(partition, producer_id=1)
     before = state_of(partition)
     woken = []
     partition.listen(lambda: woken.append(partition.offline))
-    fs.fail = fail
+    fs.fails = {fail: errno.EIO}
     with pytest.raises(StorageError):
         append(partition, producer_id=1, sequence=1)
     assert isinstance(partition.offline, StorageError)
     assert woken == [partition.offline]
-    fs.fail = ""
+    fs.fails = {}
     # For good: not even reads are served until a restart has looked at the files.
     for call in (
         lambda: append(partition, producer_id=1, sequence=1),
@@ -427,7 +397,7 @@ def test_a_failed_append_takes_the_partition_off_line(tmp_path: Path, fail: str)
 @pytest.mark.parametrize("fail", ["no room", "short write"])
 @pytest.mark.parametrize("what", ["data", "marker", "roll"])
 def test_a_full_disk_changes_nothing(tmp_path: Path, fail: str, what: str) -> None:
-    fs = FailingFileSystem()
+    fs = FaultyDisk()
     small = config(segment_bytes=300, index_interval_bytes=1, flush_messages=1)
     partition = open_partition(tmp_path, fs=fs, config=small)
     append(partition, producer_id=1, transactional=True)
@@ -442,13 +412,14 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, fail: str, what: str) -> No
             return marker(partition, 1, commit=False)
         return append(partition, producer_id=1, sequence=1, transactional=True)
 
-    fs.fail = fail
+    fs.fails = {"write": errno.ENOSPC} if fail == "no room" else {}
+    fs.is_short = fail == "short write"
     for _ in range(2):
         with pytest.raises(NoRoomError):
             attempt(partition)
     assert partition.offline is None
     assert state_of(partition) == before
-    fs.fail = ""
+    fs.fails, fs.is_short = {}, False
     attempt(partition)
     expected = open_partition(image, config=small, clean=False)
     attempt(expected)
@@ -458,43 +429,38 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, fail: str, what: str) -> No
 
 
 def test_a_full_disk_under_an_index(tmp_path: Path) -> None:
-    class NoBlocks(OsFileSystem):
-        left = 0
+    left = 0
 
-        def allocate(self, handle: int, position: int, count: int) -> None:
-            if self.left == 0:
+    def allocates(kind: str, _path: str) -> None:
+        nonlocal left
+        if kind == "allocate":
+            left -= 1
+            if left < 0:
                 raise OSError(errno.ENOSPC, "no space left on device")
-            self.left -= 1
-            super().allocate(handle, position, count)
 
-    fs = NoBlocks()
+    fs = FaultyDisk()
+    fs.before = allocates
     partition = open_partition(tmp_path, fs=fs, config=config(index_interval_bytes=1))
     append(partition)
     before = state_of(partition)
     # The first entry needs a page in each of two indexes, and gets none or one.
-    for left in (0, 1):
-        fs.left = left
+    for blocks in (0, 1):
+        left = blocks
         with pytest.raises(NoRoomError):
             append(partition)
         assert state_of(partition) == before
-    fs.left = 2
+    left = 2
     for _ in range(10):
         append(partition)
     assert partition._log.active.offset_index.entries == 10
 
 
 def test_a_torn_write_that_can_not_be_cut_off_takes_the_partition_off_line(tmp_path: Path) -> None:
-    class NoCut(FailingFileSystem):
-        def truncate(self, handle: int, size: int) -> None:
-            if self.fail:
-                raise OSError(errno.EIO, "input/output error")
-            super().truncate(handle, size)
-
-    fs = NoCut()
+    fs = FaultyDisk()
     partition = open_partition(tmp_path, fs=fs)
     append(partition)
     before = state_of(partition)
-    fs.fail = "short write"
+    fs.is_short, fs.fails = True, {"truncate": errno.EIO}
     with pytest.raises(StorageError):
         append(partition)
     assert partition.offline is not None
@@ -503,20 +469,20 @@ def test_a_torn_write_that_can_not_be_cut_off_takes_the_partition_off_line(tmp_p
 
 
 def test_a_failed_read_takes_the_partition_off_line(tmp_path: Path) -> None:
-    fs = FailingFileSystem()
+    fs = FaultyDisk()
     partition = open_partition(tmp_path, fs=fs)
     append(partition)
-    fs.fail = "read"
+    fs.fails = {"read": errno.EIO}
     with pytest.raises(StorageError):
         partition.fetch(0, 100, UNCOMMITTED, at_least_one=True)
     assert partition.offline is not None
 
 
 def test_a_failed_close_is_no_clean_shutdown(tmp_path: Path) -> None:
-    fs = FailingFileSystem()
+    fs = FaultyDisk()
     partition = open_partition(tmp_path, fs=fs)
     append(partition)
-    fs.fail = "sync"
+    fs.fails = {"sync": errno.EIO}
     with pytest.raises(StorageError):
         partition.close()
     assert partition.offline is not None
@@ -525,29 +491,24 @@ def test_a_failed_close_is_no_clean_shutdown(tmp_path: Path) -> None:
 # --- flushing ---
 
 
-class CountingFileSystem(OsFileSystem):
-    def __init__(self) -> None:
-        self.syncs = 0
-
-    def sync(self, handle: int) -> None:
-        self.syncs += 1
-        super().sync(handle)
-
-
 def test_flush_messages(tmp_path: Path) -> None:
-    fs = CountingFileSystem()
+    fs = FaultyDisk()
     partition = open_partition(tmp_path, fs=fs, config=config(flush_messages=3))
+
+    def count() -> int:
+        return sum(step.kind == "sync" for step in fs.steps)
+
     append(partition, 2)
     assert partition.recovery_point == 0
     append(partition, 1)
     assert partition.recovery_point == 3
-    syncs = fs.syncs
+    syncs = count()
     append(partition, 2)
-    assert (partition.recovery_point, fs.syncs) == (3, syncs)
+    assert (partition.recovery_point, count()) == (3, syncs)
     append(partition, 5)
-    assert (partition.recovery_point, fs.syncs) == (10, syncs + 1)
+    assert (partition.recovery_point, count()) == (10, syncs + 1)
     assert partition.flush() == 10
-    assert fs.syncs == syncs + 1
+    assert count() == syncs + 1
 
 
 def test_flush_ms(tmp_path: Path) -> None:

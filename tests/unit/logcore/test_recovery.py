@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shutil
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fencepost.logcore.batch import LogRecord, encode_batch, iter_headers
 from fencepost.logcore.compression import Codec
-from fencepost.logcore.fs import OsFileSystem, ReadableBuffer
 from fencepost.logcore.machine import ProducerStamp, Record
 from fencepost.logcore.partition import Isolation, Partition
+from tests.support.faults import CHANGES, Killed, MortalDisk
 from tests.unit.logcore.partition_driver import (
     T0,
     append,
@@ -357,51 +357,6 @@ def test_leader_epochs_are_rebuilt_from_the_batches(tmp_path: Path) -> None:
 # --- a kill at every step ---
 
 
-class Killed(BaseException):
-    """The process is gone."""
-
-
-class DyingFileSystem(OsFileSystem):
-    """Stops before the n-th step that changes a file or a name; a write may stop half-way."""
-
-    def __init__(self, steps: int, half_write: bool) -> None:
-        self.left = steps
-        self.half_write = half_write
-
-    def _step(self) -> None:
-        if self.left == 0:
-            raise Killed
-        self.left -= 1
-
-    def open(self, path: str, *, create: bool = False) -> int:
-        if create and not Path(path).exists():
-            self._step()
-        return super().open(path, create=create)
-
-    def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
-        if self.left == 0 and self.half_write:
-            data = b"".join(bytes(one) for one in buffers)
-            super().write(handle, (data[: len(data) // 2],), position)
-        self._step()
-        return super().write(handle, buffers, position)
-
-    def truncate(self, handle: int, size: int) -> None:
-        self._step()
-        super().truncate(handle, size)
-
-    def rename(self, source: str, target: str) -> None:
-        self._step()
-        super().rename(source, target)
-
-    def remove(self, path: str) -> None:
-        self._step()
-        super().remove(path)
-
-    def make_directory(self, path: str) -> None:
-        self._step()
-        super().make_directory(path)
-
-
 def workload(partition: Partition, acknowledged: list[tuple[int, bytes]]) -> None:
     """Data, transactions, rolls, retention; what is acknowledged is noted at once."""
 
@@ -421,7 +376,7 @@ def workload(partition: Partition, acknowledged: list[tuple[int, bytes]]) -> Non
 def run_until_killed(root: Path, steps: int, *, half_write: bool) -> list[tuple[int, bytes]] | None:
     """Acknowledged base offsets, None if the workload came to its end."""
     acknowledged: list[tuple[int, bytes]] = []
-    fs = DyingFileSystem(steps, half_write)
+    fs = MortalDisk(steps, torn=half_write, kinds=CHANGES)
     settings = config(segment_bytes=500, index_interval_bytes=50, file_delete_delay_ms=0)
     try:
         workload(open_partition(root, fs=fs, config=settings), acknowledged)
@@ -464,7 +419,7 @@ def test_killed_again_inside_recovery(tmp_path: Path) -> None:
         root = tmp_path / f"again-{steps}"
         shutil.copytree(whole, root)
         try:
-            open_partition(root, clean=False, fs=DyingFileSystem(steps, half_write=True))
+            open_partition(root, clean=False, fs=MortalDisk(steps, torn=True, kinds=CHANGES))
         except Killed:
             assert state_of(open_partition(root, clean=False)) == expected, steps
         else:

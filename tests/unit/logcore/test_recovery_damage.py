@@ -19,7 +19,7 @@ from partition_driver import (
     open_partition,
     state_of,
 )
-from test_recovery import DyingFileSystem, Killed, damage, last_batches, segments
+from test_recovery import damage, last_batches, segments
 
 from fencepost.logcore.batch import iter_headers, parse_header
 from fencepost.logcore.dump import dump_file
@@ -29,7 +29,7 @@ from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import Isolation, Partition
 from fencepost.logcore.strays import is_stray
 from fencepost.logcore.verify import verify_partition
-from tests.support.disk import FaultyDisk
+from tests.support.faults import CHANGES, FaultyDisk, Killed, MortalDisk
 
 FS = OsFileSystem()
 LOG = f"orders-0/{0:020d}.log"
@@ -407,7 +407,7 @@ def test_a_kill_at_every_step_of_a_recovery_loses_nothing(
         root = tmp_path / f"again-{steps}"
         shutil.copytree(source / "orders-0", root / "orders-0")
         try:
-            open_partition(root, clean=False, fs=DyingFileSystem(steps, half_write=True))
+            open_partition(root, clean=False, fs=MortalDisk(steps, torn=True, kinds=CHANGES))
         except Killed:
             partition = open_partition(root, clean=False)
             assert state_of(partition) == expected, steps

@@ -22,7 +22,7 @@ from fencepost.logcore.errors import (
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.producer_limit import ProducerLimit
 from fencepost.logcore.refused import MAX_REFUSED_PRODUCERS, RefusedSequences
-from tests.support.disk import FaultyDisk
+from tests.support.faults import FaultyDisk
 
 PID = 7
 IN_FLIGHT = 5

@@ -20,22 +20,20 @@ EVERYTHING = (*SHIPPED, "tests")
 FUNCTION_LINES, MODULE_LINES, LINE_LENGTH = 70, 600, 100
 
 _ROOM = "coordinator/"
+# The format of a record batch is defined once, and needed on the user's side as well.
+_BATCHES = (
+    "coordinator.wire",
+    *(f"logcore.{name}" for name in ("batch", "compression", "errors", "varint")),
+)
 ALLOWED_IMPORTS = {
     "fencepost": ("coordinator.daemon", "coordinator.cli"),
     "groups": ("groups", "logcore.machine", "logcore.errors", "logcore.fields"),
     "txn": ("txn", "logcore.machine", "logcore.errors", "logcore.fields"),
     "logcore": ("logcore",),
-    # The format of a record batch is defined once, client-side assignors are pure functions: both
-    # are needed on the user's side as well.
-    "pipelines": (
-        "pipelines",
-        "coordinator.wire",
-        "groups.assignors",
-        "logcore.batch",
-        "logcore.compression",
-        "logcore.errors",
-        "logcore.varint",
-    ),
+    # Client-side assignors are pure functions, which are needed on the user's side as well.
+    "pipelines": ("pipelines", "groups.assignors", *_BATCHES),
+    # Spark's side works without aiokafka, which the rest needs.
+    "pipelines/spark": ("pipelines.spark", *_BATCHES),
     "pyspark_fencepost": ("pipelines.spark",),
     # The rooms of the daemon. What lies in its root is for all of them.
     "coordinator": ("coordinator", "groups.errors", "txn.errors", "logcore"),
@@ -355,6 +353,7 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
         ("pipelines/x.py", "from fencepost.coordinator.daemon.broker import Broker"),
         ("pipelines/x.py", "from fencepost.groups.machine import GroupMachine"),
         ("pipelines/x.py", "from fencepost.logcore.partition import Partition"),
+        ("pipelines/spark/x.py", "from fencepost.pipelines import exactly_once"),
         ("pyspark_fencepost/x.py", "from fencepost.coordinator.wire import client"),
         ("coordinator/wire/x.py", "from .. import broker"),
         ("coordinator/wire/client/x.py", "from fencepost.coordinator.net import server"),

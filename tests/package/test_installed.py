@@ -217,14 +217,19 @@ def test_uninstalled_it_leaves_nothing(built: Built, tmp_path: Path) -> None:
         assert set(home.rglob("*")) == before, kind
 
 
-def test_an_editable_install_is_the_same_package(built: Built, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["lenient", "strict"])
+def test_an_editable_install_is_the_same_package(built: Built, tmp_path: Path, mode: str) -> None:
     python = built.environment(tmp_path / "venv")
-    built.install(python, "--editable", built.source)
+    told = ("--config-settings", f"editable_mode={mode}")
+    built.install(python, *told, "--editable", built.source)
     printed = run(python, PROGRAMS / "in_process.py", cwd=tmp_path).stdout.split()
     assert printed
     assert all(Path(line).is_relative_to(built.source) for line in printed)
     for name in PARTS:
         run(python, "-c", f"import {name}", cwd=tmp_path, status=1)
+    search = "import pkgutil; print({name for _, name, _ in pkgutil.iter_modules()})"
+    is_found = "'pyspark_fencepost'" in run(python, "-c", search, cwd=tmp_path).stdout
+    assert is_found == (mode == "strict")
 
 
 def test_brokers_in_a_users_own_process(user: User) -> None:

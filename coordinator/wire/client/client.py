@@ -11,8 +11,9 @@ The logic stands in ``router.py``, as coroutines. Over blocking sockets those ne
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, Self, TypeVar
 
 from fencepost.coordinator.wire.client.channel import (
     AsyncIo,
@@ -33,11 +34,14 @@ from fencepost.coordinator.wire.client.router import (
 from fencepost.coordinator.wire.messages import RequestFactory
 from fencepost.coordinator.wire.schema import Entity
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class WireClient:
-    """A blocking client. Usable as a context manager; not for several threads at once."""
+class _Client:
+    """What both clients can do."""
+
+    _io: type[AsyncIo | BlockingIo]
 
     def __init__(
         self,
@@ -46,9 +50,9 @@ class WireClient:
         client_id: str | None = "fencepost",
         timeout_ms: float = DEFAULT_TIMEOUT_MS,
     ) -> None:
-        self._router = Router(BlockingIo(), bootstrap, client_id=client_id, timeout_ms=timeout_ms)
+        self._router = Router(self._io(), bootstrap, client_id=client_id, timeout_ms=timeout_ms)
 
-    def request(
+    async def _request(
         self,
         api_key: int,
         version: int,
@@ -62,9 +66,9 @@ class WireClient:
         None for a Produce with acks=0. Raises :class:`BrokerUnreachable` or
         :class:`ConnectionLostError` (which an unsupported version causes too).
         """
-        return _finish(self._router.request(api_key, version, entity, to_node, deadline_ms))
+        return await self._router.request(api_key, version, entity, to_node, deadline_ms)
 
-    def call(
+    async def _call(
         self,
         api: int | str,
         version: int | None = None,
@@ -92,19 +96,51 @@ class WireClient:
         is lost under a request that may not be repeated, and :class:`UnsupportedVersion`.
         """
         target = _target(to_node, to_leader, to_group, to_transaction)
-        return _finish(self._router.call(api, version, target, deadline_ms, check, fields))
+        return await self._router.call(api, version, target, deadline_ms, check, fields)
 
-    def metadata(self, *, refresh: bool = False) -> ClusterMetadata:
+    async def _metadata(self, *, refresh: bool = False) -> ClusterMetadata:
         """Brokers and topics; from the cache unless it is old or ``refresh`` is asked for."""
-        return _finish(self._router.cluster(self._router.deadline(), refresh=refresh))
+        return await self._router.cluster(self._router.deadline(), refresh=refresh)
 
-    def versions(self, *, to_node: int = ANY_NODE) -> dict[int, tuple[int, int]]:
+    async def _versions(self, *, to_node: int = ANY_NODE) -> dict[int, tuple[int, int]]:
         """(lowest, highest) version by API key, as the broker advertises them."""
-        return _finish(self._router.node(to_node, self._router.deadline())).versions
+        return (await self._router.node(to_node, self._router.deadline())).versions
 
-    def features(self, *, to_node: int = ANY_NODE) -> dict[str, int]:
+    async def _features(self, *, to_node: int = ANY_NODE) -> dict[str, int]:
         """The finalized level of each feature."""
-        return _finish(self._router.node(to_node, self._router.deadline())).features
+        return (await self._router.node(to_node, self._router.deadline())).features
+
+
+def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, because its channels block."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a blocking call has tried to suspend")
+
+
+def _blocking(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """The same method for a client whose channels block."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return _finish(method(*args, **kwargs))
+
+    return call
+
+
+class WireClient(_Client):
+    """A blocking client. Usable as a context manager; not for several threads at once."""
+
+    _io = BlockingIo
+    request = _blocking(_Client._request)
+    call = _blocking(_Client._call)
+    metadata = _blocking(_Client._metadata)
+    versions = _blocking(_Client._versions)
+    features = _blocking(_Client._features)
 
     def close(self) -> None:
         """Close all connections."""
@@ -117,58 +153,15 @@ class WireClient:
         self.close()
 
 
-class AsyncWireClient:
+class AsyncWireClient(_Client):
     """The same on an event loop; several calls may be under way. An async context manager."""
 
-    def __init__(
-        self,
-        bootstrap: str | list[str] | tuple[str, ...],
-        *,
-        client_id: str | None = "fencepost",
-        timeout_ms: float = DEFAULT_TIMEOUT_MS,
-    ) -> None:
-        self._router = Router(AsyncIo(), bootstrap, client_id=client_id, timeout_ms=timeout_ms)
-
-    async def request(
-        self,
-        api_key: int,
-        version: int,
-        entity: Entity,
-        *,
-        to_node: int = ANY_NODE,
-        deadline_ms: float | None = None,
-    ) -> Entity:
-        """See :meth:`WireClient.request`."""
-        return await self._router.request(api_key, version, entity, to_node, deadline_ms)
-
-    async def call(
-        self,
-        api: int | str,
-        version: int | None = None,
-        *,
-        to_node: int = ANY_NODE,
-        to_leader: tuple[str, int] | None = None,
-        to_group: str | None = None,
-        to_transaction: str | None = None,
-        deadline_ms: float | None = None,
-        check: bool = True,
-        **fields: Any,
-    ) -> Entity:
-        """See :meth:`WireClient.call`."""
-        target = _target(to_node, to_leader, to_group, to_transaction)
-        return await self._router.call(api, version, target, deadline_ms, check, fields)
-
-    async def metadata(self, *, refresh: bool = False) -> ClusterMetadata:
-        """See :meth:`WireClient.metadata`."""
-        return await self._router.cluster(self._router.deadline(), refresh=refresh)
-
-    async def versions(self, *, to_node: int = ANY_NODE) -> dict[int, tuple[int, int]]:
-        """See :meth:`WireClient.versions`."""
-        return (await self._router.node(to_node, self._router.deadline())).versions
-
-    async def features(self, *, to_node: int = ANY_NODE) -> dict[str, int]:
-        """See :meth:`WireClient.features`."""
-        return (await self._router.node(to_node, self._router.deadline())).features
+    _io = AsyncIo
+    request = _Client._request
+    call = _Client._call
+    metadata = _Client._metadata
+    versions = _Client._versions
+    features = _Client._features
 
     async def close(self) -> None:
         """Close all connections."""
@@ -189,17 +182,6 @@ def _target(
     if transactional_id is not None:
         return Target(coordinator=(TRANSACTION, transactional_id))
     return Target(node=node, leader=leader)
-
-
-def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, because its channels block."""
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    coroutine.close()
-    raise RuntimeError("a blocking call has tried to suspend")
 
 
 __all__ = [

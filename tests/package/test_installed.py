@@ -83,6 +83,8 @@ class Built:
     def __init__(self, home: Path) -> None:
         self.source = home / "source"
         shutil.copytree(ROOT, self.source, symlinks=True, ignore=NO_SOURCE)
+        for part in PARTS:  # as an earlier build of theirs left them
+            shutil.copytree(self.source / part, self.source / "build" / "lib" / part)
         wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
         # The environment of these tests may have an older one, and does not get another.
         tools = home / "tools"

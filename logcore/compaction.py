@@ -402,7 +402,7 @@ class CompactionRound:
             if not changed and len(group) == 1 and output.size == group[0].size:
                 self.discard()
                 return False
-            output.sync_log()
+            output.file.sync()
             output.txn_index.sync()
             for path in output.index_paths:
                 sync_path(self._fs, path)

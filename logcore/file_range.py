@@ -8,25 +8,12 @@ is read as the socket takes it, in pieces that stay in the processor's cache.
 from __future__ import annotations
 
 import errno
-from typing import Final, Protocol
+from typing import Final
+
+from fencepost.logcore.log_file import LogFile
 
 MIN_RANGE_BYTES: Final = 4_096
 """What is shorter is read at once: as an object of its own it would take hardly less memory."""
-
-
-class Pinned(Protocol):
-    """A file that stays readable between :meth:`pin` and :meth:`unpin`: that of a segment."""
-
-    path: str
-
-    def pin(self) -> None:
-        """Keep the file open once more."""
-
-    def unpin(self) -> None:
-        """Take back one :meth:`pin`."""
-
-    def read(self, start: int, stop: int) -> bytes:
-        """The bytes from ``start`` to ``stop``, fewer where the file ends. Raises OSError."""
 
 
 class FileRange:
@@ -36,13 +23,13 @@ class FileRange:
     until the range is garbage. Belongs to the thread of its partition.
     """
 
-    __slots__ = ("_end", "_segment", "_start")
+    __slots__ = ("_end", "_file", "_start")
 
-    def __init__(self, segment: Pinned, start: int, end: int) -> None:
-        self._segment = segment
+    def __init__(self, file: LogFile, start: int, end: int) -> None:
+        self._file = file
         self._start = start
         self._end = end
-        segment.pin()
+        file.pin()
 
     def __len__(self) -> int:
         return self._end - self._start
@@ -53,11 +40,11 @@ class FileRange:
         OSError where the file can't be read, or has become shorter: it was cut under the reader.
         """
         stop = min(self._start + count, self._end)
-        data = self._segment.read(self._start, stop)
+        data = self._file.read(self._start, stop)
         if len(data) != stop - self._start:
-            raise OSError(errno.EIO, "the file is shorter than it was", self._segment.path)
+            raise OSError(errno.EIO, "the file is shorter than it was", self._file.path)
         self._start = stop
         return data
 
     def __del__(self) -> None:
-        self._segment.unpin()
+        self._file.unpin()

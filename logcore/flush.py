@@ -47,7 +47,7 @@ class Flush:
         self.on_taken_back: list[Callable[[], None]] = []
         """What to call if what this was to do has to be planned again."""
         for segment in segments:
-            segment.pin()
+            segment.file.pin()
         queue.under_way.append(self)
 
     def run(self) -> OSError | None:
@@ -67,7 +67,7 @@ class Flush:
     def _run(self) -> OSError | None:
         try:
             for segment in self._segments:
-                segment.sync_log()
+                segment.file.sync()
             for path in self._files:
                 self._if_there(path, self._sync_file)
             if self._epochs is not None:
@@ -87,7 +87,7 @@ class Flush:
         """Let go of the segments; for the partition's own thread."""
         self._queue.under_way.remove(self)
         for segment in self._segments:
-            segment.unpin()
+            segment.file.unpin()
 
     def _write_epochs(self, directory: str) -> None:
         if self._epochs is not None:

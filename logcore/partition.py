@@ -380,7 +380,7 @@ class Partition(ShrinkingPartition):
                     # Recovery expects no holes in the last segment; compaction may have made some,
                     # and a cut inside of a batch leaves one before what comes next. No flush to
                     # come looks at that segment any more.
-                    log.active.sync_log()
+                    log.active.file.sync()
                     self._roll(now_ms)
             self._epochs.truncate_from_end(offset)
             end = log.log_end_offset

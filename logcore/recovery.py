@@ -225,7 +225,7 @@ class _Loader:
             has_txn_index = offset in bases[TXN_INDEX_SUFFIX]
             segment = self._log.open_segment(offset, has_txn_index=has_txn_index)
             usable = offset in bases[INDEX_SUFFIX] or segment.size == 0
-            if self._options.config.preallocate and segment.ends_in_zeros:
+            if self._options.config.preallocate and segment.file.ends_in_zeros:
                 # Power loss may have taken the trim back, also below the recovery point.
                 usable = False
             if has_txn_index:
@@ -349,7 +349,7 @@ class _Loader:
 
     def _is_untrimmed(self, segment: Segment, position: int) -> bool:
         """Whether nobody got to trim a preallocated file; there is nothing in what goes then."""
-        return self._options.config.preallocate and segment.is_blank_from(position)
+        return self._options.config.preallocate and segment.file.is_blank_from(position)
 
     def _is_strict(self, expected: int) -> bool:
         """Whether a hole in the active segment is damage: compaction never touches that.
@@ -417,7 +417,7 @@ class _Loader:
     def _check_gap(self, segment: Segment, behind: int, header: BatchHeader) -> None:
         """Check a batch behind a gap against what follows it: no CRC covers its base offset."""
         if behind + LOG_OVERHEAD <= segment.size:
-            following = int.from_bytes(segment.read(behind, behind + 8), "big")
+            following = int.from_bytes(segment.file.read(behind, behind + 8), "big")
         else:
             later = self._log.from_offset(segment.base_offset)[1:]
             following = later[0].base_offset if later else header.next_offset
@@ -445,13 +445,13 @@ class _Loader:
         report.removed_records += _count_records(segment, position)
         later = self._log.from_offset(segment.base_offset)[1:]
         is_wanted = report.valid_data_removed or any(one.size for one in later)
-        if self._strays is not None and not segment.is_blank_from(position):
+        if self._strays is not None and not segment.file.is_blank_from(position):
             self._strays.copy_end(segment, position, end, is_wanted=is_wanted)
         self._end_with(segment, end)
         segment.cut(position)
         if segment is not self._log.active:
             # The flushes to come begin with the active segment.
-            segment.sync_log()
+            segment.file.sync()
         report.kept = [] if self._strays is None else self._strays.kept
 
     def _end_with(self, segment: Segment, end: int) -> None:

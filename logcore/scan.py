@@ -64,7 +64,7 @@ def _cover(
     if position - start + count <= len(chunk):
         return chunk, start
     end = min(position + max(count, SCAN_BYTES), segment.size)
-    return memoryview(segment.read(position, end)), position
+    return memoryview(segment.file.read(position, end)), position
 
 
 def is_intact(segment: Segment, position: int) -> bool:
@@ -78,7 +78,7 @@ def is_intact(segment: Segment, position: int) -> bool:
 
 def end_by_length(segment: Segment, position: int) -> int:
     """Return where a batch ends by what its length says, which may be anything."""
-    raw = segment.read(position, min(position + LOG_OVERHEAD, segment.size))
+    raw = segment.file.read(position, min(position + LOG_OVERHEAD, segment.size))
     return position + LOG_OVERHEAD + int.from_bytes(raw[8:LOG_OVERHEAD], "big")
 
 
@@ -91,7 +91,7 @@ def next_intact(segment: Segment, position: int, low: int, high: int) -> tuple[i
     """
     by_length = end_by_length(segment, position)
     for found in chain((by_length,), _candidates(segment, position + 1, low)):
-        raw = segment.read(found, found + 8) if found < segment.size else b""
+        raw = segment.file.read(found, found + 8) if found < segment.size else b""
         base_offset = int.from_bytes(raw, "big", signed=True)
         if low < base_offset <= high and is_intact(segment, found):
             return found, base_offset
@@ -106,7 +106,7 @@ def _candidates(segment: Segment, position: int, low: int) -> Iterator[int]:
         b"(?=(?:%b).{%d}\\x02)" % (b"|".join(map(re.escape, sorted(highs))), between), re.DOTALL
     )
     while position + HEADER_SIZE <= segment.size:
-        chunk = segment.read(position, min(position + SCAN_BYTES, segment.size))
+        chunk = segment.file.read(position, min(position + SCAN_BYTES, segment.size))
         for match in pattern.finditer(chunk):
             yield position + match.start()
         # What spans two chunks is found in the second.

@@ -15,11 +15,9 @@ Source: ``LogSegment``, ``FileRecords``.
 
 from __future__ import annotations
 
-import errno
 import struct
-import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final
 
 from fencepost.logcore.batch import (
@@ -32,7 +30,7 @@ from fencepost.logcore.batch import (
 )
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.file_range import FileRange
-from fencepost.logcore.fs import NO_ROOM, FileSystem, ReadableBuffer, is_blank, sync_handle
+from fencepost.logcore.fs import FileSystem, ReadableBuffer
 from fencepost.logcore.index import (
     MAX_RELATIVE_OFFSET,
     MappedIndexes,
@@ -50,6 +48,7 @@ from fencepost.logcore.legacy import (
     parse_message,
     to_v2,
 )
+from fencepost.logcore.log_file import LogFile
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
@@ -70,11 +69,6 @@ _MAX_HINTS: Final = 64
 
 _PEEK: Final = struct.Struct(">qi4xb6xi")
 """Base offset, length, magic and last offset delta of a batch."""
-
-
-def _named(error: OSError, path: str) -> OSError:
-    """Return the error with the file's name in it; calls on a handle don't know it."""
-    return OSError(error.errno, error.strerror, path)
 
 
 def file_stem(base_offset: int) -> str:
@@ -112,7 +106,6 @@ class Segment:
         self.base_offset = base_offset
         self.stem = stem
         self.created_ms = created_ms
-        self.path = stem + LOG_SUFFIX + suffix
         self.offset_index = OffsetIndex(
             fs, stem + INDEX_SUFFIX + suffix, base_offset, index_max_bytes, looked_into
         )
@@ -123,14 +116,9 @@ class Segment:
             fs, stem + TXN_INDEX_SUFFIX + suffix, exists=has_txn_index
         )
         self._index_interval_bytes = index_interval_bytes
-        self._handle = fs.open_for_good(self.path, create=fresh)
-        self._pins = 0
-        self._closing = False
-        self.size = fs.size(self._handle)
-        """Bytes of batches. The file is longer while it is preallocated."""
-        self._preallocated = fresh and 0 < preallocate_bytes > self.size
-        if self._preallocated:
-            self._preallocate(preallocate_bytes)
+        self.file = LogFile(
+            fs, stem + LOG_SUFFIX + suffix, fresh=fresh, preallocate_bytes=preallocate_bytes
+        )
         self._bytes_since_index_entry = 0
         self._hints: dict[int, int] = {}
         self._index_checked = False
@@ -139,12 +127,15 @@ class Segment:
         self._max_timestamp: int | None = NO_TIMESTAMP if self.size == 0 else None
         self._max_timestamp_offset = base_offset
 
-    def _preallocate(self, size: int) -> None:
-        try:
-            self._fs.truncate(self._handle, size)
-        except OSError as error:
-            self._fs.close(self._handle)
-            raise _named(error, self.path) from error
+    @property
+    def path(self) -> str:
+        """Path of the log file."""
+        return self.file.path
+
+    @property
+    def size(self) -> int:
+        """Bytes of batches."""
+        return self.file.size
 
     # --- writing ---
 
@@ -155,35 +146,15 @@ class Segment:
         last_offset: int,
         max_timestamp: int,
     ) -> None:
-        """Write one batch of ``size`` bytes with one system call, then index it.
-
-        Where the disk is full (``NO_ROOM``) the file is as it was before. After any other error
-        nothing can be said about its end; the caller must stop.
-        """
+        """Write one batch of ``size`` bytes, then index it; see :meth:`LogFile.append`."""
         if not self._index_checked or self._max_timestamp is None:
             with suppress(CorruptRecordError):  # damage keeps nobody from appending
                 self._load_max_timestamp()
         if self._bytes_since_index_entry > self._index_interval_bytes:
             self.offset_index.reserve()
             self.time_index.reserve()
-        position = self.size
-        try:
-            written = self._fs.write(self._handle, buffers, position)
-        except OSError as error:
-            raise self._write_undone(position, error) from error
-        if written != size:
-            raise self._write_undone(position, OSError(errno.ENOSPC, "short write"))
-        self.size = position + size
+        position = self.file.append(buffers, size)
         self.index_batch(last_offset, max_timestamp, position, size)
-
-    def _write_undone(self, position: int, error: OSError) -> OSError:
-        """Cut off what a write on a full disk has left of its batch; return what to raise."""
-        if error.errno in NO_ROOM:
-            try:
-                self._fs.truncate(self._handle, position)
-            except OSError as second:
-                return OSError(errno.EIO, f"a torn write stays: {second}", self.path)
-        return _named(error, self.path)
 
     def index_batch(self, last_offset: int, max_timestamp: int, position: int, size: int) -> None:
         """Account for a batch that is in the file; recovery and append follow the same rule."""
@@ -212,42 +183,7 @@ class Segment:
             self._append_time_entry()
         self.offset_index.close()
         self.time_index.close()
-        if self._preallocated:
-            self._fs.truncate(self._handle, self.size)
-            self._preallocated = False
-
-    @property
-    def ends_in_zeros(self) -> bool:
-        """Whether the file may not have been trimmed; a record may end so as well."""
-        tail = self._fs.read(self._handle, LOG_OVERHEAD, max(0, self.size - LOG_OVERHEAD))
-        return bool(tail) and not tail.strip(b"\0")
-
-    def is_blank_from(self, position: int) -> bool:
-        """Whether nothing but zeros follows: the tail of a preallocated file after a kill."""
-        return is_blank(self._fs, self._handle, position)
-
-    def sync_log(self) -> None:
-        """Make the batches survive power loss. Any thread may call this on a pinned segment."""
-        sync_handle(self._fs, self._handle, self.path)
-
-    @contextmanager
-    def pinned(self) -> Iterator[None]:
-        """Keep the handle meanwhile."""
-        self.pin()
-        try:
-            yield
-        finally:
-            self.unpin()
-
-    def pin(self) -> None:
-        """Keep the handle, whatever happens to the segment, until :meth:`unpin`."""
-        self._pins += 1
-
-    def unpin(self) -> None:
-        """Take one :meth:`pin` back."""
-        self._pins -= 1
-        if self._closing and not self._pins:
-            self._fs.close(self._handle)
+        self.file.trim()
 
     @property
     def index_paths(self) -> tuple[str, str]:
@@ -258,9 +194,7 @@ class Segment:
         """Give all resources back; the files stay as they are."""
         self.offset_index.abandon()
         self.time_index.abandon()
-        self._closing = True
-        if not self._pins:
-            self._fs.close(self._handle)
+        self.file.close()
 
     def retire(self) -> None:
         """Leave the file names to the segment that replaces this one.
@@ -273,7 +207,7 @@ class Segment:
         self.offset_index.retire()
         self.time_index.retire()
         self._index_checked = True
-        weakref.finalize(self, self._fs.close, self._handle).atexit = False
+        self.file.retire()
 
     def truncate_to(self, offset: int) -> None:
         """Cut off the batch that holds ``offset`` and all behind it."""
@@ -288,9 +222,7 @@ class Segment:
 
     def cut(self, size: int) -> None:
         """Cut the log file to ``size`` bytes, a batch boundary, and forget what was known of it."""
-        self._fs.truncate(self._handle, size)
-        self._preallocated = False
-        self.size = size
+        self.file.cut(size)
         self._hints.clear()
         self._bytes_since_index_entry = 0
         if size == 0:
@@ -420,7 +352,7 @@ class Segment:
 
         CorruptRecordError where there is none.
         """
-        raw = self._fs.read(self._handle, HEADER_SIZE, position)
+        raw = self.file.read(position, position + HEADER_SIZE)
         return (
             parse_header(raw) if magic_at(raw, 0) >= MAGIC else as_batch_header(parse_message(raw))
         )
@@ -428,10 +360,6 @@ class Segment:
     def batch_size(self, position: int) -> int:
         """Return the size of the batch at ``position``."""
         return next(self._walk(position))[2]
-
-    def read(self, start: int, end: int) -> bytes:
-        """Read a range of positions."""
-        return self._fs.read(self._handle, end - start, start)
 
     def read_batches(
         self, start: int, end: int, *, min_range_bytes: int | None = None
@@ -442,8 +370,8 @@ class Segment:
         CorruptRecordError, InvalidRecordError if they can't be read or converted.
         """
         if min_range_bytes is not None and end - start >= min_range_bytes and self._is_new(start):
-            return FileRange(self, start, end)
-        raw = self._fs.read(self._handle, end - start, start)
+            return FileRange(self.file, start, end)
+        raw = self.file.read(start, end)
         if len(raw) > MAGIC_POS and raw[MAGIC_POS] < MAGIC:
             return to_v2(raw)
         return raw
@@ -455,7 +383,7 @@ class Segment:
         return self._first_magic >= MAGIC or self._magic(position) >= MAGIC
 
     def _magic(self, position: int) -> int:
-        return magic_at(self._fs.read(self._handle, MAGIC_POS + 1, position), 0)
+        return magic_at(self.file.read(position, position + MAGIC_POS + 1), 0)
 
     def next_offset(self) -> int:
         """Return the offset behind the last batch, the base offset if there is none."""
@@ -516,7 +444,7 @@ class Segment:
         return self._chunk(position, size)
 
     def _chunk(self, position: int, count: int) -> memoryview:
-        return memoryview(self._fs.read(self._handle, count, position))
+        return memoryview(self.file.read(position, position + count))
 
     def _walk(self, position: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield (position, base offset, size, last offset) of each batch from ``position`` on.
@@ -528,7 +456,7 @@ class Segment:
         while position < end:
             here = position - start
             if here + HEADER_SIZE > len(chunk):
-                chunk = self._fs.read(self._handle, min(_WALK_BYTES, end - position), position)
+                chunk = self.file.read(position, min(position + _WALK_BYTES, end))
                 start, here = position, 0
                 if len(chunk) < HEADER_SIZE:
                     # A message of an older format may be shorter; a torn batch fails below.

@@ -78,7 +78,7 @@ class Strays:
     def _copy(self, segment: Segment, position: int, handle: int, path: str) -> None:
         start = position
         while position < segment.size:
-            data = segment.read(position, min(position + SCAN_BYTES, segment.size))
+            data = segment.file.read(position, min(position + SCAN_BYTES, segment.size))
             if self._fs.write(handle, (data,), position - start) != len(data):
                 raise OSError(errno.ENOSPC, "short write", path)
             position += len(data)

@@ -93,7 +93,7 @@ def first_in(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
     position = segment.locate(max(offset, start_offset))
     if position is None:
         return None
-    with segment.pinned():
+    with segment.file.pinned():
         for _, header, batch in segment.batches(position):
             if header.max_timestamp < timestamp_ms or header.last_offset < start_offset:
                 yield
@@ -108,7 +108,7 @@ def first_in(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
 def _latest_in(segment: Segment, start_offset: int) -> Search:
     """Walk what the log start leaves of a segment for its first record of the largest time."""
     found: TimestampOffset | None = None
-    with segment.pinned():
+    with segment.file.pinned():
         for _, header, batch in segment.batches():
             yield
             most = NO_TIMESTAMP if found is None else found.timestamp_ms
@@ -129,7 +129,7 @@ def _bound(segment: Segment, start_offset: int) -> Generator[None, None, int]:
     position = segment.locate(start_offset)
     bound = NO_TIMESTAMP
     if position is not None:
-        with segment.pinned():
+        with segment.file.pinned():
             for _, header, _ in segment.batches(position, with_payload=False):
                 bound = max(bound, header.max_timestamp)
                 yield

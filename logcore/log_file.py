@@ -1,0 +1,129 @@
+"""The file of a segment: bytes that are appended, read where they stand, and cut at the end.
+
+It knows no batches. Its handle is kept for whoever reads or syncs it, whatever becomes of the
+segment meanwhile.
+
+Source: ``FileRecords``.
+"""
+
+from __future__ import annotations
+
+import errno
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from fencepost.logcore.fs import NO_ROOM, FileSystem, ReadableBuffer, is_blank, sync_handle
+
+_TAIL_BYTES: Final = 12
+"""How much of the end of a file is looked at for zeros: an offset and a length."""
+
+
+class LogFile:
+    """The file, open. ``fresh`` makes it, ``preallocate_bytes`` long. Methods may raise OSError."""
+
+    def __init__(
+        self, fs: FileSystem, path: str, *, fresh: bool = False, preallocate_bytes: int = 0
+    ) -> None:
+        self._fs = fs
+        self.path = path
+        self._handle = fs.open_for_good(path, create=fresh)
+        self._pins = 0
+        self._closing = False
+        self.size = fs.size(self._handle)
+        """Bytes of batches. The file is longer while it is preallocated."""
+        self._preallocated = fresh and 0 < preallocate_bytes > self.size
+        if self._preallocated:
+            try:
+                fs.truncate(self._handle, preallocate_bytes)
+            except OSError as error:
+                fs.close(self._handle)
+                raise self._named(error) from error
+
+    def append(self, buffers: Sequence[ReadableBuffer], size: int) -> int:
+        """Write ``size`` bytes with one system call; return where they begin.
+
+        Where the disk is full (``NO_ROOM``) the file is as it was before. After any other error
+        nothing can be said about its end; the caller must stop.
+        """
+        position = self.size
+        try:
+            written = self._fs.write(self._handle, buffers, position)
+        except OSError as error:
+            raise self._write_undone(error) from error
+        if written != size:
+            raise self._write_undone(OSError(errno.ENOSPC, "short write"))
+        self.size = position + size
+        return position
+
+    def _write_undone(self, error: OSError) -> OSError:
+        """Cut off what a write on a full disk has left; return what to raise."""
+        if error.errno in NO_ROOM:
+            try:
+                self._fs.truncate(self._handle, self.size)
+            except OSError as second:
+                return OSError(errno.EIO, f"a torn write stays: {second}", self.path)
+        return self._named(error)
+
+    def _named(self, error: OSError) -> OSError:
+        """Return the error with the file's name in it; calls on a handle don't know it."""
+        return OSError(error.errno, error.strerror, self.path)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from ``start`` to ``stop``, fewer where the file ends."""
+        return self._fs.read(self._handle, stop - start, start)
+
+    @property
+    def ends_in_zeros(self) -> bool:
+        """Whether the file may not have been trimmed; a record may end so as well."""
+        tail = self.read(max(0, self.size - _TAIL_BYTES), self.size)
+        return bool(tail) and not tail.strip(b"\0")
+
+    def is_blank_from(self, position: int) -> bool:
+        """Whether nothing but zeros follows: the tail of a preallocated file after a kill."""
+        return is_blank(self._fs, self._handle, position)
+
+    def sync(self) -> None:
+        """Make the bytes survive power loss. Any thread may call this on a pinned file."""
+        sync_handle(self._fs, self._handle, self.path)
+
+    def cut(self, size: int) -> None:
+        """Cut the file to ``size`` bytes."""
+        self._fs.truncate(self._handle, size)
+        self._preallocated = False
+        self.size = size
+
+    def trim(self) -> None:
+        """Give back what was preallocated and not used."""
+        if self._preallocated:
+            self.cut(self.size)
+
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        """Keep the handle meanwhile."""
+        self.pin()
+        try:
+            yield
+        finally:
+            self.unpin()
+
+    def pin(self) -> None:
+        """Keep the handle, whatever happens to the segment, until :meth:`unpin`."""
+        self._pins += 1
+
+    def unpin(self) -> None:
+        """Take one :meth:`pin` back."""
+        self._pins -= 1
+        if self._closing and not self._pins:
+            self._fs.close(self._handle)
+
+    def close(self) -> None:
+        """Give the handle back once nobody pins it."""
+        self._closing = True
+        if not self._pins:
+            self._fs.close(self._handle)
+
+    def retire(self) -> None:
+        """Give the handle back when the last of those who still read here lets go."""
+        weakref.finalize(self, self._fs.close, self._handle).atexit = False

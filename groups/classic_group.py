@@ -17,7 +17,6 @@ from typing import ClassVar, Final
 from fencepost.groups.classic_members import ClassicMember, select_protocol, session_timer
 from fencepost.groups.classic_state import ClassicState, require_transition
 from fencepost.groups.commands import JoinMember, ListedGroup, OffsetToCommit
-from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.errors import (
     FencedInstanceIdError,
     GroupDeadError,
@@ -78,12 +77,6 @@ class ClassicGroup(Group):
         self.waiting_joins = 0
         self.initial_delay: InitialDelay | None = None
         self.new_member_added = False
-        self.incoming: ClassicMember | None = None
-        """A static member's successor, from the decision to the replay of its record."""
-        self.predecessor: ConsumerGroup | None = None
-        """The group of another type whose tombstones are decided and not yet replayed."""
-        self.is_unsaved = False
-        """Whether the record of the conversion is decided and not yet replayed."""
         self._support: Counter[str] = Counter()
         self._topics: frozenset[str] | None = None
 
@@ -138,7 +131,6 @@ class ClassicGroup(Group):
             group.add(member)
         group.protocol_name = select_protocol(list(group.members.values()))
         group.state = ClassicState.STABLE
-        group.is_unsaved = True
         group.refresh_subscription()
         return group
 
@@ -348,21 +340,20 @@ class ClassicGroup(Group):
 
     # --- replay ----------------------------------------------------------------------------------
 
-    def install(self, saved: GroupMetadataValue) -> None:
+    def install(self, saved: GroupMetadataValue, successor: ClassicMember | None = None) -> None:
         """Replay the group's own record into the living group.
 
-        Five kinds of record exist, told apart by where the group stands: the creation of the
-        group, its conversion from a consumer group, the assignment of its leader, a static
-        member's new id, and the end of a rebalance without members. Anything else is our own bug.
+        Five kinds of record exist, told apart by where the group stands: the first one of a group
+        that is created or converted from a consumer group, the assignment of its leader, a static
+        member's ``successor``, and the end of a rebalance without members. Anything else is our
+        own bug.
         """
         is_current = saved.generation_id == self.generation_id
-        if self.is_unsaved and is_current:
-            self.is_unsaved = False
-        elif self.state is ClassicState.COMPLETING_REBALANCE and is_current:
+        if self.state is ClassicState.COMPLETING_REBALANCE and is_current:
             self._install_assignments(saved)
             self.transition_to(ClassicState.STABLE)
-        elif self.state is ClassicState.STABLE and is_current and self.incoming is not None:
-            self._install_successor(self.incoming)
+        elif self.state is ClassicState.STABLE and is_current and successor is not None:
+            self._install_successor(successor)
             self._install_assignments(saved)
         elif (
             self.state is ClassicState.PREPARING_REBALANCE
@@ -375,7 +366,7 @@ class ClassicGroup(Group):
             self.initial_delay = None
             self.transition_to(ClassicState.EMPTY)
             self.state_timestamp_ms = saved.state_timestamp_ms
-        elif self.saved is not None or saved.generation_id != 0 or saved.members:
+        elif self.saved is not None or not is_current:
             raise InvariantViolation(
                 f"group {self.group_id!r} in {self.state} of generation {self.generation_id}"
                 f" can't replay generation {saved.generation_id}"
@@ -396,7 +387,6 @@ class ClassicGroup(Group):
         if old_member_id is None:
             raise InvariantViolation(f"nobody to replace by {successor.member_id!r}")
         self.replace_static(old_member_id, successor)
-        self.incoming = None
 
     # --- the common side -------------------------------------------------------------------------
 
@@ -483,7 +473,7 @@ class ClassicGroup(Group):
 
     def durable_state(self) -> object:
         """See :class:`Group`."""
-        return self.saved if self.predecessor is None else self.predecessor.durable_state()
+        return self.saved
 
     # --- invariants ------------------------------------------------------------------------------
 
@@ -495,7 +485,6 @@ class ClassicGroup(Group):
             empty == (self.leader_id is None) and (empty or self.leader_id in self.members),
             "the leader is not one of the members",
         )
-        self._require(self.incoming is None, "a static member's successor was never replayed")
         if state is ClassicState.EMPTY:
             self._require(empty and self.protocol_name is None, "Empty with members or a protocol")
         if state is not ClassicState.PREPARING_REBALANCE:

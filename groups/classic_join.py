@@ -39,7 +39,7 @@ from fencepost.groups.errors import (
 )
 from fencepost.groups.events import EventKind
 from fencepost.groups.records import GroupMetadataValue
-from fencepost.groups.shard import GroupShardState
+from fencepost.groups.shard import GroupShardState, Handover
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Token
 
 
@@ -120,15 +120,14 @@ def _create_group(
     if predecessor is None:
         shard.require_room_for_group(command.group_id)
     shard.require_room_for_members(1, _metadata_bytes(command))
-    shard.groups[command.group_id] = group
     if predecessor is not None:
-        group.predecessor = predecessor
         for record in predecessor.tombstones():
             decision.append(record)
     empty = GroupMetadataValue("", 0, None, None, decision.now_ms, ())
     decision.append(records.group_metadata(command.group_id, empty))
     decision.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)
     _join_new(shard, decision, group, token, command)
+    shard.handover = Handover(group)
 
 
 def _accepts(shard: GroupShardState, group: ClassicGroup, member_id: str) -> bool:
@@ -215,7 +214,7 @@ def _hand_out_id(
         _evict(decision, group, next(iter(group.pending_members)))
     elif len(shard.totals.pending) > shard.limits.max_shard_pending_members:
         oldest_group_id, oldest_member_id = next(iter(shard.totals.pending))
-        oldest_group = shard.groups[oldest_group_id]
+        oldest_group = shard.groups.get(oldest_group_id)
         if isinstance(oldest_group, ClassicGroup):
             _evict(decision, oldest_group, oldest_member_id)
 
@@ -328,7 +327,7 @@ def _persist_successor(
         raise GroupLimitExceededError(
             f"the group would exceed max_group_record_bytes={shard.limits.max_group_record_bytes}"
         )
-    group.incoming = successor
+    shard.handover = Handover(group, successor)
     decision.append(record)
     _fence(decision, group, old, successor)
     arm_session(decision, group, successor)

@@ -58,6 +58,7 @@ from fencepost.groups.consumer_records import (
     RegularExpressionKey,
 )
 from fencepost.groups.events import EventKind
+from fencepost.groups.group import Group
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.offset_store import StoredOffset
 from fencepost.groups.records import (
@@ -246,13 +247,25 @@ class GroupMachine:
         shard = self._shard
         group = shard.groups.get(group_id)
         if self._active:
-            if not isinstance(group, ClassicGroup):
-                raise InvariantViolation(f"a record of {group_id!r}, which is no classic group")
-            group.install(value)
+            self._install(group, group_id, value)
             return
         if isinstance(group, ClassicGroup | ConsumerGroup):
             group.discard()
         shard.groups[group_id] = ClassicGroup.loaded(group_id, shard.totals, value)
+
+    def _install(self, group: Group | None, group_id: str, value: GroupMetadataValue) -> None:
+        """Replay the record of a living group, and what was decided to come with it."""
+        shard = self._shard
+        successor = None
+        if shard.handover is not None and shard.handover.group.group_id == group_id:
+            # The last record of a conversion: behind the tombstones of the old kind at most a
+            # simple group is left, which the offsets keep alive.
+            if not isinstance(group, ConsumerGroup):
+                group = shard.groups[group_id] = shard.handover.group
+            successor, shard.handover = shard.handover.successor, None
+        if not isinstance(group, ClassicGroup):
+            raise InvariantViolation(f"a record of {group_id!r}, which is no classic group")
+        group.install(value, successor)
 
     def _replay_consumer(self, key: ConsumerKey, value: Value | None) -> None:
         """Give a consumer group its piece of the log.
@@ -262,11 +275,6 @@ class GroupMachine:
         """
         shard, group_id = self._shard, key.group_id
         group = shard.groups.get(group_id)
-        if isinstance(group, ClassicGroup) and group.predecessor is not None:
-            group.predecessor.replay(key, _consumer_value(key, value))
-            if group.predecessor.is_gone:
-                group.predecessor = None
-            return
         if not isinstance(group, ConsumerGroup):
             if value is None:
                 return
@@ -311,7 +319,10 @@ class GroupMachine:
     def unload(self) -> Decision:
         """Stop serving: every parked request is told to look for the coordinator again."""
         decision = DecisionBuilder(0)
-        for group in self._shard.groups.values():
+        shard, handover = self._shard, self._shard.handover
+        if handover is not None and shard.groups.get(handover.group.group_id) != handover.group:
+            handover.group.unloaded(decision)
+        for group in shard.groups.values():
             group.unloaded(decision)
         self._active = False
         return decision.build()
@@ -347,6 +358,8 @@ class GroupMachine:
             raise InvariantViolation("the shard's members are miscounted")
         if totals.pending.keys() != pending:
             raise InvariantViolation("the shard's pending members are miscounted")
+        if shard.handover is not None:
+            raise InvariantViolation(f"{shard.handover.group.group_id!r} was never handed over")
         shard.offsets.check()
         for group_id in shard.offsets.group_ids():
             if group_id not in shard.groups:

@@ -12,7 +12,9 @@ validateOnlineDowngrade…, convertToClassicGroup), ``ConsumerGroup.fromClassicG
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Final
 
 from fencepost.groups import consumer_records as cr
 from fencepost.groups import records
@@ -37,10 +39,10 @@ from fencepost.groups.errors import (
 from fencepost.groups.events import EventKind
 from fencepost.groups.group import ShardTotals
 from fencepost.groups.reconcile import CurrentAssignment, TopicIdPartition
-from fencepost.groups.shard import GroupShardState
+from fencepost.groups.shard import GroupShardState, Handover
 from fencepost.groups.subscription import read_assignment, read_subscription, write_assignment
 from fencepost.logcore.errors import CorruptRecordError
-from fencepost.logcore.machine import DecisionBuilder
+from fencepost.logcore.machine import DecisionBuilder, Record
 
 # --- classic to consumer -------------------------------------------------------------------------
 
@@ -64,27 +66,22 @@ def upgraded(
         decision.append(record)
     # A picture of what the replay will make of the records; it counts for no limit.
     group = ConsumerGroup(group_id, ShardTotals())
+    preview = partial(_append_and_preview, decision, group)
     for name, value in members.items():
-        decision.append(cr.member(group_id, name, value))
-        group.replay(cr.ConsumerMemberKey(Kind.MEMBER_METADATA, group_id, name), value)
+        preview(Kind.MEMBER_METADATA, value, name)
     epoch = cr.GroupEpochValue(generation, metadata_hash(topics, group.subscribed_topics()))
-    decision.append(cr.group_epoch(group_id, epoch))
-    group.replay(cr.ConsumerGroupKey(Kind.GROUP_METADATA, group_id), epoch)
+    preview(Kind.GROUP_METADATA, epoch)
     for name, partitions in assigned.items():
         target = cr.TargetAssignmentValue(by_topic(partitions))
-        decision.append(cr.target_assignment(group_id, name, target))
-        group.replay(cr.ConsumerMemberKey(Kind.TARGET_ASSIGNMENT_MEMBER, group_id, name), target)
-    target_epoch = cr.AssignmentEpochValue(generation)
-    decision.append(cr.assignment_epoch(group_id, target_epoch))
-    group.replay(cr.ConsumerGroupKey(Kind.TARGET_ASSIGNMENT_METADATA, group_id), target_epoch)
+        preview(Kind.TARGET_ASSIGNMENT_MEMBER, target, name)
+    preview(Kind.TARGET_ASSIGNMENT_METADATA, cr.AssignmentEpochValue(generation))
     for name, partitions in assigned.items():
         current = write_current(
             CurrentAssignment(
                 generation, generation, assigned=dict.fromkeys(partitions, generation)
             )
         )
-        decision.append(cr.current_assignment(group_id, name, current))
-        group.replay(cr.ConsumerMemberKey(Kind.CURRENT_MEMBER_ASSIGNMENT, group_id, name), current)
+        preview(Kind.CURRENT_MEMBER_ASSIGNMENT, current, name)
     decision.event(
         EventKind.GROUP_UPGRADED,
         classic.group_id,
@@ -93,6 +90,28 @@ def upgraded(
         reason="a member of the consumer protocol joined",
     )
     return group
+
+
+_RECORDS: Final[Mapping[Kind, Callable[..., Record]]] = {
+    Kind.MEMBER_METADATA: cr.member,
+    Kind.GROUP_METADATA: cr.group_epoch,
+    Kind.TARGET_ASSIGNMENT_MEMBER: cr.target_assignment,
+    Kind.TARGET_ASSIGNMENT_METADATA: cr.assignment_epoch,
+    Kind.CURRENT_MEMBER_ASSIGNMENT: cr.current_assignment,
+}
+
+
+def _append_and_preview(
+    decision: DecisionBuilder,
+    group: ConsumerGroup,
+    kind: Kind,
+    value: cr.ConsumerValue,
+    *member_id: str,
+) -> None:
+    """Have a record appended, and show ``group``, a picture, what the replay will make of it."""
+    decision.append(_RECORDS[kind](group.group_id, *member_id, value))
+    key = cr.ConsumerMemberKey if member_id else cr.ConsumerGroupKey
+    group.replay(key(kind, group.group_id, *member_id), value)
 
 
 def _require_upgradable(classic: ClassicGroup, settings: ConsumerSettings) -> None:
@@ -229,8 +248,7 @@ def downgrade(
     for member_id in group.members:
         group.stop_timers(decision, member_id)
     group.stop_upkeep(decision)
-    classic.predecessor = group
-    shard.groups[group_id] = classic
+    shard.handover = Handover(classic)
     for member in classic.members.values():
         arm_session(decision, classic, member)
     decision.event(

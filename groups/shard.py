@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.classic_members import ClassicMember
 from fencepost.groups.consumer_commands import ConsumerSettings, TopicImage
 from fencepost.groups.errors import GroupLimitExceededError
 from fencepost.groups.group import Group, ShardTotals
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.offset_store import OffsetStore
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What is decided and comes about when the record of ``group`` is replayed.
+
+    ``group`` takes its place in the table, if that is not its own yet, and ``successor`` the place
+    of the static member with its instance id. Requests that wait in the group wait already.
+    """
+
+    group: ClassicGroup
+    successor: ClassicMember | None = None
 
 
 @dataclass(slots=True)
@@ -27,6 +41,8 @@ class GroupShardState:
     """What a group has of its own in place of ``consumer``; asked when it is loaded."""
     image: TopicImage | None = None
     """The cluster's topics as last told; None until somebody does after a load."""
+    handover: Handover | None = None
+    """Of the decision whose records are not replayed yet."""
     given_ids: dict[tuple[str, str], None] = field(default_factory=dict)
     """(group id, member id) that consumer groups gave out and nobody has joined with, oldest first;
     at most ``max_shard_pending_members``."""

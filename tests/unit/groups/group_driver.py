@@ -253,9 +253,12 @@ class Driver:
         self.events.extend(decision.events)
         self.effects.extend(decision.effects)
 
-    def _watched(self) -> str | None:
-        """The digest at the steps that are looked at."""
-        return None if self.decisions % self.watch_every else self.machine.digest()
+    def _watched(self) -> object:
+        """What replay alone may change, at the steps that are looked at: digest and group table."""
+        if self.decisions % self.watch_every:
+            return None
+        table = {group_id: id(group) for group_id, group in self.groups.items()}
+        return self.machine.digest(), tuple(table.items())
 
     def check(self) -> None:
         """The machine's own invariants, and that the armed timers are those its state needs."""

@@ -40,6 +40,7 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
 )
 from fencepost.groups.machine import GroupMachine
+from fencepost.groups.shard import Handover
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import InvariantViolation, Record
 
@@ -364,7 +365,7 @@ BREAKAGES = {
     "record": lambda d: setattr(d.group(), "saved", None),
     "group id": lambda d: setattr(d.group(), "group_id", "h"),
     "orphaned offsets": lambda d: d.groups.clear(),
-    "successor": lambda d: setattr(d.group(), "incoming", d.group().members["c-1"]),
+    "handover": lambda d: setattr(d.machine._shard, "handover", Handover(d.group())),
 }
 
 

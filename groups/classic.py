@@ -5,7 +5,7 @@ The order of checks is Kafka's (``GroupMetadataManager.classicGroup{Sync,Heartbe
 
 from __future__ import annotations
 
-from fencepost.groups import mixed, records
+from fencepost.groups import classic_in_consumer, records
 from fencepost.groups.classic_group import ClassicGroup
 from fencepost.groups.classic_members import ClassicMember, session_timer
 from fencepost.groups.classic_rebalance import (
@@ -70,7 +70,7 @@ def sync_group(
     """Decide on a SyncGroup. Raises a ``GroupError`` before any change."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
-        mixed.sync_group(shard, decision, consumers, token, command)
+        classic_in_consumer.sync_group(shard, decision, consumers, token, command)
         return
     group = _group_of_member(shard, command.group_id)
     member = group.validate_member(command.member_id, command.group_instance_id)
@@ -135,7 +135,7 @@ def heartbeat(
     """Decide on a Heartbeat. In CompletingRebalance it is welcome, as in Kafka's code."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
-        mixed.heartbeat(shard, decision, consumers, token, command)
+        classic_in_consumer.heartbeat(shard, decision, consumers, token, command)
         return
     group = _group_of_member(shard, command.group_id)
     member = group.validate_member(command.member_id, command.group_instance_id)
@@ -156,7 +156,7 @@ def leave_group(
     """Remove several members at once; at most one rebalance comes of it."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
-        mixed.leave_group(shard, decision, consumers, token, command)
+        classic_in_consumer.leave_group(shard, decision, consumers, token, command)
         return
     try:
         group = _group_of_member(shard, command.group_id)

@@ -402,7 +402,7 @@ class ClassicGroup(Group):
         offsets: Iterable[OffsetToCommit],  # noqa: ARG002 - a generation covers all partitions
         *,
         in_txn: bool,
-        is_modern: bool,  # noqa: ARG002 - generations are as old as the protocol
+        knows_member_epochs: bool,  # noqa: ARG002 - generations are as old as the protocol
     ) -> None:
         """See :class:`Group`; the order of checks is Kafka's."""
         if self.state is ClassicState.DEAD:

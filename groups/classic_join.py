@@ -6,7 +6,7 @@ The order of checks is Kafka's (``GroupMetadataManager.classicGroupJoin…``), w
 
 from __future__ import annotations
 
-from fencepost.groups import mixed, records
+from fencepost.groups import classic_in_consumer, records
 from fencepost.groups.classic_group import ClassicGroup
 from fencepost.groups.classic_members import (
     ClassicMember,
@@ -60,7 +60,7 @@ def join_group(
         _create_group(shard, decision, token, command, predecessor=group)
         return
     if isinstance(group, ConsumerGroup):
-        mixed.join_group(shard, decision, group, token, command)
+        classic_in_consumer.join_group(shard, decision, group, token, command)
         return
     if not isinstance(group, ClassicGroup):
         raise InconsistentGroupProtocolError(f"group {command.group_id!r} is of another type")

@@ -193,7 +193,7 @@ class TxnCommitOffsets:
     """Commit offsets inside ``producer``'s transaction; visible once its marker is replayed.
 
     The partition must have been verified or added at the transaction coordinator before. Errors as
-    for :class:`CommitOffsets` (with ``is_v6_or_later`` deciding), and InvalidGroupId.
+    for :class:`CommitOffsets` (with ``knows_member_epochs`` deciding), and InvalidGroupId.
     """
 
     group_id: str
@@ -202,7 +202,7 @@ class TxnCommitOffsets:
     group_instance_id: str | None
     offsets: tuple[OffsetToCommit, ...]
     producer: ProducerStamp
-    is_v6_or_later: bool = False
+    knows_member_epochs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

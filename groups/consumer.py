@@ -32,16 +32,8 @@ from fencepost.groups.consumer_group import (
     write_current,
 )
 from fencepost.groups.consumer_members import remove_members
-from fencepost.groups.consumer_steps import (
-    MemberUpdate,
-    change_group,
-    move_member,
-    remember,
-    require_owner,
-    require_small,
-    take_over,
-)
 from fencepost.groups.consumer_target import GroupDraft
+from fencepost.groups.conversion import finish_upgrade, upgraded
 from fencepost.groups.errors import (
     FencedMemberEpochError,
     GroupDeadError,
@@ -52,7 +44,15 @@ from fencepost.groups.errors import (
 )
 from fencepost.groups.events import EventKind
 from fencepost.groups.group import not_found
-from fencepost.groups.migration import finish_upgrade, upgraded
+from fencepost.groups.member_update import (
+    MemberUpdate,
+    change_group,
+    move_member,
+    remember,
+    require_owner,
+    require_small,
+    take_over,
+)
 from fencepost.groups.reconcile import CurrentAssignment, MemberState
 from fencepost.groups.shard import GroupShardState
 from fencepost.logcore.machine import DecisionBuilder, Token
@@ -70,22 +70,22 @@ def heartbeat(
         _leave(shard, decision, token, command)
         return
     group = _group(shard, decision, command, settings)
-    beat = _member(decision, command, settings, group)
-    change_group(shard, decision, beat)
-    before = beat.current
-    move_member(decision, beat)
+    update = _member(decision, command, settings, group)
+    change_group(shard, decision, update)
+    before = update.current
+    move_member(decision, update)
     require_small(shard, decision)
     former = shard.groups.get(group.group_id)
     if isinstance(former, ClassicGroup):
         finish_upgrade(shard, decision, former)
-    group.stop_classic_timers(decision, beat.member_id)
-    remember(decision, beat)
-    decision.arm(session_timer(group.group_id, beat.member_id), settings.session_timeout_ms)
-    decision.reply(token, _answer(beat, before))
+    group.stop_classic_timers(decision, update.member_id)
+    remember(decision, update)
+    decision.arm(session_timer(group.group_id, update.member_id), settings.session_timeout_ms)
+    decision.reply(token, _answer(update, before))
 
 
-def _answer(beat: MemberUpdate, before: CurrentAssignment) -> ConsumerHeartbeatResult:
-    command, current = beat.command, beat.current
+def _answer(update: MemberUpdate, before: CurrentAssignment) -> ConsumerHeartbeatResult:
+    command, current = update.command, update.current
     subscribes = command.subscribed_topic_names is not None or command.subscribed_topic_regex
     is_full = command.member_epoch == JOIN_EPOCH or (
         command.rebalance_timeout_ms != NO_TIMEOUT
@@ -94,9 +94,9 @@ def _answer(beat: MemberUpdate, before: CurrentAssignment) -> ConsumerHeartbeatR
     )
     changed = before.assigned.keys() != current.assigned.keys()
     return ConsumerHeartbeatResult(
-        beat.member_id,
+        update.member_id,
         current.member_epoch,
-        beat.settings.heartbeat_interval_ms,
+        update.settings.heartbeat_interval_ms,
         by_topic(current.assigned) if is_full or changed else None,
     )
 
@@ -201,31 +201,31 @@ def _member(
     owner = group.owner_of(command.instance_id)
     if known is None and owner is None and len(group.members) >= settings.max_size:
         raise GroupMaxSizeReachedError(f"group {group.group_id!r} is full")
-    working = GroupDraft.of(group, command.topics)
-    beat = MemberUpdate(
-        command, settings, group, working, member_id, known, group.current(member_id)
+    draft = GroupDraft.of(group, command.topics)
+    update = MemberUpdate(
+        command, settings, group, draft, member_id, known, group.current(member_id)
     )
     joins = command.member_epoch == JOIN_EPOCH
     if is_static and joins and owner is not None:
-        take_over(decision, beat, owner)
+        take_over(decision, update, owner)
     elif not joins:
         if is_static:
             require_owner(command.instance_id, command.member_id, owner)
         elif known is None:
             raise _unknown(group, member_id)
-        _require_epoch(beat)
-    return beat
+        _require_epoch(update)
+    return update
 
 
 def _unknown(group: ConsumerGroup, member_id: str) -> UnknownMemberIdError:
     return UnknownMemberIdError(f"Member {member_id} is not a member of group {group.group_id}.")
 
 
-def _require_epoch(beat: MemberUpdate) -> None:
-    epoch, current = beat.command.member_epoch, beat.current
+def _require_epoch(update: MemberUpdate) -> None:
+    epoch, current = update.command.member_epoch, update.current
     if epoch == current.member_epoch:
         return
-    owned = beat.command.owned
+    owned = update.command.owned
     # The answer that told the new epoch may have been lost.
     lost = epoch < current.member_epoch and epoch == current.previous_member_epoch
     if not lost or owned is None or not flat(owned) <= current.assigned.keys():

@@ -324,7 +324,7 @@ class ConsumerGroup(Group):
         offsets: Iterable[OffsetToCommit],
         *,
         in_txn: bool,
-        is_modern: bool,
+        knows_member_epochs: bool,
     ) -> None:
         """See :class:`Group`. Below the member's epoch, each partition decides (KIP-1251).
 
@@ -338,13 +338,13 @@ class ConsumerGroup(Group):
         member = self.members.get(member_id)
         if member is None:
             raise UnknownMemberIdError(f"group {self.group_id!r} has no member {member_id!r}")
-        if not in_txn and not is_modern and member.classic is None:
+        if not in_txn and not knows_member_epochs and member.classic is None:
             raise UnsupportedGroupRequestError("members of this group commit with v9 or later")
         current = self.current(member_id)
         if generation_id == current.member_epoch:
             return
         error: GroupError = StaleMemberEpochError(f"epoch {current.member_epoch} is current")
-        if member.classic is not None or (in_txn and not is_modern):
+        if member.classic is not None or (in_txn and not knows_member_epochs):
             error = IllegalGenerationError(f"epoch {current.member_epoch} is current")
         if generation_id > current.member_epoch:
             raise error

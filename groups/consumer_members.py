@@ -16,8 +16,8 @@ from fencepost.groups.consumer_group import (
 )
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.consumer_target import metadata_hash, write_epoch
+from fencepost.groups.conversion import downgrade, may_downgrade
 from fencepost.groups.events import EventKind
-from fencepost.groups.migration import downgrade, may_downgrade
 from fencepost.groups.reconcile import MemberState
 from fencepost.groups.shard import GroupShardState
 from fencepost.logcore.machine import DecisionBuilder

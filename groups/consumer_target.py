@@ -119,25 +119,25 @@ def metadata_hash(topics: TopicImage, names: frozenset[str]) -> int:
 
 
 def bump_epoch(
-    decision: DecisionBuilder, working: GroupDraft, reasons: list[str], **cause: object
+    decision: DecisionBuilder, draft: GroupDraft, reasons: list[str], **cause: object
 ) -> None:
     """Bump the group epoch if there is a reason, or if the subscribed topics changed.
 
     ``cause`` is told with it: whose heartbeat it was that found the reason.
     """
-    group = working.group
-    if not reasons and working.checked_version == working.topics.version:
+    group = draft.group
+    if not reasons and draft.checked_version == draft.topics.version:
         return
-    names = subscribed_topics(working.members.values(), working.regexes)
-    fresh_hash = metadata_hash(working.topics, names)
-    working.checked_version = working.topics.version
-    if not reasons and fresh_hash == working.epoch.metadata_hash:
+    names = subscribed_topics(draft.members.values(), draft.regexes)
+    fresh_hash = metadata_hash(draft.topics, names)
+    draft.checked_version = draft.topics.version
+    if not reasons and fresh_hash == draft.epoch.metadata_hash:
         return
     if not reasons:
         reasons.append("subscribed topics changed")
-    fresh = cr.GroupEpochValue(working.epoch.epoch + 1, fresh_hash)
-    write_epoch(decision, group, working.epoch.epoch, fresh, "; ".join(reasons), **cause)
-    working.epoch = fresh
+    fresh = cr.GroupEpochValue(draft.epoch.epoch + 1, fresh_hash)
+    write_epoch(decision, group, draft.epoch.epoch, fresh, "; ".join(reasons), **cause)
+    draft.epoch = fresh
 
 
 def write_epoch(
@@ -165,24 +165,22 @@ def write_epoch(
 # --- the target ----------------------------------------------------------------------------------
 
 
-def update_target(
-    decision: DecisionBuilder, working: GroupDraft, settings: ConsumerSettings
-) -> None:
+def update_target(decision: DecisionBuilder, draft: GroupDraft, settings: ConsumerSettings) -> None:
     """Compute the target of the newest group epoch, unless the last computation is too fresh."""
-    assignment = working.assignment
+    assignment = draft.assignment
     if assignment is not None:
-        if assignment.epoch >= working.epoch.epoch:
-            _ask_again(decision, working, settings)
+        if assignment.epoch >= draft.epoch.epoch:
+            _ask_again(decision, draft, settings)
             return
         if is_early(assignment, settings, decision.now_ms):
             return
-    assignor = preferred_assignor(working.members, settings)
-    spec = _spec(working)
+    assignor = preferred_assignor(draft.members, settings)
+    spec = _spec(draft)
     if isinstance(assignor, RemoteAssignor):
-        targets = _ask(decision, working, assignor, spec)
+        targets = _ask(decision, draft, assignor, spec)
     else:
         targets = run(assignor, spec)
-    _write_target(decision, working, assignor.name, targets)
+    _write_target(decision, draft, assignor.name, targets)
 
 
 def is_early(assignment: cr.AssignmentEpochValue, settings: ConsumerSettings, now_ms: int) -> bool:
@@ -193,23 +191,23 @@ def is_early(assignment: cr.AssignmentEpochValue, settings: ConsumerSettings, no
 
 def _write_target(
     decision: DecisionBuilder,
-    working: GroupDraft,
+    draft: GroupDraft,
     assignor: str,
     targets: dict[str, frozenset[TopicIdPartition]],
 ) -> None:
-    """Write the target of the working epoch."""
-    group_id = working.group.group_id
+    """Write the target of the draft's epoch."""
+    group_id = draft.group.group_id
     for member_id, target in targets.items():
-        if working.targets.get(member_id) != target:
+        if draft.targets.get(member_id) != target:
             value = cr.TargetAssignmentValue(by_topic(target))
             decision.append(cr.target_assignment(group_id, member_id, value))
-    working.targets = targets
-    working.assignment = cr.AssignmentEpochValue(working.epoch.epoch, decision.now_ms)
-    decision.append(cr.assignment_epoch(group_id, working.assignment))
+    draft.targets = targets
+    draft.assignment = cr.AssignmentEpochValue(draft.epoch.epoch, decision.now_ms)
+    decision.append(cr.assignment_epoch(group_id, draft.assignment))
     decision.event(
         EventKind.TARGET_ASSIGNED,
         group_id,
-        epoch=working.epoch.epoch,
+        epoch=draft.epoch.epoch,
         assignor=assignor,
         members=len(targets),
         partitions=sum(len(target) for target in targets.values()),
@@ -220,12 +218,12 @@ def _write_target(
 
 
 def _ask(
-    decision: DecisionBuilder, working: GroupDraft, assignor: RemoteAssignor, spec: GroupSpec
+    decision: DecisionBuilder, draft: GroupDraft, assignor: RemoteAssignor, spec: GroupSpec
 ) -> dict[str, frozenset[TopicIdPartition]]:
     """Ask for a target; return what members keep until it comes."""
     held = kept(spec)
     members = {name: replace(spec.members[name], assigned=mine) for name, mine in held.items()}
-    group_id = working.group.group_id
+    group_id = draft.group.group_id
     asked = GroupSpec(members, spec.partition_counts)
     decision.effect(ComputeTarget(group_id, assignor.name, asked))
     assignor.asks(group_id, decision.now_ms)
@@ -233,14 +231,14 @@ def _ask(
     return held
 
 
-def _ask_again(decision: DecisionBuilder, working: GroupDraft, settings: ConsumerSettings) -> None:
+def _ask_again(decision: DecisionBuilder, draft: GroupDraft, settings: ConsumerSettings) -> None:
     """Ask once more where no answer came: it failed, or the shard was loaded in between."""
     if not settings.assignors.has_remote:
         return
-    assignor = preferred_assignor(working.members, settings)
-    group_id = working.group.group_id
+    assignor = preferred_assignor(draft.members, settings)
+    group_id = draft.group.group_id
     if isinstance(assignor, RemoteAssignor) and assignor.is_due(group_id, decision.now_ms):
-        _ask(decision, working, assignor, _spec(working))
+        _ask(decision, draft, assignor, _spec(draft))
 
 
 def assignor_timer_fired(
@@ -282,33 +280,33 @@ def target_computed(
     topics = shard.image
     if topics is None or not group.members:
         return
-    working = GroupDraft.of(group, topics)
-    assignor = preferred_assignor(working.members, settings)
-    if assignor.name != command.assignor or _spec(working) != command.group:
+    draft = GroupDraft.of(group, topics)
+    assignor = preferred_assignor(draft.members, settings)
+    if assignor.name != command.assignor or _spec(draft) != command.group:
         return
     if isinstance(assignor, RemoteAssignor):
         assignor.answered(group.group_id)
         decision.disarm(assignor_timer(group.group_id))
-    if targets == working.targets:
+    if targets == draft.targets:
         return
     reason = f"assignor {command.assignor!r} answered"
-    fresh = cr.GroupEpochValue(working.epoch.epoch + 1, working.epoch.metadata_hash)
-    write_epoch(decision, group, working.epoch.epoch, fresh, reason, assignor=command.assignor)
-    working.epoch = fresh
-    _write_target(decision, working, command.assignor, targets)
+    fresh = cr.GroupEpochValue(draft.epoch.epoch + 1, draft.epoch.metadata_hash)
+    write_epoch(decision, group, draft.epoch.epoch, fresh, reason, assignor=command.assignor)
+    draft.epoch = fresh
+    _write_target(decision, draft, command.assignor, targets)
 
 
-def _spec(working: GroupDraft) -> GroupSpec:
+def _spec(draft: GroupDraft) -> GroupSpec:
     members = {
         member_id: MemberSpec(
             member.instance_id,
-            working.topic_ids_of(member),
-            working.targets.get(member_id, frozenset()),
+            draft.topic_ids_of(member),
+            draft.targets.get(member_id, frozenset()),
         )
-        for member_id, member in working.members.items()
+        for member_id, member in draft.members.items()
     }
     wanted = frozenset().union(*(spec.topic_ids for spec in members.values()))
-    counts = dict(working.topics.topics.values())
+    counts = dict(draft.topics.topics.values())
     return GroupSpec(members, {topic_id: counts[topic_id] for topic_id in wanted})
 
 

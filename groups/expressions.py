@@ -28,22 +28,22 @@ SHOWN_CHARS: Final = 100
 
 
 def refresh_regexes(
-    shard: GroupShardState, decision: DecisionBuilder, working: GroupDraft, reasons: list[str]
+    shard: GroupShardState, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str]
 ) -> None:
     """Resolve expressions that are new, forget those nobody uses, and follow the topics' changes.
 
     Why the epoch must be bumped, if it must, is added to ``reasons``.
     """
-    used = _used(working)
+    used = _used(draft)
     if len(used) > shard.limits.max_group_regexes:
         limit = shard.limits.max_group_regexes
         raise GroupLimitExceededError(f"the group has max_group_regexes={limit}")
-    for regex in working.regexes.keys() - used:
-        del working.regexes[regex]
-        decision.append(cr.tombstone(Kind.REGULAR_EXPRESSION, working.group.group_id, regex))
-    if working.scan is None:
-        _begin(shard, decision, working)
-        _go_on(shard, decision, working, reasons)
+    for regex in draft.regexes.keys() - used:
+        del draft.regexes[regex]
+        decision.append(cr.tombstone(Kind.REGULAR_EXPRESSION, draft.group.group_id, regex))
+    if draft.scan is None:
+        _begin(shard, decision, draft)
+        _go_on(shard, decision, draft, reasons)
 
 
 def regex_timer_fired(
@@ -52,48 +52,48 @@ def regex_timer_fired(
     """Go on with what no heartbeat got to; the target follows at the next heartbeat of anybody."""
     if shard.image is None or not group.members:
         return
-    working = GroupDraft.of(group, shard.image)
+    draft = GroupDraft.of(group, shard.image)
     reasons: list[str] = []
-    if working.scan is None:
-        _begin(shard, decision, working)
-    _go_on(shard, decision, working, reasons)
+    if draft.scan is None:
+        _begin(shard, decision, draft)
+    _go_on(shard, decision, draft, reasons)
     if decision.records:
-        bump_epoch(decision, working, reasons)
-    working.remember()
+        bump_epoch(decision, draft, reasons)
+    draft.remember()
 
 
-def _used(working: GroupDraft) -> set[str]:
+def _used(draft: GroupDraft) -> set[str]:
     return {
         member.subscribed_topic_regex
-        for member in working.members.values()
+        for member in draft.members.values()
         if member.subscribed_topic_regex
     }
 
 
-def _begin(shard: GroupShardState, decision: DecisionBuilder, working: GroupDraft) -> None:
+def _begin(shard: GroupShardState, decision: DecisionBuilder, draft: GroupDraft) -> None:
     """Begin to match what is new, or everything if the topics have changed."""
-    used = _used(working)
-    checked_ms = working.regexes_checked_ms
+    used = _used(draft)
+    checked_ms = draft.regexes_checked_ms
     if checked_ms is None:
-        resolved_ms = (resolved.timestamp_ms for resolved in working.regexes.values())
+        resolved_ms = (resolved.timestamp_ms for resolved in draft.regexes.values())
         checked_ms = max(resolved_ms, default=decision.now_ms)
-    is_stale = working.regexes_version != working.topics.version
+    is_stale = draft.regexes_version != draft.topics.version
     # A wall clock may go back; then the last time looks as if it were still to come.
     is_early = 0 <= decision.now_ms - checked_ms < shard.limits.min_regex_refresh_interval_ms
-    known = working.regexes.keys() | working.refused_regexes.keys()
+    known = draft.regexes.keys() | draft.refused_regexes.keys()
     due = used if is_stale and not is_early else used - known
     if due:
-        working.scan = RegexScan(due, working.topics.topics, working.topics.version)
+        draft.scan = RegexScan(due, draft.topics.topics, draft.topics.version)
     if due and due == used:
-        working.regexes_version = working.topics.version
-        working.regexes_checked_ms = decision.now_ms
+        draft.regexes_version = draft.topics.version
+        draft.regexes_checked_ms = decision.now_ms
 
 
 def _go_on(
-    shard: GroupShardState, decision: DecisionBuilder, working: GroupDraft, reasons: list[str]
+    shard: GroupShardState, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str]
 ) -> None:
     """Match for a slice, and write down what is done."""
-    scan = working.scan
+    scan = draft.scan
     if scan is None:
         return
     is_done = scan.go_on(shard.limits.max_regex_steps_per_turn)
@@ -102,7 +102,7 @@ def _go_on(
     while scan.found:
         regex, found = next(iter(scan.found.items()))
         value = cr.RegularExpressionValue(found, scan.version, decision.now_ms)
-        record = cr.regular_expression(working.group.group_id, regex, value)
+        record = cr.regular_expression(draft.group.group_id, regex, value)
         size = len(record.key) + len(record.value or b"")
         if room < size <= most_bytes:
             is_done = False
@@ -110,52 +110,52 @@ def _go_on(
         del scan.found[regex]
         if size > most_bytes:
             scan.refused[regex] = "its topics do not fit a record"
-        elif _take(decision, working, regex, value, reasons):
+        elif _take(decision, draft, regex, value, reasons):
             decision.append(record)
             room -= size
-    _refuse(decision, working, scan)
+    _refuse(decision, draft, scan)
     if is_done:
-        working.scan = None
-        _begin(shard, decision, working)  # what came up meanwhile
-    if working.scan is not None:
-        decision.arm(regex_timer(working.group.group_id), PAUSE_MS)
+        draft.scan = None
+        _begin(shard, decision, draft)  # what came up meanwhile
+    if draft.scan is not None:
+        decision.arm(regex_timer(draft.group.group_id), PAUSE_MS)
 
 
 def _take(
     decision: DecisionBuilder,
-    working: GroupDraft,
+    draft: GroupDraft,
     regex: str,
     value: cr.RegularExpressionValue,
     reasons: list[str],
 ) -> bool:
     """Let an expression stand for its topics; say whether that changes anything."""
-    old = working.regexes.get(regex)
-    working.refused_regexes.pop(regex, None)
-    if regex not in _used(working) or (old is not None and old.topics == value.topics):
+    old = draft.regexes.get(regex)
+    draft.refused_regexes.pop(regex, None)
+    if regex not in _used(draft) or (old is not None and old.topics == value.topics):
         return False
-    working.regexes[regex] = value
+    draft.regexes[regex] = value
     # Whether that adds a topic to the subscribed ones, their hash says.
-    working.checked_version = None
+    draft.checked_version = None
     shown = regex[:SHOWN_CHARS]
     decision.event(
-        EventKind.REGEX_RESOLVED, working.group.group_id, regex=shown, topics=len(value.topics)
+        EventKind.REGEX_RESOLVED, draft.group.group_id, regex=shown, topics=len(value.topics)
     )
     if old is not None:
         reasons.append(f"topics matching {shown!r} changed")
     return True
 
 
-def _refuse(decision: DecisionBuilder, working: GroupDraft, scan: RegexScan) -> None:
+def _refuse(decision: DecisionBuilder, draft: GroupDraft, scan: RegexScan) -> None:
     """Leave an expression that can't be used its topics, and say so once.
 
     Who subscribes by one is refused; but a log of another broker may bring it, and all members of
     that group would be locked out, those as well that subscribe by name.
     """
     for regex, reason in scan.refused.items():
-        if working.refused_regexes.get(regex) != reason:
-            working.refused_regexes[regex] = reason
+        if draft.refused_regexes.get(regex) != reason:
+            draft.refused_regexes[regex] = reason
             shown = regex[:SHOWN_CHARS]
             decision.event(
-                EventKind.REGEX_REFUSED, working.group.group_id, regex=shown, reason=reason
+                EventKind.REGEX_REFUSED, draft.group.group_id, regex=shown, reason=reason
             )
     scan.refused.clear()

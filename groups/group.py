@@ -68,12 +68,12 @@ class Group(ABC):
         offsets: Iterable[OffsetToCommit],
         *,
         in_txn: bool,
-        is_modern: bool,
+        knows_member_epochs: bool,
     ) -> None:
         """Raise a :class:`fencepost.groups.errors.GroupError` unless this sender may commit now.
 
-        ``is_modern``: the request's version knows member epochs (OffsetCommit v9, TxnOffsetCommit
-        v6).
+        ``knows_member_epochs``: the request is of a version that does (OffsetCommit v9,
+        TxnOffsetCommit v6).
         """
 
     @abstractmethod

@@ -68,7 +68,7 @@ def commit_offsets(
             generation_id,
             _fitting(shard, command.offsets),
             in_txn=False,
-            is_modern=command.knows_member_epochs,
+            knows_member_epochs=command.knows_member_epochs,
         )
     expire_timestamp_ms = NO_TIMESTAMP
     if command.retention_time_ms >= 0:
@@ -86,7 +86,7 @@ def txn_commit_offsets(
     if not command.group_id:
         raise InvalidGroupIdError("a transaction commits to a group with a name")
     group = _group_of_commit(
-        shard, command.group_id, command.generation_id, tells_not_found=command.is_v6_or_later
+        shard, command.group_id, command.generation_id, tells_not_found=command.knows_member_epochs
     )
     if group is not None:
         group.validate_commit(
@@ -95,7 +95,7 @@ def txn_commit_offsets(
             command.generation_id,
             _fitting(shard, command.offsets),
             in_txn=True,
-            is_modern=command.is_v6_or_later,
+            knows_member_epochs=command.knows_member_epochs,
         )
     _append_commits(shard, decision, command.group_id, command.offsets, NO_TIMESTAMP, token)
 

@@ -206,7 +206,10 @@ def _end(
     )
     shard.prepare(decision, transactional_id, prepared)
     if version >= TV2:
-        shard.successors[transactional_id] = (prepared.next_identity, txn.client_identity)
+        shard.last_producer_identity[transactional_id] = (
+            prepared.next_identity,
+            txn.client_identity,
+        )
     return prepared
 
 

@@ -95,9 +95,9 @@ def grant(
         identity = stored
     tell_identity(decision, transactional_id, stored, identity, "InitProducerId")
     if verdict is not Claim.REPEAT:
-        shard.successors.pop(transactional_id, None)
+        shard.last_producer_identity.pop(transactional_id, None)
         if given is not None and stored.epoch != epochs.NO_EPOCH:
-            shard.successors[transactional_id] = (identity, given)
+            shard.last_producer_identity[transactional_id] = (identity, given)
     timeout_ms = command.transaction_timeout_ms
     if command.enable_2pc:
         timeout_ms = TWO_PHASE_COMMIT_TIMEOUT_MS
@@ -194,7 +194,7 @@ def _keep(
     decision.append(shard.record(transactional_id, kept))
     if timeout_ms != txn.timeout_ms:
         decision.disarm((TIMEOUT_TIMER, transactional_id))
-    shard.successors.pop(transactional_id, None)
+    shard.last_producer_identity.pop(transactional_id, None)
     decision.event(
         "transaction-kept",
         transactional_id,

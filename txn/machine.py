@@ -160,7 +160,7 @@ class TxnMachine:
                 state.require_legal(old.state, TransactionState.DEAD)
             shard.transactions.pop(transactional_id, None)
             shard.offsets.pop(transactional_id, None)
-            shard.successors.pop(transactional_id, None)
+            shard.last_producer_identity.pop(transactional_id, None)
             return
         if shard.serving:
             state.check_step(old, txn)
@@ -246,10 +246,10 @@ class TxnMachine:
             if found is None or found.state not in state.PREPARED:
                 raise InvariantViolation(f"{transactional_id}: nothing to complete in {found}")
         for transactional_id in shard.markers.ids():
-            order = shard.markers.order(transactional_id)
+            request = shard.markers.request(transactional_id)
             found = shard.transactions[transactional_id]
-            if order is None or order.stamp != ProducerStamp(*found.identity):
-                raise InvariantViolation(f"{transactional_id}: {order} does not end {found}")
+            if request is None or request.stamp != ProducerStamp(*found.identity):
+                raise InvariantViolation(f"{transactional_id}: {request} does not end {found}")
         if not shard.parked.keys() <= set(shard.markers.ids()):
             raise InvariantViolation("a request waits for markers that nobody writes")
         if len(shard.parked) > shard.limits.max_parked_requests:

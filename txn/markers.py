@@ -16,7 +16,7 @@ from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
 
 @dataclass(slots=True)
 class _Completion:
-    order: WriteMarkers
+    request: WriteMarkers
     missing: set[TopicPartition] = field(default_factory=set)
 
 
@@ -37,11 +37,11 @@ class MarkerTable:
     def __len__(self) -> int:
         return len(self._completions)
 
-    def expect(self, order: WriteMarkers) -> None:
-        """Remember that the markers of ``order`` are to be written."""
-        if order.transactional_id in self._completions:
-            raise InvariantViolation(f"{order.transactional_id} is being completed already")
-        self._completions[order.transactional_id] = _Completion(order, set(order.partitions))
+    def expect(self, request: WriteMarkers) -> None:
+        """Remember that the markers of ``request`` are to be written."""
+        if request.transactional_id in self._completions:
+            raise InvariantViolation(f"{request.transactional_id} is being completed already")
+        self._completions[request.transactional_id] = _Completion(request, set(request.partitions))
 
     def settle(self, answer: MarkersWritten) -> bool:
         """Take note of ``answer``; True when it was the last one awaited.
@@ -49,7 +49,7 @@ class MarkerTable:
         An answer to another completion, or a repeated one, changes nothing.
         """
         completion = self._completions.get(answer.transactional_id)
-        if completion is None or not _answers(answer, completion.order):
+        if completion is None or not _answers(answer, completion.request):
             return False
         if answer.partitions is None:
             completion.missing.clear()
@@ -65,10 +65,10 @@ class MarkerTable:
         completion = self._completions.get(transactional_id)
         return frozenset(completion.missing) if completion else frozenset()
 
-    def order(self, transactional_id: str) -> WriteMarkers | None:
-        """The order that is being carried out for the id."""
+    def request(self, transactional_id: str) -> WriteMarkers | None:
+        """The request that is being carried out for the id."""
         completion = self._completions.get(transactional_id)
-        return completion.order if completion else None
+        return completion.request if completion else None
 
     def ids(self) -> tuple[str, ...]:
         """The ids that are being completed."""
@@ -79,9 +79,9 @@ class MarkerTable:
         self._completions.clear()
 
 
-def _answers(answer: MarkersWritten, order: WriteMarkers) -> bool:
+def _answers(answer: MarkersWritten, request: WriteMarkers) -> bool:
     return (
-        answer.transaction_number == order.transaction_number
-        and answer.producer_id == order.stamp.producer_id
-        and answer.producer_epoch == order.stamp.producer_epoch
+        answer.transaction_number == request.transaction_number
+        and answer.producer_id == request.stamp.producer_id
+        and answer.producer_epoch == request.stamp.producer_epoch
     )

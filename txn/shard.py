@@ -43,10 +43,10 @@ class Parked:
 class TxnShardState:
     """One shard's state. ``transactions`` and ``offsets`` are durable, all else is soft.
 
-    ``offsets`` holds the offset of the last record of each id; ``successors`` which identity was
-    handed out last, and to the holder of which (Kafka's *last producer epoch*, likewise lost by a
-    restart: a repeated InitProducerId is fenced then); ``unswept`` the ids that the sweep under way
-    has not looked at.
+    ``offsets`` holds the offset of the last record of each id; ``last_producer_identity``
+    which identity was handed out last, and to the holder of which (Kafka's *last producer epoch*,
+    likewise lost by a restart: a repeated InitProducerId is fenced then); ``unswept`` the ids that
+    the sweep under way has not looked at.
     """
 
     limits: TxnLimits
@@ -58,7 +58,7 @@ class TxnShardState:
     last_offset: int = -1
     markers: MarkerTable = field(default_factory=MarkerTable)
     parked: dict[str, Parked] = field(default_factory=dict)
-    successors: dict[str, tuple[Identity, Identity]] = field(default_factory=dict)
+    last_producer_identity: dict[str, tuple[Identity, Identity]] = field(default_factory=dict)
     unswept: deque[str] = field(default_factory=deque)
     passed_over: int = 0
     serving: bool = False
@@ -69,7 +69,7 @@ class TxnShardState:
 
     def last_identity(self, transactional_id: str, stored: Identity) -> Identity | None:
         """The identity to whose holder ``stored`` was given, if that is still known."""
-        successor, last = self.successors.get(transactional_id, (None, None))
+        successor, last = self.last_producer_identity.get(transactional_id, (None, None))
         return last if successor == stored else None
 
     def record(self, transactional_id: str, txn: TransactionMetadata) -> Record:

@@ -102,9 +102,9 @@ class LocalMarkerWriter:
     ) -> None:
         """Write the markers; call ``report`` with each progress, at once or later, until all are.
 
-        What can be written in a slice of time is before this returns. ``tried`` is called once,
-        when the first attempt at all of them is over and reported. A new request for a
-        transactional id takes the place of the former one.
+        What can be written in a slice of time is before this returns. ``first_attempt_done``
+        is called once, when the first attempt at all of them is over and reported. A new request
+        for a transactional id takes the place of the former one.
         """
         self._retries.set(request.transactional_id, None)
         former = self._jobs.pop(request.transactional_id, None)

@@ -106,9 +106,11 @@ LOADING_STATES = frozenset({ShardState.INITIAL, ShardState.LOADING})
 
 
 RunEffect = Callable[["ShardRuntime", object, int, Callable[[], None]], None]
-"""Carries out one effect: ``perform(shard, effect, now_ms, tried)``. It reports with
-``shard.feed``, at once (the report then belongs to the same turn) or later. ``tried`` is called,
-after the report, when all was done that can be done now: the turn's replies wait for that."""
+"""Carries out one effect: ``run_effect(shard, effect, now_ms, first_attempt_done)``.
+
+It reports with ``shard.report``, at once (the report then belongs to the same turn) or later. It
+calls ``first_attempt_done`` after the report, when all was done that can be done now: the turn's
+replies wait for that."""
 
 WhileLoading = Callable[[object], object | None]
 """What to answer a command while the shard loads; None stands for the usual error."""
@@ -151,7 +153,7 @@ class ShardRuntime:
         self._build = build
         self._clock = services.clock
         self._loop = services.loop
-        self._perform = services.run_effect
+        self._run_effect = services.run_effect
         self._while_loading = services.while_loading
         self._remember = services.remember
         self._flusher = services.flusher
@@ -188,8 +190,9 @@ class ShardRuntime:
     ) -> asyncio.Future[object]:
         """Decide on ``command``; the future holds the result, or will once a later turn gives it.
 
-        ``origin`` is who asks, for the history of what comes of it. ``at_once``: the caller sees to
-        it that nobody hears of the result before it is on disk.
+        ``origin`` is who asks, for the history of what comes of it.
+        ``reply_before_flush``: the caller sees to it that nobody hears of the result before it is
+        on disk.
         Fails with a :class:`DomainError`: the machine's own, or a :class:`ShardError`.
         """
         future: asyncio.Future[object] = self._loop.create_future()
@@ -225,7 +228,7 @@ class ShardRuntime:
         elif self._state is ShardState.ACTIVE:
             self._about = "report", command
             try:
-                self._turn(self._fed(command), self._clock.now_ms(), None)
+                self._turn(self._of_report(command), self._clock.now_ms(), None)
             finally:
                 self._about = None
 
@@ -295,7 +298,7 @@ class ShardRuntime:
             else:
                 self._carry_out(decision, now_ms, turn)
             while self._inbox:
-                self._carry_out(self._fed(self._inbox.popleft())(now_ms), now_ms, turn)
+                self._carry_out(self._of_report(self._inbox.popleft())(now_ms), now_ms, turn)
         except Exception as cause:  # noqa: BLE001 - any failure is a state that can't be trusted
             self._fail(cause, token)
             return
@@ -309,8 +312,8 @@ class ShardRuntime:
         if not turn.effects:
             self._deliver(turn.replies)
 
-    def _tried(self, turn: _Turn) -> None:
-        """One effect of the turn is as far as it gets; the last one lets the replies go."""
+    def _attempt_done(self, turn: _Turn) -> None:
+        """An effect of the turn was attempted; the last one of them lets the replies go."""
         turn.effects -= 1
         if turn.has_ended and not turn.effects:
             self._deliver(turn.replies)
@@ -343,12 +346,12 @@ class ShardRuntime:
         turn.replies += decision.replies
         for effect in decision.effects:
             turn.effects += 1
-            first_attempt_done = partial(self._tried, turn)
-            later = partial(self._perform_later, effect, first_attempt_done, self._loads)
+            first_attempt_done = partial(self._attempt_done, turn)
+            later = partial(self._run_effect_later, effect, first_attempt_done, self._loads)
             if not self._flusher.after((self.partition,), later):
-                self._perform(self, effect, now_ms, first_attempt_done)
+                self._run_effect(self, effect, now_ms, first_attempt_done)
 
-    def _perform_later(
+    def _run_effect_later(
         self, effect: object, first_attempt_done: Callable[[], None], loads: int
     ) -> None:
         """Carry an effect out whose cause is on disk now; a shard loaded anew has its own."""
@@ -357,7 +360,7 @@ class ShardRuntime:
             and self._loads == loads
             and self.partition.offline is None
         ):
-            self._perform(self, effect, self._clock.now_ms(), first_attempt_done)
+            self._run_effect(self, effect, self._clock.now_ms(), first_attempt_done)
 
     def _append(
         self, records: tuple[Record, ...], stamp: ProducerStamp | None, now_ms: int
@@ -378,7 +381,7 @@ class ShardRuntime:
                 "somebody else writes to this partition"
             )
 
-    def _fed(self, command: object) -> Callable[[int], Decision]:
+    def _of_report(self, command: object) -> Callable[[int], Decision]:
         """Make a decision on a command that nobody waits for."""
         self._last_token = token = self._last_token + 1
 

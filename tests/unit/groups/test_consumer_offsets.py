@@ -117,11 +117,11 @@ def test_transactional_commits():
     driver.commit(("t", 0, 5), generation=3, member_id="m", producer=1)
     driver.marker(1, commit=True)
     assert driver.fetch("t", 0).offset == 5
-    driver.commit(at(0, 6), generation=2, member_id="m", producer=1, is_v6_or_later=True)
+    driver.commit(at(0, 6), generation=2, member_id="m", producer=1, knows_member_epochs=True)
     with pytest.raises(IllegalGenerationError):
         driver.commit(at(3, 6), generation=2, member_id="m", producer=1)
     with pytest.raises(StaleMemberEpochError):
-        driver.commit(at(3, 6), generation=2, member_id="m", producer=1, is_v6_or_later=True)
+        driver.commit(at(3, 6), generation=2, member_id="m", producer=1, knows_member_epochs=True)
 
 
 def test_a_transaction_without_member_data_commits_beside_members():

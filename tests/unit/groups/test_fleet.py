@@ -9,7 +9,7 @@ import pytest
 from fleet import Fleet
 from group_driver import MADE
 
-from fencepost.groups import consumer_steps
+from fencepost.groups import member_update
 from fencepost.groups.reconcile import reconcile
 
 REBALANCES_PER_FLEET = 50
@@ -56,7 +56,7 @@ def test_the_ledger_sees_a_second_owner(monkeypatch: pytest.MonkeyPatch) -> None
     def careless(member: Any, target: Any, _is_held: Any, *rest: Any) -> Any:
         return reconcile(member, target, lambda _partition: False, *rest)
 
-    monkeypatch.setattr(consumer_steps, "reconcile", careless)
+    monkeypatch.setattr(member_update, "reconcile", careless)
     fleet = Fleet(0)
     fleet.driver.watch_every = 1 << 30
     with pytest.raises(AssertionError):

@@ -77,9 +77,8 @@ def test_a_commit_without_member_creates_a_simple_group(producer):
 @pytest.mark.parametrize("producer", [PLAIN, IN_TXN])
 def test_a_generation_of_a_missing_group(producer, newer):
     driver = Driver()
-    version = {"knows_member_epochs": newer} if producer is None else {"is_v6_or_later": newer}
     with pytest.raises(GroupIdNotFoundError if newer else IllegalGenerationError):
-        driver.commit(generation=0, member_id="m", producer=producer, **version)
+        driver.commit(generation=0, member_id="m", producer=producer, knows_member_epochs=newer)
     assert not driver.groups
 
 

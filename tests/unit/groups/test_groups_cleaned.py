@@ -13,9 +13,9 @@ from cleaned_groups import loads_back
 from group_driver import Driver
 from test_consumer_churn import SCENARIOS as CONSUMER
 from test_consumer_churn import Churn as ConsumerChurn
+from test_conversion import there_and_back
 from test_group_churn import SCENARIOS as CLASSIC
 from test_group_churn import Churn as ClassicChurn
-from test_migration import there_and_back
 
 SCENARIOS: dict[str, Callable[[], Driver]] = {
     **{f"classic, {name}": make for name, make in CLASSIC.items()},

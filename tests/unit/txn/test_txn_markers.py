@@ -123,7 +123,7 @@ def test_the_table_refuses_a_second_completion() -> None:
     assert len(table) == 1
     assert table.missing("one") == {A}
     assert table.missing("two") == frozenset()
-    assert table.order("two") is None
+    assert table.request("two") is None
     with pytest.raises(InvariantViolation):
         table.expect(order)
     table.clear()

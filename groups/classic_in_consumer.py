@@ -32,17 +32,8 @@ from fencepost.groups.consumer_commands import (
 )
 from fencepost.groups.consumer_group import ConsumerGroup, session_timer
 from fencepost.groups.consumer_members import remove_members
-from fencepost.groups.consumer_steps import (
-    MemberUpdate,
-    change_group,
-    move_member,
-    reconcile_member,
-    remember,
-    require_owner,
-    require_small,
-    take_over,
-)
 from fencepost.groups.consumer_target import GroupDraft, is_early
+from fencepost.groups.conversion import downgrade, ids_of, may_downgrade, named
 from fencepost.groups.errors import (
     GroupError,
     GroupMaxSizeReachedError,
@@ -53,7 +44,16 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
 )
 from fencepost.groups.events import EventKind
-from fencepost.groups.migration import downgrade, ids_of, may_downgrade, named
+from fencepost.groups.member_update import (
+    MemberUpdate,
+    change_group,
+    move_member,
+    reconcile_member,
+    remember,
+    require_owner,
+    require_small,
+    take_over,
+)
 from fencepost.groups.reconcile import MemberState
 from fencepost.groups.shard import GroupShardState
 from fencepost.groups.subscription import Subscription, read_subscription, write_assignment
@@ -88,27 +88,27 @@ def join_group(
         shard.give_id(group.group_id, command.new_member_id)
         decision.reply(token, MemberIdRequiredError(command.new_member_id))
         return
-    beat = _beat(shard, group, command, settings)
+    update = _update_of(shard, group, command, settings)
     owner = group.owner_of(instance_id)
     if instance_id is not None and not is_new:
         require_owner(instance_id, command.member_id, owner)
     elif owner is not None:
-        take_over(decision, beat, owner)
-    change_group(shard, decision, beat)
-    if owner is None or not _replace_last(shard, decision, beat, owner):
-        move_member(decision, beat)
+        take_over(decision, update, owner)
+    change_group(shard, decision, update)
+    if owner is None or not _replace_last(shard, decision, update, owner):
+        move_member(decision, update)
         require_small(shard, decision)
-        remember(decision, beat)
-        timer = session_timer(group.group_id, beat.member_id)
+        remember(decision, update)
+        timer = session_timer(group.group_id, update.member_id)
         decision.arm(timer, command.session_timeout_ms)
-        group.joined(decision, beat.member_id, beat.command.rebalance_timeout_ms)
-    shard.given_ids.pop((group.group_id, beat.member_id), None)
+        group.joined(decision, update.member_id, update.command.rebalance_timeout_ms)
+    shard.given_ids.pop((group.group_id, update.member_id), None)
     protocol_name = command.protocols[0][0]
     decision.reply(
         token,
         JoinGroupResult(
-            beat.member_id,
-            beat.current.member_epoch,
+            update.member_id,
+            update.current.member_epoch,
             CONSUMER_PROTOCOL_TYPE,
             protocol_name,
             leader="",
@@ -116,7 +116,7 @@ def join_group(
     )
 
 
-def _beat(
+def _update_of(
     shard: GroupShardState, group: ConsumerGroup, command: JoinGroup, settings: ConsumerSettings
 ) -> MemberUpdate:
     """Say with a heartbeat of the consumer protocol what the JoinGroup says."""
@@ -148,9 +148,9 @@ def _beat(
         owned=tuple(owned.items()),
     )
     known, current = group.members.get(said.member_id), group.current(said.member_id)
-    working = GroupDraft.of(group, topics)
+    draft = GroupDraft.of(group, topics)
     classic = cr.ClassicMemberMetadata(command.session_timeout_ms, command.protocols)
-    return MemberUpdate(said, settings, group, working, said.member_id, known, current, classic)
+    return MemberUpdate(said, settings, group, draft, said.member_id, known, current, classic)
 
 
 def _subscription(command: JoinGroup) -> Subscription:
@@ -162,32 +162,32 @@ def _subscription(command: JoinGroup) -> Subscription:
 
 
 def _replace_last(
-    shard: GroupShardState, decision: DecisionBuilder, beat: MemberUpdate, owner: str
+    shard: GroupShardState, decision: DecisionBuilder, update: MemberUpdate, owner: str
 ) -> bool:
     """Make the group classic if ``owner`` was its last member of the consumer protocol."""
-    group = beat.group
+    group = update.group
     if group.members[owner].classic is not None or not may_downgrade(
         shard, group, [owner], joining=1
     ):
         return False
-    if not beat.needs_target:
-        reconcile_member(decision, beat)
+    if not update.needs_target:
+        reconcile_member(decision, update)
     why = None
     # Nobody but a rebalance gives what is free, or is to be given up, to those who wait for it.
-    if not _is_everybody_settled(beat, owner):
-        why = f"the group became classic; {beat.member_id}: took the place of {owner}"
+    if not _is_everybody_settled(update, owner):
+        why = f"the group became classic; {update.member_id}: took the place of {owner}"
     require_small(shard, decision)
-    value = beat.working.members[beat.member_id]
-    joining = (beat.member_id, value, owner)
+    value = update.draft.members[update.member_id]
+    joining = (update.member_id, value, owner)
     return downgrade(shard, decision, group, (), joining, rebalance_reason=why)
 
 
-def _is_everybody_settled(beat: MemberUpdate, replaced: str) -> bool:
+def _is_everybody_settled(update: MemberUpdate, replaced: str) -> bool:
     """Whether all members, with the new one for ``replaced``, have what the newest epoch gives."""
-    group, epoch = beat.group, beat.working.epoch.epoch
+    group, epoch = update.group, update.draft.epoch.epoch
     currents = [group.current(name) for name in group.members if name != replaced]
-    return not beat.needs_target and all(
-        current.is_reconciled_to(epoch) for current in (*currents, beat.current)
+    return not update.needs_target and all(
+        current.is_reconciled_to(epoch) for current in (*currents, update.current)
     )
 
 

@@ -51,7 +51,7 @@ class MemberUpdate:
     command: ConsumerHeartbeat
     settings: ConsumerSettings
     group: ConsumerGroup
-    working: GroupDraft
+    draft: GroupDraft
     member_id: str
     old_value: cr.ConsumerMemberValue | None
     """What the member said before; None for a new one."""
@@ -67,26 +67,26 @@ class MemberUpdate:
     @property
     def needs_target(self) -> bool:
         """Whether the group's epoch has moved since its target was computed."""
-        assignment = self.working.assignment
-        return assignment is None or assignment.epoch < self.working.epoch.epoch
+        assignment = self.draft.assignment
+        return assignment is None or assignment.epoch < self.draft.epoch.epoch
 
 
-def change_group(shard: GroupShardState, decision: DecisionBuilder, beat: MemberUpdate) -> None:
+def change_group(shard: GroupShardState, decision: DecisionBuilder, update: MemberUpdate) -> None:
     """Take note of what the member says, and bump the group epoch if that changes anything."""
-    _subscribe(shard, decision, beat)
+    _subscribe(shard, decision, update)
     cause: dict[str, object] = {}
-    if beat.reasons:
-        member = beat.working.members[beat.member_id]
-        cause["member"] = beat.member_id
+    if update.reasons:
+        member = update.draft.members[update.member_id]
+        cause["member"] = update.member_id
         cause |= {"client_id": member.client_id, "client_host": member.client_host}
-    refresh_regexes(shard, decision, beat.working, beat.reasons)
-    bump_epoch(decision, beat.working, beat.reasons, **cause)
+    refresh_regexes(shard, decision, update.draft, update.reasons)
+    bump_epoch(decision, update.draft, update.reasons, **cause)
 
 
-def move_member(decision: DecisionBuilder, beat: MemberUpdate) -> None:
+def move_member(decision: DecisionBuilder, update: MemberUpdate) -> None:
     """Compute the target if it is due, and bring the member nearer to it."""
-    update_target(decision, beat.working, beat.settings)
-    reconcile_member(decision, beat)
+    update_target(decision, update.draft, update.settings)
+    reconcile_member(decision, update)
 
 
 def require_small(shard: GroupShardState, decision: DecisionBuilder) -> None:
@@ -97,11 +97,11 @@ def require_small(shard: GroupShardState, decision: DecisionBuilder) -> None:
         raise GroupLimitExceededError(f"the group's change exceeds max_group_record_bytes={limit}")
 
 
-def remember(decision: DecisionBuilder, beat: MemberUpdate) -> None:
+def remember(decision: DecisionBuilder, update: MemberUpdate) -> None:
     """Note what is soft, once nothing can be refused any more."""
-    if beat.replaced not in {None, beat.member_id}:
-        beat.group.stop_timers(decision, beat.replaced or "")
-    beat.working.remember()
+    if update.replaced not in {None, update.member_id}:
+        update.group.stop_timers(decision, update.replaced or "")
+    update.draft.remember()
 
 
 # --- the member's place --------------------------------------------------------------------------
@@ -115,10 +115,10 @@ def require_owner(instance_id: str | None, member_id: str, owner: str | None) ->
         raise FencedInstanceIdError(f"instance id {instance_id!r} has a new owner")
 
 
-def take_over(decision: DecisionBuilder, beat: MemberUpdate, owner: str) -> None:
+def take_over(decision: DecisionBuilder, update: MemberUpdate, owner: str) -> None:
     """Give a static member's place, assignment and target to its next incarnation."""
-    group, member_id, command = beat.group, beat.member_id, beat.command
-    speak_alike = beat.classic is None and group.members[owner].classic is None
+    group, member_id, command = update.group, update.member_id, update.command
+    speak_alike = update.classic is None and group.members[owner].classic is None
     if speak_alike and group.current(owner).member_epoch != STATIC_LEAVE_EPOCH:
         raise UnreleasedInstanceIdError(f"{owner!r} still uses {command.instance_id!r}")
     for kind in (
@@ -127,22 +127,22 @@ def take_over(decision: DecisionBuilder, beat: MemberUpdate, owner: str) -> None
         Kind.MEMBER_METADATA,
     ):
         decision.append(cr.tombstone(kind, group.group_id, owner))
-    working = beat.working
-    beat.old_value = working.members.pop(owner)
-    working.members[member_id] = beat.old_value
+    draft = update.draft
+    update.old_value = draft.members.pop(owner)
+    draft.members[member_id] = update.old_value
     # Its record goes first: whoever has an assignment is a member.
-    decision.append(cr.member(group.group_id, member_id, beat.old_value))
-    target = working.targets.pop(owner, None)
+    decision.append(cr.member(group.group_id, member_id, update.old_value))
+    target = draft.targets.pop(owner, None)
     if target is not None:
-        working.targets[member_id] = target
+        draft.targets[member_id] = target
         value = cr.TargetAssignmentValue(by_topic(target))
         decision.append(cr.target_assignment(group.group_id, member_id, value))
-    beat.current = CurrentAssignment(assigned=group.current(owner).assigned)
-    value_now = write_current(beat.current)
+    update.current = CurrentAssignment(assigned=group.current(owner).assigned)
+    value_now = write_current(update.current)
     decision.append(cr.current_assignment(group.group_id, member_id, value_now))
-    beat.replaced = owner
+    update.replaced = owner
     if member_id != owner and member_id in group.members:
-        beat.reasons.append(f"member {member_id} left its place for that of {owner}")
+        update.reasons.append(f"member {member_id} left its place for that of {owner}")
     decision.event(
         EventKind.MEMBER_FENCED,
         group.group_id,
@@ -158,8 +158,8 @@ def take_over(decision: DecisionBuilder, beat: MemberUpdate, owner: str) -> None
 # --- what the member says of itself ------------------------------------------------------
 
 
-def _subscribe(shard: GroupShardState, decision: DecisionBuilder, beat: MemberUpdate) -> None:
-    command, old, group = beat.command, beat.old_value, beat.group
+def _subscribe(shard: GroupShardState, decision: DecisionBuilder, update: MemberUpdate) -> None:
+    command, old, group = update.command, update.old_value, update.group
     base = old or cr.ConsumerMemberValue(None, None, "", "", (), "", NO_TIMEOUT, None)
     names, regex = command.subscribed_topic_names, command.subscribed_topic_regex
     timeout_ms = command.rebalance_timeout_ms
@@ -175,7 +175,7 @@ def _subscribe(shard: GroupShardState, decision: DecisionBuilder, beat: MemberUp
         subscribed_topic_regex=base.subscribed_topic_regex if regex is None else regex,
         rebalance_timeout_ms=base.rebalance_timeout_ms if timeout_ms == NO_TIMEOUT else timeout_ms,
         server_assignor=command.server_assignor or base.server_assignor,
-        classic=beat.classic,
+        classic=update.classic,
     )
     if new.subscribed_topic_regex != base.subscribed_topic_regex and new.subscribed_topic_regex:
         TopicRegex(new.subscribed_topic_regex)  # refused here, before anything is decided
@@ -183,14 +183,14 @@ def _subscribe(shard: GroupShardState, decision: DecisionBuilder, beat: MemberUp
         return
     added_bytes = metadata_bytes(new) - (metadata_bytes(old) if old else 0)
     shard.require_room_for_members(0 if old else 1, added_bytes)
-    beat.working.members[beat.member_id] = new
-    decision.append(cr.member(group.group_id, beat.member_id, new))
+    update.draft.members[update.member_id] = new
+    decision.append(cr.member(group.group_id, update.member_id, new))
     if old is None:
-        beat.reasons.append(f"member {beat.member_id} joined")
+        update.reasons.append(f"member {update.member_id} joined")
         decision.event(
             EventKind.MEMBER_JOINED,
             group.group_id,
-            member=beat.member_id,
+            member=update.member_id,
             group_instance_id=new.instance_id,
             client_id=new.client_id,
             client_host=new.client_host,
@@ -199,27 +199,27 @@ def _subscribe(shard: GroupShardState, decision: DecisionBuilder, beat: MemberUp
         new.subscribed_topic_names != old.subscribed_topic_names
         or new.subscribed_topic_regex != old.subscribed_topic_regex
     ):
-        beat.reasons.append(f"member {beat.member_id} changed its subscription")
+        update.reasons.append(f"member {update.member_id} changed its subscription")
 
 
 # --- its reconciliation ----------------------------------------------------------------------
 
 
-def reconcile_member(decision: DecisionBuilder, beat: MemberUpdate) -> None:
+def reconcile_member(decision: DecisionBuilder, update: MemberUpdate) -> None:
     """Bring the member one step nearer to its target."""
-    group, working, member_id = beat.group, beat.working, beat.member_id
-    allowed = working.topic_ids_of(working.members[member_id])
-    mine = {member_id, beat.replaced}
+    group, draft, member_id = update.group, update.draft, update.member_id
+    allowed = draft.topic_ids_of(draft.members[member_id])
+    mine = {member_id, update.replaced}
 
     def is_held_by_other(partition: TopicIdPartition) -> bool:
         owner = group.owners.get(partition)
         return owner is not None and owner not in mine
 
-    owned = None if beat.command.owned is None else flat(beat.command.owned)
+    owned = None if update.command.owned is None else flat(update.command.owned)
     after = reconcile(
-        beat.current, working.target(member_id), is_held_by_other, owned, allowed.__contains__
+        update.current, draft.target(member_id), is_held_by_other, owned, allowed.__contains__
     )
-    if after is beat.current or after == beat.current:
+    if after is update.current or after == update.current:
         return
     decision.append(cr.current_assignment(group.group_id, member_id, write_current(after)))
     decision.event(
@@ -227,14 +227,14 @@ def reconcile_member(decision: DecisionBuilder, beat: MemberUpdate) -> None:
         group.group_id,
         member=member_id,
         state=after.state.name,
-        old_epoch=beat.current.member_epoch,
+        old_epoch=update.current.member_epoch,
         epoch=after.member_epoch,
         assigned=len(after.assigned),
         pending_revocation=len(after.pending_revocation),
     )
     timer = rebalance_timer(group.group_id, member_id)
-    if beat.classic is None and after.state is MemberState.UNREVOKED_PARTITIONS:
-        decision.arm(timer, max(working.members[member_id].rebalance_timeout_ms, 0))
+    if update.classic is None and after.state is MemberState.UNREVOKED_PARTITIONS:
+        decision.arm(timer, max(draft.members[member_id].rebalance_timeout_ms, 0))
     else:
         decision.disarm(timer)
-    beat.current = after
+    update.current = after

@@ -75,7 +75,8 @@ def describe_consumer_group(
     group = shard.groups.get(command.group_id)
     if not isinstance(group, ConsumerGroup):
         raise not_found(group, command.group_id, "consumer")
-    names = command.topics.names()
+    environment = shard.environment(command.group_id)
+    names = environment.topics.names()
 
     def named(partitions: Iterable[TopicIdPartition]) -> tuple[NamedPartitions, ...]:
         return tuple(
@@ -89,7 +90,7 @@ def describe_consumer_group(
         state=group.state_name,
         group_epoch=group.epoch,
         assignment_epoch=group.assignment_epoch,
-        assignor_name=preferred_assignor(group.members, shard.consumer).name,
+        assignor_name=preferred_assignor(group.members, environment.settings).name,
         members=tuple(
             DescribedConsumer(
                 member_id=member_id,

@@ -9,8 +9,6 @@ Source: Kafka's ``GroupMetadataManager`` (classicGroup{Join,Sync,Heartbeat,Leave
 
 from __future__ import annotations
 
-from typing import Final
-
 from fencepost.groups import consumer_records as cr
 from fencepost.groups.classic_group import CONSUMER_PROTOCOL_TYPE
 from fencepost.groups.commands import (
@@ -28,7 +26,6 @@ from fencepost.groups.consumer_commands import (
     JOIN_EPOCH,
     ConsumerHeartbeat,
     ConsumerSettings,
-    TopicImage,
 )
 from fencepost.groups.consumer_group import ConsumerGroup, session_timer
 from fencepost.groups.consumer_members import remove_members
@@ -60,9 +57,6 @@ from fencepost.groups.subscription import Subscription, read_subscription, write
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 
-NO_TOPICS: Final = TopicImage({})
-"""The topics of a cluster that nobody has told of yet."""
-
 # --- JoinGroup -----------------------------------------------------------------------------------
 
 
@@ -77,7 +71,7 @@ def join_group(
 
     Raises a :class:`fencepost.groups.errors.GroupError` before any change.
     """
-    settings = shard.settings_with(command.settings)
+    settings = shard.environment(command.group_id).settings
     if len(group.members) >= settings.max_size and command.member_id not in group.members:
         raise GroupMaxSizeReachedError(f"group {group.group_id!r} is full")
     names = [name for name, _ in command.protocols]
@@ -96,7 +90,7 @@ def join_group(
         take_over(decision, update, owner)
     change_group(shard, decision, update)
     if owner is None or not _replace_last(shard, decision, update, owner):
-        move_member(decision, update)
+        move_member(shard, decision, update)
         require_small(shard, decision)
         remember(decision, update)
         timer = session_timer(group.group_id, update.member_id)
@@ -121,7 +115,7 @@ def _update_of(
 ) -> MemberUpdate:
     """Say with a heartbeat of the consumer protocol what the JoinGroup says."""
     subscription = _subscription(command)
-    topics = shard.image or NO_TOPICS
+    topics = shard.environment(command.group_id).topics
     owned: dict[bytes, tuple[int, ...]] = {}
     for topic_id, index in ids_of(subscription.owned, topics):
         owned[topic_id] = (*owned.get(topic_id, ()), index)
@@ -136,7 +130,6 @@ def _update_of(
         group_id=group.group_id,
         member_id=member_id or command.new_member_id,
         member_epoch=JOIN_EPOCH,
-        topics=topics,
         client_id=command.client_id,
         client_host=command.client_host,
         instance_id=command.group_instance_id,
@@ -220,7 +213,9 @@ def sync_group(
     group.synced(decision, member_id)
     decision.arm(session_timer(group.group_id, member_id), classic.session_timeout_ms)
     version = read_subscription(first_metadata).version
-    assignment = write_assignment(version, named(current.assigned, shard.image))
+    assignment = write_assignment(
+        version, named(current.assigned, shard.environment(group.group_id).topics)
+    )
     decision.reply(token, SyncGroupResult(command.protocol_type, command.protocol_name, assignment))
 
 
@@ -262,7 +257,7 @@ def _may_move(
     epoch, assignment = group.current(member_id).member_epoch, group.saved_assignment
     if assignment is None or epoch < assignment.epoch or epoch == group.epoch:
         return epoch < group.epoch
-    return not is_early(assignment, shard.settings_of(group.group_id), decision.now_ms)
+    return not is_early(assignment, shard.environment(group.group_id).settings, decision.now_ms)
 
 
 def _classic_member(

@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fencepost.groups.consumer_commands import ConsumerSettings, TopicImage
 from fencepost.logcore.machine import DomainError, ProducerStamp
 
 NO_GENERATION = -1
@@ -58,8 +57,6 @@ class JoinGroup:
     supports_skip_assignment: bool
     new_member_id: str
     reason: str = ""
-    topics: TopicImage | None = None
-    settings: ConsumerSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +97,6 @@ class SyncGroup:
     protocol_type: str | None
     protocol_name: str | None
     assignments: tuple[tuple[str, bytes], ...] = ()
-    topics: TopicImage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +142,6 @@ class LeaveGroup:
 
     group_id: str
     members: tuple[LeavingMember, ...]
-    topics: TopicImage | None = None
 
 
 @dataclass(frozen=True, slots=True)

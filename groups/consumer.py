@@ -22,6 +22,7 @@ from fencepost.groups.consumer_commands import (
     ConsumerHeartbeat,
     ConsumerHeartbeatResult,
     ConsumerSettings,
+    Environment,
 )
 from fencepost.groups.consumer_group import (
     ConsumerGroup,
@@ -64,16 +65,17 @@ def heartbeat(
     shard: GroupShardState, decision: DecisionBuilder, token: Token, command: ConsumerHeartbeat
 ) -> None:
     """Decide on a ConsumerGroupHeartbeat. Raises a GroupError before any change."""
-    settings = shard.settings_with(command.settings)
+    environment = shard.environment(command.group_id)
+    settings = environment.settings
     _validate(shard, command, settings)
     if command.member_epoch in {LEAVE_EPOCH, STATIC_LEAVE_EPOCH}:
         _leave(shard, decision, token, command)
         return
-    group = _group(shard, decision, command, settings)
-    update = _member(decision, command, settings, group)
+    group = _group(shard, decision, command, environment)
+    update = _member(decision, command, environment, group)
     change_group(shard, decision, update)
     before = update.current
-    move_member(decision, update)
+    move_member(shard, decision, update)
     require_small(shard, decision)
     former = shard.groups.get(group.group_id)
     if isinstance(former, ClassicGroup):
@@ -164,7 +166,7 @@ def _group(
     shard: GroupShardState,
     decision: DecisionBuilder,
     command: ConsumerHeartbeat,
-    settings: ConsumerSettings,
+    environment: Environment,
 ) -> ConsumerGroup:
     """Return the group; a joining member may create one, or turn a classic one into one."""
     group = shard.groups.get(command.group_id)
@@ -181,7 +183,7 @@ def _group(
             for record in group.tombstones():
                 decision.append(record)
         else:
-            return upgraded(shard, decision, group, command.topics, settings)
+            return upgraded(shard, decision, group, environment)
     else:
         raise not_found(group, command.group_id, "consumer")
     decision.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)
@@ -191,7 +193,7 @@ def _group(
 def _member(
     decision: DecisionBuilder,
     command: ConsumerHeartbeat,
-    settings: ConsumerSettings,
+    environment: Environment,
     group: ConsumerGroup,
 ) -> MemberUpdate:
     """Find the member, check its epoch, or see that it may come in."""
@@ -199,11 +201,11 @@ def _member(
     known = group.members.get(member_id)
     is_static = command.instance_id is not None
     owner = group.owner_of(command.instance_id)
-    if known is None and owner is None and len(group.members) >= settings.max_size:
+    if known is None and owner is None and len(group.members) >= environment.settings.max_size:
         raise GroupMaxSizeReachedError(f"group {group.group_id!r} is full")
-    draft = GroupDraft.of(group, command.topics)
+    draft = GroupDraft.of(group, environment.topics)
     update = MemberUpdate(
-        command, settings, group, draft, member_id, known, group.current(member_id)
+        command, environment.settings, group, draft, member_id, known, group.current(member_id)
     )
     joins = command.member_epoch == JOIN_EPOCH
     if is_static and joins and owner is not None:

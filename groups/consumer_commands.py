@@ -1,7 +1,8 @@
 """What consumer-protocol groups (KIP-848) can be asked, and what they answer.
 
 As in ``fencepost.groups.commands``: a command goes into ``GroupMachine.decide``, its result or a
-:class:`fencepost.groups.errors.GroupError` comes back. The cluster's topics arrive as an argument.
+:class:`fencepost.groups.errors.GroupError` comes back. The cluster's topics come with an
+:class:`Environment`.
 
 Source: the ConsumerGroupHeartbeat and ConsumerGroupDescribe schemas of Apache Kafka.
 """
@@ -88,11 +89,20 @@ class ConsumerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Environment:
+    """What a decision on a group goes by that is not the group's: the cluster as it is now."""
+
+    topics: TopicImage = field(default_factory=lambda: TopicImage({}))
+    settings: ConsumerSettings = field(default_factory=ConsumerSettings)
+    """The group's own, where it has some, over those of the broker."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerHeartbeat:
     """Join, stay, report, leave. None (or :data:`NO_TIMEOUT`) means: as I said last.
 
     ``member_id`` is the client's own from v1; ``new_member_id`` is used where it is empty (v0).
-    ``subscribed_topic_regex`` "" clears an expression. ``settings`` are the group's own, if any.
+    ``subscribed_topic_regex`` "" clears an expression.
 
     Errors: InvalidGroupRequest, UnsupportedAssignor, InvalidRegularExpression, GroupIdNotFound,
     GroupMaxSizeReached, UnknownMemberId, FencedMemberEpoch, UnreleasedInstanceId, FencedInstanceId,
@@ -102,7 +112,6 @@ class ConsumerHeartbeat:
     group_id: str
     member_id: str
     member_epoch: int
-    topics: TopicImage
     client_id: str
     client_host: str
     instance_id: str | None = None
@@ -115,7 +124,6 @@ class ConsumerHeartbeat:
     new_member_id: str = ""
     client_makes_member_id: bool = True
     """From v1: an empty ``member_id`` is refused."""
-    settings: ConsumerSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +141,6 @@ class DescribeConsumerGroup:
     """Describe one consumer group. Errors: GroupIdNotFound."""
 
     group_id: str
-    topics: TopicImage
 
 
 @dataclass(frozen=True, slots=True)

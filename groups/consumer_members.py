@@ -61,9 +61,8 @@ def remove_members(
     for regex in group.regexes.keys() - used:
         decision.append(cr.tombstone(Kind.REGULAR_EXPRESSION, group_id, regex))
     epoch = group.epoch + 1
-    hashed = 0 if group.saved_epoch is None else group.saved_epoch.metadata_hash
-    if shard.image is not None:
-        hashed = metadata_hash(shard.image, subscribed_topics(left, group.regexes))
+    topics = shard.environment(group_id).topics
+    hashed = metadata_hash(topics, subscribed_topics(left, group.regexes))
     why = f"{', '.join(member_ids)}: {reason}"[: shard.limits.max_reason_chars]
     gone = group.members[member_ids[0]]
     write_epoch(
@@ -128,7 +127,7 @@ def session_timeout_ms(
     """Return how long the member may be silent: a classic one has chosen it for itself."""
     if member.classic is not None:
         return member.classic.session_timeout_ms
-    return shard.settings_of(group_id).session_timeout_ms
+    return shard.environment(group_id).settings.session_timeout_ms
 
 
 def group_loaded(shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup) -> None:

@@ -165,19 +165,24 @@ def write_epoch(
 # --- the target ----------------------------------------------------------------------------------
 
 
-def update_target(decision: DecisionBuilder, draft: GroupDraft, settings: ConsumerSettings) -> None:
+def update_target(
+    shard: GroupShardState,
+    decision: DecisionBuilder,
+    draft: GroupDraft,
+    settings: ConsumerSettings,
+) -> None:
     """Compute the target of the newest group epoch, unless the last computation is too fresh."""
     assignment = draft.assignment
     if assignment is not None:
         if assignment.epoch >= draft.epoch.epoch:
-            _ask_again(decision, draft, settings)
+            _ask_again(shard, decision, draft, settings)
             return
         if is_early(assignment, settings, decision.now_ms):
             return
     assignor = preferred_assignor(draft.members, settings)
     spec = _spec(draft)
     if isinstance(assignor, RemoteAssignor):
-        targets = _ask(decision, draft, assignor, spec)
+        targets = _ask(shard, decision, draft, assignor, spec)
     else:
         targets = run(assignor, spec)
     _write_target(decision, draft, assignor.name, targets)
@@ -218,7 +223,11 @@ def _write_target(
 
 
 def _ask(
-    decision: DecisionBuilder, draft: GroupDraft, assignor: RemoteAssignor, spec: GroupSpec
+    shard: GroupShardState,
+    decision: DecisionBuilder,
+    draft: GroupDraft,
+    assignor: RemoteAssignor,
+    spec: GroupSpec,
 ) -> dict[str, frozenset[TopicIdPartition]]:
     """Ask for a target; return what members keep until it comes."""
     held = kept(spec)
@@ -226,29 +235,34 @@ def _ask(
     group_id = draft.group.group_id
     asked = GroupSpec(members, spec.partition_counts)
     decision.effect(ComputeTarget(group_id, assignor.name, asked))
-    assignor.asks(group_id, decision.now_ms)
+    shard.asks(group_id, assignor.name, decision.now_ms)
     decision.arm(assignor_timer(group_id), ASK_AGAIN_MS)
     return held
 
 
-def _ask_again(decision: DecisionBuilder, draft: GroupDraft, settings: ConsumerSettings) -> None:
+def _ask_again(
+    shard: GroupShardState, decision: DecisionBuilder, draft: GroupDraft, settings: ConsumerSettings
+) -> None:
     """Ask once more where no answer came: it failed, or the shard was loaded in between."""
     if not settings.assignors.has_remote:
         return
     assignor = preferred_assignor(draft.members, settings)
     group_id = draft.group.group_id
-    if isinstance(assignor, RemoteAssignor) and assignor.is_due(group_id, decision.now_ms):
-        _ask(decision, draft, assignor, _spec(draft))
+    if isinstance(assignor, RemoteAssignor) and shard.is_due(
+        group_id, assignor.name, decision.now_ms
+    ):
+        _ask(shard, decision, draft, assignor, _spec(draft))
 
 
 def assignor_timer_fired(
     shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup
 ) -> None:
     """Ask once more, also while no member has anything to say."""
-    topics = shard.image
     # A group that has changed since is asked for by the next heartbeat, which knows how.
-    if topics is not None and group.members and group.assignment_epoch >= group.epoch:
-        _ask_again(decision, GroupDraft.of(group, topics), shard.consumer)
+    if group.members and group.assignment_epoch >= group.epoch:
+        environment = shard.environment(group.group_id)
+        draft = GroupDraft.of(group, environment.topics)
+        _ask_again(shard, decision, draft, environment.settings)
 
 
 def target_computed(
@@ -259,7 +273,8 @@ def target_computed(
     Kafka answers UNKNOWN_SERVER_ERROR to the heartbeat that needed an assignor which fails, and
     every one after it, which ends Java's consumers. Here the group keeps the target that it has.
     """
-    group, settings = shard.groups.get(command.group_id), shard.consumer
+    group, environment = shard.groups.get(command.group_id), shard.environment(command.group_id)
+    settings = environment.settings
     if not isinstance(group, ConsumerGroup) or command.assignor not in settings.assignors:
         return
     targets, problem = None, command.problem
@@ -277,15 +292,14 @@ def target_computed(
             epoch=group.epoch,
         )
         return
-    topics = shard.image
-    if topics is None or not group.members:
+    if not group.members:
         return
-    draft = GroupDraft.of(group, topics)
+    draft = GroupDraft.of(group, environment.topics)
     assignor = preferred_assignor(draft.members, settings)
     if assignor.name != command.assignor or _spec(draft) != command.group:
         return
     if isinstance(assignor, RemoteAssignor):
-        assignor.answered(group.group_id)
+        shard.answered(group.group_id, assignor.name)
         decision.disarm(assignor_timer(group.group_id))
     if targets == draft.targets:
         return

@@ -27,7 +27,7 @@ from fencepost.groups.classic_members import (
 )
 from fencepost.groups.classic_rebalance import arm_session, prepare_rebalance
 from fencepost.groups.classic_state import ClassicState
-from fencepost.groups.consumer_commands import ConsumerSettings, TopicImage
+from fencepost.groups.consumer_commands import ConsumerSettings, Environment, TopicImage
 from fencepost.groups.consumer_group import ConsumerGroup, by_topic, write_current
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.consumer_target import metadata_hash
@@ -51,15 +51,15 @@ def upgraded(
     shard: GroupShardState,
     decision: DecisionBuilder,
     classic: ClassicGroup,
-    topics: TopicImage,
-    settings: ConsumerSettings,
+    environment: Environment,
 ) -> ConsumerGroup:
     """Return what a classic group is as a consumer group, and write the records that make it one.
 
     Nothing changes but ``decision``: the heartbeat that asks for it may still be refused. Raises
     :class:`GroupIdNotFoundError` where the group can't be converted.
     """
-    _require_upgradable(classic, settings)
+    topics = environment.topics
+    _require_upgradable(classic, environment.settings)
     members, assigned = _consumers(shard, classic, topics)
     generation, group_id = classic.generation_id, classic.group_id
     for record in classic.tombstones():
@@ -200,7 +200,7 @@ def may_downgrade(
     size = len(group.members) - len(leaving) + joining
     return (
         0 < size <= shard.limits.max_group_size
-        and shard.consumer.migration_policy.allows_downgrade
+        and shard.environment(group.group_id).settings.migration_policy.allows_downgrade
         and group.is_all_classic_without(leaving)
     )
 
@@ -219,6 +219,7 @@ def downgrade(
     ``rebalance_reason`` the classic group starts with a rebalance.
     """
     now_ms, group_id = decision.now_ms, group.group_id
+    topics = shard.environment(group_id).topics
     values = {name: value for name, value in group.members.items() if name not in leaving}
     targets = dict(group.targets)
     names = {name: name for name in group.members}
@@ -232,7 +233,7 @@ def downgrade(
     for member in classic.members.values():
         version = _version_of(member.metadata(classic.protocol_name))
         partitions = targets.get(member.member_id, frozenset())
-        member.assignment = write_assignment(version, named(partitions, shard.image))
+        member.assignment = write_assignment(version, named(partitions, topics))
     saved = classic.metadata_value(
         classic.members.values(),
         classic.leader_id,
@@ -301,10 +302,10 @@ def ids_of(
 
 
 def named(
-    partitions: Iterable[TopicIdPartition], topics: TopicImage | None
+    partitions: Iterable[TopicIdPartition], topics: TopicImage
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Return partitions by the names of their topics; without those that do not exist any more."""
-    names = {} if topics is None else topics.names()
+    names = topics.names()
     return [
         (names[topic_id], indexes)
         for topic_id, indexes in by_topic(partitions)

@@ -50,9 +50,9 @@ def regex_timer_fired(
     shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup
 ) -> None:
     """Go on with what no heartbeat got to; the target follows at the next heartbeat of anybody."""
-    if shard.image is None or not group.members:
+    if not group.members:
         return
-    draft = GroupDraft.of(group, shard.image)
+    draft = GroupDraft.of(group, shard.environment(group.group_id).topics)
     reasons: list[str] = []
     if draft.scan is None:
         _begin(shard, decision, draft)

@@ -44,9 +44,8 @@ from fencepost.groups.commands import (
 )
 from fencepost.groups.consumer_commands import (
     ConsumerHeartbeat,
-    ConsumerSettings,
     DescribeConsumerGroup,
-    TopicImage,
+    Environment,
 )
 from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.consumer_group import metadata_bytes as consumer_metadata_bytes
@@ -108,9 +107,9 @@ class GroupMachine:
     """All groups of one partition of ``__consumer_offsets``, as a ``Machine`` of ``logcore``.
 
     ``initial_rebalance_delay_ms`` is ``group.initial.rebalance.delay.ms``; ``offsets_retention_ms``
-    is ``offsets.retention.minutes`` in milliseconds; ``consumer`` is the ``group.consumer.*``
-    configuration, ``topics`` the cluster's topics at this moment, and ``own_settings`` tells what a
-    group has of its own in place of ``consumer``.
+    is ``offsets.retention.minutes`` in milliseconds. ``environment`` tells the cluster's topics and
+    a group's settings as they are at the moment: a timer needs them as much as a request, so no
+    command brings them.
     Commands and results: ``fencepost.groups.commands``, ``fencepost.groups.consumer_commands``.
     """
 
@@ -120,17 +119,13 @@ class GroupMachine:
         *,
         initial_rebalance_delay_ms: int = 3_000,
         offsets_retention_ms: int = 604_800_000,
-        consumer: ConsumerSettings | None = None,
-        topics: TopicImage | None = None,
-        own_settings: Callable[[str], ConsumerSettings | None] = lambda _: None,
+        environment: Callable[[str], Environment] = lambda _: Environment(),
     ) -> None:
         self._shard = GroupShardState(
             limits or GroupLimits(),
             initial_rebalance_delay_ms,
             offsets_retention_ms,
-            consumer=consumer or ConsumerSettings(),
-            own_settings=own_settings,
-            image=topics,
+            environment=environment,
         )
         self._active = False
         self._skipped: Counter[int] = Counter()
@@ -143,8 +138,6 @@ class GroupMachine:
         if handler is None:
             raise InvariantViolation(f"not a command: {type(command).__name__}")
         shard, decision = self._shard, DecisionBuilder(now_ms)
-        if isinstance(command, ConsumerHeartbeat | JoinGroup | SyncGroup | LeaveGroup):
-            shard.image = command.topics or shard.image
         handler(shard, decision, token, command)
         return decision.build()
 

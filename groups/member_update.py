@@ -83,9 +83,9 @@ def change_group(shard: GroupShardState, decision: DecisionBuilder, update: Memb
     bump_epoch(decision, update.draft, update.reasons, **cause)
 
 
-def move_member(decision: DecisionBuilder, update: MemberUpdate) -> None:
+def move_member(shard: GroupShardState, decision: DecisionBuilder, update: MemberUpdate) -> None:
     """Compute the target if it is due, and bring the member nearer to it."""
-    update_target(decision, update.draft, update.settings)
+    update_target(shard, decision, update.draft, update.settings)
     reconcile_member(decision, update)
 
 

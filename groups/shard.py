@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Final
 
+from fencepost.groups.assignors.remote import ASK_AGAIN_MS
 from fencepost.groups.classic_group import ClassicGroup
 from fencepost.groups.classic_members import ClassicMember
-from fencepost.groups.consumer_commands import ConsumerSettings, TopicImage
+from fencepost.groups.consumer_commands import Environment
 from fencepost.groups.errors import GroupLimitExceededError
 from fencepost.groups.group import Group, ShardTotals
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.offset_store import OffsetStore
+
+MAX_REMEMBERED_ASSIGNORS: Final = 20_000
+"""Groups of a shard of which it is known that their assignor was asked; as many as a shard has. A
+forgotten one is asked once more."""
+
+_NEVER: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +44,30 @@ class GroupShardState:
     groups: dict[str, Group] = field(default_factory=dict)
     offsets: OffsetStore = field(default_factory=OffsetStore)
     totals: ShardTotals = field(default_factory=ShardTotals)
-    consumer: ConsumerSettings = field(default_factory=ConsumerSettings)
-    own_settings: Callable[[str], ConsumerSettings | None] = lambda _: None
-    """What a group has of its own in place of ``consumer``; asked when it is loaded."""
-    image: TopicImage | None = None
-    """The cluster's topics as last told; None until somebody does after a load."""
+    environment: Callable[[str], Environment] = lambda _: Environment()
+    """Asked for a group by each decision that needs it, be it of a command, a timer or a load."""
     handover: Handover | None = None
     """Of the decision whose records are not replayed yet."""
     given_ids: dict[tuple[str, str], None] = field(default_factory=dict)
     """(group id, member id) that consumer groups gave out and nobody has joined with, oldest first;
     at most ``max_shard_pending_members``."""
+    _ask_again_ms: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By group and assignor, when one that runs elsewhere is asked again; oldest first."""
 
-    def settings_of(self, group_id: str) -> ConsumerSettings:
-        """Return what holds for a group of the consumer protocol."""
-        return self.settings_with(self.own_settings(group_id))
+    def asks(self, group_id: str, assignor: str, now_ms: int) -> None:
+        """Note that an answer of an assignor that runs elsewhere is on its way."""
+        if len(self._ask_again_ms) >= MAX_REMEMBERED_ASSIGNORS:
+            del self._ask_again_ms[next(iter(self._ask_again_ms))]
+        self._ask_again_ms[group_id, assignor] = now_ms + ASK_AGAIN_MS
 
-    def settings_with(self, own: ConsumerSettings | None) -> ConsumerSettings:
-        """Return what holds for a group that has ``own`` settings.
+    def answered(self, group_id: str, assignor: str) -> None:
+        """Note that the group has what it asked for."""
+        if (group_id, assignor) in self._ask_again_ms:
+            self._ask_again_ms[group_id, assignor] = _NEVER
 
-        Assignors are always the shard's: those that run elsewhere know which groups asked them.
-        """
-        return self.consumer if own is None else replace(own, assignors=self.consumer.assignors)
+    def is_due(self, group_id: str, assignor: str, now_ms: int) -> bool:
+        """Whether the assignor was never asked since the load, or too long ago in vain."""
+        return now_ms >= self._ask_again_ms.get((group_id, assignor), 0)
 
     def give_id(self, group_id: str, member_id: str) -> None:
         """Remember that a consumer group told a classic member to come back with this id."""

@@ -54,7 +54,7 @@ class ShardedCoordinator:
         now_ms: int,
         first_attempt_done: Callable[[], None],
     ) -> None:
-        """Carry out an effect of a machine; see ``Perform`` in ``runtime/shard.py``."""
+        """Carry out an effect of a machine; see ``RunEffect`` in ``runtime/shard.py``."""
         raise NotImplementedError
 
     def _while_loading(self, command: object) -> object | None:  # noqa: ARG002 - most have none

@@ -31,7 +31,12 @@ from fencepost.groups.commands import (
     ListGroupsResult,
     TopicsDeleted,
 )
-from fencepost.groups.consumer_commands import ConsumerSettings, MigrationPolicy, TopicImage
+from fencepost.groups.consumer_commands import (
+    ConsumerSettings,
+    Environment,
+    MigrationPolicy,
+    TopicImage,
+)
 from fencepost.groups.limits import GroupLimits
 from fencepost.logcore.machine import InvariantViolation, ProducerStamp
 from fencepost.logcore.partition import Partition
@@ -162,9 +167,7 @@ class GroupCoordinator(ShardedCoordinator):
             ),
             initial_rebalance_delay_ms=config.int("group.initial.rebalance.delay.ms"),
             offsets_retention_ms=config.int("offsets.retention.minutes") * _MINUTE_MS,
-            consumer=self._consumer_settings(),
-            topics=self.topic_image,
-            own_settings=self.settings_of,
+            environment=self.environment,
         )
 
     def _consumer_settings(self) -> ConsumerSettings:
@@ -183,14 +186,13 @@ class GroupCoordinator(ShardedCoordinator):
             ),
         )
 
-    def settings_of(self, group_id: str) -> ConsumerSettings | None:
-        """What a group has of its own in place of the broker's settings; None if nothing."""
-        own = self._metadata.group_settings(group_id)
-        if not own:
-            return None
+    def environment(self, group_id: str) -> Environment:
+        """What decisions on a group go by at this moment."""
         if self._base_settings is None:
             self._base_settings = self._consumer_settings()
-        return applied(self._base_settings, own)
+        own = self._metadata.group_settings(group_id)
+        settings = applied(self._base_settings, own) if own else self._base_settings
+        return Environment(self.topic_image, settings)
 
     def _run_effect(
         self,

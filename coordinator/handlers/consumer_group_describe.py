@@ -37,16 +37,12 @@ def run(ctx: Context) -> Work[Entity]:
     described = []
     for group_id in dict.fromkeys(ctx.body.group_ids):
         if serves:
-            result = yield from result_of(groups.submit(group_id, _command(ctx, group_id)))
+            result = yield from result_of(groups.submit(group_id, DescribeConsumerGroup(group_id)))
             described.append((yield from _described(ctx, group_id, result)))
         else:
             described.append(_refused(ctx, group_id, ErrorCode.unsupported_version, None))
         yield None
     return ctx.respond.ConsumerGroupDescribeResponse(groups=tuple(described))
-
-
-def _command(ctx: Context, group_id: str) -> DescribeConsumerGroup:
-    return DescribeConsumerGroup(group_id, ctx.broker.groups.topic_image)
 
 
 def _described(

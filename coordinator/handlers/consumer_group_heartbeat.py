@@ -42,7 +42,6 @@ def _command(ctx: Context) -> ConsumerHeartbeat:
         group_id=body.group_id,
         member_id=body.member_id,
         member_epoch=body.member_epoch,
-        topics=ctx.broker.groups.topic_image,
         client_id=ctx.client_id or "",
         client_host=f"/{ctx.peer_host}",
         instance_id=body.instance_id,
@@ -58,7 +57,6 @@ def _command(ctx: Context) -> ConsumerHeartbeat:
         ),
         new_member_id="" if body.member_id else str(uuid.uuid4()),
         client_makes_member_id=ctx.version >= 1,
-        settings=ctx.broker.groups.settings_of(body.group_id),
     )
 
 

@@ -70,8 +70,6 @@ def _command(ctx: Context) -> JoinGroup:
         supports_skip_assignment=version >= 9,
         new_member_id=new_member_id,
         reason=getattr(body, "reason", None) or "",
-        topics=ctx.broker.groups.topic_image,
-        settings=ctx.broker.groups.settings_of(body.group_id),
     )
 
 

@@ -49,5 +49,5 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
             ),
         )
 
-    command = LeaveGroup(body.group_id, members, ctx.broker.groups.topic_image)
+    command = LeaveGroup(body.group_id, members)
     return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)

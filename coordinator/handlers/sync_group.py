@@ -42,6 +42,5 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         protocol_type=protocol_type,
         protocol_name=protocol_name,
         assignments=tuple((entry.member_id, entry.assignment) for entry in body.assignments),
-        topics=ctx.broker.groups.topic_image,
     )
     return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)

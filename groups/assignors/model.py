@@ -83,7 +83,7 @@ class AssignorRegistry:
     @property
     def has_remote(self) -> bool:
         """Whether some assignor is computed elsewhere."""
-        return any(hasattr(assignor, "is_due") for assignor in self._by_name.values())
+        return any(hasattr(assignor, "is_remote") for assignor in self._by_name.values())
 
     def __contains__(self, name: object) -> bool:
         return name in self._by_name

@@ -9,19 +9,13 @@ assignor's result passes. Until then, and after a failure, the group keeps its l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from fencepost.groups.assignors.model import AssignorFault, GroupAssignment, GroupSpec
 
 ASK_AGAIN_MS: Final = 30_000
 """After this time an assignor that failed, or never answered, is asked again at a heartbeat: often
 enough for one that recovers, and little work for one that does not."""
-
-MAX_REMEMBERED_GROUPS: Final = 20_000
-"""Groups per assignor and shard of which it is known that they were asked for; as many as a shard
-has. A forgotten one is asked for once more."""
-
-_NEVER: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +39,12 @@ class TargetComputed:
 
 
 class RemoteAssignor:
-    """Stands for an assignor that runs elsewhere; knows, softly, which groups were asked for."""
+    """Stands for an assignor that runs elsewhere."""
+
+    is_remote: ClassVar = True
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._ask_again_ms: dict[str, int] = {}
 
     @property
     def name(self) -> str:
@@ -59,21 +54,6 @@ class RemoteAssignor:
     def assign(self, group: GroupSpec) -> GroupAssignment:  # noqa: ARG002 - the protocol's shape
         """Never: such an assignor is asked by an effect."""
         raise AssignorFault(self._name, "it is computed elsewhere")
-
-    def asks(self, group_id: str, now_ms: int) -> None:
-        """Note that an answer for the group is on its way."""
-        if len(self._ask_again_ms) >= MAX_REMEMBERED_GROUPS:
-            del self._ask_again_ms[next(iter(self._ask_again_ms))]
-        self._ask_again_ms[group_id] = now_ms + ASK_AGAIN_MS
-
-    def answered(self, group_id: str) -> None:
-        """Note that the group has what it asked for."""
-        if group_id in self._ask_again_ms:
-            self._ask_again_ms[group_id] = _NEVER
-
-    def is_due(self, group_id: str, now_ms: int) -> bool:
-        """Whether the group was never asked for since the load, or too long ago in vain."""
-        return now_ms >= self._ask_again_ms.get(group_id, 0)
 
 
 def kept(group: GroupSpec) -> dict[str, frozenset[tuple[bytes, int]]]:

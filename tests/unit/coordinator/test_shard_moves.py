@@ -35,7 +35,6 @@ async def filled(directory: Path) -> Services:
             f"c{name}",
             f"member-{number}",
             0,
-            services.groups.topic_image,
             "client",
             "/127.0.0.1",
             rebalance_timeout_ms=60_000,

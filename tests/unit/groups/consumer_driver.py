@@ -12,6 +12,7 @@ from fencepost.groups.consumer_commands import (
     ConsumerHeartbeatResult,
     ConsumerSettings,
     DescribeConsumerGroup,
+    Environment,
     TopicImage,
 )
 from fencepost.groups.consumer_group import ConsumerGroup, flat
@@ -29,11 +30,13 @@ class ConsumerDriver(Driver):
 
     def __init__(self, *args: Any, image: TopicImage = IMAGE, **settings: Any) -> None:
         self.image = image
-        super().__init__(*args, **{"consumer": SETTINGS, **settings})
+        self.consumer: ConsumerSettings = settings.pop("consumer", SETTINGS)
+        self.own: dict[str, ConsumerSettings] = {}
+        """What single groups have in place of ``consumer``."""
+        super().__init__(*args, environment=self.environment, **settings)
 
-    def reload(self) -> None:
-        self.settings["topics"] = self.image
-        super().reload()
+    def environment(self, group_id: str) -> Environment:
+        return Environment(self.image, self.own.get(group_id, self.consumer))
 
     def beat(self, member_id: str, epoch: int, **fields: Any) -> ConsumerHeartbeatResult:
         result = self.ask(
@@ -42,7 +45,6 @@ class ConsumerDriver(Driver):
                     "group_id": G,
                     "member_id": member_id,
                     "member_epoch": epoch,
-                    "topics": self.image,
                     "client_id": "c",
                     "client_host": "/127.0.0.1",
                     **fields,
@@ -67,7 +69,7 @@ class ConsumerDriver(Driver):
         return group
 
     def describe(self) -> Any:
-        return self.ask(DescribeConsumerGroup(G, self.image))
+        return self.ask(DescribeConsumerGroup(G))
 
     def state_of_consumers(self) -> str:
         return str(self.describe().state)

@@ -109,7 +109,6 @@ class ClassicClient:
             require_known_member_id=True,
             supports_skip_assignment=True,
             new_member_id=f"{self.name}-{self.driver._ids}",
-            topics=self.driver.image,
         )
         self.join_token = self.driver.send(command)
         answer = self.driver.answers[self.join_token]
@@ -174,7 +173,6 @@ class ClassicClient:
                 "consumer",
                 self.protocol,
                 tuple(plan.items()),
-                self.driver.image,
             )
         )
         self.hear()
@@ -208,7 +206,7 @@ class ClassicClient:
     def leave(self) -> None:
         self.owned = frozenset()
         member = LeavingMember(self.member_id, self.instance_id)
-        self.driver.send(LeaveGroup(G, (member,), self.driver.image))
+        self.driver.send(LeaveGroup(G, (member,)))
         self.member_id, self.generation = "", -1
 
     def _plan(self) -> dict[str, bytes]:

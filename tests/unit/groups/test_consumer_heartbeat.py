@@ -385,8 +385,8 @@ def test_a_clock_that_goes_back_hides_no_topic_from_an_expression():
 
 def test_a_groups_own_settings():
     driver = ConsumerDriver()
-    own = settings(session_timeout_ms=1_000, heartbeat_interval_ms=100)
-    assert driver.join("m", settings=own).heartbeat_interval_ms == 100
+    driver.own[G] = settings(session_timeout_ms=1_000, heartbeat_interval_ms=100)
+    assert driver.join("m").heartbeat_interval_ms == 100
     driver.advance(1_000)
     assert not driver.consumer_group().members
 
@@ -416,6 +416,21 @@ def test_other_facts_of_a_member_do_not_move_the_epoch():
         "/10.0.0.1",
         "range",
     )
+
+
+def test_a_timer_goes_by_the_topics_of_its_moment():
+    driver = ConsumerDriver()
+    driver.join("m")
+    driver.join("n")
+    driver.advance(CONSUMER_SESSION - 1)
+    epoch = driver.consumer_group().epoch
+    driver.beat("m", 2)
+    driver.image = changed(driver.image, t=(T, 5))
+    driver.advance(1)
+    assert set(driver.consumer_group().members) == {"m"}
+    assert driver.consumer_group().epoch == epoch + 1
+    driver.beat("m", driver.consumer_group().current("m").member_epoch)
+    assert driver.consumer_group().epoch == epoch + 1, "the removal has taken note of the topic"
 
 
 def test_topics_that_come_grow_and_go():
@@ -556,9 +571,9 @@ def test_topics_that_change_are_nobodys_doing():
 
 @pytest.mark.parametrize("own_ms", [CONSUMER_SESSION - 1, CONSUMER_SESSION + 1])
 def test_after_a_load_a_group_has_the_session_timeout_that_is_its_own(own_ms):
-    own = replace(SETTINGS, session_timeout_ms=own_ms)
-    driver = ConsumerDriver(own_settings=lambda group_id: own if group_id == G else None)
-    driver.join("m", settings=own)
+    driver = ConsumerDriver()
+    driver.own[G] = replace(SETTINGS, session_timeout_ms=own_ms)
+    driver.join("m")
     driver.join("n", group_id="other")
     driver.reload()
     driver.advance(own_ms - 1)

@@ -517,7 +517,6 @@ def test_the_topics_that_a_last_heartbeat_brings_name_what_the_others_keep():
     driver, one, consumer = settled_mix()
     had = one.owned
     Driver.reload(driver)
-    driver.machine._shard.image = None  # nobody has told of topics since the load
     consumer.leave()
     kept = tuple(sorted(index for _, index in had))
     assert read_assignment(driver.group().members[one.member_id].assignment).partitions == (

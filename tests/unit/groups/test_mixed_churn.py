@@ -101,7 +101,7 @@ class Churn:
     def join(self, who: int, what: int, member_id: str = "", **more: Any) -> None:
         offered = tuple((name, SUBSCRIBED[who % 4]) for name in OFFERS[what])
         version = 3 if who % 3 == 0 else 9
-        fields = {"protocols": offered, "topics": self.driver.image, **more}
+        fields = {"protocols": offered, **more}
         self.asked.append(Driver.join(self.driver, member_id, version=version, **fields))
 
     def join_static(self, who: int, what: int) -> None:
@@ -124,9 +124,7 @@ class Churn:
                 mine = (index,) if what else (0,)  # at times everybody is given the same
                 plan.append((name, assigned(("t", mine)) if what < 3 else b"odd"))
         generation = self.epoch(member_id)
-        self.send(
-            SyncGroup(G, generation, member_id, None, None, None, tuple(plan), self.driver.image)
-        )
+        self.send(SyncGroup(G, generation, member_id, None, None, None, tuple(plan)))
 
     def settle(self, who: int, what: int) -> None:
         """Most of a classic group does for a while what it should."""
@@ -142,7 +140,7 @@ class Churn:
 
     def leave(self, who: int, what: int) -> None:
         leaving = [LeavingMember(self.member(who + index)) for index in range(1 + what % 2)]
-        self.send(LeaveGroup(G, tuple(leaving), self.driver.image))
+        self.send(LeaveGroup(G, tuple(leaving)))
 
     # --- the consumer protocol --------------------------------------------------------------------
 

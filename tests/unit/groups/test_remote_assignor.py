@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from consumer_driver import ConsumerDriver, T, settings, settle
 from group_driver import G
 
-from fencepost.groups.assignors import remote
+from fencepost.groups import shard
 from fencepost.groups.assignors.model import AssignorRegistry, run
 from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.remote import (
@@ -128,13 +130,13 @@ def test_a_timer_of_a_group_that_has_changed_asks_nothing(way):
 
 def test_an_own_setting_of_the_group_changes_nothing_of_that():
     one = driver()
-    own = settings(session_timeout_ms=50_000, assignors=AssignorRegistry([RemoteAssignor("mine")]))
-    first = one.client("a", settings=own)
+    one.own[G] = replace(one.consumer, session_timeout_ms=50_000)
+    first = one.client("a")
     answer(one, effect := asked(one), right(effect))
     settle(first)
     for _ in range(3):
         one.advance(ASK_AGAIN_MS)
-        first.beat(settings=own)
+        first.beat()
     assert one.effects == []
 
 
@@ -170,9 +172,6 @@ def test_a_load_asks_again():
     one = driver()
     first = one.client("a")
     asked(one)
-    one.settings["consumer"] = settings(
-        assignors=AssignorRegistry([RemoteAssignor("mine"), UniformAssignor()])
-    )
     one.reload()
     settle(first, rounds=1)
     answer(one, effect := asked(one), right(effect))
@@ -187,8 +186,8 @@ def test_a_member_may_ask_for_another_assignor():
 
 
 def test_what_is_remembered_of_groups_is_bounded(monkeypatch):
-    monkeypatch.setattr(remote, "MAX_REMEMBERED_GROUPS", 2)
-    assignor = RemoteAssignor("mine")
+    monkeypatch.setattr(shard, "MAX_REMEMBERED_ASSIGNORS", 2)
+    state = driver().machine._shard
     for group_id in ("g1", "g2", "g3"):
-        assignor.asks(group_id, 0)
-    assert [assignor.is_due(name, 1) for name in ("g1", "g2", "g3")] == [True, False, False]
+        state.asks(group_id, "mine", 0)
+    assert [state.is_due(name, "mine", 1) for name in ("g1", "g2", "g3")] == [True, False, False]

@@ -12,9 +12,8 @@ validateOnlineDowngrade…, convertToClassicGroup), ``ConsumerGroup.fromClassicG
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from typing import Final
 
 from fencepost.groups import consumer_records as cr
 from fencepost.groups import records
@@ -68,20 +67,21 @@ def upgraded(
     group = ConsumerGroup(group_id, ShardTotals())
     preview = partial(_append_and_preview, decision, group)
     for name, value in members.items():
-        preview(Kind.MEMBER_METADATA, value, name)
+        preview(cr.member, Kind.MEMBER_METADATA, value, name)
     epoch = cr.GroupEpochValue(generation, metadata_hash(topics, group.subscribed_topics()))
-    preview(Kind.GROUP_METADATA, epoch)
+    preview(cr.group_epoch, Kind.GROUP_METADATA, epoch)
     for name, partitions in assigned.items():
         target = cr.TargetAssignmentValue(by_topic(partitions))
-        preview(Kind.TARGET_ASSIGNMENT_MEMBER, target, name)
-    preview(Kind.TARGET_ASSIGNMENT_METADATA, cr.AssignmentEpochValue(generation))
+        preview(cr.target_assignment, Kind.TARGET_ASSIGNMENT_MEMBER, target, name)
+    target_epoch = cr.AssignmentEpochValue(generation)
+    preview(cr.assignment_epoch, Kind.TARGET_ASSIGNMENT_METADATA, target_epoch)
     for name, partitions in assigned.items():
         current = write_current(
             CurrentAssignment(
                 generation, generation, assigned=dict.fromkeys(partitions, generation)
             )
         )
-        preview(Kind.CURRENT_MEMBER_ASSIGNMENT, current, name)
+        preview(cr.current_assignment, Kind.CURRENT_MEMBER_ASSIGNMENT, current, name)
     decision.event(
         EventKind.GROUP_UPGRADED,
         classic.group_id,
@@ -92,24 +92,16 @@ def upgraded(
     return group
 
 
-_RECORDS: Final[Mapping[Kind, Callable[..., Record]]] = {
-    Kind.MEMBER_METADATA: cr.member,
-    Kind.GROUP_METADATA: cr.group_epoch,
-    Kind.TARGET_ASSIGNMENT_MEMBER: cr.target_assignment,
-    Kind.TARGET_ASSIGNMENT_METADATA: cr.assignment_epoch,
-    Kind.CURRENT_MEMBER_ASSIGNMENT: cr.current_assignment,
-}
-
-
 def _append_and_preview(
     decision: DecisionBuilder,
     group: ConsumerGroup,
+    record: Callable[..., Record],
     kind: Kind,
     value: cr.ConsumerValue,
     *member_id: str,
 ) -> None:
     """Have a record appended, and show ``group``, a picture, what the replay will make of it."""
-    decision.append(_RECORDS[kind](group.group_id, *member_id, value))
+    decision.append(record(group.group_id, *member_id, value))
     key = cr.ConsumerMemberKey if member_id else cr.ConsumerGroupKey
     group.replay(key(kind, group.group_id, *member_id), value)
 

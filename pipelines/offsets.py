@@ -116,9 +116,7 @@ class GroupOffsets:
 
         Raises TimeoutError after the time-out, ApiError for what waiting cannot heal.
         """
-        wanted: dict[str, list[int]] = defaultdict(list)
-        for source in sources:
-            wanted[source.topic].append(source.partition)
+        wanted = [(source.topic, source.partition) for source in sources]
         end = time.monotonic() + self._timeout_ms / 1000
         while True:
             answer = await self._client.call(

@@ -7,7 +7,7 @@ A name that no version has is a mistake and raises, so that a typing error canno
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -196,19 +196,22 @@ def fetch_one(
 def offset_fetch(
     make: RequestFactory,
     group: str,
-    topics: Mapping[str, Iterable[int]] | None,
+    partitions: Collection[tuple[str, int]] | None,
     *,
     require_stable: bool,
 ) -> Entity:
     """The body of an OffsetFetch of one group, by somebody who is no member of it.
 
-    For the versions that name topics; the last of them is 9. ``topics`` are the partitions by
-    topic, None for all that have an offset.
+    For the versions that name topics; the last of them is 9. ``partitions`` are pairs (topic,
+    index), None for all that have an offset.
     """
 
     def named(structure: Builder) -> tuple[Entity, ...] | None:
-        if topics is None:
+        if partitions is None:
             return None
+        topics: dict[str, list[int]] = {}
+        for name, index in partitions:
+            topics.setdefault(name, []).append(index)
         return tuple(
             structure(name=name, partition_indexes=tuple(indexes))
             for name, indexes in topics.items()
@@ -231,26 +234,22 @@ def offset_fetch(
 
 def list_offsets(
     make: RequestFactory,
-    wanted: Mapping[str, Iterable[tuple[int, int]]],
+    wanted: Mapping[tuple[str, int], int],
     *,
     isolation_level: int,
     timeout_ms: int,
 ) -> Entity:
-    """The body of a ListOffsets: by topic, pairs (index, timestamp in ms, or LATEST and so on)."""
+    """The body of a ListOffsets: timestamps in ms, or LATEST and so on, by (topic, index)."""
+    topics: dict[str, list[Entity]] = {}
+    for (name, index), timestamp in wanted.items():
+        topics.setdefault(name, []).append(
+            make.ListOffsetsPartition(
+                partition_index=index, current_leader_epoch=-1, timestamp=timestamp
+            )
+        )
     return make.message(
         replica_id=-1,
         isolation_level=isolation_level,
         timeout_ms=timeout_ms,
-        topics=[
-            make.ListOffsetsTopic(
-                name=topic,
-                partitions=[
-                    make.ListOffsetsPartition(
-                        partition_index=index, current_leader_epoch=-1, timestamp=timestamp
-                    )
-                    for index, timestamp in rows
-                ],
-            )
-            for topic, rows in wanted.items()
-        ],
+        topics=[make.ListOffsetsTopic(name=name, partitions=rows) for name, rows in topics.items()],
     )

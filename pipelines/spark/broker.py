@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -158,12 +158,8 @@ class Connection:
         return found
 
     def _list_of_node(self, node: int, group: Mapping[Partition, int], isolation: int) -> Offsets:
-        by_topic: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for (topic, index), timestamp in group.items():
-            by_topic[topic].append((index, timestamp))
-
         def build(f: RequestFactory) -> Any:
-            return list_offsets(f, by_topic, isolation_level=isolation, timeout_ms=self.timeout_ms)
+            return list_offsets(f, group, isolation_level=isolation, timeout_ms=self.timeout_ms)
 
         answer = self.call("ListOffsets", build, to_node=node, check=False)
         found: Offsets = {}
@@ -205,17 +201,14 @@ class Connection:
             row.last_stable_offset,
         )
 
-    def committed(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Any]:
+    def committed(self, group: str, partitions: Collection[Partition]) -> dict[Partition, Any]:
         """Committed offset rows (``committed_offset``, ``metadata``) of ``group``.
 
         Waits while an open transaction holds an offset back (``require_stable``).
         """
-        by_topic: dict[str, list[int]] = defaultdict(list)
-        for topic, index in partitions:
-            by_topic[topic].append(index)
 
         def build(f: RequestFactory) -> Any:
-            return offset_fetch(f, group, by_topic, require_stable=True)
+            return offset_fetch(f, group, partitions, require_stable=True)
 
         answer = self.call("OffsetFetch", build, to_group=group)
         found = answer.groups[0] if hasattr(answer, "groups") else answer

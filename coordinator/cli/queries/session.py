@@ -7,7 +7,7 @@ Kafka broker. Shapes: a partition is a ``(topic, index)`` pair; offsets and time
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -80,15 +80,13 @@ class Session:
     ) -> dict[Partition, int]:
         """Look up an offset per partition; ``committed`` makes LATEST the last stable offset."""
         topics = self.client.metadata().topics
-        by_node: dict[int, dict[str, list[tuple[int, int]]]] = defaultdict(
-            lambda: defaultdict(list)
-        )
+        by_node: dict[int, dict[Partition, int]] = defaultdict(dict)
         for topic, index in partitions:
             if topic not in topics or index not in topics[topic].partitions:
                 raise ApiError(
                     ErrorCode.unknown_topic_or_partition, "ListOffsets", f"{topic}-{index}"
                 )
-            by_node[topics[topic].partitions[index].leader][topic].append((index, timestamp))
+            by_node[topics[topic].partitions[index].leader][topic, index] = timestamp
         found: dict[Partition, int] = {}
         for node, wanted in by_node.items():
             answer = self.client.call(
@@ -163,20 +161,17 @@ class Session:
             key=lambda row: (row.topic, row.partition),
         )
 
-    def has_pending_offsets(self, group: str, partitions: Iterable[Partition]) -> bool:
+    def has_pending_offsets(self, group: str, partitions: Collection[Partition]) -> bool:
         """Whether an open transaction carries offsets of ``group`` for one of ``partitions``."""
-        topics: dict[str, list[int]] = defaultdict(list)
-        for topic, index in partitions:
-            topics[topic].append(index)
-        found = self._offset_fetch(group, topics, require_stable=True)
+        found = self._offset_fetch(group, partitions, require_stable=True)
         codes = [row.error_code for topic in found.topics for row in topic.partitions]
         codes.append(getattr(found, "error_code", ErrorCode.none))
         return ErrorCode.unstable_offset_commit in codes
 
     def _offset_fetch(
-        self, group: str, topics: dict[str, list[int]] | None, *, require_stable: bool
+        self, group: str, partitions: Collection[Partition] | None, *, require_stable: bool
     ) -> Any:
-        """The part of an OffsetFetch answer that is about ``group``; None asks for all topics."""
+        """The part of an OffsetFetch answer that is about ``group``; None asks for all."""
         low, high = self.client.versions()[9]
         # Above version 9 topics have ids instead of names.
         version = max(low, min(high, 9))
@@ -186,7 +181,7 @@ class Session:
             to_group=group,
             # An unstable offset is an answer, not a reason to ask again.
             check=not require_stable,
-            entity=lambda f: offset_fetch(f, group, topics, require_stable=require_stable),
+            entity=lambda f: offset_fetch(f, group, partitions, require_stable=require_stable),
         )
         return answer.groups[0] if hasattr(answer, "groups") else answer
 

@@ -13,6 +13,7 @@ Source: the request and response schemas of Apache Kafka, without what only the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -243,9 +244,12 @@ class FetchedOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FetchOffsetsResult:
-    """(topic, its partitions): as asked in order, or sorted by topic when all were asked for."""
+    """(topic, its partitions): as asked in order, or sorted by topic when all were asked for.
 
-    topics: tuple[tuple[str, tuple[FetchedOffset, ...]], ...]
+    Tuples; of a great many offsets iterators, to be read once. They tell what was at the command.
+    """
+
+    topics: Iterable[tuple[str, Iterable[FetchedOffset]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,13 @@ from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 _INT64_MAX: Final = 2**63 - 1
 _NO_OFFSETS: Final = GroupOffsets()
 
+LOOKED_UP_AT_ONCE: Final = 10_000
+"""Offsets that a fetch looks up in its own turn. Of more it only takes down where they stand, and
+they are looked up as the answer is read."""
+
+_Asked = tuple[str, Iterable[int], bytes | None]
+"""A topic, its partitions, and its id if that is known."""
+
 
 # --- committing ----------------------------------------------------------------------------------
 
@@ -180,26 +187,40 @@ def fetch_offsets(
     if group is not None:
         group.validate_fetch(command.member_id, command.member_epoch)
     offsets = shard.offsets.of_group(command.group_id) or _NO_OFFSETS
-    fetched: list[tuple[str, tuple[FetchedOffset, ...]]]
-    stable = command.require_stable
-    if command.topics is not None:
-        fetched = [
-            (
-                topic.topic,
-                tuple(
-                    _fetched(offsets, (topic.topic, index), topic.topic_id, stable)
-                    for index in topic.partitions
-                ),
-            )
-            for topic in command.topics
-        ]
+    stable, wanted = command.require_stable, command.topics
+    asked: Iterable[_Asked]
+    if wanted is None:
+        by_topic: dict[str, list[int]] = {}
+        for name, index in offsets.committed:
+            by_topic.setdefault(name, []).append(index)
+        asked = ((name, sorted(indexes), None) for name, indexes in sorted(by_topic.items()))
+        count = len(offsets.committed)
     else:
-        by_topic: dict[str, list[FetchedOffset]] = {}
-        for partition in sorted(offsets.committed):
-            stored = _fetched(offsets, partition, None, stable)
-            by_topic.setdefault(partition[0], []).append(stored)
-        fetched = [(topic, tuple(of_topic)) for topic, of_topic in by_topic.items()]
-    decision.reply(token, FetchOffsetsResult(tuple(fetched)))
+        asked = ((topic.topic, topic.partitions, topic.topic_id) for topic in wanted)
+        count = sum(len(topic.partitions) for topic in wanted)
+    if count <= LOOKED_UP_AT_ONCE:
+        rows = _rows(offsets, asked, stable)
+        decision.reply(token, FetchOffsetsResult(tuple((name, tuple(of)) for name, of in rows)))
+    else:
+        as_of_now = GroupOffsets(dict(offsets.committed), dict(offsets.pending))
+        decision.reply(token, FetchOffsetsResult(_rows(as_of_now, asked, stable)))
+
+
+def _rows(
+    offsets: GroupOffsets, asked: Iterable[_Asked], require_stable: bool
+) -> Iterator[tuple[str, Iterator[FetchedOffset]]]:
+    for name, indexes, topic_id in asked:
+        yield name, _of_topic(offsets, name, indexes, topic_id, require_stable)
+
+
+def _of_topic(
+    offsets: GroupOffsets,
+    name: str,
+    indexes: Iterable[int],
+    topic_id: bytes | None,
+    require_stable: bool,
+) -> Iterator[FetchedOffset]:
+    return (_fetched(offsets, (name, index), topic_id, require_stable) for index in indexes)
 
 
 def _fetched(

@@ -154,7 +154,7 @@ def _group(
 
 
 def _topic(
-    ctx: Context, name: str, topic_id: Any, partitions: tuple[FetchedOffset, ...]
+    ctx: Context, name: str, topic_id: Any, partitions: Iterable[FetchedOffset]
 ) -> Work[Entity]:
     respond = ctx.respond
     told = yield from _each(_partition, respond.OffsetFetchResponsePartitions, partitions)

@@ -361,6 +361,23 @@ KINDS = (
         )
         for api in ("alter_configs", "incremental_alter_configs")
     ),
+    *(
+        Kind(
+            api,
+            ".responses[].error_code",
+            "invalid_config",
+            "none",
+            "nothing would read a broker's setting of a name that it does not know; Apache Kafka"
+            " keeps it for its plugins",
+            lambda request: any(
+                one["resource_type"] == 4
+                and any(config["name"] == "no.such.setting" for config in one["configs"])
+                for one in request["resources"]
+            ),
+            parts=True,
+        )
+        for api in ("alter_configs", "incremental_alter_configs")
+    ),
     Kind(
         "add_partitions_to_txn",
         ".results_by_transaction[].topic_results[].results_by_partition[].partition_error_code",

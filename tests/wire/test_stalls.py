@@ -29,8 +29,6 @@ FEW = 2_000
 """Things of which each has a long answer: enough for many turns."""
 MOST = MAX_REQUEST_OBJECTS - 10
 HALF = MOST // 2
-OFFSETS = 20_000
-"""Offsets of one group that are asked for at once: the group looks them up in one turn (README)."""
 
 Make = RequestFactory
 
@@ -403,7 +401,7 @@ CASES = {
             "group_id": "g",
             "topics": [
                 make.OffsetFetchRequestTopic(name=one, partition_indexes=(0,))
-                for one in UNKNOWN[:OFFSETS]
+                for one in UNKNOWN[:HALF]
             ],
             "require_stable": False,
         },
@@ -414,7 +412,7 @@ CASES = {
         lambda make: {
             "group_id": "g",
             "topics": [
-                make.OffsetFetchRequestTopic(name="t", partition_indexes=tuple(range(OFFSETS)))
+                make.OffsetFetchRequestTopic(name="t", partition_indexes=tuple(range(MOST)))
             ],
             "require_stable": False,
         },

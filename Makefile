@@ -7,7 +7,7 @@ RUN    := $(BIN)/python -m
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart demo examples spark-examples test lint oracle containers crash lives compared-lives mqtt spark package bench readme clean
+.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow lint oracle containers crash lives compared-lives mqtt spark package bench readme clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,9 +41,16 @@ quickstart: $(VENV)/.demo  ## 336,776 flights exactly once, under kill -9, witho
 demo: $(VENV)/.story  ## the main job: flights over MQTT and a loader, through PySpark, exactly once, under kill -9
 	$(RUN) examples.delays.demo
 
+TEST_RUN := $(RUN) pytest --numprocesses 2 --dist loadfile tests/unit tests/test_tidy.py tests/fuzz tests/lives tests/wire tests/mqtt tests/crash --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_failed_appends.py
+
 test: export POWER_STATES ?= 2100
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (under five minutes)
-	$(RUN) pytest --numprocesses 2 --dist loadfile tests/unit tests/test_tidy.py tests/fuzz tests/lives tests/wire tests/mqtt tests/crash --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_failed_appends.py $(ARGS)
+	$(TEST_RUN) -m "not slow" $(ARGS)
+
+# What `make crash` runs larger, and what needs stages of its own, is in neither.
+slow: export POWER_STATES ?= 2100
+slow: $(VENV)/.dev  ## the rest of the same: kills at every step, a random life of all clients, whole searches
+	$(TEST_RUN) -m slow $(ARGS)
 
 # The types of the Spark source and sink can only be checked beside Spark's own.
 lint: $(VENV)/.spark  ## ruff, mypy --strict, import directions

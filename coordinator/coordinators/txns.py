@@ -174,10 +174,10 @@ class TxnCoordinator(ShardedCoordinator):
         future = self._shards.submit(transactional_id, command, origin, reply_before_flush=True)
         if not future.done():
             raise InvariantViolation("AddPartitions was not answered in its own turn")
+        error = future.exception()  # looked at in any case, or the loop would tell of it
         disk = self._on_disk(transactional_id)
         if disk is not None:
             return disk
-        error = future.exception()
         if error is None:
             result = future.result()
             if not isinstance(result, AddPartitionsResult):

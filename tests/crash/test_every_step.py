@@ -24,7 +24,7 @@ from tests.support.raw import ConnectionLostError
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TOPIC = "target"
 

@@ -57,7 +57,7 @@ SETTINGS = {
 }
 TRANSACTIONS = 12
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 class InlineFlusher(Flusher):

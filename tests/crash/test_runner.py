@@ -25,7 +25,11 @@ KILLS = int(os.environ.get("RUNNER_KILLS", "5"))
 SEED = int(os.environ.get("RUNNER_SEED", "2013"))
 POINTS = int(os.environ.get("RUNNER_POINTS", "6"))
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(120 + 20 * KILLS + 20 * POINTS)]
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.slow,
+    pytest.mark.timeout(120 + 20 * KILLS + 20 * POINTS),
+]
 
 RECORDS_PER_KILL, SOURCES = 100, 3
 WORKERS = ("one", "two")

@@ -21,7 +21,7 @@ from tests.lives.race import LifeError, Race
 from tests.support.daemon import Daemon
 from tests.support.targets import SETTINGS
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(7200)]
 
 REQUESTS = 20_000
 CHAPTER = 5_000

@@ -13,7 +13,7 @@ from tests.support.kafka import run_tool
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 
-pytestmark = pytest.mark.usefixtures("java_tools")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java_tools")]
 
 
 def events(text: str) -> list[dict[str, object]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -504,6 +505,30 @@ async def test_implicit_add_under_tv2(services: Services) -> None:
     assert ask(services, producer, "Produce", 12) is None
     assert await state(services) == "Ongoing"
     assert ask(services, producer, "Produce", 10) is None
+
+
+async def test_a_refusal_that_waits_for_the_disk_is_no_failure_of_the_broker(
+    tmp_path: Path,
+) -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    services = await Services(tmp_path, {"log.flush.interval.messages": "1"}).start()
+    producer = await Producer(services).init()
+    epoch = producer.epoch
+    newer = asyncio.ensure_future(producer.init())
+    await asyncio.sleep(0)
+    key = "t", 0
+    asked = (producer.id, producer.pid, epoch, [key])
+    disk = services.txns.verify("Produce", 12, *asked)
+    assert isinstance(disk, asyncio.Future)
+    await disk
+    await newer
+    verdicts = services.txns.verify("Produce", 12, *asked)
+    assert isinstance(verdicts, dict)
+    assert type(verdicts[key]) is InvalidProducerEpochError
+    gc.collect()
+    assert told == []
+    await services.stop()
 
 
 async def test_verification_can_be_switched_off_but_not_the_add(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_pa
                 done = [one["event"] for one in told if one["event"] in events]
                 return list(pairwise(done)).count(events) >= 5
 
-            await until_true(grown, "five rounds, each right after a removal")
+            await until_true(grown, "five rounds, each right after a removal", deadline_s=300)
             assert not broker.cleaner.uncleanable
             assert partition.offline is None
     assert [one for one in told if one["log_level"] == "error"] == []

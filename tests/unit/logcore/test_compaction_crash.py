@@ -27,6 +27,8 @@ from fencepost.logcore.config import LogConfig
 from fencepost.logcore.partition import Partition
 from tests.support.faults import Killed, MortalDisk
 
+pytestmark = pytest.mark.slow
+
 LATER = T0 + 10_000
 
 

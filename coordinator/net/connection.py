@@ -1,4 +1,4 @@
-"""One client connection: frames in, one request at a time, responses out in the same order.
+"""One client connection: a request stream on a socket, one request served at a time.
 
 While a request is being served no other of the same connection is looked at; what the client sends
 meanwhile waits, at most one read of it in our memory and the rest in the kernel's. The same holds
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -29,23 +28,18 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry
 from fencepost.coordinator.net.memory_budget import RequestBudget
+from fencepost.coordinator.net.request_stream import RequestStream
 from fencepost.coordinator.net.response_budget import LARGE_ANSWERS, ResponseBudget
 from fencepost.coordinator.runtime.turns import Job, Turns, Wait, Work
-from fencepost.coordinator.wire.api import APIS, ApiKey
-from fencepost.coordinator.wire.codec import (
-    Request,
-    decode_request,
-    decode_request_in_steps,
-    encode_response_in_steps,
-    unsupported_api_versions,
-)
+from fencepost.coordinator.wire.api import APIS
+from fencepost.coordinator.wire.codec import Request
 from fencepost.coordinator.wire.errors import EncodeError, MalformedRequest, UnsupportedVersion
-from fencepost.coordinator.wire.frames import KEPT_BUFFER_BYTES, FrameBuffer
-from fencepost.coordinator.wire.limits import BIG_CHUNK_BYTES, FIRST_BUFFER_BYTES, ConnectionLimits
+from fencepost.coordinator.wire.frames import KEPT_BUFFER_BYTES
+from fencepost.coordinator.wire.limits import FIRST_BUFFER_BYTES, ConnectionLimits
 from fencepost.coordinator.wire.messages import response_factory
 from fencepost.coordinator.wire.pieces import let_go
 from fencepost.coordinator.wire.schema import Entity
-from fencepost.coordinator.wire.writer import Chunk, InFile
+from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 if TYPE_CHECKING:
@@ -55,11 +49,6 @@ log = structlog.get_logger(__name__)
 
 FRAMES_PER_TURN = 32
 """Requests of one connection that are served before others get their turn."""
-
-WRITE_BYTES = 262_144
-"""A response goes to the transport in pieces of this size. What the socket does not take of a piece
-is copied into the transport's buffer, and there moved to the front after every send: with megabytes
-at a time that costs more than the sending itself."""
 
 SENT_PER_TURN_BYTES = 4_194_304
 """What a client takes of a response is sent to it before others get their turn."""
@@ -90,7 +79,8 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, server: Owner) -> None:
         self._server = server
         self._limits = server.limits
-        self._frames = FrameBuffer(server.limits.max_request_bytes)
+        self._stream = RequestStream(server.registry.versions, server.limits)
+        self._frames = self._stream.frames
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._loop = server.loop
         self._job: Job | None = None
@@ -103,9 +93,6 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting = False
         self._large_since = 0.0
         self._large_request = -1
-        self._unsent: deque[Chunk | InFile] = deque()
-        self._unsent_bytes = 0
-        """Those of them that are in memory."""
         self._sending_since = 0.0
         self._sent_bytes = 0
         self._again: asyncio.Handle | None = None
@@ -140,8 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         if exc is not None:
             log.debug("connection lost", peer=self.peer, error=str(exc))
         self.closed = True
-        self._unsent.clear()
-        self._unsent_bytes = 0
+        self._stream.drop_unsent()
         for handle in (self._again, self._sends_again):
             if handle is not None:
                 handle.cancel()
@@ -160,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
             self._close_if_sent()
 
     def _close_if_sent(self) -> None:
-        if not self._unsent:
+        if not self._stream.unsent:
             self._transport.close()
 
     def abort(self) -> None:
@@ -185,11 +171,6 @@ class Connection(asyncio.BufferedProtocol):
     def busy(self) -> bool:
         """Whether a request is being served."""
         return self._job is not None
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of requests that wait, complete or not."""
-        return self._frames.pending
 
     def check_idle(self, now: float) -> None:
         """Close a connection that has done nothing for too long; called by the server's sweep."""
@@ -216,7 +197,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def _is_sending(self) -> bool:
         """Whether the client has not taken all that was written for it."""
-        return bool(self._unsent) or self._transport.get_write_buffer_size() > 0
+        return bool(self._stream.unsent) or self._transport.get_write_buffer_size() > 0
 
     def _is_slow_reader(self, now: float) -> bool:
         """Whether the response under way is taken more slowly than it must be."""
@@ -293,15 +274,15 @@ class Connection(asyncio.BufferedProtocol):
             if not self._may_serve:
                 return
             try:
-                frame = self._frames.next_frame()
-            except MalformedRequest as error:
+                request = self._stream.next_request()
+            except (MalformedRequest, UnsupportedVersion) as error:
                 self.close(str(error))
                 return
-            if frame is None:
+            if request is None:
                 break
-            self._job = turns.begin(self._exchange(frame), until, self._served)
+            self._job = turns.begin(self._exchange(request), until, self._served)
             if self._job is not None:
-                if len(frame) > FIRST_BUFFER_BYTES:
+                if self._stream.size_bytes > FIRST_BUFFER_BYTES:
                     # It may still be read from, and what comes would be put into its place.
                     self._pause()
                 return
@@ -325,7 +306,7 @@ class Connection(asyncio.BufferedProtocol):
         return (
             self._job is None
             and self._writable
-            and not self._unsent
+            and not self._stream.unsent
             and not self._waiting
             and not self.closed
         )
@@ -353,37 +334,29 @@ class Connection(asyncio.BufferedProtocol):
             self._reading = True
             self._transport.resume_reading()
 
-    def _refuse_version(self, error: UnsupportedVersion) -> None:
-        served = self._server.registry.versions.get(error.api_key)
-        if error.api_key != ApiKey.API_VERSIONS or served is None:
-            self.close(str(error))
-            return
-        self._send(unsupported_api_versions(served, error.correlation_id))
-
-    def _exchange(self, frame: memoryview) -> Work[None]:
+    def _exchange(self, coming: Request | Steps[Request | None]) -> Work[None]:
         """One request, from its frame to its response."""
-        versions, most = self._server.registry.versions, self._limits.max_request_objects
-        try:
-            if len(frame) > FIRST_BUFFER_BYTES:
-                request = yield from decode_request_in_steps(frame, versions, max_objects=most)
-            else:
-                request = decode_request(frame, versions, max_objects=most)
-        except UnsupportedVersion as error:
-            self._refuse_version(error)
-            return
-        except MalformedRequest as error:
-            self.close(str(error))
-            return
+        request: Request | None
+        if isinstance(coming, Request):
+            request = coming
+        else:
+            try:
+                request = yield from coming
+            except (MalformedRequest, UnsupportedVersion) as error:
+                self.close(str(error))
+                return
+            if request is None:
+                self._send()
+                return
         self.requests += 1
-        context = self._context(request, len(frame))
         held: list[Entity] = []
-        answer = self._answer(context, held)
+        answer = self._answer(request, held)
         if request.api_key in LARGE_ANSWERS:
             answer = self._within_budget(answer)
         yield from answer
         if self._job is not None and self._job.has_given_way:
             held.append(request.body)
-            del request, context, answer
+            del request, coming, answer
             yield from let_go(held)
 
     def _within_budget(self, answer: Work[None]) -> Work[None]:
@@ -404,7 +377,7 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             budget.end(is_large=is_large)
 
-    def _context(self, request: Request, size_bytes: int) -> Context:
+    def _context(self, request: Request) -> Context:
         server = self._server
         return Context(
             broker=server.broker,
@@ -417,13 +390,16 @@ class Connection(asyncio.BufferedProtocol):
             respond=response_factory(request.api_key, request.api_version),
             peer_host=self.peer_host,
             connection=self,
-            size_bytes=size_bytes,
+            size_bytes=self._stream.size_bytes,
         )
 
-    def _answer(self, context: Context, held: list[Entity]) -> Work[None]:
+    def _answer(self, request: Request, held: list[Entity]) -> Work[None]:
         """Have a request handled, and send what comes of it, which is added to ``held``."""
+        context = self._context(request)
         try:
-            entity = yield from self._handled(context)
+            entity: Any = self._server.registry.handler(context.api_key).run(context)
+            if isinstance(entity, GeneratorType) or hasattr(type(entity), "__await__"):
+                entity = yield from self._result(entity)
         except asyncio.CancelledError:
             self.close("the request was cancelled")
             return
@@ -435,20 +411,16 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed or entity is None:
             return
         try:
-            chunks = yield from encode_response_in_steps(
-                context.api_key, context.version, context.correlation_id, entity
-            )
+            yield from self._stream.answer(request, entity)
         except EncodeError:
             log.exception("response cannot be written", api=APIS[context.api_key].name)
             self.close("a response could not be written")
             return
         held.append(entity)
-        self._send(chunks)
-        self.last_active = self._loop.time()
+        self._send()
 
-    def _handled(self, context: Context) -> Work[Entity | None]:
-        """What the handler answers, in the end: it may work in steps, and wait."""
-        result: Any = self._server.registry.handler(context.api_key).run(context)
+    def _result(self, result: Any) -> Work[Entity | None]:
+        """What a handler answers in the end that works in steps, or waits."""
         while not self.closed:
             if isinstance(result, GeneratorType):
                 result = yield from result
@@ -478,33 +450,23 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- bytes out ---
 
-    def _send(self, chunks: list[Chunk | InFile]) -> None:
+    def _send(self) -> None:
         """Write a response, as much of it as the socket takes; the rest follows in turn."""
-        if self._writable and not self._unsent:
-            self._sending_since, self._sent_bytes = self._loop.time(), 0
-            if len(chunks) == 1 and isinstance(chunks[0], bytes) and len(chunks[0]) <= WRITE_BYTES:
-                self._sent_bytes = len(chunks[0])
-                self._transport.write(chunks[0])
-                self._hold()
-                return
-        for chunk in chunks:
-            self._unsent.append(chunk)
-            if isinstance(chunk, Chunk):
-                self._unsent_bytes += len(chunk)
+        self._sending_since = self.last_active = self._loop.time()
+        self._sent_bytes = 0
         self._send_on()
 
     def _send_on(self) -> None:
         """Write pieces of what is unsent as long as the socket takes them whole."""
-        transport = self._transport
+        transport, stream, unsent = self._transport, self._stream, self._stream.unsent
         most = self._sent_bytes + SENT_PER_TURN_BYTES
-        while self._unsent and self._writable and not transport.is_closing():
+        while unsent and self._writable and not transport.is_closing():
             if self._sent_bytes >= most:
                 self._sends_again = self._loop.call_soon(self._send_again)
                 break
             try:
-                piece = self._next_piece()
+                piece = stream.next_piece()
             except OSError:
-                # The client was promised its length, so there is nothing else to tell it.
                 log.exception("records can not be read", peer=self.peer)
                 self.abort()
                 return
@@ -516,7 +478,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _hold(self) -> None:
         """Account for what the client has not taken of its response."""
-        held = self._unsent_bytes
+        held = self._stream.unsent_bytes
         if not self._writable:
             held += self._transport.get_write_buffer_size()
         self._server.responses.hold(self, held)
@@ -524,24 +486,3 @@ class Connection(asyncio.BufferedProtocol):
     def _send_again(self) -> None:
         self._send_on()
         self._serve()
-
-    def _next_piece(self) -> Chunk:
-        """Take the next piece of what is unsent: of one large chunk, or of several small ones."""
-        parts: list[Chunk] = []
-        room = WRITE_BYTES
-        while self._unsent and room:
-            chunk = self._unsent[0]
-            if parts and len(chunk) >= BIG_CHUNK_BYTES:
-                break
-            count = min(len(chunk), room)
-            if isinstance(chunk, Chunk):
-                self._unsent_bytes -= count
-                view = memoryview(chunk)
-                parts.append(view[:count])
-                self._unsent[0] = view[count:]
-            else:
-                parts.append(chunk.take(count))
-            if not self._unsent[0]:
-                self._unsent.popleft()
-            room -= count
-        return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -58,7 +58,7 @@ ALL_VERSIONS: Mapping[int, tuple[int, int]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """A decoded request. ``body`` is an instance of kio's request class of that version."""
 

@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles, request_ms
 from fencepost.coordinator.handlers.api_versions import run as api_versions
-from fencepost.coordinator.net.connection import WRITE_BYTES
+from fencepost.coordinator.net.request_stream import WRITE_BYTES
 from fencepost.coordinator.net.server import Server, first_reserved_file
 from fencepost.coordinator.wire import (
     ApiKey,
@@ -200,7 +200,7 @@ async def test_while_a_request_is_served_what_follows_stays_in_the_kernel() -> N
         peer.send(produce(2, bytes(8 << 20)))
         await asyncio.sleep(0.1)
         (connection,) = service.server.connections
-        assert connection.pending_bytes <= 64 << 10
+        assert connection._frames.pending <= 64 << 10
         service.gate.set()
         assert [(await peer.answer(12, 4))[0], (await peer.answer(0, 9))[0]] == [1, 2]
 
@@ -483,7 +483,7 @@ async def test_a_prefix_alone_reserves_no_memory() -> None:
         peer.send(struct.pack(">i", 100_000_000) + bytes(1000))
         await wait_until(lambda: service.server.connections)
         (connection,) = service.server.connections
-        await wait_until(lambda: connection.pending_bytes > 1000)
+        await wait_until(lambda: connection._frames.pending > 1000)
         assert connection._frames.capacity <= 64 << 10
 
 
@@ -506,7 +506,7 @@ async def test_frames_of_all_connections_stay_within_one_budget() -> None:
         await wait_until(lambda: budget.contended)
         assert budget.held_bytes == 2 * size
         waiting = next(c for c in service.server.connections if c._waiting)
-        assert waiting.pending_bytes <= 128 << 10
+        assert waiting._frames.pending <= 128 << 10
         small = await Peer.of(service)
         small.send(heartbeat(9))  # what needs no large buffer is served meanwhile
         assert (await small.answer(12, 4))[0] == 9

@@ -1,0 +1,143 @@
+"""One client's requests and responses as bytes, without knowing a socket.
+
+Fed with bytes, it gives out requests; fed with answers, it gives out bytes to write. It is the same
+however the bytes are cut on their way in. Whoever uses it asks for the next request when the one
+before is answered: a large request may still be read from the memory that the next bytes go to.
+
+Large requests and answers are decoded and encoded in steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.codec import (
+    Request,
+    decode_request,
+    decode_request_in_steps,
+    encode_response_in_steps,
+    unsupported_api_versions,
+)
+from fencepost.coordinator.wire.errors import UnsupportedVersion
+from fencepost.coordinator.wire.frames import FrameBuffer
+from fencepost.coordinator.wire.limits import BIG_CHUNK_BYTES, FIRST_BUFFER_BYTES, ConnectionLimits
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.coordinator.wire.writer import Chunk, InFile
+
+WRITE_BYTES: Final = 262_144
+"""A response goes to the transport in pieces of this size. What the socket does not take of a piece
+is copied into the transport's buffer, and there moved to the front after every send: with megabytes
+at a time that costs more than the sending itself."""
+
+
+class RequestStream:
+    """Requests in, responses out, in the same order.
+
+    Receive into ``frames.writable()`` and tell ``frames.received``, then take :meth:`next_request`
+    and give each its :meth:`answer`, until there is none; what is ``unsent`` goes out piece by
+    piece (:meth:`next_piece`).
+    """
+
+    __slots__ = ("_limits", "_versions", "frames", "size_bytes", "unsent", "unsent_bytes")
+
+    def __init__(self, versions: Mapping[int, tuple[int, int]], limits: ConnectionLimits) -> None:
+        self._versions, self._limits = versions, limits
+        self.frames = FrameBuffer(limits.max_request_bytes)
+        """Where bytes arrive."""
+        self.size_bytes = 0
+        """Of the last request, less its length."""
+        self.unsent: deque[Chunk | InFile] = deque()
+        """Responses that are not written yet."""
+        self.unsent_bytes = 0
+        """Those of them that are in memory."""
+
+    def next_request(self) -> Request | Steps[Request | None] | None:
+        """The next request, None if bytes are missing.
+
+        Steps are all that may come of a large request, and of one that is answered here: None.
+        Raises MalformedRequest, UnsupportedVersion, as do the steps. That is the end.
+        """
+        frame = self.frames.next_frame()
+        if frame is None:
+            return None
+        self.size_bytes = len(frame)
+        if self.size_bytes > FIRST_BUFFER_BYTES:
+            return self._decoded(frame)
+        try:
+            return decode_request(
+                frame, self._versions, max_objects=self._limits.max_request_objects
+            )
+        except UnsupportedVersion as error:
+            return self._refused(error)
+
+    def _decoded(self, frame: memoryview) -> Steps[Request | None]:
+        try:
+            return (
+                yield from decode_request_in_steps(
+                    frame, self._versions, max_objects=self._limits.max_request_objects
+                )
+            )
+        except UnsupportedVersion as error:
+            yield from self._refused(error)
+            return None
+
+    def _refused(self, error: UnsupportedVersion) -> Steps[None]:
+        """Tell the client which versions of ApiVersions there are; no other has such an answer."""
+        served = self._versions.get(error.api_key)
+        if error.api_key != ApiKey.API_VERSIONS or served is None:
+            raise error
+        self._put(unsupported_api_versions(served, error.correlation_id))
+        yield
+
+    def answer(self, request: Request, entity: Entity) -> Steps[None]:
+        """Encode the response to the last request. Raises EncodeError."""
+        chunks = yield from encode_response_in_steps(
+            request.api_key, request.api_version, request.correlation_id, entity
+        )
+        self._put(chunks)
+
+    def _put(self, chunks: Sequence[Chunk | InFile]) -> None:
+        self.unsent += chunks
+        for chunk in chunks:
+            if type(chunk) is bytes or isinstance(chunk, Chunk):
+                self.unsent_bytes += len(chunk)
+
+    def next_piece(self) -> Chunk:
+        """Take the next piece of what is unsent: of one large chunk, or of several small ones.
+
+        Raises OSError where it is in a file that can not be read: the client was promised its
+        length, so there is nothing else to tell it.
+        """
+        unsent = self.unsent
+        first = unsent[0]
+        if len(unsent) == 1 and type(first) is bytes and len(first) <= WRITE_BYTES:
+            unsent.clear()
+            self.unsent_bytes = 0
+            return first
+        parts: list[Chunk] = []
+        room = WRITE_BYTES
+        while unsent and room:
+            chunk = unsent[0]
+            if parts and len(chunk) >= BIG_CHUNK_BYTES:
+                break
+            count = min(len(chunk), room)
+            if isinstance(chunk, Chunk):
+                self.unsent_bytes -= count
+                view = memoryview(chunk)
+                parts.append(view[:count])
+                unsent[0] = view[count:]
+            else:
+                parts.append(chunk.take(count))
+            if not unsent[0]:
+                unsent.popleft()
+            room -= count
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def drop_unsent(self) -> None:
+        """Forget what nobody will take."""
+        self.unsent.clear()
+        self.unsent_bytes = 0

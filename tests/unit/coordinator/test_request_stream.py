@@ -1,0 +1,224 @@
+"""The request stream, byte by byte: requests and responses are the same however bytes come in."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from fencepost.coordinator.net.request_stream import WRITE_BYTES, RequestStream
+from fencepost.coordinator.wire import ApiKey, encode_request, request_factory
+from fencepost.coordinator.wire.codec import Request, encode_response
+from fencepost.coordinator.wire.errors import MalformedRequest, UnsupportedVersion, WireError
+from fencepost.coordinator.wire.limits import FIRST_BUFFER_BYTES, ConnectionLimits
+from fencepost.coordinator.wire.messages import response_factory
+from fencepost.coordinator.wire.steps import finish
+from fencepost.coordinator.wire.writer import Chunk
+
+LIMITS = ConnectionLimits(max_request_bytes=100_000)
+SERVED = {
+    ApiKey.PRODUCE: (3, 9),
+    ApiKey.FETCH: (4, 11),
+    ApiKey.HEARTBEAT: (0, 4),
+    ApiKey.API_VERSIONS: (0, 4),
+}
+
+Seen = tuple[int, int, int, str | None, Any]
+Told = tuple[list[Seen], bytes, type[WireError] | None]
+"""The requests, the bytes to write, and how it ended."""
+
+
+def request(key: ApiKey, version: int, number: int, **fields: Any) -> bytes:
+    body = request_factory(key, version).message(**fields)
+    return b"".join(encode_request(key, version, number, "client", body))
+
+
+def produce(number: int, size: int) -> bytes:
+    make = request_factory(ApiKey.PRODUCE, 9)
+    part = make.PartitionProduceData(index=0, records=bytes(size))
+    topic = make.TopicProduceData(name="t", partition_data=[part])
+    return request(ApiKey.PRODUCE, 9, number, acks=-1, timeout_ms=1, topic_data=[topic])
+
+
+def heartbeat(number: int) -> bytes:
+    return request(ApiKey.HEARTBEAT, 4, number, group_id="g", member_id="m")
+
+
+UNSERVED = struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 99, 3, -1)
+"""ApiVersions of the future, which is the one that is answered all the same."""
+
+SMALL = b"".join((heartbeat(1), produce(2, 300), UNSERVED, heartbeat(4), produce(5, 0)))
+LARGE = b"".join((heartbeat(1), produce(2, FIRST_BUFFER_BYTES + 1), UNSERVED, heartbeat(4)))
+
+BROKEN = {
+    "a negative size": (b"\xff\xff\xff\xff", MalformedRequest),
+    "a size over the limit": (struct.pack(">i", LIMITS.max_request_bytes + 1), MalformedRequest),
+    "an empty frame": (bytes(4), MalformedRequest),
+    "an unserved version": (struct.pack(">ihhih", 10, 12, 5, 1, -1), UnsupportedVersion),
+    "an unknown API": (struct.pack(">ihhih", 10, 999, 0, 1, -1), UnsupportedVersion),
+    "no message": (struct.pack(">ihhih", 10, 12, 4, 1, -1), MalformedRequest),
+}
+
+
+def answer_to(one: Request) -> Any:
+    """Of some size, so that bytes of one answer can't pass for another's."""
+    make = response_factory(one.api_key, one.api_version)
+    if one.api_key == ApiKey.HEARTBEAT:
+        return make.message(throttle_time_ms=one.correlation_id)
+    records = one.body.topic_data[0].partition_data[0].records
+    part = make.PartitionProduceResponse(index=0, base_offset=len(records))
+    topic = make.TopicProduceResponse(name="t", partition_responses=[part])
+    return make.message(responses=[topic])
+
+
+def feed(stream: RequestStream, piece: bytes) -> Iterator[None]:
+    """Put a piece in, and stop wherever the stream has no more room at once."""
+    while piece:
+        room = stream.frames.writable()
+        count = min(len(room), len(piece))
+        room[:count] = piece[:count]
+        room.release()
+        stream.frames.received(count)
+        piece = piece[count:]
+        yield
+
+
+def written(stream: RequestStream) -> list[Chunk]:
+    pieces = []
+    while stream.unsent:
+        pieces.append(stream.next_piece())
+    assert stream.unsent_bytes == 0
+    return pieces
+
+
+def served(pieces: Iterable[bytes]) -> Told:
+    stream = RequestStream(SERVED, LIMITS)
+    seen: list[Seen] = []
+    out = b""
+    try:
+        for piece in pieces:
+            for _ in feed(stream, piece):
+                while (coming := stream.next_request()) is not None:
+                    one = coming if isinstance(coming, Request) else finish(coming)
+                    if one is not None:
+                        seen.append(
+                            (
+                                *(one.api_key, one.api_version, one.correlation_id),
+                                one.client_id,
+                                one.body,
+                            )
+                        )
+                        finish(stream.answer(one, answer_to(one)))
+                    out += b"".join(written(stream))
+    except WireError as error:
+        return seen, out, type(error)
+    return seen, out, None
+
+
+def split(data: bytes, at: int) -> list[bytes]:
+    return [data[:at], data[at:]]
+
+
+def singly(data: bytes) -> list[bytes]:
+    return [data[at : at + 1] for at in range(len(data))]
+
+
+def test_requests_come_out_in_order_and_so_do_their_answers() -> None:
+    seen, out, end = served([SMALL])
+    assert [number for _, _, number, _, _ in seen] == [1, 2, 4, 5]
+    assert [client for _, _, _, client, _ in seen] == ["client"] * 4
+    assert end is None
+    numbers = []
+    while out:
+        size, number = struct.unpack_from(">ii", out)
+        numbers.append(number)
+        out = out[size + 4 :]
+    assert numbers == [1, 2, 3, 4, 5]
+
+
+def test_it_is_the_same_at_every_split_and_in_single_bytes() -> None:
+    whole = served([SMALL])
+    assert served(singly(SMALL)) == whole
+    for at in range(len(SMALL)):
+        assert served(split(SMALL, at)) == whole, at
+
+
+def test_a_large_request_is_the_same_in_single_bytes_and_at_splits_around_its_ends() -> None:
+    whole = served([LARGE])
+    assert [number for _, _, number, _, _ in whole[0]] == [1, 2, 4]
+    assert served(singly(LARGE)) == whole
+    first, last = len(heartbeat(1)), len(LARGE) - len(UNSERVED) - len(heartbeat(4))
+    for edge in (first, FIRST_BUFFER_BYTES, last):
+        for at in range(edge - 20, edge + 20):
+            assert served(split(LARGE, at)) == whole, at
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_is_no_request_ends_the_stream_behind_what_came_before(kind: str) -> None:
+    bad, error = BROKEN[kind]
+    data = heartbeat(1) + bad + heartbeat(2)
+    seen, out, end = served([data])
+    assert ([number for _, _, number, _, _ in seen], end) == ([1], error)
+    assert out == served([heartbeat(1)])[1]
+    assert served(singly(data)) == (seen, out, end)
+    for at in range(len(data)):
+        assert served(split(data, at)) == (seen, out, end), at
+
+
+def test_a_large_frame_of_an_unserved_version_is_answered_or_ends_the_stream() -> None:
+    padding = bytes(FIRST_BUFFER_BYTES)
+    size = len(padding) + 10
+    versions = struct.pack(">ihhih", size, ApiKey.API_VERSIONS, 99, 3, -1) + padding
+    assert served([versions])[1:] == served([UNSERVED])[1:]
+    other = struct.pack(">ihhih", size, ApiKey.HEARTBEAT, 99, 3, -1) + padding
+    assert served([other]) == ([], b"", UnsupportedVersion)
+
+
+class InSomeFile:
+    """Records that are read when they are taken."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def take(self, count: int) -> bytes:
+        taken, self.data = self.data[:count], self.data[count:]
+        return taken
+
+
+@pytest.mark.parametrize("size", [0, WRITE_BYTES, 3 * WRITE_BYTES + 1])
+@pytest.mark.parametrize("in_file", [False, True])
+def test_answers_go_out_in_pieces_and_only_what_is_in_memory_counts(
+    size: int, in_file: bool
+) -> None:
+    stream = RequestStream(SERVED, LIMITS)
+    for _ in feed(stream, request(ApiKey.FETCH, 11, 1, max_bytes=size)):
+        one = stream.next_request()
+    assert isinstance(one, Request)
+    records = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    make = response_factory(ApiKey.FETCH, 11)
+
+    def entity(value: Any) -> Any:
+        part = make.PartitionData(partition_index=0, records=value)
+        return make.message(responses=[make.FetchableTopicResponse(topic="t", partitions=[part])])
+
+    whole = b"".join(encode_response(ApiKey.FETCH, 11, 1, entity(records)))  # type: ignore[arg-type]
+    finish(stream.answer(one, entity(InSomeFile(records) if in_file and size else records)))
+    assert stream.unsent_bytes == len(whole) - (size if in_file else 0)
+    pieces = written(stream)
+    assert b"".join(pieces) == whole
+    assert max(len(piece) for piece in pieces) <= WRITE_BYTES
+
+
+def test_what_nobody_takes_is_forgotten() -> None:
+    stream = RequestStream(SERVED, LIMITS)
+    for _ in feed(stream, heartbeat(1)):
+        one = stream.next_request()
+    assert isinstance(one, Request)
+    finish(stream.answer(one, answer_to(one)))
+    stream.drop_unsent()
+    assert (list(stream.unsent), stream.unsent_bytes) == ([], 0)

@@ -1,0 +1,204 @@
+"""Configurations described and altered, through a socket and Kafka's own message schemas."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost.coordinator.daemon.broker import Broker
+from tests.support.cluster import GROUP as GROUP_KIND
+from tests.support.cluster import Cluster, unique
+
+TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
+
+
+def _describe(client: Cluster, kind: int, name: str, keys=None, version: int = 4, **fields):
+    resource = {"resource_type": kind, "resource_name": name, "configuration_keys": keys}
+    answer = client.call("describe_configs", version, resources=[resource], **fields)
+    (result,) = answer["results"]
+    return result["error_code"], {entry["name"]: entry for entry in result["configs"]}
+
+
+def _alter(client: Cluster, kind: int, name: str, *changes, validate_only: bool = False):
+    entries = [
+        {"name": key, "config_operation": operation, "value": value}
+        for key, operation, value in changes
+    ]
+    resource = {"resource_type": kind, "resource_name": name, "configs": entries}
+    answer = client.call(
+        "incremental_alter_configs", 1, resources=[resource], validate_only=validate_only
+    )
+    return answer["responses"][0]["error_code"]
+
+
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+
+@pytest.mark.parametrize("version", range(1, 5))
+def test_describing_a_topic(client, version):
+    name = client.create_topic(unique("conf"), 1, {"retention.ms": "77"})
+    fields = {"include_documentation": True} if version >= 3 else {}
+    code, found = _describe(client, TOPIC, name, None, version, include_synonyms=True, **fields)
+    assert code == "none"
+    entry = found["retention.ms"]
+    assert (entry["value"], entry["config_source"], entry["read_only"]) == ("77", 1, False)
+    assert [(one["name"], one["source"]) for one in entry["synonyms"]] == [("retention.ms", 1)]
+    assert found["segment.ms"]["value"] == "604800000"
+    assert found["max.message.bytes"]["config_source"] == 4
+    if version >= 3:
+        assert entry["config_type"] == 5
+        assert entry["documentation"]
+    code, found = _describe(client, TOPIC, name, ["cleanup.policy"], version)
+    assert list(found) == ["cleanup.policy"]
+    assert found["cleanup.policy"]["synonyms"] == []
+    assert _describe(client, TOPIC, unique("none"))[0] == "unknown_topic_or_partition"
+    assert _describe(client, TOPIC, "bad name")[0] == "invalid_topic_exception"
+
+
+def test_describing_a_broker_and_other_resources(client):
+    code, found = _describe(client, BROKER, "3", include_synonyms=True)
+    assert code == "none"
+    assert (found["num.partitions"]["value"], found["num.partitions"]["config_source"]) == ("2", 4)
+    assert found["num.partitions"]["read_only"]
+    assert not found["log.retention.ms"]["read_only"]
+    assert [one["source"] for one in found["num.partitions"]["synonyms"]] == [4, 5]
+    assert _describe(client, BROKER, "4")[0] == "invalid_request"
+    assert _describe(client, BROKER, "")[0] == "none"
+    code, found = _describe(client, GROUP, "g")
+    assert (code, len(found)) == ("none", 17)
+    assert {name.split(".")[0] for name in found} == {"consumer", "share", "streams"}
+    assert {one["config_source"] for one in found.values()} == {5}
+    assert _describe(client, GROUP, "")[0] == "invalid_request"
+    assert _describe(client, METRICS, "m") == ("none", {})
+    assert _describe(client, 3, "m")[0] == "invalid_request"
+
+
+def test_a_group_has_settings_of_its_own(client):
+    session, beat = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+    for change, code in (
+        ((session, SET, "50000"), "none"),
+        ((session, SET, "60000"), "none"),
+        ((session, SET, "60001"), "invalid_config"),
+        ((session, SET, "45000"), "none"),
+        ((session, SET, "44999"), "invalid_config"),
+        ((session, SET, "x"), "invalid_config"),
+        ((beat, SET, "15000"), "none"),
+        ((beat, SET, "15001"), "invalid_config"),
+        (("consumer.assignment.interval.ms", SET, "0"), "none"),
+        (("no.such.key", SET, "1"), "invalid_config"),
+    ):
+        assert _alter(client, GROUP, "own", change) == code, change
+    _, found = _describe(client, GROUP, "own", include_synonyms=True)
+    assert found[session]["value"] == "45000"
+    assert [one["source"] for one in found[beat]["synonyms"]] == [8, 5]
+    client.coordinator("own", GROUP_KIND)
+    joined = client.call(
+        "consumer_group_heartbeat",
+        1,
+        group_id="own",
+        member_id="m",
+        member_epoch=0,
+        rebalance_timeout=60_000,
+        subscribed_topic_names=[],
+        topic_partitions=[],
+    )
+    assert joined["heartbeat_interval"] == 15_000
+    assert _alter(client, GROUP, "own", (beat, DELETE, None)) == "none"
+    assert _describe(client, GROUP, "own")[1][beat]["value"] == "5000"
+
+
+def test_changing_a_topic_step_by_step(client, topic):
+    def values() -> dict[str, str]:
+        return {
+            name: entry["value"]
+            for name, entry in _describe(client, TOPIC, topic)[1].items()
+            if entry["config_source"] == 1
+        }
+
+    assert _alter(client, TOPIC, topic, ("retention.ms", SET, "5")) == "none"
+    assert _alter(client, TOPIC, topic, ("cleanup.policy", APPEND, "compact")) == "none"
+    assert values() == {"retention.ms": "5", "cleanup.policy": "delete,compact"}
+    assert _alter(client, TOPIC, topic, ("cleanup.policy", APPEND, "delete")) == "none"
+    assert _alter(client, TOPIC, topic, ("cleanup.policy", SUBTRACT, "delete,x")) == "none"
+    assert values() == {"retention.ms": "5", "cleanup.policy": "compact"}
+    assert _alter(client, TOPIC, topic, ("retention.ms", SET, "6"), validate_only=True) == "none"
+    assert _alter(client, TOPIC, topic, ("retention.ms", DELETE, None)) == "none"
+    assert values() == {"cleanup.policy": "compact"}
+    for change, code in (
+        (("no.such", SET, "1"), "invalid_config"),
+        (("retention.ms", SET, "x"), "invalid_config"),
+        (("retention.ms", APPEND, "1"), "invalid_config"),
+        (("retention.ms", SET, None), "invalid_request"),
+        (("retention.ms", 7, "1"), "invalid_request"),
+    ):
+        assert _alter(client, TOPIC, topic, change) == code
+    twice = ("retention.ms", SET, "1")
+    assert _alter(client, TOPIC, topic, twice, twice) == "invalid_request"
+    assert _alter(client, TOPIC, unique("none"), twice) == "unknown_topic_or_partition"
+    assert values() == {"cleanup.policy": "compact"}
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_replacing_all_settings(client, topic, version):
+    def replace(configs: dict[str, str | None], **fields):
+        entries = [{"name": name, "value": value} for name, value in configs.items()]
+        resource = {"resource_type": TOPIC, "resource_name": topic, "configs": entries}
+        answer = client.call("alter_configs", version, resources=[resource], **fields)
+        return answer["responses"][0]["error_code"]
+
+    def value(name: str) -> str:
+        return _describe(client, TOPIC, topic)[1][name]["value"]
+
+    assert replace({"retention.ms": "5", "segment.ms": "6"}) == "none"
+    assert replace({"segment.ms": "7"}, validate_only=True) == "none"
+    assert (value("retention.ms"), value("segment.ms")) == ("5", "6")
+    assert replace({"segment.ms": "7"}) == "none"
+    assert (value("retention.ms"), value("segment.ms")) == ("604800000", "7")
+    assert replace({"segment.ms": None}) == "invalid_request"
+    assert replace({"no.such": "1"}) == "invalid_config"
+
+
+def test_changing_brokers_reaches_topics_and_survives(tmp_path):
+    with Broker.in_thread(tmp_path) as broker, Cluster(broker.bootstrap) as client:
+        client.create_topic("a")
+        assert _alter(client, BROKER, "", ("message.max.bytes", SET, "200")) == "none"
+        assert _alter(client, BROKER, "1", ("message.max.bytes", SET, "100")) == "none"
+        assert client.produce("a", [b"x" * 100])["error_code"] == "message_too_large"
+        _, found = _describe(client, TOPIC, "a", include_synonyms=True)
+        synonyms = found["max.message.bytes"]["synonyms"]
+        assert [(one["value"], one["source"]) for one in synonyms] == [
+            ("100", 2), ("200", 3), ("1048588", 5),
+        ]  # fmt: skip
+        assert _alter(client, BROKER, "1", ("num.partitions", SET, "4")) == "invalid_request"
+        assert _alter(client, BROKER, "2", ("message.max.bytes", SET, "4")) == "invalid_request"
+        assert _alter(client, BROKER, "1", ("message.max.bytes", SET, "x")) == "invalid_config"
+    with Broker.in_thread(tmp_path) as broker, Cluster(broker.bootstrap) as client:
+        assert client.produce("a", [b"x" * 100])["error_code"] == "message_too_large"
+        assert _alter(client, BROKER, "1", ("message.max.bytes", DELETE, None)) == "none"
+        assert _alter(client, BROKER, "", ("message.max.bytes", DELETE, None)) == "none"
+        assert client.produce("a", [b"x" * 100])["error_code"] == "none"
+        assert _describe(client, BROKER, "") == ("none", {})
+
+
+def test_the_logger_and_groups(client):
+    _, found = _describe(client, LOGGER, "3")
+    before = found["root"]["value"]
+    assert found["root"]["config_source"] == 6
+    assert _alter(client, LOGGER, "3", ("root", SET, "ERROR")) == "none"
+    assert _describe(client, LOGGER, "3")[1]["root"]["value"] == "ERROR"
+    assert _alter(client, LOGGER, "3", ("root", SET, before)) == "none"
+    assert _alter(client, LOGGER, "3", ("root", SET, "LOUD")) == "invalid_config"
+    assert _alter(client, LOGGER, "3", ("kafka", SET, "INFO")) == "invalid_config"
+    assert _alter(client, GROUP, "g", ("consumer.session.timeout.ms", SET, "1")) == "invalid_config"
+
+
+def test_resources_that_are_named_twice(client, topic):
+    resource = {"resource_type": TOPIC, "resource_name": topic, "configs": []}
+    for api, version in (("alter_configs", 2), ("incremental_alter_configs", 1)):
+        answer = client.call(api, version, resources=[resource, resource])
+        codes = [one["error_code"] for one in answer["responses"]]
+        assert codes == ["invalid_request", "invalid_request"]
+
+
+def test_settings_without_effect_are_accepted(client):
+    name = client.create_topic(unique("i"), 1, {"min.insync.replicas": "2"})
+    assert _describe(client, TOPIC, name)[1]["min.insync.replicas"]["value"] == "2"

@@ -79,7 +79,12 @@ _log = structlog.get_logger(__name__)
 
 
 class LogManager:
-    """``broker.logs``. ``directory`` exists and is locked by this process."""
+    """``broker.logs``. ``directory`` exists and is locked by this process.
+
+    ``read_metadata`` makes the metadata of their log, which is opened first: all else is described
+    there. No request finds that log here, whatever the API. Raises what that does, and
+    StorageError; nothing stays open then.
+    """
 
     def __init__(
         self,
@@ -87,7 +92,8 @@ class LogManager:
         directory: str,
         config: BrokerConfig,
         clock: Clock,
-        flusher: FlushQueue | None = None,
+        flusher: FlushQueue | None,
+        read_metadata: Callable[[Partition], MetadataLog],
     ) -> None:
         self._fs = fs
         self._directory = directory
@@ -96,7 +102,6 @@ class LogManager:
         self._flusher = flusher
         self.producer_limit = ProducerLimit(config.int("max.producer.ids"))
         """The producers that all partitions together remember."""
-        self._metadata: MetadataLog
         self._metadata_partition: Partition | None = None
         self._open: dict[TopicPartition, Partition] = {}
         """The partitions of topics: what requests may name. The metadata log is none of them."""
@@ -125,23 +130,22 @@ class LogManager:
             self.cleaned,
             self._high_watermarks,
         )
+        try:
+            self._metadata_partition = self._open_partition(
+                METADATA_TOPIC, 0, METADATA_TOPIC_ID, METADATA_LOG_CONFIG, 0
+            )
+            self.metadata = read_metadata(self._metadata_partition)
+            """Which topics there are."""
+            self._load()
+        except BaseException:
+            self.close()
+            raise
 
     # --- start -----------------------------------------------------------------------------------
 
-    def open_metadata(self) -> Partition:
-        """Open the log that everything else is described in. Raises StorageError.
-
-        It belongs to :class:`MetadataLog` alone: no request finds it here, whatever the API.
-        """
-        self._metadata_partition = partition = self._open_partition(
-            METADATA_TOPIC, 0, METADATA_TOPIC_ID, METADATA_LOG_CONFIG, 0
-        )
-        return partition
-
-    def load(self, metadata: MetadataLog) -> None:
-        """Put directories without a topic aside, open those with one. Raises StorageError."""
-        self._metadata = metadata
-        metadata.listen(self._reconfigure)
+    def _load(self) -> None:
+        """Put directories without a topic aside, open those with one."""
+        self.metadata.listen(self._reconfigure)
         self._config.listen(self._reconfigure_all)
         self.producer_limit.maximum = self._config.int("max.producer.ids")
         for name in sorted(self._fs.list_directory(self._directory) or ()):
@@ -161,13 +165,13 @@ class LogManager:
 
     def _load_directory(self, name: str, topic_name: str, index: int) -> None:
         path = f"{self._directory}/{name}"
-        topic = self._metadata.topic(topic_name)
+        topic = self.metadata.topic(topic_name)
         try:
             topic_id = read_partition_metadata(self._fs, path)
         except CheckpointError as error:
             _log.warning("partition.metadata is damaged", directory=name, cause=str(error))
             topic_id = None
-        if topic_id is not None and self._metadata.was_deleted(topic_id):
+        if topic_id is not None and self.metadata.was_deleted(topic_id):
             _log.info("directory of a deleted topic", directory=name)
             self.removals.add_directory(self._rename(name, DELETE_SUFFIX))
         elif (
@@ -213,7 +217,7 @@ class LogManager:
         found = self._open.get((topic, index))
         if found is not None:
             return found
-        described = self._metadata.topic(topic)
+        described = self.metadata.topic(topic)
         if described is None or not 0 <= index < described.partitions:
             raise UnknownTopicOrPartitionError(f"there is no partition {topic}-{index}")
         return self._open_topic_partition(described, index)
@@ -241,7 +245,7 @@ class LogManager:
 
     def _open_topic_partition(self, topic: Topic, index: int) -> Partition:
         config = log_config(self._config, topic.configs)
-        epoch = self._metadata.leader_epoch(topic)
+        epoch = self.metadata.leader_epoch(topic)
         partition = self._open_partition(topic.name, index, topic.topic_id, config, epoch)
         self._open[topic.name, index] = partition
         if self._cut and self._complete:
@@ -319,7 +323,7 @@ class LogManager:
     def _reconfigure_all(self) -> None:
         """Let every open log follow the broker's settings; where there are many, soon."""
         self.producer_limit.maximum = self._config.int("max.producer.ids")
-        self._unconfigured = list(self._metadata.topics)
+        self._unconfigured = list(self.metadata.topics)
         if self._reconfiguring is None:
             until = time.perf_counter() + SLICE_MS / 1000
             while self._unconfigured and time.perf_counter() < until:
@@ -328,7 +332,7 @@ class LogManager:
                 self._reconfiguring = spawn(self._reconfigure_rest(), "settings of open logs")
 
     def _reconfigure_next(self) -> None:
-        topic = self._metadata.topic(self._unconfigured.pop())
+        topic = self.metadata.topic(self._unconfigured.pop())
         if topic is not None:
             self._reconfigure(topic)
 

@@ -15,6 +15,7 @@ from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.partition import Partition
 
 
 class Storage:
@@ -40,17 +41,20 @@ class Storage:
         self.node_id = node_id
         self.flusher = Flusher(clock) if flusher is None else flusher
         """Appends that wait for the disk."""
-        self.logs = LogManager(fs, directory, config, clock, self.flusher)
+        self.logs = LogManager(fs, directory, config, clock, self.flusher, self._read_metadata)
         """All partitions."""
+        self.metadata = self.logs.metadata
+        """Topics, dynamic settings, producer-id blocks."""
         self.flusher.sealed.checkpoint = partial(self.logs.save, RECOVERY_POINT_CHECKPOINT)
         try:
-            self.metadata = MetadataLog(self.logs.open_metadata(), config, clock, node_id=node_id)
-            """Topics, dynamic settings, producer-id blocks."""
-            self.metadata.count_start()
-            self.logs.load(self.metadata)
             self.metadata.compact()
         except BaseException:
             self.logs.close()
             raise
         self.topics = TopicAdmin(self.metadata, config, node_id)
         """Creating, changing and deleting topics."""
+
+    def _read_metadata(self, partition: Partition) -> MetadataLog:
+        metadata = MetadataLog(partition, self.config, self.clock, node_id=self.node_id)
+        metadata.count_start()
+        return metadata

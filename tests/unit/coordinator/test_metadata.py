@@ -29,14 +29,18 @@ class Node:
     ) -> None:
         self.config = BrokerConfig()
         clock = ManualClock()
-        self.replicas = LogManager(fs or OsFileSystem(), str(directory), self.config, clock)
-        self.log = MetadataLog(
-            self.replicas.open_metadata(), self.config, clock, node_id=1, limits=limits
+        self.logs = LogManager(
+            fs or OsFileSystem(),
+            str(directory),
+            self.config,
+            clock,
+            None,
+            lambda log: MetadataLog(log, self.config, clock, node_id=1, limits=limits),
         )
-        self.replicas.load(self.log)
+        self.log = self.logs.metadata
 
     def stop(self) -> None:
-        self.replicas.close()
+        self.logs.close()
 
 
 def test_what_was_written_is_there_after_a_kill_and_after_a_stop(tmp_path):

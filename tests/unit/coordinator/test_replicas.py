@@ -13,6 +13,7 @@ from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.data.maintenance import Maintenance
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata.log import MetadataLog
+from fencepost.coordinator.metadata.records import MetadataError
 from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.logcore.checkpoints import (
     CLEANER_CHECKPOINT,
@@ -42,10 +43,10 @@ class Node:
     def __init__(self, directory: Path, config=None, *, fs=None, clock=None) -> None:
         self.clock = clock or ManualClock(1_700_000_000_000)
         self.config = BrokerConfig(config)
-        self.logs = LogManager(fs or OsFileSystem(), str(directory), self.config, self.clock)
-        self.metadata = MetadataLog(self.logs.open_metadata(), self.config, self.clock, node_id=1)
-        self.metadata.count_start()
-        self.logs.load(self.metadata)
+        self.logs = LogManager(
+            fs or OsFileSystem(), str(directory), self.config, self.clock, None, self._read
+        )
+        self.metadata = self.logs.metadata
         self.topics = TopicAdmin(self.metadata, self.config, 1)
 
     def delete(self, topic: str) -> None:
@@ -60,6 +61,11 @@ class Node:
     async def clean_up(self) -> None:
         await self.logs.removals.finish()
         await self.logs.removals.close()
+
+    def _read(self, partition: Partition) -> MetadataLog:
+        metadata = MetadataLog(partition, self.config, self.clock, node_id=1)
+        metadata.count_start()
+        return metadata
 
     def write(self, topic: str, index: int = 0, count: int = 1) -> Partition:
         partition = self.logs.partition(topic, index)
@@ -310,9 +316,12 @@ def test_a_start_that_fails_half_way_leaves_no_clean_mark(tmp_path):
     node.topics.create("a")
     node.write("a", count=3).delete_records_before(2)
     node.logs.close()
-    replicas = LogManager(OsFileSystem(), str(tmp_path), BrokerConfig(), ManualClock())
-    replicas.open_metadata()
-    replicas.close()
+
+    def broken(_partition: Partition) -> MetadataLog:
+        raise MetadataError("it means nothing")
+
+    with pytest.raises(MetadataError):
+        LogManager(OsFileSystem(), str(tmp_path), BrokerConfig(), ManualClock(), None, broken)
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
     assert Node(tmp_path).logs.partition("a", 0).log_start_offset == 2
 

@@ -95,12 +95,15 @@ def test_an_empty_group_takes_commits_without_generation(producer):
     driver = empty()
     driver.commit(producer=producer)
     driver.commit(member_id="whoever", producer=producer)
+    assert [one.offset for one in offset_records(driver)] == [5, 5]
 
 
 @pytest.mark.parametrize("producer", [PLAIN, IN_TXN])
 def test_an_empty_group_refuses_a_generation(producer):
+    driver = empty()
     with pytest.raises(UnknownMemberIdError):
-        empty().commit(generation=2, member_id="c-1", producer=producer)
+        driver.commit(generation=2, member_id="c-1", producer=producer)
+    assert offset_records(driver) == []
 
 
 @pytest.mark.parametrize("build", [initial, completing, stable, preparing])
@@ -108,7 +111,9 @@ def test_without_member_and_generation_while_there_are_members(build):
     driver, *_ = build()
     with pytest.raises(UnknownMemberIdError):
         driver.commit()
+    assert offset_records(driver) == []
     driver.commit(producer=P)
+    assert [one.offset for one in offset_records(driver)] == [5]
 
 
 @pytest.mark.parametrize("producer", [PLAIN, IN_TXN])

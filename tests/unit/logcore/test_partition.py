@@ -173,6 +173,7 @@ def test_refused(tmp_path: Path, case: str) -> None:
 def test_future_by_exactly_the_limit_is_fine(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, timestamp_ms=T0 + 3_600_000)
+    assert [batch.max_timestamp for batch, _ in partition.read_all()] == [T0 + 3_600_000]
 
 
 def test_largest_batch(tmp_path: Path) -> None:
@@ -182,6 +183,7 @@ def test_largest_batch(tmp_path: Path) -> None:
     partition.config = config(max_message_bytes=len(data) - 1)
     with pytest.raises(RecordTooLargeError):
         partition.append(data, now_ms=T0)
+    assert (partition.log_end_offset, partition.size_bytes) == (1, len(data))
 
 
 def test_zstd_needs_a_recent_request() -> None:
@@ -196,6 +198,7 @@ def test_old_timestamps(tmp_path: Path) -> None:
     with pytest.raises(InvalidTimestampError):
         append(partition, 2, timestamp_ms=T0 - 1001)
     append(partition, 2, timestamp_ms=T0 - 1000)
+    assert partition.log_end_offset == 2
 
 
 def test_a_compacted_topic_needs_keys(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def test_second_batch(
 def test_an_unknown_producer_may_begin_anywhere(tmp_path: Path, sequence: int) -> None:
     partition = open_partition(tmp_path)
     append(partition, producer_id=PID, epoch=9, sequence=sequence)
+    (known,) = partition.producers()
+    assert (known.producer_id, known.producer_epoch, known.last_sequence) == (PID, 9, sequence)
 
 
 def test_sequences_wrap(tmp_path: Path) -> None:

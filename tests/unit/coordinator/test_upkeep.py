@@ -23,7 +23,7 @@ from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import Partition
 from tests.support.faults import FaultyDisk
-from tests.support.waits import until_async
+from tests.support.waits import DEADLINE_S, until_async
 from tests.unit.coordinator.services import Services
 
 COMPACTED = {
@@ -54,11 +54,13 @@ async def serving(directory: Path, disk: FaultyDisk, **config: str) -> AsyncIter
         yield broker
 
 
-async def until_true(probe: Callable[[], object], what: str) -> None:
+async def until_true(
+    probe: Callable[[], object], what: str, *, deadline_s: float = DEADLINE_S
+) -> None:
     async def asked() -> object:
         return probe()
 
-    await until_async(asked, what)
+    await until_async(asked, what, deadline_s=deadline_s)
 
 
 def fill(broker: Broker, topic: str, *, dead: bool = False) -> Partition:

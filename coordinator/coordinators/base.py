@@ -16,7 +16,7 @@ from fencepost.coordinator.runtime.errors import (
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.coordinator.runtime.shards import ShardSet
-from fencepost.coordinator.wire.steps import Steps, finish
+from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError, Machine
 from fencepost.logcore.partition import Partition
 
@@ -68,15 +68,12 @@ class ShardedCoordinator:
             self._shards.open(self._logs, topic.partitions)
             await self._shards.loaded()
 
-    def ensure_open(self) -> None:
+    def open_in_steps(self) -> Steps[None]:
         """Create the topic and its shards if they are not there.
 
-        Raises CoordinatorNotAvailableError if the topic can't be made.
+        A step for each partition, which makes a directory and files. Raises
+        CoordinatorNotAvailableError if the topic can't be made.
         """
-        finish(self.open_in_steps())
-
-    def open_in_steps(self) -> Steps[None]:
-        """The same in steps, one for each partition, which makes a directory and files."""
         if self._shards.is_open:
             return
         name = self._shards.topic

@@ -24,6 +24,7 @@ from structlog.testing import capture_logs
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.runtime.shard import ShardState
+from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.commands import CommitOffsets, OffsetToCommit, TxnCommitOffsets
 from fencepost.logcore.batch import LogRecord, decode_records, encode_batch, iter_headers
 from fencepost.logcore.flush import Flush
@@ -100,7 +101,7 @@ async def durable(services: Services, partition: Partition) -> None:
 
 
 async def init(services: Services, name: str) -> tuple[int, int]:
-    services.txns.ensure_open()
+    finish(services.txns.open_in_steps())
     result = await services.txns.submit(name, InitProducerId(name, 60_000))
     assert isinstance(result, InitProducerIdResult)
     return result.producer_id, result.producer_epoch
@@ -164,7 +165,7 @@ async def recorded(skip: Skip | None = None) -> Run:
     run = Run(disk)
     services = await start(disk)
     services.topic("t", 2)
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
     producers = {name: await init(services, name) for name in IDS}
     for number in range(1, TRANSACTIONS + 1):
         name = IDS[number % 2]
@@ -219,7 +220,7 @@ async def judge(run: Run, step: int, disk: MemoryDisk) -> None:
         assert set(must) <= set(seen[0]), f"acknowledged: {must}, there: {seen[0]}"
         assert set(seen[0]) <= may, f"commits asked for: {may}, there: {seen[0]}"
         assert len(set(seen[0])) == len(seen[0])
-        services.groups.ensure_open()
+        finish(services.groups.open_in_steps())
         offset = await committed(services, GROUP, stable=True)
         assert offset == max(seen[0], default=-1), f"offset {offset}, records {seen[0]}"
         acknowledged = max((number for at, number in run.plain if at <= step), default=-1)

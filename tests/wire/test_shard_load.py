@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from fencepost import Broker
+from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.records import OffsetCommitValue, offset_commit
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
@@ -21,7 +22,7 @@ async def fill(directory: Path) -> int:
         pass  # the directory is a broker's now
     services = await Services(directory).start()
     services.topic("t", 8)
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
     partition = services.groups.partition_of("big")
     now_ms = int(time.time() * 1000)
     offset = 0

@@ -11,6 +11,7 @@ from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import InvalidUpdateVersionError
 from fencepost.coordinator.metadata.features import FeatureUpdate, UpgradeType, update_features
 from fencepost.coordinator.metadata.log import COMPACT_SLACK_RECORDS, TRANSACTION_VERSION
+from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.batch import decode_records
 from fencepost.txn.commands import AddPartitions, InitProducerId
 from fencepost.txn.machine import TxnMachine
@@ -101,7 +102,7 @@ def test_it_survives_restart_and_compaction_of_the_log(tmp_path: Path) -> None:
 async def test_records_of_the_coordinator_follow(tmp_path: Path, version: int, form: int) -> None:
     services = await Services(tmp_path).start()
     update(services.storage, FeatureUpdate(TRANSACTION_VERSION, version, SAFE))
-    services.txns.ensure_open()
+    finish(services.txns.open_in_steps())
     await services.txns.submit("t", InitProducerId("t", 1000))
     partition = services.logs.partition("__transaction_state", services.txns.partition_for("t"))
     ((header, batch),) = partition.read_all()
@@ -116,7 +117,7 @@ async def test_takeovers_follow_without_a_restart(tmp_path: Path, version: int, 
     """Under TV1 the fence is an abort at the next epoch; under TV2 the same, by other means."""
     services = await Services(tmp_path).start()
     services.topic("t")
-    services.txns.ensure_open()
+    finish(services.txns.open_in_steps())
     first: Any = await services.txns.submit("t", InitProducerId("t", 1000))
     add = AddPartitions("t", first.producer_id, first.producer_epoch, (("t", 0),))
     await services.txns.submit("t", add)

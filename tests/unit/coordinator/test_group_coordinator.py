@@ -13,6 +13,7 @@ from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.errors import CoordinatorLoadInProgressError, NotCoordinatorError
 from fencepost.coordinator.runtime.key_partition import partition_for
 from fencepost.coordinator.runtime.shard import ShardState
+from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.commands import (
     CommitOffsets,
     FetchOffsets,
@@ -70,8 +71,8 @@ async def test_nothing_exists_before_somebody_asks(services: Services) -> None:
 
 
 async def test_first_question_opens_all_shards_at_once(services: Services) -> None:
-    services.groups.ensure_open()
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
+    finish(services.groups.open_in_steps())
     with pytest.raises(UnknownMemberIdError):
         await services.groups.submit("g", HEARTBEAT)
     assert services.groups.partition_for("g") == partition_for("g", 50)
@@ -79,7 +80,7 @@ async def test_first_question_opens_all_shards_at_once(services: Services) -> No
 
 
 async def test_groups_survive_a_restart(services: Services, tmp_path: Path) -> None:
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
     for number in range(60):
         await services.groups.submit(f"g{number}", commit(f"g{number}", number))
     await services.stop()
@@ -91,7 +92,7 @@ async def test_groups_survive_a_restart(services: Services, tmp_path: Path) -> N
 
 
 async def test_a_kill_loses_nothing(services: Services, tmp_path: Path) -> None:
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
     await services.groups.submit("g", commit("g", 5))
     await services.kill()
     again = await Services(tmp_path).start()
@@ -100,7 +101,7 @@ async def test_a_kill_loses_nothing(services: Services, tmp_path: Path) -> None:
 
 
 async def test_heartbeat_is_fine_while_loading(services: Services) -> None:
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
     shard = services.groups._shards.shards[services.groups.partition_for("g")]
     shard._state = ShardState.LOADING
     assert services.groups.submit("g", HEARTBEAT).result() == HeartbeatResult()
@@ -112,7 +113,7 @@ async def test_heartbeat_is_fine_while_loading(services: Services) -> None:
 
 
 async def test_a_failed_shard_lists_nothing(services: Services) -> None:
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
     await services.groups.submit("g", commit("g", 1))
     shard = services.groups._shards.shards[services.groups.partition_for("g")]
     shard._state = ShardState.FAILED
@@ -123,7 +124,7 @@ async def test_a_failed_shard_lists_nothing(services: Services) -> None:
 
 
 async def test_deleted_topics_lose_their_offsets(services: Services) -> None:
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
     topic = services.metadata.topic("t")
     assert topic is not None
     old_id = topic.topic_id.bytes
@@ -138,7 +139,7 @@ async def test_a_loading_shard_hears_of_deleted_topics_later(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fencepost.coordinator.runtime.shards.RETRY_MS", 5)
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
     await services.groups.submit("g", commit("g", 5))
     shard = services.groups._shards.shards[services.groups.partition_for("g")]
     shard._state = ShardState.LOADING
@@ -153,7 +154,7 @@ async def test_a_loading_shard_hears_of_deleted_topics_later(
 async def test_offsets_expire_on_the_timer(tmp_path: Path) -> None:
     config = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"}
     services = await Services(tmp_path, config).start()
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
     await services.groups.submit("g", commit("g", 5))
     services.clock.advance(59_999)  # type: ignore[attr-defined]
     services.groups._shards.timers.run_due()
@@ -173,7 +174,7 @@ async def test_offsets_expire_on_the_timer(tmp_path: Path) -> None:
 async def test_transactional_offsets_and_their_marker(
     services: Services, tmp_path: Path, commits: bool
 ) -> None:
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
     producer = ProducerStamp(9, 0)
     await services.groups.submit("g", commit("g", 5))
     offsets = (OffsetToCommit("t", 0, 8),)
@@ -199,7 +200,7 @@ async def test_a_clock_that_is_set_back_makes_no_phase_of_a_rebalance_longer(
     clock = ManualClock(1_700_000_000_000)
     config = {"group.initial.rebalance.delay.ms": "100"}
     services = await Services(tmp_path, config, clock=clock).start()
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
     timers = services.groups._shards.timers
     joined = services.groups.submit("g", JOIN)
     clock.jump(-3_600_000)
@@ -214,7 +215,7 @@ async def test_a_clock_that_is_set_back_makes_no_phase_of_a_rebalance_longer(
 
 
 async def test_a_parked_join_is_answered_when_the_broker_stops(services: Services) -> None:
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
     first = services.groups.submit("g", JOIN)
     shards = services.groups._shards
     services.clock.advance(1)  # type: ignore[attr-defined]

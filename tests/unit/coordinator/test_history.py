@@ -28,6 +28,7 @@ from fencepost.coordinator.history.recorder import History, HistoryLimits
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC, TRANSACTION_STATE
 from fencepost.coordinator.metadata.topic_admin import check_name
 from fencepost.coordinator.runtime.origin import Origin
+from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.batch import decode_records
 from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.errors import StorageError
@@ -91,7 +92,7 @@ async def test_an_event_is_kept_with_who_when_and_where(services: Services) -> N
 
 async def test_what_happens_to_a_transaction_is_told(services: Services) -> None:
     services.topic("t")
-    services.txns.ensure_open()
+    finish(services.txns.open_in_steps())
     txns = services.txns
     first: Any = await txns.submit("id", InitProducerId("id", 60_000), ME)
     identity = first.producer_id, first.producer_epoch

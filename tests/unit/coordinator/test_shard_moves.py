@@ -8,6 +8,7 @@ import pytest
 
 from fencepost.coordinator.runtime.errors import NotCoordinatorError
 from fencepost.coordinator.runtime.shards import ShardSet
+from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.commands import CommitOffsets, OffsetToCommit
 from fencepost.groups.consumer_commands import ConsumerHeartbeat
 from fencepost.txn.commands import AddPartitions, InitProducerId
@@ -26,8 +27,8 @@ async def filled(directory: Path) -> Services:
     """Groups of every kind with offsets, and transactions, on many shards."""
     services = await Services(directory).start()
     services.topic("t", 3)
-    services.groups.ensure_open()
-    services.txns.ensure_open()
+    finish(services.groups.open_in_steps())
+    finish(services.txns.open_in_steps())
     for number, name in enumerate(GROUPS):
         offsets = tuple(OffsetToCommit("t", index, number) for index in range(3))
         await services.groups.submit(name, CommitOffsets(name, -1, "", None, offsets))

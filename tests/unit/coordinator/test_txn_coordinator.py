@@ -18,6 +18,7 @@ from fencepost.coordinator.runtime.errors import (
     TransactionCoordinatorBusyError,
 )
 from fencepost.coordinator.runtime.shard import ShardState
+from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.commands import OffsetToCommit, TxnCommitOffsets
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.errors import InvalidProducerEpochError, InvalidTxnStateError, StorageError
@@ -65,7 +66,7 @@ class Producer:
         self.sequences: dict[tuple[str, int], int] = {}
 
     async def init(self, timeout_ms: int = 60_000) -> Producer:
-        self.services.txns.ensure_open()
+        finish(self.services.txns.open_in_steps())
         result = await self.services.txns.submit(self.id, InitProducerId(self.id, timeout_ms))
         assert isinstance(result, InitProducerIdResult)
         self.pid, self.epoch = result.producer_id, result.producer_epoch
@@ -121,7 +122,7 @@ async def state(services: Services, transactional_id: str = ID) -> str:
 async def services(tmp_path: Path) -> AsyncIterator[Services]:
     services = await Services(tmp_path).start()
     services.topic("t", 3)
-    services.groups.ensure_open()
+    finish(services.groups.open_in_steps())
     yield services
     await services.stop()
 
@@ -199,7 +200,7 @@ async def test_no_decision_reserves_ids(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn writes to its own log alone: the reservation is forced to disk before, or behind."""
-    services.txns.ensure_open()
+    finish(services.txns.open_in_steps())
     shards = services.txns._shards.shards
     allocate = services.metadata.allocate_producer_ids
     reserved: list[bool] = []
@@ -216,7 +217,7 @@ async def test_no_decision_reserves_ids(
 
 async def test_a_timeout_that_needs_an_id_has_one_reserved(services: Services) -> None:
     """At the last epoch the fence takes a new producer id, and a restart has left none."""
-    services.txns.ensure_open()
+    finish(services.txns.open_in_steps())
     at_last_epoch = TransactionMetadata(
         producer_id=1_000_000,
         previous_producer_id=NO_PRODUCER_ID,
@@ -252,7 +253,7 @@ def refuse(*_: object, **__: object) -> object:
 async def test_no_ids_while_metadata_fails(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    services.txns.ensure_open()
+    finish(services.txns.open_in_steps())
     monkeypatch.setattr(services.metadata.partition, "append_records", refuse)
     with pytest.raises(ProducerIdsUnavailableError):
         await services.txns.new_producer()
@@ -430,7 +431,7 @@ async def test_killed_before_every_write_of_the_end(
         directory.mkdir()
         services = await Services(directory, fs=MortalDisk(kinds={"write"})).start()
         services.topic("t", 2)
-        services.groups.ensure_open()
+        finish(services.groups.open_in_steps())
         services.die_after = die_after  # type: ignore[attr-defined]
         try:
             await _one_transaction(services, version, commits=commits)
@@ -548,7 +549,7 @@ async def test_unknown_ids_and_no_coordinator(services: Services) -> None:
     producer.pid, producer.epoch = 1, 0
     assert type(ask(services, producer, "Produce", 10)) is TransactionCoordinatorBusyError
     assert type(ask(services, producer, "TxnOffsetCommit", 3)) is NotCoordinatorError
-    services.txns.ensure_open()
+    finish(services.txns.open_in_steps())
     assert type(ask(services, producer, "Produce", 10)) is InvalidProducerIdMappingError
 
 
@@ -577,8 +578,8 @@ async def test_hundred_empty_shards_open_quickly(tmp_path: Path) -> None:
     services = await Services(tmp_path).start()
     loop = asyncio.get_running_loop()
     begin = loop.time()
-    services.groups.ensure_open()
-    services.txns.ensure_open()
+    finish(services.groups.open_in_steps())
+    finish(services.txns.open_in_steps())
     assert loop.time() - begin < 1, "typically 30 ms; generous for a busy machine"
     assert len(services.txns._shards.shards) == 50
     assert services.metadata.topic(TRANSACTION_STATE) is not None

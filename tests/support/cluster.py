@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tests.support.batches import Batch, batch, batches
 from tests.support.raw import Answer, RawClient
@@ -114,25 +115,9 @@ class Cluster(RawClient):
         assert answer["error_code"] == "none", answer
         return answer["producer_id"], answer["producer_epoch"]
 
-    def produce(
-        self,
-        topic: str,
-        records: bytes | Sequence[bytes | None],
-        *,
-        partition: int = 0,
-        version: int = 9,
-        transactional_id: str | None = None,
-        acks: int = -1,
-    ) -> Answer:
+    def produce(self, topic: str, records: bytes | Sequence[bytes | None], **how: Any) -> Answer:
         """Produce a batch (or plain values) and return the partition's part of the answer."""
-        self.begin_produce(
-            topic,
-            records,
-            partition=partition,
-            version=version,
-            transactional_id=transactional_id,
-            acks=acks,
-        )
+        self.begin_produce(topic, records, **how)
         part: Answer = self.receive()["responses"][0]["partition_responses"][0]
         return part
 
@@ -146,7 +131,7 @@ class Cluster(RawClient):
         transactional_id: str | None = None,
         acks: int = -1,
     ) -> None:
-        """Send what :meth:`produce` sends; the answer is to be received."""
+        """Send a batch (or plain values); the answer is to be received."""
         data = records if isinstance(records, bytes) else batch(records)
         self.send(
             "produce",

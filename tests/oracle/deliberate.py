@@ -379,6 +379,16 @@ KINDS = (
         for api in ("alter_configs", "incremental_alter_configs")
     ),
     Kind(
+        "create_partitions",
+        ".results[].error_code",
+        "invalid_topic_exception",
+        ...,
+        "the coordinators' topics do not grow, whatever else is wrong: where a group or a"
+        " transaction is goes by their number of partitions",
+        lambda request: any(one["name"].startswith("__") for one in request["topics"]),
+        parts=True,
+    ),
+    Kind(
         "add_partitions_to_txn",
         ".results_by_transaction[].topic_results[].results_by_partition[].partition_error_code",
         "topic_authorization_failed",

@@ -70,10 +70,11 @@ class ShrinkingPartition(DurablePartition):
         yields.
         """
         self._throw_if_stopped()
-        removed = 0
+        removed, mark = 0, self._high_watermark
         try:
             self._log.remove_doomed(now_ms)
-            while segments := self._given_up(now_ms):
+            # What is appended meanwhile is for the next call, or this one might never end.
+            while segments := self._given_up(now_ms, mark):
                 yield from self._removing(segments, now_ms)
                 removed += len(segments)
                 if self._stopped is not None:
@@ -84,8 +85,8 @@ class ShrinkingPartition(DurablePartition):
             self._notify()
         return removed
 
-    def _given_up(self, now_ms: int) -> list[Segment]:
-        log, config, mark = self._log, self._config, self._high_watermark
+    def _given_up(self, now_ms: int, mark: int) -> list[Segment]:
+        log, config = self._log, self._config
         found = beyond_log_start(log, self._log_start_offset, mark)
         if not found and "delete" in config.cleanup_policy:
             found = beyond_size(log, config.retention_bytes, mark) or beyond_age(

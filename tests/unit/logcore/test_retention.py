@@ -152,3 +152,17 @@ def test_producers_outlive_their_segments(tmp_path: Path) -> None:
     again = open_partition(tmp_path, log_start_offset=2)
     assert again.last_stable_offset == 2
     assert [one.producer_id for one in again.producers()] == [1]
+
+
+def test_what_is_appended_while_the_disk_is_waited_for_is_left_to_the_next_call(
+    tmp_path: Path,
+) -> None:
+    partition = segments(tmp_path, retention_bytes=SIZE, retention_ms=-1)
+    waits = 0
+    for wait in partition.retaining(T0):
+        wait()
+        append(partition)
+        waits += 1
+        assert waits < 10
+    assert (partition.log_start_offset, partition.log_end_offset) == (4, 4 + waits)
+    assert partition.retention(T0) == partition.log_end_offset - 1 - 4

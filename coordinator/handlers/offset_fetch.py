@@ -6,6 +6,7 @@ Versions: 2 null topics (all of them) and an error at the top, 5 leader epochs, 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -41,8 +42,9 @@ def _run_one(ctx: Context) -> Work[Entity]:
     wanted = None
     if body.topics is not None:
         wanted = []
+        seen: set[tuple[str, int]] = set()
         for topic in body.topics:
-            wanted.append(_wanted(ctx, topic.name, topic))
+            wanted.append(_wanted(ctx, topic.name, topic, seen))
             yield None
     command = FetchOffsets(
         group_id=body.group_id,
@@ -65,8 +67,15 @@ def _run_one(ctx: Context) -> Work[Entity]:
     return respond.OffsetFetchResponse(topics=tuple(topics))
 
 
-def _wanted(ctx: Context, name: str, topic: Any) -> FetchTopic:
-    return FetchTopic(name, tuple(topic.partition_indexes), _id_bytes(ctx, name))
+def _wanted(ctx: Context, name: str, topic: Any, seen: set[tuple[str, int]]) -> FetchTopic:
+    """What is asked of a topic, less what a group was asked before (``seen``).
+
+    An offset may have 4 KiB of metadata, a thousand times what its index takes.
+    """
+    asked = dict.fromkeys((name, index) for index in topic.partition_indexes)
+    new = tuple(index for _, index in asked if (name, index) not in seen)
+    seen.update(asked)
+    return FetchTopic(name, new, _id_bytes(ctx, name))
 
 
 def _id_bytes(ctx: Context, name: str) -> bytes | None:
@@ -82,13 +91,14 @@ def _run_many(ctx: Context) -> Work[Entity]:
     # All are asked before any is waited for, so that one loading shard costs no extra round.
     asked, groups = [], []
     whole: set[str] = set()
+    seen: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
     for group in ctx.body.groups:
         if group.topics is None:
             # All offsets of a group are told once: a small request could ask for gigabytes.
             if group.group_id in whole:
                 continue
             whole.add(group.group_id)
-        names, future = yield from _ask(ctx, group)
+        names, future = yield from _ask(ctx, group, seen[group.group_id])
         asked.append((group, names, future))
         yield None
     for group, names, future in asked:
@@ -98,7 +108,9 @@ def _run_many(ctx: Context) -> Work[Entity]:
     return ctx.respond.OffsetFetchResponse(groups=tuple(groups))
 
 
-def _ask(ctx: Context, group: Any) -> Work[tuple[list[str | None], Future]]:
+def _ask(
+    ctx: Context, group: Any, seen: set[tuple[str, int]]
+) -> Work[tuple[list[str | None], Future]]:
     """Send one group's question; with the names of its topics, None for an unknown id."""
     names: list[str | None] = []
     topics: tuple[FetchTopic, ...] | None = None
@@ -113,7 +125,7 @@ def _ask(ctx: Context, group: Any) -> Work[tuple[list[str | None], Future]]:
                 name = topic.name
             names.append(name)
             if name is not None:
-                wanted.append(_wanted(ctx, name, topic))
+                wanted.append(_wanted(ctx, name, topic, seen))
             yield None
         topics = tuple(wanted)
     command = FetchOffsets(

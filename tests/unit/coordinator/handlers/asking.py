@@ -21,3 +21,10 @@ def fetch_parts(client: Cluster, parts, version: int = 12, topic=None, **fields)
     known = {"topic": topic} if version < 13 else {"topic_id": topic}
     body = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, **fields}
     return client.call("fetch", version, topics=[{**known, "partitions": entries}], **body)
+
+
+def create(client: Cluster, name: str, version: int = 7, **fields):
+    entry = {"name": name, "num_partitions": 1, "replication_factor": 1, **fields}
+    answer = client.call("create_topics", version, topics=[entry], timeout=1000)
+    (one,) = answer["topics"]
+    return one["error_code"], one

@@ -7,6 +7,7 @@ import uuid
 import pytest
 
 from tests.support.cluster import TRANSACTION, unique
+from tests.unit.coordinator.handlers.asking import create
 
 ALL_TOPIC_OPERATIONS, ALL_CLUSTER_OPERATIONS, NOT_ASKED = 3576, 8096, -(2**31)
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
@@ -92,14 +93,14 @@ def test_a_topic_is_created_when_asked_for_and_known_the_next_time(client):
 def test_bad_names_are_no_topics(client, name):
     (found,) = client.call("metadata", 9, topics=[{"name": name}])["topics"]
     assert found["error_code"] == "invalid_topic_exception"
-    assert client.create(name)[0] == "invalid_topic_exception"
+    assert create(client, name)[0] == "invalid_topic_exception"
 
 
 def test_nobody_makes_a_topic_of_the_metadata_logs_name(client):
     for _ in range(2):
         (found,) = client.call("metadata", 9, topics=[{"name": "__cluster_metadata"}])["topics"]
         assert found["error_code"] == "unknown_topic_or_partition"
-    assert client.create("__cluster_metadata")[0] == "invalid_request"
+    assert create(client, "__cluster_metadata")[0] == "invalid_request"
 
 
 def test_internal_topics_are_marked(client):
@@ -176,6 +177,18 @@ def test_what_is_named_twice_is_described_once(client, topic):
     assert [one["group_id"] for one in answer["groups"]] == ["g", "h"]
     answer = client.call("consumer_group_describe", 1, group_ids=["g", "h", "g"])
     assert [one["group_id"] for one in answer["groups"]] == ["g", "h"]
+    client.coordinator("g", 0)
     everything, nothing = {"group_id": "g", "topics": None}, {"group_id": "g", "topics": []}
     answer = client.call("offset_fetch", 8, groups=[everything, nothing, everything, nothing])
     assert len(answer["groups"]) == 3
+    asked = {"name": topic, "partition_indexes": [0, 0, 1]}
+    answer = client.call("offset_fetch", 7, group_id="g", topics=[asked, asked])
+    parts = [[part["partition_index"] for part in one["partitions"]] for one in answer["topics"]]
+    assert parts == [[0, 1], []]
+    again = {"group_id": "g", "topics": [asked]}
+    answer = client.call("offset_fetch", 8, groups=[again, again, {**again, "group_id": "h"}])
+    parts = [
+        [part["partition_index"] for part in one["topics"][0]["partitions"]]
+        for one in answer["groups"]
+    ]
+    assert parts == [[0, 1], [], [0, 1]]

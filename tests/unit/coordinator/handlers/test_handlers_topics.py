@@ -8,23 +8,14 @@ import pytest
 
 from fencepost.coordinator.daemon.broker import Broker
 from tests.support.cluster import TRANSACTION, Cluster, unique
-
-
-def _create(client: Cluster, name: str, version: int = 7, **fields):
-    entry = {"name": name, "num_partitions": 1, "replication_factor": 1, **fields}
-    answer = client.call("create_topics", version, topics=[entry], timeout=1000)
-    (one,) = answer["topics"]
-    return one["error_code"], one
-
-
-Cluster.create = _create  # type: ignore[attr-defined]
+from tests.unit.coordinator.handlers.asking import create
 
 
 @pytest.mark.parametrize("version", range(2, 8))
 def test_creating_in_every_version(client, version):
     name = unique("c")
     configs = [{"name": "retention.ms", "value": "77"}]
-    code, one = client.create(name, version, num_partitions=3, configs=configs)
+    code, one = create(client, name, version, num_partitions=3, configs=configs)
     assert code == "none"
     if version >= 5:
         assert (one["num_partitions"], one["replication_factor"]) == (3, 1)
@@ -35,7 +26,7 @@ def test_creating_in_every_version(client, version):
         assert found["segment.ms"]["config_source"] == 5
     if version >= 7:
         assert uuid.UUID(one["topic_id"]) == client.topic_id(name)
-    assert client.create(name, version)[0] == "topic_already_exists"
+    assert create(client, name, version)[0] == "topic_already_exists"
     assert client.leaders(name) == 3
 
 
@@ -55,7 +46,7 @@ def test_creating_in_every_version(client, version):
 )
 def test_what_can_not_be_created(client, fields, code):
     name = unique("c")
-    got, one = client.create(name, **fields)
+    got, one = create(client, name, **fields)
     assert got == code
     assert one["error_message"]
     assert client.leaders(name) == 0
@@ -75,17 +66,17 @@ def test_manual_assignment(client, assignment, code):
     entries = [
         {"partition_index": index, "broker_ids": brokers} for index, brokers in assignment.items()
     ]
-    got, _ = client.create(
-        unique("c"), num_partitions=-1, replication_factor=-1, assignments=entries
+    got, _ = create(
+        client, unique("c"), num_partitions=-1, replication_factor=-1, assignments=entries
     )
     assert got == code
 
 
 def test_defaults_duplicates_collisions_and_validate_only(client):
     name = unique("c.d")
-    code, one = client.create(name, num_partitions=-1, replication_factor=-1)
+    code, one = create(client, name, num_partitions=-1, replication_factor=-1)
     assert (code, one["num_partitions"]) == ("none", 2)
-    code, one = client.create(name.replace(".", "_"))
+    code, one = create(client, name.replace(".", "_"))
     assert code == "invalid_topic_exception"
     assert name in one["error_message"]
     twice = unique("c")

@@ -97,6 +97,7 @@ def test_nobody_waits_for_a_disk_that_takes_what_was_sealed(tmp_path):
 def test_what_ends_while_its_segments_are_flushed(tmp_path, how):
     with running(tmp_path, **NEVER) as one:
         topic = one.client.create_topic("t", 1, SMALL)
+        one.disk.is_gated = of_topic(topic)
         one.disk.gate.clear()
         fill(one.client, topic, 3)
         assert one.disk.held.wait(60)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from fencepost.coordinator.daemon.broker import Broker
@@ -148,6 +149,7 @@ async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_pa
     cleaner that keeps up with the appends would leave retention nothing to remove: what is behind
     that one would never come to ``retention.bytes``.
     """
+    structlog.reset_defaults()  # a broker of another test may have quietened the log
     with capture_logs() as told:
         async with serving(
             tmp_path,

@@ -15,7 +15,7 @@ from fencepost.coordinator.daemon.collector import GROWTH_BLOCKS, Collector
 from tests.support.cluster import GROUP, Cluster, unique
 from tests.support.raw import RawClient
 
-OURS = ("coordinator.", "groups.", "logcore.", "txn.")
+OURS = "fencepost."
 CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "1"}
 
 

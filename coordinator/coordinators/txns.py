@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from fencepost.coordinator.coordinators.base import ShardedCoordinator
 from fencepost.coordinator.coordinators.marker_writer import CompleteOffsets, LocalMarkerWriter
+from fencepost.coordinator.data.appends import Verdicts
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.log import TRANSACTION_VERSION
 from fencepost.coordinator.metadata.names import TRANSACTION_STATE
@@ -55,9 +56,6 @@ from fencepost.txn.limits import TxnLimits
 
 if TYPE_CHECKING:
     from fencepost.txn.machine import TxnMachine
-
-Verdicts = dict[TopicPartition, DomainError | None]
-"""Why a partition may not be written to; None where it may."""
 
 ADDS_PARTITIONS = {"Produce": 12, "TxnOffsetCommit": 5}
 """From which version an API adds its partition to the transaction by itself (KIP-890, TV2)."""

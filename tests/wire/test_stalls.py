@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,6 +254,25 @@ UNKNOWN = [f"unknown-{index}" for index in range(MOST)]
 NOWHERE = [("nowhere", range(MOST - 1))]
 TOPIC, BROKER = 2, 4
 
+
+def marked(make: Any, topics: Iterable[tuple[str, Iterable[int]]]) -> dict[str, Any]:
+    """One marker for all partitions of ``topics``."""
+    return {
+        "markers": [
+            make.WritableTxnMarker(
+                producer_id=1,
+                producer_epoch=0,
+                transaction_result=True,
+                coordinator_epoch=0,
+                topics=[
+                    make.WritableTxnMarkerTopic(name=name, partition_indexes=list(indexes))
+                    for name, indexes in topics
+                ],
+            )
+        ]
+    }
+
+
 CASES = {
     "fetch of partitions never used": Case(ApiKey.FETCH, 12, lambda make: fetch(make, ALL)),
     "fetch of everything, waiting": Case(
@@ -420,39 +439,12 @@ CASES = {
     "markers of unknown partitions": Case(
         ApiKey.WRITE_TXN_MARKERS,
         1,
-        lambda make: {
-            "markers": [
-                make.WritableTxnMarker(
-                    producer_id=1,
-                    producer_epoch=0,
-                    transaction_result=True,
-                    coordinator_epoch=0,
-                    topics=[
-                        make.WritableTxnMarkerTopic(
-                            name="nowhere", partition_indexes=list(range(MOST - 2))
-                        )
-                    ],
-                )
-            ]
-        },
+        lambda make: marked(make, [("nowhere", range(MOST - 2))]),
     ),
     "markers of all partitions": Case(
         ApiKey.WRITE_TXN_MARKERS,
         1,
-        lambda make: {
-            "markers": [
-                make.WritableTxnMarker(
-                    producer_id=1,
-                    producer_epoch=0,
-                    transaction_result=True,
-                    coordinator_epoch=0,
-                    topics=[
-                        make.WritableTxnMarkerTopic(name=one, partition_indexes=list(many))
-                        for one, many in ALL
-                    ],
-                )
-            ]
-        },
+        lambda make: marked(make, ALL),
     ),
     "partitions for a transaction": Case(
         ApiKey.ADD_PARTITIONS_TO_TXN,

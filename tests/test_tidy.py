@@ -140,6 +140,7 @@ ALLOWED_IMPORTS = {
         "coordinator.runtime.key_partition",
         "coordinator.wire",
         "logcore.batch",
+        "txn.events",
     ),
     f"{_ROOM}tools": (
         "coordinator.tools",

@@ -21,6 +21,7 @@ from fencepost.txn.commands import (
     ReserveProducerIds,
 )
 from fencepost.txn.errors import ProducerIdsUnavailableError, TransactionalIdNotFoundError
+from fencepost.txn.events import EventKind
 from fencepost.txn.shard import TIMEOUT_TIMER, TxnShardState, require_id
 from fencepost.txn.state import TransactionState
 
@@ -79,11 +80,11 @@ def abort_overdue(shard: TxnShardState, decision: DecisionBuilder, transactional
         end_txn.abort_fenced(shard, decision, transactional_id, cause="timeout")
     except ProducerIdsUnavailableError as error:
         decision.effect(ReserveProducerIds())
-        decision.event("timeout-postponed", transactional_id, cause=str(error))
+        decision.event(EventKind.TIMEOUT_POSTPONED, transactional_id, cause=str(error))
         decision.arm((TIMEOUT_TIMER, transactional_id), shard.limits.retry_backoff_ms)
         return False
     decision.event(
-        "transaction-timed-out",
+        EventKind.TRANSACTION_TIMED_OUT,
         transactional_id,
         timeout_ms=txn.timeout_ms,
         open_ms=decision.now_ms - txn.start_ms,
@@ -123,7 +124,7 @@ def expire_transactional_ids(
         state.dead(txn)
         decision.append(records.tombstone(transactional_id))
         decision.event(
-            "transactional-id-expired",
+            EventKind.TRANSACTIONAL_ID_EXPIRED,
             transactional_id,
             producer_id=txn.producer_id,
             rested_ms=decision.now_ms - txn.last_update_ms,

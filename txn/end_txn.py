@@ -21,6 +21,7 @@ from fencepost.txn.errors import (
     InvalidProducerIdMappingError,
     InvalidTransactionStateError,
 )
+from fencepost.txn.events import EventKind
 from fencepost.txn.shard import TxnShardState, refuse_fenced, require_id, tell_identity
 from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 
@@ -95,6 +96,17 @@ TV2_TABLE: Mapping[tuple[TransactionState, bool, Relation], Verdict] = MappingPr
 """By state, wanted outcome, and whether the identity is the stored one or the one before it."""
 
 
+def verdict(
+    where: TransactionState, *, commit: bool, relation: Relation, transaction_version: int
+) -> Verdict:
+    """Return what an EndTxn leads to whose producer id is the stored one or the one before it."""
+    if relation is Relation.FENCED:
+        return Verdict.FENCED
+    if transaction_version >= TV2:
+        return TV2_TABLE[where, commit, relation]
+    return TV1_TABLE[where, commit]
+
+
 def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, command: EndTxn) -> None:
     """Commit or abort."""
     transactional_id = command.transactional_id
@@ -107,31 +119,25 @@ def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, comman
         raise ConcurrentTransactionsError("the last transaction is being completed")
     txn = shard.transactions.get(transactional_id)
     request = Identity(command.producer_id, command.producer_epoch)
-    relation = Relation.OTHER_ID if txn is None else _relate(request, txn, version)
+    relation = Relation.OTHER_ID if txn is None else relate(request, txn, version)
     if txn is None or relation is Relation.OTHER_ID:
         raise InvalidProducerIdMappingError(
             f"{transactional_id} is not the id of producer {command.producer_id}"
         )
     owner = txn.client_identity
-    if relation is Relation.FENCED:
+    found = verdict(
+        txn.state, commit=command.commit, relation=relation, transaction_version=version
+    )
+    if found is Verdict.FENCED:
         refuse_fenced(decision, token, transactional_id, request, owner, "EndTxn")
         return
-    if pending:
+    if pending or found is Verdict.WAIT:
         raise ConcurrentTransactionsError("the last transaction is being completed")
-    if version >= TV2:
-        verdict = TV2_TABLE[txn.state, command.commit, relation]
-    else:
-        verdict = TV1_TABLE[txn.state, command.commit]
-    if verdict is Verdict.FENCED:
-        refuse_fenced(decision, token, transactional_id, request, owner, "EndTxn")
-        return
-    if verdict is Verdict.WAIT:
-        raise ConcurrentTransactionsError("this transaction is being completed")
-    if verdict is Verdict.ILLEGAL:
+    if found is Verdict.ILLEGAL:
         wanted = "commit" if command.commit else "abort"
         raise InvalidTransactionStateError(f"no {wanted} in state {txn.state.kafka_name}")
     after = owner
-    if verdict is Verdict.END:
+    if found is Verdict.END:
         prepared = _end(shard, decision, transactional_id, txn, version, commit=command.commit)
         _tell_end(decision, transactional_id, txn, prepared, "EndTxn")
         after = prepared.next_identity
@@ -151,7 +157,7 @@ def abort_fenced(
     prepared = _end(shard, decision, transactional_id, fenced, version, commit=False)
     _tell_end(decision, transactional_id, owned, prepared, cause)
     decision.event(
-        "producer-fenced",
+        EventKind.PRODUCER_FENCED,
         transactional_id,
         cause=cause,
         producer_id=owned.producer_id,
@@ -165,7 +171,8 @@ def _rules(transaction_version: int) -> int:
     return TV2 if transaction_version >= TV2 else 0
 
 
-def _relate(request: Identity, txn: TransactionMetadata, version: int) -> Relation:
+def relate(request: Identity, txn: TransactionMetadata, version: int) -> Relation:
+    """Return how the identity of an EndTxn under the rules of ``version`` stands to ``txn``'s."""
     if version < TV2:
         relation = epochs.relate_tv1(request, txn.client_identity)
     else:
@@ -222,7 +229,7 @@ def _tell_end(
 ) -> None:
     if prepared.state is TransactionState.PREPARE_ABORT:
         decision.event(
-            "transaction-aborted",
+            EventKind.TRANSACTION_ABORTED,
             transactional_id,
             cause=cause,
             producer_id=owned.producer_id,
@@ -232,7 +239,7 @@ def _tell_end(
         )
     elif owned.is_kept:
         decision.event(
-            "transaction-committed",
+            EventKind.TRANSACTION_COMMITTED,
             transactional_id,
             cause=cause,
             producer_id=owned.producer_id,

@@ -23,6 +23,7 @@ from fencepost.txn.errors import (
     TooManyTransactionalIdsError,
     TwoPhaseCommitDisabledError,
 )
+from fencepost.txn.events import EventKind
 from fencepost.txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS
 from fencepost.txn.shard import (
     PARK_TIMER,
@@ -196,7 +197,7 @@ def _keep(
         decision.disarm((TIMEOUT_TIMER, transactional_id))
     shard.last_producer_identity.pop(transactional_id, None)
     decision.event(
-        "transaction-kept",
+        EventKind.TRANSACTION_KEPT,
         transactional_id,
         cause="InitProducerId",
         ongoing_producer_id=txn.producer_id,

@@ -33,6 +33,7 @@ from fencepost.txn.commands import (
     MarkersWritten,
 )
 from fencepost.txn.errors import CoordinatorUnloadedError
+from fencepost.txn.events import EventKind
 from fencepost.txn.ids import ProducerIds
 from fencepost.txn.limits import TxnLimits
 from fencepost.txn.shard import (
@@ -187,7 +188,7 @@ class TxnMachine:
                 number = shard.offsets[transactional_id]
                 shard.request_markers(decision, transactional_id, txn, number)
                 decision.event(
-                    "transaction-resumed",
+                    EventKind.TRANSACTION_RESUMED,
                     transactional_id,
                     state=txn.state.kafka_name,
                     prepared_ms_ago=now_ms - txn.last_update_ms,
@@ -196,7 +197,7 @@ class TxnMachine:
             elif txn.state is TransactionState.ONGOING:
                 arm_timeout(decision, transactional_id, txn)
         if shard.passed_over:
-            decision.event("records-passed-over", "", count=shard.passed_over)
+            decision.event(EventKind.RECORDS_PASSED_OVER, "", count=shard.passed_over)
         return decision.build()
 
     def unload(self) -> Decision:

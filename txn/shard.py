@@ -18,6 +18,7 @@ from fencepost.txn import records, state
 from fencepost.txn.commands import InitProducerId, WriteMarkers
 from fencepost.txn.epochs import Identity
 from fencepost.txn.errors import InvalidTxnRequestError, ProducerFencedError
+from fencepost.txn.events import EventKind
 from fencepost.txn.ids import ProducerIds
 from fencepost.txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS, TxnLimits
 from fencepost.txn.markers import MarkerTable
@@ -143,7 +144,7 @@ def refuse_fenced(
 ) -> None:
     """Answer a producer that lost its id, and remember that it tried."""
     decision.event(
-        "producer-refused",
+        EventKind.PRODUCER_REFUSED,
         transactional_id,
         during=during,
         given_producer_id=None if request is None else request.producer_id,
@@ -169,11 +170,11 @@ def tell_identity(
         "producer_epoch": after.epoch,
     }
     if after.producer_id != before.producer_id:
-        kind, detail["former_producer_id"] = "producer-id-rotated", before.producer_id
+        kind, detail["former_producer_id"] = EventKind.PRODUCER_ID_ROTATED, before.producer_id
     else:
-        kind = "epoch-bumped"
+        kind = EventKind.EPOCH_BUMPED
     detail["former_producer_epoch"] = before.epoch
     # Every transaction of a TV2 client ends with a new epoch.
-    is_routine = kind == "epoch-bumped" and cause == "EndTxn"
+    is_routine = kind is EventKind.EPOCH_BUMPED and cause == "EndTxn"
     tell = decision.routine_event if is_routine else decision.event
     tell(kind, transactional_id, **detail)

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from fencepost.coordinator.cli.queries.entries import entries_of
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.history.entries import TRANSACTION
+from fencepost.txn.events import EventKind
 
-CLAIMS = frozenset({"epoch-bumped", "producer-id-rotated", "transaction-kept"})
+CLAIMS = frozenset(
+    {EventKind.EPOCH_BUMPED, EventKind.PRODUCER_ID_ROTATED, EventKind.TRANSACTION_KEPT}
+)
 """What gives a producer id and epoch to a client."""
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fencepost.txn.commands import AddPartitionsResult
+from fencepost.txn.commands import AddPartitions, AddPartitionsResult, InitProducerId
 from fencepost.txn.epochs import Identity
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,
@@ -17,6 +17,7 @@ from fencepost.txn.errors import (
 )
 from fencepost.txn.limits import TxnLimits
 from fencepost.txn.machine import TIMEOUT_TIMER
+from fencepost.txn.records import encode
 from fencepost.txn.state import TransactionState
 from tests.unit.txn.driver import START_MS, TIMEOUT_MS, A, B, C, Driver, S, metadata
 
@@ -57,15 +58,17 @@ def test_completion_has_to_end_first(
 
 @BOTH
 def test_a_prepared_transaction_that_nobody_completes_still_refuses(
-    shard: Callable[..., Driver], verify: bool
+    verify: bool,
 ) -> None:
-    driver = shard(hold=True)
-    driver.place(metadata(S.PREPARE_COMMIT))
-    driver.machine._shard.markers.clear()
-    driver.machine.check = lambda: None  # type: ignore[method-assign]
-    answer = driver.add(STORED, verify_only=verify)
-    assert type(answer) is ConcurrentTransactionsError
-    assert type(driver.init()) is ConcurrentTransactionsError
+    driver = Driver()
+    driver.place(metadata(S.ONGOING))
+    ended = encode("orders-1", metadata(S.PREPARE_COMMIT, identity=Identity(500, 6)), 2)
+    driver.machine.replay(ended, len(driver.log), START_MS, None)
+    assert not driver.machine.is_pending("orders-1")
+    add = AddPartitions("orders-1", *Identity(500, 6), (A,), verify_only=verify)
+    for request in (add, InitProducerId("orders-1", TIMEOUT_MS)):
+        with pytest.raises(ConcurrentTransactionsError):
+            driver.machine.decide(1, request, START_MS)
 
 
 @pytest.mark.parametrize("tv", [0, 2])

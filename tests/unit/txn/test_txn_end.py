@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from fencepost.txn.commands import EndTxn, EndTxnResult
-from fencepost.txn.end_txn import TV1_TABLE, TV2_TABLE, Verdict
+from fencepost.txn.end_txn import TV1_TABLE, TV2_TABLE, Verdict, relate, verdict
 from fencepost.txn.epochs import Identity, Relation
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,
@@ -23,28 +23,31 @@ from tests.unit.txn.driver import A, Driver, S, metadata
 
 STORED = Identity(500, 5)
 DURABLE = [one for one in S if one <= S.COMPLETE_ABORT]
-FENCED, WAIT, ILLEGAL = (
-    ProducerFencedError,
-    ConcurrentTransactionsError,
-    InvalidTransactionStateError,
-)
+END, DONE, WAIT, ILLEGAL, FENCED = Verdict
+ANSWERS = {
+    END: EndTxnResult,
+    DONE: EndTxnResult,
+    WAIT: ConcurrentTransactionsError,
+    ILLEGAL: InvalidTransactionStateError,
+    FENCED: ProducerFencedError,
+}
 
 # Rows and columns as in Kafka's documentation: commit current, commit retry, abort current,
-# abort retry. True: the end is recorded; EndTxnResult: it has happened already.
+# abort retry.
 TV2_ROWS = {
-    S.ONGOING: (True, FENCED, True, FENCED),
+    S.ONGOING: (END, FENCED, END, FENCED),
     S.PREPARE_COMMIT: (FENCED, WAIT, FENCED, ILLEGAL),
     S.PREPARE_ABORT: (FENCED, ILLEGAL, FENCED, WAIT),
-    S.COMPLETE_COMMIT: (ILLEGAL, EndTxnResult, True, ILLEGAL),
-    S.COMPLETE_ABORT: (ILLEGAL, ILLEGAL, True, EndTxnResult),
-    S.EMPTY: (ILLEGAL, FENCED, True, FENCED),
+    S.COMPLETE_COMMIT: (ILLEGAL, DONE, END, ILLEGAL),
+    S.COMPLETE_ABORT: (ILLEGAL, ILLEGAL, END, DONE),
+    S.EMPTY: (ILLEGAL, FENCED, END, FENCED),
 }
 TV1_ROWS = {
-    S.ONGOING: (True, True),
+    S.ONGOING: (END, END),
     S.PREPARE_COMMIT: (WAIT, ILLEGAL),
     S.PREPARE_ABORT: (ILLEGAL, WAIT),
-    S.COMPLETE_COMMIT: (EndTxnResult, ILLEGAL),
-    S.COMPLETE_ABORT: (ILLEGAL, EndTxnResult),
+    S.COMPLETE_COMMIT: (DONE, ILLEGAL),
+    S.COMPLETE_ABORT: (ILLEGAL, DONE),
     S.EMPTY: (ILLEGAL, ILLEGAL),
 }
 COLUMNS = list(product((True, False), (0, -1)))
@@ -53,13 +56,15 @@ TV2_CELLS = [
     for where in TV2_ROWS
     for column, (commit, behind) in enumerate(COLUMNS)
 ]
+TV1_CELLS = [
+    (where, commit, TV1_ROWS[where][not commit]) for where in TV1_ROWS for commit in (True, False)
+]
 
 
 def _placed(shard: Callable[..., Driver], where: TransactionState, tv: int) -> Driver:
-    """A shard with the state at hand and nobody completing it, so that the table shows."""
+    """A shard with the state at hand; a prepared one is being completed."""
     driver = shard(hold=True)
     driver.place(metadata(where, identity=STORED, tv=tv))
-    driver.machine._shard.markers.clear()
     return driver
 
 
@@ -76,35 +81,37 @@ def test_tv2_cell(
     where: TransactionState,
     commit: bool,
     behind: int,
-    expected: object,
+    expected: Verdict,
 ) -> None:
-    driver = _placed(shard, where, 2)
     request = EndTxn("orders-1", 500, 5 + behind, commit, 2)
-    _check_cell(driver, request, expected, bumped=Identity(500, 6))
+    assert _verdict(where, request) is expected
+    _check_cell(_placed(shard, where, 2), request, expected, bumped=Identity(500, 6))
 
 
-@pytest.mark.parametrize(
-    ("where", "commit", "expected"),
-    [
-        (where, commit, TV1_ROWS[where][not commit])
-        for where in TV1_ROWS
-        for commit in (True, False)
-    ],
-)
+@pytest.mark.parametrize(("where", "commit", "expected"), TV1_CELLS)
 def test_tv1_cell(
-    shard: Callable[..., Driver], where: TransactionState, commit: bool, expected: object
+    shard: Callable[..., Driver], where: TransactionState, commit: bool, expected: Verdict
 ) -> None:
-    driver = _placed(shard, where, 0)
-    _check_cell(driver, EndTxn("orders-1", *STORED, commit, 0), expected, bumped=STORED)
+    request = EndTxn("orders-1", *STORED, commit, 0)
+    assert _verdict(where, request) is expected
+    _check_cell(_placed(shard, where, 0), request, expected, bumped=STORED)
 
 
-def _check_cell(driver: Driver, request: EndTxn, expected: object, bumped: Identity) -> None:
+def _verdict(where: TransactionState, request: EndTxn) -> Verdict:
+    version = request.client_transaction_version
+    txn = metadata(where, identity=STORED, tv=version)
+    sender = Identity(request.producer_id, request.producer_epoch)
+    relation = relate(sender, txn, version)
+    return verdict(where, commit=request.commit, relation=relation, transaction_version=version)
+
+
+def _check_cell(driver: Driver, request: EndTxn, expected: Verdict, bumped: Identity) -> None:
     before, log = driver.machine.digest(), len(driver.log)
-    if expected is not True:
-        # Placed prepared states have nobody to complete them, which only this test may do.
-        driver.machine.check = lambda: None  # type: ignore[method-assign]
+    if driver.machine.is_pending("orders-1"):
+        expected = WAIT  # whatever is asked for: a prepared transaction is always being completed
     answer = driver.ask(request)
-    if expected is True:
+    assert type(answer) is ANSWERS[expected]
+    if expected is END:
         assert answer == EndTxnResult(*bumped)
         assert driver.state is (S.PREPARE_COMMIT if request.commit else S.PREPARE_ABORT)
         assert driver.stored == bumped
@@ -114,10 +121,8 @@ def _check_cell(driver: Driver, request: EndTxn, expected: object, bumped: Ident
         assert driver.stored == bumped
         return
     assert (driver.machine.digest(), len(driver.log)) == (before, log)
-    if expected is EndTxnResult:
+    if expected is DONE:
         assert answer == EndTxnResult(*STORED)
-    else:
-        assert type(answer) is expected
 
 
 @pytest.mark.parametrize("tv", [0, 2])
@@ -127,12 +132,16 @@ def _check_cell(driver: Driver, request: EndTxn, expected: object, bumped: Ident
 def test_other_epochs_are_fenced(
     shard: Callable[..., Driver], where: TransactionState, tv: int, commit: bool, epoch: int
 ) -> None:
+    assert _verdict(where, EndTxn("orders-1", 500, epoch, commit, tv)) is FENCED
     driver = _placed(shard, where, tv)
-    driver.machine.check = lambda: None  # type: ignore[method-assign]
     before = driver.machine.digest()
-    assert type(driver.end(Identity(500, epoch), commit=commit, tv=tv)) is ProducerFencedError
+    answer = driver.end(Identity(500, epoch), commit=commit, tv=tv)
     assert driver.machine.digest() == before
-    assert driver.kinds()[-1] == "producer-refused"
+    if tv == 2 and driver.machine.is_pending("orders-1"):
+        assert type(answer) is ConcurrentTransactionsError
+    else:
+        assert type(answer) is ProducerFencedError
+        assert driver.kinds()[-1] == "producer-refused"
 
 
 @pytest.mark.parametrize("tv", [0, 2])
@@ -140,10 +149,14 @@ def test_other_epochs_are_fenced(
 def test_other_producer_ids_are_unknown(
     shard: Callable[..., Driver], where: TransactionState, tv: int
 ) -> None:
+    other = Identity(501, 5)
+    assert relate(other, metadata(where, identity=STORED, tv=tv), tv) is Relation.OTHER_ID
     driver = _placed(shard, where, tv)
-    driver.machine.check = lambda: None  # type: ignore[method-assign]
-    answer = driver.end(Identity(501, 5), commit=True, tv=tv)
-    assert type(answer) is InvalidProducerIdMappingError
+    answer = driver.end(other, commit=True, tv=tv)
+    if tv == 2 and driver.machine.is_pending("orders-1"):
+        assert type(answer) is ConcurrentTransactionsError
+    else:
+        assert type(answer) is InvalidProducerIdMappingError
     answer = driver.end(STORED, commit=True, tv=tv, transactional_id="unknown")
     assert type(answer) is InvalidProducerIdMappingError
 

@@ -117,9 +117,14 @@ class Fleet:
 
     def new(self, *, is_static: bool) -> Member:
         self.made += 1
-        instance = f"i{self.rng.randrange(2)}" if is_static else None
+        place = self.rng.randrange(2) if is_static else None
+        instance = None if place is None else f"i{place}"
         names = self.rng.choice(TOPICS)
         if self.rng.random() < self.classic_share:
+            if place is not None:
+                # A static member that comes back to a Stable group keeps what its place has,
+                # whatever it subscribes to by then (KIP-345).
+                names = TOPICS[place]
             offers = self.rng.choice(self.offers)
             client = ClassicClient(self.driver, f"c{self.made}", names, instance, offers)
             client.is_slow = self.rng.random() < 0.3

@@ -9,7 +9,7 @@ import pytest
 from churn import every_prefix_loads, every_variant_loads_back
 from consumer_driver import ConsumerDriver, T, settings, settle
 from group_driver import PARKED, REBALANCE, SESSION, Driver, G, subscription
-from mixed_driver import ClassicClient, assigned
+from mixed_driver import COOPERATIVE, ClassicClient, assigned
 
 from fencepost.groups.classic_group import ClassicGroup
 from fencepost.groups.commands import Heartbeat, JoinGroup, LeavingMember, SyncGroup
@@ -164,6 +164,25 @@ def test_a_group_that_has_offsets_and_no_record_yet(phase):
     assert set(driver.consumer_group().members) == {member_id, "m"}
 
 
+def test_who_joined_since_the_last_generation_gets_partitions_from_a_static_successor():
+    driver = ConsumerDriver()
+    static = ClassicClient(driver, "s", instance_id="i")
+    static.join()
+    driver.finish_initial_delay()
+    static.step()
+    assert len(static.owned) == 4
+    late = ClassicClient(driver, "late")
+    late.join()
+    assert driver.state() == "PreparingRebalance"
+    # It takes the place of a member that subscribed to the same, so nothing else bumps the epoch.
+    successor = driver.client("m", instance_id="i")
+    for _ in range(4):
+        late.step()
+        settle(successor, rounds=1)
+    assert len(late.owned) == len(successor.owned) == 2
+    assert "the classic group was rebalancing" in driver.event("group-epoch-bumped")["reason"]
+
+
 def test_a_join_phase_in_which_the_last_protocol_is_not_everybodys_any_more():
     driver = ConsumerDriver()
     both = tuple((name, subscription("t")) for name in ("cooperative-sticky", "range"))
@@ -197,6 +216,34 @@ def test_who_reads_on_through_rebalances_that_fail_is_still_the_owner():
     assert group.current(member_id).assigned.keys() == {(T, index) for index in range(4)}
     driver.commit(("t", 3, 5, -1, "", T), generation=2, member_id=member_id)
     assert not group.current(other).assigned
+
+
+def test_what_a_member_reads_until_it_hears_that_it_lost_it_goes_to_nobody():
+    driver = ConsumerDriver()
+    one, two, three = (
+        ClassicClient(driver, name, offers=(COOPERATIVE,)) for name in ("one", "two", "three")
+    )
+    one.join()
+    two.join()
+    driver.finish_initial_delay()
+    for client in (one, two, one, two):
+        client.step()
+    assert two.owned == {(T, 1), (T, 3)}
+    three.join()
+    two.is_slow = True
+    for client in (one, two, one, three):
+        client.step()
+    assert two.must_sync, "it has not heard that partition 3 is not its own any more"
+    assert (T, 3) in two.owned
+    consumer = driver.client("m")
+    group = driver.consumer_group()
+    assert group.current(two.member_id).assigned.keys() == two.owned
+    assert (T, 3) not in consumer.owned
+    for _ in range(6):
+        for client in (one, two, three):
+            client.step()
+        settle(consumer, rounds=1)
+    assert all(len(client.owned) == 1 for client in (one, two, three, consumer))
 
 
 def test_a_join_phase_that_everybody_left():

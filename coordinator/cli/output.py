@@ -49,6 +49,8 @@ def shared_options(function: Callable[P, R]) -> Callable[P, R]:
     )
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        # First: it keeps what no command uses out of the start.
+        from fencepost.coordinator.cli.queries import session  # noqa: F401
         from fencepost.coordinator.wire.client.client import BrokerUnreachable
         from fencepost.coordinator.wire.errors import WireError
 

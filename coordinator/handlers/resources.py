@@ -132,7 +132,7 @@ def _describe_broker(broker: Services, name: str) -> list[Described]:
     if name == DEFAULT_SETTINGS:
         source = ConfigSource.DYNAMIC_DEFAULT_BROKER
         return [
-            _broker_key(BROKER_KEYS[key], [Setting((key, text, source))])
+            _broker_key(BROKER_KEYS[key], [Setting(key, text, source)])
             for key, text in broker.config.dynamic(source).items()
         ]
     _check_node(broker, name)
@@ -154,7 +154,7 @@ def _broker_key(key: ConfigKey, settings: list[Setting]) -> Described:
 
 
 def _logger() -> Described:
-    setting = Setting((logs.ROOT, logs.level(), ConfigSource.BROKER_LOGGER))
+    setting = Setting(logs.ROOT, logs.level(), ConfigSource.BROKER_LOGGER)
     doc = "The lowest level that is logged."
     return Described(
         logs.ROOT, setting.text, setting.source, [setting], ConfigType.STRING, doc, read_only=False

@@ -35,11 +35,18 @@ def test_every_key_has_an_effect_or_says_that_it_has_none():
         if path.name not in {"broker_keys.py", "topic_keys.py"}
     )
     behind_topics = {synonym.name for key in TOPIC_KEYS.values() for synonym in key.synonyms}
-    # The two sizes of the coordinators' topics are looked up by a common prefix.
+    # Sizes of the coordinators' topics and bounds of groups' settings are looked up by a prefix.
     by_prefix = {
         f"{prefix}.{name}"
-        for prefix in ("offsets.topic", "transaction.state.log")
-        for name in ("num.partitions", "segment.bytes")
+        for prefixes, names in (
+            (("offsets.topic", "transaction.state.log"), ("num.partitions", "segment.bytes")),
+            (
+                ("group.consumer.min", "group.consumer.max"),
+                ("session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms"),
+            ),
+        )
+        for prefix in prefixes
+        for name in names
     }
     unused = [
         name

@@ -14,7 +14,6 @@ from fencepost.coordinator.config.broker_config import (
     ConfigKey,
     ConfigType,
 )
-from fencepost.coordinator.config.key import INT_MAX, LONG_MAX
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.handlers.resources import Change, Operation, ResourceType, change
 from fencepost.logcore.batch import LogRecord, encode_batch
@@ -36,8 +35,8 @@ TOPIC = {
 }
 LARGEST: Mapping[ConfigType, float] = {
     ConfigType.SHORT: 2**15 - 1,
-    ConfigType.INT: INT_MAX,
-    ConfigType.LONG: LONG_MAX,
+    ConfigType.INT: 2**31 - 1,
+    ConfigType.LONG: 2**63 - 1,
     ConfigType.DOUBLE: 1.7e308,
 }
 DYNAMIC = {name: key for name, key in BROKER_KEYS.items() if key.updatable}
@@ -135,7 +134,9 @@ def test_a_tombstone_that_stays_for_ever_is_cleaned_by_a_daemon_that_stops(tmp_p
         with Cluster(daemon.bootstrap) as client:
             for name in ("for-ever", "other"):
                 configs = {**TOPIC, "cleanup.policy": "compact", "segment.ms": "1"}
-                client.create_topic(name, configs={**configs, "delete.retention.ms": str(LONG_MAX)})
+                client.create_topic(
+                    name, configs={**configs, "delete.retention.ms": str(2**63 - 1)}
+                )
                 for number in range(4):
                     value = None if number == 2 else b"%d" % number * 300
                     told = client.produce(name, keyed(b"k%d" % (number // 2), value, number))

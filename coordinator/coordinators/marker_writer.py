@@ -214,7 +214,7 @@ class LocalMarkerWriter:
             tell("marker", error, to=partition, transactional_id=request.transactional_id)
             return False
         if not exists:
-            _log.info("marker_dropped", transactional_id=request.transactional_id, to=partition)
+            _log.info("marker dropped", transactional_id=request.transactional_id, to=partition)
         return True
 
     def write_one(
@@ -263,7 +263,7 @@ class LocalMarkerWriter:
 
     def _complain(self, request: WriteMarkers, partition: TopicPartition, error: Exception) -> None:
         _log.warning(
-            "marker_not_written",
+            "marker not written",
             transactional_id=request.transactional_id,
             to=f"{partition[0]}-{partition[1]}",
             cause=f"{type(error).__name__}: {error}",

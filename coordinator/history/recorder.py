@@ -158,6 +158,6 @@ class History:
         now_ms = self._clock.monotonic_ms()
         last_ms = self._complained_ms
         if last_ms is None or now_ms - last_ms >= COMPLAINT_INTERVAL_MS:
-            _log.warning("history_not_written", events=self._untold, cause=cause)
+            _log.warning("history not written", events=self._untold, cause=cause)
             self._complained_ms = now_ms
             self._untold = 0

@@ -389,7 +389,7 @@ class ShardRuntime:
             try:
                 return self._machine.decide(token, command, now_ms)
             except DomainError as refusal:
-                _log.debug("report_refused", shard=self.name, command=command, cause=str(refusal))
+                _log.debug("report refused", shard=self.name, command=command, cause=str(refusal))
                 return Decision()
 
         return decide
@@ -440,7 +440,7 @@ class ShardRuntime:
     def _fail(self, cause: Exception, token: Token | None) -> None:
         """Stop serving because of ``cause``, which came up in the turn of ``token``, and reload."""
         _log.error(
-            "shard_failed",
+            "shard failed",
             shard=self.name,
             cause=f"{type(cause).__name__}: {cause}",
             **self._blame(),
@@ -500,7 +500,7 @@ class ShardRuntime:
         self._active_since_ms = self._clock.monotonic_ms()
         self._enter(ShardState.ACTIVE)
         if offset and _log.is_enabled_for(logging.DEBUG):
-            _log.debug("shard_loaded", shard=self.name, end=offset, digest=machine.digest())
+            _log.debug("shard loaded", shard=self.name, end=offset, digest=machine.digest())
         self._turn(machine.loaded, self._clock.now_ms(), None)
 
     async def _replay_log(self, machine: Machine, pace: Pace) -> int:

@@ -27,7 +27,7 @@ from tests.support.cluster import Cluster
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
 MOST_APPENDS = 12
-OFF_LINE = "shard_failed shard=__transaction_state-0 .*is off line"
+OFF_LINE = "shard failed shard=__transaction_state-0 .*is off line"
 ASKED_AGAIN = {"coordinator_load_in_progress", "coordinator_not_available", "not_coordinator"}
 
 

@@ -26,7 +26,7 @@ END_MARKERS = (b"\0\0\0\0", b"\0\0\0\1")
 def loaded(lines: list[str]) -> Iterator[tuple[str, str]]:
     """(shard, digest) of every shard that a start has read."""
     for line in lines:
-        if '"shard_loaded"' in line:
+        if '"shard loaded"' in line:
             event = json.loads(line)
             yield event["shard"], event["digest"]
 

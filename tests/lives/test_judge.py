@@ -55,7 +55,7 @@ def test_what_is_closed_may_not_be_changed_nor_seen() -> None:
 def test_a_shard_that_is_read_otherwise_is_told() -> None:
     def line(digest: str) -> str:
         return json.dumps(
-            {"event": "shard_loaded", "shard": "__consumer_offsets-1", "digest": digest}
+            {"event": "shard loaded", "shard": "__consumer_offsets-1", "digest": digest}
         )
 
     before = {

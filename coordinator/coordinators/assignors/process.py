@@ -112,7 +112,7 @@ class _AssignorProcess:
                 problem = f"its process ended or answered nonsense: {error!r}"
             if result is None:
                 _log.warning(
-                    "assignor_failed", assignor=self._name, group=effect.group_id, cause=problem
+                    "assignor failed", assignor=self._name, group=effect.group_id, cause=problem
                 )
             with survived("assignor", assignor=self._name, group=effect.group_id):
                 report(

@@ -174,7 +174,7 @@ async def test_a_failed_write_is_logged_and_disturbs_nobody(
         remember(services)
         services.history._flush()
     assert services.history.dropped == 3
-    assert [(one["event"], one["events"]) for one in said] == [("history_not_written", 1)]
+    assert [(one["event"], one["events"]) for one in said] == [("history not written", 1)]
     assert "the disk is gone" in said[0]["cause"]
 
 

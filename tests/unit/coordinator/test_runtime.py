@@ -445,7 +445,7 @@ async def test_a_failure_says_what_brought_it_about(bench: Bench) -> None:
         await again.load(Pace())
         await again.close()
     keys = "trigger", "subject", "client_id", "client_host", "cause"
-    failures = [one for one in said if one["event"] == "shard_failed"]
+    failures = [one for one in said if one["event"] == "shard failed"]
     assert [{key: one[key] for key in keys if key in one} for one in failures] == [
         {
             "trigger": "request Put",

@@ -271,7 +271,7 @@ async def test_a_failing_log_names_the_request_that_it_failed(
     monkeypatch.setattr(shard.partition, "append_records", refuse)
     with capture_logs() as said, pytest.raises(NotCoordinatorError):
         await producer.add(("t", 0))
-    (failed,) = (one for one in said if one["event"] == "shard_failed")
+    (failed,) = (one for one in said if one["event"] == "shard failed")
     assert (failed["trigger"], failed["subject"]) == ("upkeep AddPartitions", ID)
 
 

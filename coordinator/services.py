@@ -52,7 +52,6 @@ class Services:
 
     async def start(self) -> None:
         """Load what the coordinators know; those with large logs go on loading after the return."""
-        self.history.start()
         await self.groups.start()
         await self.txns.start()
 

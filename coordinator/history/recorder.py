@@ -58,7 +58,7 @@ class HistoryLimits:
 
 
 class History:
-    """``services.history``. Without :meth:`start`, or switched off, it takes nothing."""
+    """``services.history``. It belongs to the running loop; switched off it takes nothing."""
 
     def __init__(
         self,
@@ -73,18 +73,13 @@ class History:
         """Events that were never written, since the start."""
         self._metadata = metadata
         self._logs = logs
-        self._config = config
         self._clock = clock
         self._queue: deque[Entry] = deque()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        is_on = config.bool("fencepost.history.enable")
+        self._loop = asyncio.get_running_loop() if is_on else None
         self._timer: asyncio.TimerHandle | None = None
         self._untold = 0
         self._complained_ms: int | None = None
-
-    def start(self) -> None:
-        """Begin to take events, on the running loop."""
-        if self._config.bool("fencepost.history.enable"):
-            self._loop = asyncio.get_running_loop()
 
     def stop(self) -> None:
         """Write what waits, and take no more."""

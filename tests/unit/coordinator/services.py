@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+import pytest
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.data.storage import Storage
-from fencepost.coordinator.runtime.background import each_in_turn
+from fencepost.coordinator.runtime import shard as shard_module
+from fencepost.coordinator.runtime.background import Pace, each_in_turn
 from fencepost.coordinator.runtime.flusher import Flusher
+from fencepost.coordinator.runtime.shard import ShardRuntime, ShardState
 from fencepost.coordinator.services import Services as BrokerServices
 from fencepost.logcore.clock import Clock, ManualClock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
+from fencepost.logcore.machine import ProducerStamp
+from tests.support.waits import until_async
 
 QUICK = {"group.initial.rebalance.delay.ms": "0"}
 
@@ -78,3 +86,39 @@ class Services(BrokerServices):
 
     def topic(self, name: str, partitions: int = 1) -> None:
         self.metadata.create_topic(name, partitions, {})
+
+
+def fail(shard: ShardRuntime) -> None:
+    """Somebody else writes to the shard's partition; the shard sees it when it writes itself."""
+    stranger = ProducerStamp(1 << 40, 0)
+    marker = {"commit": False, "coordinator_epoch": 0, "transaction_version": 0}
+    shard.partition.append_marker(stranger, now_ms=0, **marker)
+    shard.complete_transaction(stranger, **marker)
+    assert shard.state is ShardState.FAILED
+
+
+async def serves(shard: ShardRuntime) -> None:
+    async def probe() -> bool:
+        return shard.state is ShardState.ACTIVE
+
+    await until_async(probe, f"{shard.name} serves")
+
+
+@asynccontextmanager
+async def loading(shard: ShardRuntime, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """The shard failed, and reads its log for as long as the block takes."""
+    may_end, has_begun = asyncio.Event(), asyncio.Event()
+
+    class Held(Pace):
+        async def __call__(self) -> None:
+            has_begun.set()
+            await may_end.wait()
+
+    monkeypatch.setattr(shard_module, "Pace", Held)
+    fail(shard)
+    async with asyncio.timeout(30):
+        await has_begun.wait()
+    assert shard.state is ShardState.LOADING
+    yield
+    may_end.set()
+    await serves(shard)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
+from fencepost.coordinator.runtime import shard as shard_module
 from fencepost.coordinator.runtime.errors import CoordinatorLoadInProgressError, NotCoordinatorError
 from fencepost.coordinator.runtime.key_partition import partition_for
-from fencepost.coordinator.runtime.shard import ShardState
+from fencepost.coordinator.runtime.shard import MAX_RELOAD_BACKOFF_MS, ShardState
 from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.commands import (
     CommitOffsets,
@@ -29,7 +30,7 @@ from fencepost.groups.errors import UnknownMemberIdError, UnstableOffsetCommitEr
 from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.machine import ProducerStamp
 from tests.support.waits import until_async
-from tests.unit.coordinator.services import Services
+from tests.unit.coordinator.services import Services, fail, loading, serves
 
 JOIN = JoinGroup(
     "g", "", "instance", "client", "/127.0.0.1", 120_000, 60_000, "consumer",
@@ -100,27 +101,33 @@ async def test_a_kill_loses_nothing(services: Services, tmp_path: Path) -> None:
     await again.stop()
 
 
-async def test_heartbeat_is_fine_while_loading(services: Services) -> None:
+async def test_heartbeat_is_fine_while_loading(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
     finish(services.groups.open_in_steps())
     shard = services.groups._shards.shards[services.groups.partition_for("g")]
-    shard._state = ShardState.LOADING
-    assert services.groups.submit("g", HEARTBEAT).result() == HeartbeatResult()
-    with pytest.raises(CoordinatorLoadInProgressError):
-        await services.groups.submit("g", commit("g", 1))
-    with pytest.raises(CoordinatorLoadInProgressError):
-        await services.groups.list_groups(ListGroups())
-    shard._state = ShardState.ACTIVE
+    async with loading(shard, monkeypatch):
+        assert services.groups.submit("g", HEARTBEAT).result() == HeartbeatResult()
+        with pytest.raises(CoordinatorLoadInProgressError):
+            await services.groups.submit("g", commit("g", 1))
+        with pytest.raises(CoordinatorLoadInProgressError):
+            await services.groups.list_groups(ListGroups())
 
 
-async def test_a_failed_shard_lists_nothing(services: Services) -> None:
+async def test_a_failed_shard_lists_nothing(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_module, "RELOAD_BACKOFF_MS", MAX_RELOAD_BACKOFF_MS)
     finish(services.groups.open_in_steps())
     await services.groups.submit("g", commit("g", 1))
     shard = services.groups._shards.shards[services.groups.partition_for("g")]
-    shard._state = ShardState.FAILED
+    fail(shard)
+    await serves(shard)
+    fail(shard)
     with pytest.raises(NotCoordinatorError):
         await services.groups.submit("g", HEARTBEAT)
     assert (await services.groups.list_groups(ListGroups())).groups == ()
-    shard._state = ShardState.ACTIVE
+    assert shard.state is ShardState.FAILED
 
 
 async def test_deleted_topics_lose_their_offsets(services: Services) -> None:
@@ -142,10 +149,9 @@ async def test_a_loading_shard_hears_of_deleted_topics_later(
     finish(services.groups.open_in_steps())
     await services.groups.submit("g", commit("g", 5))
     shard = services.groups._shards.shards[services.groups.partition_for("g")]
-    shard._state = ShardState.LOADING
-    await services.groups.on_topics_deleted([("t", None)])
-    await asyncio.sleep(0.02)
-    shard._state = ShardState.ACTIVE
+    async with loading(shard, monkeypatch):
+        await services.groups.on_topics_deleted([("t", None)])
+        await asyncio.sleep(0.02)
     async with asyncio.timeout(30):
         while await committed(services, "g") != -1:  # noqa: ASYNC110 - a timer, not an event
             await asyncio.sleep(0.005)

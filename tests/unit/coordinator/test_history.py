@@ -275,7 +275,7 @@ def test_who_is_the_member_and_else_who_asked() -> None:
     assert row_of(Entry(0, GROUP, "g", "w", "s"))["time"] == "1970-01-01T00:00:00.000Z"
 
 
-def test_the_limits_are_of_one_history(tmp_path: Path) -> None:
+async def test_the_limits_are_of_one_history(tmp_path: Path) -> None:
     store = storage(tmp_path)
     limits = HistoryLimits(max_queued=1)
     one = History(store.metadata, store.logs, store.config, store.clock, limits)

@@ -7,37 +7,25 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigSource
-from fencepost.coordinator.data.log_manager import LogManager
+from fencepost.coordinator.config.broker_config import ConfigSource
 from fencepost.coordinator.errors import TopicLimitExceededError, UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata import log as module
-from fencepost.coordinator.metadata.log import MetadataLimits, MetadataLog
+from fencepost.coordinator.metadata.log import MetadataLimits
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE
 from fencepost.coordinator.metadata.records import MetadataError, settings_record
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.errors import LogError
-from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.machine import Record
 from tests.support.faults import FaultyDisk
+from tests.unit.coordinator.services import storage
 
 
 class Node:
     """A metadata log on a directory; another one on the same directory is a restart."""
 
-    def __init__(
-        self, directory: Path, limits: MetadataLimits | None = None, fs: OsFileSystem | None = None
-    ) -> None:
-        self.config = BrokerConfig()
-        clock = ManualClock()
-        self.logs = LogManager(
-            fs or OsFileSystem(),
-            str(directory),
-            self.config,
-            clock,
-            None,
-            lambda log: MetadataLog(log, self.config, clock, node_id=1, limits=limits),
-        )
-        self.log = self.logs.metadata
+    def __init__(self, directory: Path, fs: FileSystem | None = None) -> None:
+        store = storage(directory, fs=fs)
+        self.config, self.logs, self.log = store.config, store.logs, store.metadata
 
     def stop(self) -> None:
         self.logs.close()
@@ -51,11 +39,11 @@ def test_what_was_written_is_there_after_a_kill_and_after_a_stop(tmp_path):
     node.log.set_topic_configs("a.b", {"retention.ms": "6"})
     gone = node.log.delete_topic("gone")
     assert node.log.allocate_producer_ids() == (0, 1000)
-    assert node.log.count_start() == 1
+    assert node.log.starts == 1
     node.log.set_settings("1", {"log.retention.ms": "7"})
     node.log.set_settings("", {"log.retention.ms": "8", "message.max.bytes": "9"})
     node.log.set_settings("2", {"log.retention.ms": "10"})
-    for stop in (False, True, False):
+    for starts, stop in enumerate((False, True, False), 2):
         if stop:
             node.stop()
         node = Node(tmp_path)
@@ -68,7 +56,7 @@ def test_what_was_written_is_there_after_a_kill_and_after_a_stop(tmp_path):
         assert node.log.was_deleted(gone.topic_id)
         assert not node.log.was_deleted(made.topic_id)
         assert node.log.partition_count == 5
-        assert node.log.starts == 1
+        assert node.log.starts == starts
         assert node.config.int("log.retention.ms") == 7
         assert node.config.int("message.max.bytes") == 9
         assert node.log.settings("2") == {"log.retention.ms": "10"}
@@ -95,11 +83,9 @@ def test_names_that_differ_in_dot_and_underscore_collide(tmp_path):
 
 def test_the_leader_epoch_grows_with_every_start_from_zero(tmp_path):
     node = Node(tmp_path)
-    node.log.count_start()
     old = node.log.create_topic("old", 1, {})
     assert node.log.leader_epoch(old) == 0
     node = Node(tmp_path)
-    node.log.count_start()
     new = node.log.create_topic("new", 1, {})
     assert node.log.leader_epoch(node.log.topics["old"]) == 1
     assert node.log.leader_epoch(new) == 0
@@ -125,7 +111,8 @@ def test_internal_topics_have_kafkas_settings(tmp_path, name, configs):
 
 
 def test_limits_hold_at_the_limit_and_one_past_it(tmp_path):
-    node = Node(tmp_path, MetadataLimits(max_topics=2, max_partitions=5))
+    node = Node(tmp_path)
+    node.log.limits = MetadataLimits(max_topics=2, max_partitions=5)
     node.log.create_topic("a", 2, {})
     node.log.create_topic("b", 3, {})
     with pytest.raises(TopicLimitExceededError, match="max_topics"):
@@ -164,7 +151,6 @@ def test_a_grown_log_is_rewritten_and_means_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "COMPACT_SLACK_RECORDS", 10)
     monkeypatch.setattr(module, "_RECORDS_PER_BATCH", 2)
     node = Node(tmp_path)
-    node.log.count_start()
     node.log.allocate_producer_ids()
     node.log.set_settings("1", {"message.max.bytes": "9"})
     topics = [node.log.create_topic(f"t{n}", 1, {}) for n in range(3)]
@@ -176,13 +162,13 @@ def test_a_grown_log_is_rewritten_and_means_the_same(tmp_path, monkeypatch):
     node.log.compact()
     assert node.log.partition.log_start_offset == before
     # A kill forgets the new log start: the old records are replayed too, to the same end.
-    for stop in (False, True, False):
+    for starts, stop in enumerate((False, True, False), 2):
         if stop:
             node.stop()
         node = Node(tmp_path)
         assert [one.topic_id for one in node.log.topics.values()] == [t.topic_id for t in topics]
         assert node.log.allocate_producer_ids()[0] >= 1000
-        assert node.log.starts == 1
+        assert node.log.starts == starts
         assert node.config.int("message.max.bytes") == 9
 
 

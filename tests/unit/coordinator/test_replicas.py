@@ -7,14 +7,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.data.delayed_fetch import DelayedFetch, DelayedFetches, Watched
-from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.data.maintenance import Maintenance
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
-from fencepost.coordinator.metadata.log import MetadataLog
-from fencepost.coordinator.metadata.records import MetadataError
-from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.logcore.checkpoints import (
     CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
@@ -22,11 +17,12 @@ from fencepost.logcore.checkpoints import (
     read_offsets,
 )
 from fencepost.logcore.clock import ManualClock
-from fencepost.logcore.errors import StorageError
+from fencepost.logcore.errors import LogError, StorageError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import ProducerStamp, Record
 from fencepost.logcore.partition import Isolation, Partition
 from tests.support.faults import CHANGES, FaultyDisk, Killed, MortalDisk
+from tests.unit.coordinator.services import storage
 
 pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
 
@@ -41,13 +37,9 @@ class Node:
     """The data side of a broker; another one on the same directory is a restart."""
 
     def __init__(self, directory: Path, config=None, *, fs=None, clock=None) -> None:
-        self.clock = clock or ManualClock(1_700_000_000_000)
-        self.config = BrokerConfig(config)
-        self.logs = LogManager(
-            fs or OsFileSystem(), str(directory), self.config, self.clock, None, self._read
-        )
-        self.metadata = self.logs.metadata
-        self.topics = TopicAdmin(self.metadata, self.config, 1)
+        store = storage(directory, config, fs=fs, clock=clock)
+        self.clock, self.config, self.logs = store.clock, store.config, store.logs
+        self.metadata, self.topics, self.flusher = store.metadata, store.topics, store.flusher
 
     def delete(self, topic: str) -> None:
         """As the handler does it, and wait for what is removed behind its back."""
@@ -61,11 +53,6 @@ class Node:
     async def clean_up(self) -> None:
         await self.logs.removals.finish()
         await self.logs.removals.close()
-
-    def _read(self, partition: Partition) -> MetadataLog:
-        metadata = MetadataLog(partition, self.config, self.clock, node_id=1)
-        metadata.count_start()
-        return metadata
 
     def write(self, topic: str, index: int = 0, count: int = 1) -> Partition:
         partition = self.logs.partition(topic, index)
@@ -317,11 +304,10 @@ def test_a_start_that_fails_half_way_leaves_no_clean_mark(tmp_path):
     node.write("a", count=3).delete_records_before(2)
     node.logs.close()
 
-    def broken(_partition: Partition) -> MetadataLog:
-        raise MetadataError("it means nothing")
-
-    with pytest.raises(MetadataError):
-        LogManager(OsFileSystem(), str(tmp_path), BrokerConfig(), ManualClock(), None, broken)
+    full = FaultyDisk()
+    full.fails = {"write": errno.ENOSPC}
+    with pytest.raises(LogError):  # the metadata log can not count the start
+        Node(tmp_path, fs=full)
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
     assert Node(tmp_path).logs.partition("a", 0).log_start_offset == 2
 
@@ -343,7 +329,7 @@ def test_an_offline_partition_prevents_the_clean_mark(tmp_path):
 # --- maintenance ---------------------------------------------------------------------------------
 
 
-def test_retention_and_flush_and_producer_expiry_follow_the_clock(tmp_path):
+async def test_retention_and_flush_and_producer_expiry_follow_the_clock(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a", configs={"retention.ms": "1000", "flush.ms": "500"})
     partition = node.write("a", count=3)
@@ -352,11 +338,12 @@ def test_retention_and_flush_and_producer_expiry_follow_the_clock(tmp_path):
     assert partition.recovery_point == 0
     node.clock.advance(501)
     work.run_flush(partition)
+    await node.flusher.close()
     assert partition.recovery_point == 3
-    asyncio.run(work.run_retention(partition))
+    await work.run_retention(partition)
     assert partition.log_start_offset == 0
     node.clock.advance(1000)
-    asyncio.run(work.run_retention(partition))
+    await work.run_retention(partition)
     assert partition.log_start_offset == 3
     work.run_producer_expiry(partition)
 

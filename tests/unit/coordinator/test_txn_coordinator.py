@@ -48,7 +48,7 @@ from fencepost.txn.records import encode
 from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 from tests.support.faults import Killed, MortalDisk
 from tests.support.waits import until_async
-from tests.unit.coordinator.services import Services
+from tests.unit.coordinator.services import Services, loading
 from tests.unit.coordinator.test_group_coordinator import commit, committed
 
 pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
@@ -372,15 +372,16 @@ async def test_no_marker_goes_to_the_log_of_a_shard_that_writes_no_transactions(
     assert {one.state for one in services.txns._shards.shards} == {ShardState.ACTIVE}
 
 
-async def test_an_offsets_shard_that_loads_gets_its_marker_later(services: Services) -> None:
+async def test_an_offsets_shard_that_loads_gets_its_marker_later(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
     producer = await Producer(services).init()
     index = services.groups.partition_for("g")
     await producer.add((CONSUMER_OFFSETS, index))
     shard = services.groups._shards.shards[index]
-    shard._state = ShardState.LOADING
-    await producer.end(commit=True)
-    assert await state(services) == "PrepareCommit"
-    shard._state = ShardState.ACTIVE
+    async with loading(shard, monkeypatch):
+        await producer.end(commit=True)
+        assert await state(services) == "PrepareCommit"
     services.clock.advance(1_000)  # type: ignore[attr-defined]
     services.txns._shards.timers.run_due()
     assert await state(services) == "CompleteCommit"

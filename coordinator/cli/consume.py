@@ -11,6 +11,7 @@ import click
 from fencepost.coordinator.cli.output import shared_options
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.session import Session
     from fencepost.logcore.batch import LogRecord
 
 
@@ -44,8 +45,7 @@ if TYPE_CHECKING:
 )
 @shared_options
 def command(
-    bootstrap: str,
-    timeout: float,
+    session: Session,
     topic: str,
     wanted: tuple[int, ...],
     begin: str,
@@ -57,20 +57,18 @@ def command(
 ) -> None:
     """Print the records of TOPIC from --from to its end."""
     from fencepost.coordinator.cli.queries.reader import Reader
-    from fencepost.coordinator.cli.queries.session import Session
 
-    with Session(bootstrap, timeout) as session:
-        reader = Reader(session, topic, committed=isolation == "read_committed")
-        reader.seek(wanted, begin)
-        if form == "table":
-            click.echo(f"{'PARTITION':>9}  {'OFFSET':>10}  {'TIMESTAMP':<24}  KEY  VALUE")
-        try:
-            for count, (index, record) in enumerate(reader.records(follow=follow), 1):
-                click.echo(_line(topic, index, record, form))
-                if count == limit:
-                    break
-        except KeyboardInterrupt:
-            return
+    reader = Reader(session, topic, committed=isolation == "read_committed")
+    reader.seek(wanted, begin)
+    if form == "table":
+        click.echo(f"{'PARTITION':>9}  {'OFFSET':>10}  {'TIMESTAMP':<24}  KEY  VALUE")
+    try:
+        for count, (index, record) in enumerate(reader.records(follow=follow), 1):
+            click.echo(_line(topic, index, record, form))
+            if count == limit:
+                break
+    except KeyboardInterrupt:
+        return
 
 
 def _line(topic: str, index: int, record: LogRecord, form: str) -> str:

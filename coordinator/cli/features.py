@@ -26,15 +26,12 @@ def command() -> None:
 @command.command("describe")
 @format_option
 @shared_options
-def describe(bootstrap: str, timeout: float, form: str) -> None:
+def describe(session: Session, form: str) -> None:
     """Show the level of each feature and what the broker supports.
 
     A feature whose level is 0 is off. EPOCH counts the changes of levels.
     """
-    from fencepost.coordinator.cli.queries.session import Session
-
-    with Session(bootstrap, timeout) as session:
-        rows = _levels(session)
+    rows = _levels(session)
     emit(rows, COLUMNS, form)
 
 
@@ -63,8 +60,7 @@ def _levels(session: Session) -> list[dict[str, object]]:
 @format_option
 @shared_options
 def set_levels(
-    bootstrap: str,
-    timeout: float,
+    session: Session,
     levels: tuple[str, ...],
     form: str,
     *,
@@ -77,34 +73,33 @@ def set_levels(
     Open transactions end by the rules they began with: a level of transaction.version is heard of
     by a producer with its next transaction.
     """
-    from fencepost.coordinator.cli.queries.session import Session, check
+    from fencepost.coordinator.cli.queries.session import check
 
     wanted = dict(_level(text) for text in levels)
     if len(wanted) < len(levels):
         raise click.BadParameter("one feature is named twice", param_hint="FEATURE=LEVEL")
-    with Session(bootstrap, timeout) as session:
-        low, high = session.client.versions().get(UPDATE_FEATURES, (0, -1))
-        if high < 1:
-            raise click.ClickException("this broker does not know types of updates")
-        now = {str(row["feature"]): int(str(row["finalized"])) for row in _levels(session)}
-        lower = UNSAFE_DOWNGRADE if unsafe else SAFE_DOWNGRADE if downgrade else UPGRADE
-        answer = session.client.call(
-            "UpdateFeatures",
-            max(low, min(high, 2)),
-            to_node=session.controller,
-            check=False,
-            entity=lambda f: f.message(
-                timeout=session.timeout_ms,
-                feature_updates=_updates(f, wanted, now, lower),
-                validate_only=dry_run,
-            ),
-        )
-        check(answer.error_code, "UpdateFeatures", None, answer.error_message)
-        rows = [
-            {**row, "finalized": wanted[str(row["feature"])]} if dry_run else row
-            for row in _levels(session)
-            if row["feature"] in wanted
-        ]
+    low, high = session.client.versions().get(UPDATE_FEATURES, (0, -1))
+    if high < 1:
+        raise click.ClickException("this broker does not know types of updates")
+    now = {str(row["feature"]): int(str(row["finalized"])) for row in _levels(session)}
+    lower = UNSAFE_DOWNGRADE if unsafe else SAFE_DOWNGRADE if downgrade else UPGRADE
+    answer = session.client.call(
+        "UpdateFeatures",
+        max(low, min(high, 2)),
+        to_node=session.controller,
+        check=False,
+        entity=lambda f: f.message(
+            timeout=session.timeout_ms,
+            feature_updates=_updates(f, wanted, now, lower),
+            validate_only=dry_run,
+        ),
+    )
+    check(answer.error_code, "UpdateFeatures", None, answer.error_message)
+    rows = [
+        {**row, "finalized": wanted[str(row["feature"])]} if dry_run else row
+        for row in _levels(session)
+        if row["feature"] in wanted
+    ]
     if dry_run and form == "table":
         click.echo("would be:")
     emit(rows, COLUMNS, form)

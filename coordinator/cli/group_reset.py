@@ -15,26 +15,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST, check
+from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST, NO_EPOCH, Position, check
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Partition, Session
-
-NO_EPOCH = -1
-"""The leader epoch of a commit that has none."""
-
-
-class Position(NamedTuple):
-    """What a commit says of one partition; ``metadata`` is the client's own text."""
-
-    offset: int
-    leader_epoch: int = NO_EPOCH
-    metadata: str = ""
-
 
 NOTHING = Position(-1)
 """The position in a partition in which nothing is committed."""
@@ -68,14 +56,6 @@ class Where:
         if sum(value is not None and value is not False for value in values) != 1:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in self.__slots__)
             raise click.UsageError(f"give exactly one of {options}")
-
-
-def positions(session: Session, group: str) -> dict[Partition, Position]:
-    """What is committed now."""
-    return {
-        (row.topic, row.partition): Position(row.offset, row.leader_epoch, row.metadata)
-        for row in session.committed(group)
-    }
 
 
 def chosen(
@@ -250,10 +230,6 @@ def _commit_request(make: Any, group: str, offsets: Mapping[Partition, Position]
     by_topic = _by_topic(offsets)
     return make.message(
         group_id=group,
-        generation_id_or_member_epoch=-1,
-        member_id="",
-        group_instance_id=None,
-        retention_time_ms=-1,
         topics=[
             make.OffsetCommitRequestTopic(
                 name=topic,

@@ -13,8 +13,7 @@ from fencepost.coordinator.cli.output import emit, format_option, shared_options
 from fencepost.coordinator.history.entries import GROUP
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.cli.group_reset import Position
-    from fencepost.coordinator.cli.queries.session import Partition, Session
+    from fencepost.coordinator.cli.queries.session import Partition, Position, Session
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,27 +46,18 @@ def command() -> None:
 @format_option
 @shared_options
 def list_groups(
-    bootstrap: str, timeout: float, states: tuple[str, ...], types: tuple[str, ...], form: str
+    session: Session, states: tuple[str, ...], types: tuple[str, ...], form: str
 ) -> None:
     """List the groups of all brokers."""
-    from fencepost.coordinator.cli.queries.session import Session, check
-
-    rows: list[dict[str, object]] = []
-    with Session(bootstrap, timeout) as session:
-        for answer in session.everywhere(
-            "ListGroups", lambda f: f.message(states_filter=states, types_filter=types)
-        ):
-            check(answer.error_code, "ListGroups")
-            rows.extend(
-                {
-                    "group": group.group_id,
-                    "state": getattr(group, "group_state", ""),
-                    "type": getattr(group, "group_type", ""),
-                    "protocol": group.protocol_type,
-                }
-                for group in answer.groups
-            )
-    rows.sort(key=lambda row: str(row["group"]))
+    rows = [
+        {
+            "group": group.group_id,
+            "state": getattr(group, "group_state", ""),
+            "type": getattr(group, "group_type", ""),
+            "protocol": group.protocol_type,
+        }
+        for group in session.groups(states, types)
+    ]
     emit(rows, ["group", "state", "type", "protocol"], form)
 
 
@@ -76,49 +66,43 @@ def list_groups(
 @click.option("--members", is_flag=True, help="Show the members instead of the offsets.")
 @format_option
 @shared_options
-def describe(bootstrap: str, timeout: float, group: str, form: str, *, members: bool) -> None:
+def describe(session: Session, group: str, form: str, *, members: bool) -> None:
     """Show how GROUP stands: its state, and `offsets` or `members`."""
     from fencepost.coordinator.cli.queries.group_view import existing, member_rows, offset_rows
-    from fencepost.coordinator.cli.queries.session import Session
 
-    with Session(bootstrap, timeout) as session:
-        found = existing(session, group)
-        if form == "table":
-            click.echo(f"{group}: {found.state}, {len(found.members)} members")
-        if members:
-            emit(member_rows(found), MEMBER_COLUMNS, form)
-        else:
-            emit(offset_rows(session, found), OFFSET_COLUMNS, form)
+    found = existing(session, group)
+    if form == "table":
+        click.echo(f"{group}: {found.state}, {len(found.members)} members")
+    if members:
+        emit(member_rows(found), MEMBER_COLUMNS, form)
+    else:
+        emit(offset_rows(session, found), OFFSET_COLUMNS, form)
 
 
 @command.command("members")
 @click.argument("group")
 @format_option
 @shared_options
-def list_members(bootstrap: str, timeout: float, group: str, form: str) -> None:
+def list_members(session: Session, group: str, form: str) -> None:
     """Show who is in GROUP and what each owns; in a consumer group also what it shall own."""
     from fencepost.coordinator.cli.queries.group_view import existing, member_rows
-    from fencepost.coordinator.cli.queries.session import Session
 
-    with Session(bootstrap, timeout) as session:
-        emit(member_rows(existing(session, group)), MEMBER_COLUMNS, form)
+    emit(member_rows(existing(session, group)), MEMBER_COLUMNS, form)
 
 
 @command.command("offsets")
 @click.argument("group")
 @format_option
 @shared_options
-def offsets(bootstrap: str, timeout: float, group: str, form: str) -> None:
+def offsets(session: Session, group: str, form: str) -> None:
     """Show how far GROUP is in each partition.
 
     LAG counts to the last stable offset: what a read_committed reader could still read.
     LAG_UNCOMMITTED counts to the end.
     """
     from fencepost.coordinator.cli.queries.group_view import existing, offset_rows
-    from fencepost.coordinator.cli.queries.session import Session
 
-    with Session(bootstrap, timeout) as session:
-        emit(offset_rows(session, existing(session, group)), OFFSET_COLUMNS, form)
+    emit(offset_rows(session, existing(session, group)), OFFSET_COLUMNS, form)
 
 
 @command.command("reset-offsets")
@@ -137,16 +121,7 @@ def offsets(bootstrap: str, timeout: float, group: str, form: str) -> None:
 @format_option
 @shared_options
 def reset_offsets(
-    bootstrap: str,
-    timeout: float,
-    group: str,
-    topics: tuple[str, ...],
-    undo: str | None,
-    form: str,
-    *,
-    all_topics: bool,
-    execute: bool,
-    **where: Any,
+    session: Session, group: str, topics: tuple[str, ...], *, all_topics: bool, **options: Any
 ) -> None:
     """Say where GROUP would go on reading, and with --execute have it go on there.
 
@@ -154,20 +129,19 @@ def reset_offsets(
     undo file, which --from-file brings back.
     """
     from fencepost.coordinator.cli import group_reset
-    from fencepost.coordinator.cli.queries.session import Session
 
-    asked = group_reset.Where(**where)
+    change = {name: options.pop(name) for name in ("undo", "execute", "form")}
+    asked = group_reset.Where(**options)
     now = dt.datetime.now(dt.UTC)
-    with Session(bootstrap, timeout) as session:
-        _require_idle(session, group)
-        before = group_reset.positions(session, group)
-        partitions: list[tuple[str, int]] = []
-        if asked.from_file is None:
-            partitions = group_reset.chosen(session, before, topics, every=all_topics)
-        elif topics or all_topics:
-            raise click.UsageError("the file says which topics")
-        after = group_reset.targets(session, asked, partitions, before, now)
-        _change(session, group, before, after, form, undo, execute=execute)
+    _require_idle(session, group)
+    before = session.committed(group)
+    partitions: list[tuple[str, int]] = []
+    if asked.from_file is None:
+        partitions = group_reset.chosen(session, before, topics, every=all_topics)
+    elif topics or all_topics:
+        raise click.UsageError("the file says which topics")
+    after = group_reset.targets(session, asked, partitions, before, now)
+    _change(session, group, before, after, **change)
 
 
 @command.command("delete-offsets")
@@ -178,25 +152,15 @@ def reset_offsets(
 @format_option
 @shared_options
 def delete_offsets(
-    bootstrap: str,
-    timeout: float,
-    group: str,
-    topics: tuple[str, ...],
-    undo: str | None,
-    form: str,
-    *,
-    all_topics: bool,
-    execute: bool,
+    session: Session, group: str, topics: tuple[str, ...], *, all_topics: bool, **change: Any
 ) -> None:
     """Forget how far GROUP is in topics that it no longer reads."""
     from fencepost.coordinator.cli import group_reset
-    from fencepost.coordinator.cli.queries.session import Session
 
-    with Session(bootstrap, timeout) as session:
-        before = group_reset.positions(session, group)
-        places = group_reset.chosen(session, before, topics, every=all_topics)
-        after = dict.fromkeys((tp for tp in places if tp in before), group_reset.NOTHING)
-        _change(session, group, before, after, form, undo, execute=execute)
+    before = session.committed(group)
+    places = group_reset.chosen(session, before, topics, every=all_topics)
+    after = dict.fromkeys((tp for tp in places if tp in before), group_reset.NOTHING)
+    _change(session, group, before, after, **change)
 
 
 @command.command("delete")
@@ -204,22 +168,19 @@ def delete_offsets(
 @change_options
 @format_option
 @shared_options
-def delete(
-    bootstrap: str, timeout: float, group: str, undo: str | None, form: str, *, execute: bool
-) -> None:
+def delete(session: Session, group: str, **change: Any) -> None:
     """Delete GROUP, which must have no members, and all of its offsets."""
     from fencepost.coordinator.cli import group_reset
     from fencepost.coordinator.cli.queries.group_view import existing
-    from fencepost.coordinator.cli.queries.session import Session, check
+    from fencepost.coordinator.cli.queries.session import check
 
-    with Session(bootstrap, timeout) as session:
-        existing(session, group)
-        _require_idle(session, group)
-        before = group_reset.positions(session, group)
-        after = dict.fromkeys(before, group_reset.NOTHING)
-        if _change(session, group, before, after, form, undo, execute=execute, write=False):
-            answer = session.client.call("DeleteGroups", to_group=group, groups_names=(group,))
-            check(answer.results[0].error_code, "DeleteGroups", group)
+    existing(session, group)
+    _require_idle(session, group)
+    before = session.committed(group)
+    after = dict.fromkeys(before, group_reset.NOTHING)
+    if _change(session, group, before, after, write=False, **change):
+        answer = session.client.call("DeleteGroups", to_group=group, groups_names=(group,))
+        check(answer.results[0].error_code, "DeleteGroups", group)
 
 
 @command.command("plan")
@@ -229,22 +190,12 @@ def delete(
 @click.option("--assignor", metavar="NAME", help="Another assignor than the group's.")
 @format_option
 @shared_options
-def plan(
-    bootstrap: str,
-    timeout: float,
-    group: str,
-    add: int,
-    remove: tuple[str, ...],
-    assignor: str | None,
-    form: str,
-) -> None:
+def plan(session: Session, group: str, form: str, **changes: Any) -> None:
     """Say who in GROUP would own what, and how many partitions would move. Touches nothing."""
     from fencepost.coordinator.cli.group_plan import plan as compute
     from fencepost.coordinator.cli.queries.group_view import existing, texts
-    from fencepost.coordinator.cli.queries.session import Session
 
-    with Session(bootstrap, timeout) as session:
-        found = compute(session, existing(session, group), add, remove, assignor)
+    found = compute(session, existing(session, group), **changes)
     none: frozenset[tuple[str, int]] = frozenset()
     rows: list[dict[str, object]] = []
     for name in [*found.now, *(name for name in found.then if name not in found.now)]:
@@ -269,18 +220,9 @@ def plan(
 @history_options
 @format_option
 @shared_options
-def history(
-    bootstrap: str,
-    timeout: float,
-    group: str,
-    begin: str,
-    until: str | None,
-    form: str,
-    *,
-    follow: bool,
-) -> None:
+def history(session: Session, group: str, **options: Any) -> None:
     """Tell what happened to GROUP, and why: who came and went, each rebalance and its cause."""
-    show(bootstrap, timeout, GROUP, group, begin, form, follow=follow, until=until)
+    show(session, GROUP, group, **options)
 
 
 def _require_idle(session: Session, group: str) -> None:
@@ -299,9 +241,9 @@ def _change(
     group: str,
     before: Mapping[Partition, Position],
     after: Mapping[Partition, Position],
+    *,
     form: str,
     undo: str | None,
-    *,
     execute: bool,
     write: bool = True,
 ) -> bool:
@@ -312,8 +254,8 @@ def _change(
         {
             "topic": tp[0],
             "partition": tp[1],
-            "committed": _or_none(before.get(tp)),
-            "new": _or_none(position),
+            "committed": _offset(before.get(tp)),
+            "new": _offset(position),
         }
         for tp, position in sorted(after.items())
     ]
@@ -329,5 +271,5 @@ def _change(
     return execute
 
 
-def _or_none(position: Position | None) -> int | None:
+def _offset(position: Position | None) -> int | None:
     return None if position is None or position.offset < 0 else position.offset

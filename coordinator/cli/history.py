@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
 from fencepost.coordinator.cli.output import emit, text_of
 from fencepost.coordinator.history.entries import Entry, encode_key
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.session import Session
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,22 +50,20 @@ def history_options(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def show(
-    bootstrap: str,
-    timeout: float,
+    session: Session,
     scope: str,
     subject: str,
+    *,
     begin: str,
     form: str,
-    *,
     follow: bool,
-    until: str | None = None,
+    until: str | None,
 ) -> None:
     """Print the entries of ``subject``, oldest first; with ``follow`` as JSON lines, or in lines.
 
     A broker that has not written any history yet has none to show, which is no error.
     """
     from fencepost.coordinator.cli.queries.entries import entries_of
-    from fencepost.coordinator.cli.queries.session import Session
 
     if until is not None and follow:
         raise click.UsageError("--follow has no end")
@@ -70,25 +72,21 @@ def show(
     if begin not in _PLACES and not begin.isdigit():
         begin_ms = int(_milliseconds(begin, "--since"))
         begin = dt.datetime.fromtimestamp(begin_ms / 1000, dt.UTC).isoformat()
-    with Session(bootstrap, timeout) as session:
-        entries = entries_of(session, begin, key=encode_key(scope, subject), follow=follow)
-        if begin_ms is not None:
-            # One write holds what happened in some milliseconds, and is found by its last moment.
-            entries = (entry for entry in entries if entry.at_ms >= begin_ms)
-        if end_ms is not None:
-            entries = (entry for entry in entries if entry.at_ms < end_ms)
-        if not follow:
-            emit([row_of(entry) for entry in entries], COLUMNS, form)
-            return
-        try:
-            if form == "table":
-                click.echo(_line({name: name.upper() for name in COLUMNS}))
-            for entry in entries:
-                row = row_of(entry)
-                line = json.dumps(row, ensure_ascii=False) if form == "json" else _line(row)
-                click.echo(line)
-        except KeyboardInterrupt:
-            return
+    entries = entries_of(session, begin, key=encode_key(scope, subject), follow=follow)
+    if begin_ms is not None:
+        # One write holds what happened in some milliseconds, and is found by its last moment.
+        entries = (entry for entry in entries if entry.at_ms >= begin_ms)
+    if end_ms is not None:
+        entries = (entry for entry in entries if entry.at_ms < end_ms)
+    if not follow:
+        emit([row_of(entry) for entry in entries], COLUMNS, form)
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        if form == "table":
+            click.echo(_line({name: name.upper() for name in COLUMNS}))
+        for entry in entries:
+            row = row_of(entry)
+            click.echo(json.dumps(row, ensure_ascii=False) if form == "json" else _line(row))
 
 
 def row_of(entry: Entry) -> dict[str, Any]:

@@ -26,8 +26,11 @@ class Unreachable(click.ClickException):
     exit_code = EXIT_UNREACHABLE
 
 
-def shared_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Add ``--bootstrap`` and ``--timeout``, and turn the client's errors into exit codes."""
+def shared_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--bootstrap`` and ``--timeout``: the function gets a session with that cluster.
+
+    The client's errors become exit codes.
+    """
 
     @click.option(
         "--bootstrap",
@@ -48,14 +51,15 @@ def shared_options(function: Callable[P, R]) -> Callable[P, R]:
         help="Give up after so long.",
     )
     @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapped(bootstrap: str, timeout: float, **options: object) -> R:
         # First: it keeps what no command uses out of the start.
-        from fencepost.coordinator.cli.queries import session  # noqa: F401
+        from fencepost.coordinator.cli.queries.session import Session
         from fencepost.coordinator.wire.client.client import BrokerUnreachable
         from fencepost.coordinator.wire.errors import WireError
 
         try:
-            return function(*args, **kwargs)
+            with Session(bootstrap, timeout) as session:
+                return function(session, **options)
         except BrokerUnreachable as error:
             raise Unreachable(str(error)) from error
         except (WireError, ValueError) as error:

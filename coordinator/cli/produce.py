@@ -39,8 +39,7 @@ MAX_LINE_BYTES = 1_000_000
 @click.option("--transactional-id", help="Write everything as one transaction of this id.")
 @shared_options
 def command(
-    bootstrap: str,
-    timeout: float,
+    session: Session,
     topic: str,
     key_separator: str | None,
     partition: int | None,
@@ -52,26 +51,23 @@ def command(
 
     With --transactional-id either all lines become visible to read_committed readers, or none.
     """
-    from fencepost.coordinator.cli.queries.session import Session
-
     headers = tuple(
         (name, value.encode()) for name, _, value in (pair.partition("=") for pair in pairs)
     )
-    with Session(bootstrap, timeout) as session:
-        indexes = list(session.topics([topic])[0].partitions)
-        if partition is not None and partition not in indexes:
-            raise click.ClickException(f"{topic} has no partition {partition}")
-        writer = Writer(session, topic, compression, transactional_id)
-        separator = key_separator.encode() if key_separator is not None else None
-        lines = _lines(sys.stdin.buffer, separator)
-        turns = itertools.cycle(indexes)
-        try:
-            while chunk := list(itertools.islice(lines, BATCH_LINES)):
-                writer.write(_place(chunk, partition, len(indexes), turns), headers)
-            writer.end(commit=True)
-        except BaseException:
-            writer.end(commit=False)
-            raise
+    indexes = list(session.topics([topic])[0].partitions)
+    if partition is not None and partition not in indexes:
+        raise click.ClickException(f"{topic} has no partition {partition}")
+    writer = Writer(session, topic, compression, transactional_id)
+    separator = key_separator.encode() if key_separator is not None else None
+    lines = _lines(sys.stdin.buffer, separator)
+    turns = itertools.cycle(indexes)
+    try:
+        while chunk := list(itertools.islice(lines, BATCH_LINES)):
+            writer.write(_place(chunk, partition, len(indexes), turns), headers)
+        writer.end(commit=True)
+    except BaseException:
+        writer.end(commit=False)
+        raise
     click.echo(f"{writer.records} records acknowledged", err=True)
 
 

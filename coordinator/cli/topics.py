@@ -23,24 +23,19 @@ def command() -> None:
 @click.option("--internal", is_flag=True, help="Show the coordinators' own topics as well.")
 @format_option
 @shared_options
-def list_topics(bootstrap: str, timeout: float, form: str, *, internal: bool) -> None:
+def list_topics(session: Session, form: str, *, internal: bool) -> None:
     """List the topics."""
-    from fencepost.coordinator.cli.queries.session import Session
-
-    with Session(bootstrap, timeout) as session:
-        rows = [
-            {
-                "topic": topic.name,
-                "partitions": len(topic.partitions),
-                "replicas": max(
-                    (len(row.replicas) for row in topic.partitions.values()), default=0
-                ),
-                "topic_id": topic.topic_id,
-                "internal": topic.is_internal,
-            }
-            for topic in session.topics()
-            if internal or not topic.is_internal
-        ]
+    rows = [
+        {
+            "topic": topic.name,
+            "partitions": len(topic.partitions),
+            "replicas": max((len(row.replicas) for row in topic.partitions.values()), default=0),
+            "topic_id": topic.topic_id,
+            "internal": topic.is_internal,
+        }
+        for topic in session.topics()
+        if internal or not topic.is_internal
+    ]
     emit(rows, ["topic", "partitions", "replicas", "topic_id"], form)
 
 
@@ -52,8 +47,7 @@ def list_topics(bootstrap: str, timeout: float, form: str, *, internal: bool) ->
 @click.option("--validate-only", is_flag=True, help="Only say whether it would work.")
 @shared_options
 def create(
-    bootstrap: str,
-    timeout: float,
+    session: Session,
     topic: str,
     partitions: int,
     replication_factor: int,
@@ -62,28 +56,26 @@ def create(
     validate_only: bool,
 ) -> None:
     """Create TOPIC."""
-    from fencepost.coordinator.cli.queries.session import Session, check
+    from fencepost.coordinator.cli.queries.session import check
 
     configs = key_values(pairs, "--config")
-    with Session(bootstrap, timeout) as session:
-        answer = session.client.call(
-            "CreateTopics",
-            to_node=session.controller,
-            check=False,
-            entity=lambda f: f.message(
-                topics=[
-                    f.CreatableTopic(
-                        name=topic,
-                        num_partitions=partitions,
-                        replication_factor=replication_factor,
-                        assignments=(),
-                        configs=[f.CreatableTopicConfig(name=k, value=v) for k, v in configs],
-                    )
-                ],
-                timeout_ms=session.timeout_ms,
-                validate_only=validate_only,
-            ),
-        )
+    answer = session.client.call(
+        "CreateTopics",
+        to_node=session.controller,
+        check=False,
+        entity=lambda f: f.message(
+            topics=[
+                f.CreatableTopic(
+                    name=topic,
+                    num_partitions=partitions,
+                    replication_factor=replication_factor,
+                    configs=[f.CreatableTopicConfig(name=k, value=v) for k, v in configs],
+                )
+            ],
+            timeout_ms=session.timeout_ms,
+            validate_only=validate_only,
+        ),
+    )
     result = answer.topics[0]
     check(result.error_code, "CreateTopics", topic, result.error_message)
     count = getattr(result, "num_partitions", partitions)
@@ -95,25 +87,22 @@ def create(
 @click.option("--configs", is_flag=True, help="Show the settings instead of the partitions.")
 @format_option
 @shared_options
-def describe(
-    bootstrap: str, timeout: float, topics: tuple[str, ...], form: str, *, configs: bool
-) -> None:
+def describe(session: Session, topics: tuple[str, ...], form: str, *, configs: bool) -> None:
     """Show each partition of TOPICS: leader, replicas, and its first, stable and last offset.
 
     LATEST is the offset after the last record, STABLE the one where a read_committed reader stops.
     """
-    from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST, Session
+    from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST
 
-    with Session(bootstrap, timeout) as session:
-        if configs:
-            rows = _settings(session, topics)
-            emit(rows, ["topic", "key", "value", "source"], form)
-            return
-        infos = session.topics(topics)
-        partitions = [(topic.name, index) for topic in infos for index in topic.partitions]
-        first = session.offsets(partitions, EARLIEST)
-        last = session.offsets(partitions, LATEST)
-        stable = session.offsets(partitions, LATEST, committed=True)
+    if configs:
+        rows = _settings(session, topics)
+        emit(rows, ["topic", "key", "value", "source"], form)
+        return
+    infos = session.topics(topics)
+    partitions = [(topic.name, index) for topic in infos for index in topic.partitions]
+    first = session.offsets(partitions, EARLIEST)
+    last = session.offsets(partitions, LATEST)
+    stable = session.offsets(partitions, LATEST, committed=True)
     rows = [
         {
             "topic": topic.name,
@@ -147,8 +136,6 @@ def _settings(session: Session, topics: tuple[str, ...]) -> list[dict[str, objec
                 )
                 for topic in topics
             ],
-            include_synonyms=False,
-            include_documentation=False,
         ),
     )
     rows: list[dict[str, object]] = []
@@ -170,23 +157,22 @@ def _settings(session: Session, topics: tuple[str, ...]) -> list[dict[str, objec
 @click.argument("topics", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @shared_options
-def delete(bootstrap: str, timeout: float, topics: tuple[str, ...], *, yes: bool) -> None:
+def delete(session: Session, topics: tuple[str, ...], *, yes: bool) -> None:
     """Delete TOPICS and everything in them."""
-    from fencepost.coordinator.cli.queries.session import Session, check
+    from fencepost.coordinator.cli.queries.session import check
 
     if not yes:
         click.confirm(f"Delete {', '.join(topics)} for good?", abort=True)
-    with Session(bootstrap, timeout) as session:
-        answer = session.client.call(
-            "DeleteTopics",
-            to_node=session.controller,
-            check=False,
-            entity=lambda f: f.message(
-                topics=[f.DeleteTopicState(name=topic, topic_id=None) for topic in topics],
-                topic_names=topics,
-                timeout_ms=session.timeout_ms,
-            ),
-        )
+    answer = session.client.call(
+        "DeleteTopics",
+        to_node=session.controller,
+        check=False,
+        entity=lambda f: f.message(
+            topics=[f.DeleteTopicState(name=topic, topic_id=None) for topic in topics],
+            topic_names=topics,
+            timeout_ms=session.timeout_ms,
+        ),
+    )
     for result in answer.responses:
         check(result.error_code, "DeleteTopics", result.name, result.error_message)
         click.echo(f"deleted {result.name}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -53,8 +54,7 @@ def command() -> None:
 @format_option
 @shared_options
 def list_txns(
-    bootstrap: str,
-    timeout: float,
+    session: Session,
     states: tuple[str, ...],
     producer_ids: tuple[int, ...],
     duration_ms: int | None,
@@ -65,32 +65,29 @@ def list_txns(
 
     The filters are the brokers' own; the pattern is in the syntax of RE2.
     """
-    from fencepost.coordinator.cli.queries.session import Session, check
+    from fencepost.coordinator.cli.queries.session import check
 
     rows: list[dict[str, object]] = []
-    with Session(bootstrap, timeout) as session:
-        _check_filters(session, duration_ms, id_pattern)
-        for answer in session.everywhere(
-            "ListTransactions",
-            lambda f: f.message(
-                state_filters=states,
-                producer_id_filters=producer_ids,
-                duration_filter=-1 if duration_ms is None else duration_ms,
-                transactional_id_pattern=id_pattern,
-            ),
-        ):
-            check(answer.error_code, "ListTransactions", id_pattern)
-            if answer.unknown_state_filters:
-                unknown = ", ".join(answer.unknown_state_filters)
-                raise click.ClickException(f"no such transaction state: {unknown}")
-            rows.extend(
-                {
-                    "transactional_id": row.transactional_id,
-                    "producer_id": row.producer_id,
-                    "state": row.transaction_state,
-                }
-                for row in answer.transaction_states
-            )
+    _check_filters(session, duration_ms, id_pattern)
+    for answer in session.everywhere(
+        "ListTransactions",
+        state_filters=states,
+        producer_id_filters=producer_ids,
+        duration_filter=-1 if duration_ms is None else duration_ms,
+        transactional_id_pattern=id_pattern,
+    ):
+        check(answer.error_code, "ListTransactions", id_pattern)
+        if answer.unknown_state_filters:
+            unknown = ", ".join(answer.unknown_state_filters)
+            raise click.ClickException(f"no such transaction state: {unknown}")
+        rows.extend(
+            {
+                "transactional_id": row.transactional_id,
+                "producer_id": row.producer_id,
+                "state": row.transaction_state,
+            }
+            for row in answer.transaction_states
+        )
     rows.sort(key=lambda row: str(row["transactional_id"]))
     emit(rows, ["transactional_id", "producer_id", "state"], form)
 
@@ -110,29 +107,22 @@ def _check_filters(session: Session, duration_ms: int | None, id_pattern: str | 
 @click.argument("transactional_id")
 @format_option
 @shared_options
-def describe(bootstrap: str, timeout: float, transactional_id: str, form: str) -> None:
+def describe(session: Session, transactional_id: str, form: str) -> None:
     """Show the transaction of TRANSACTIONAL_ID: its producer, since when, and its partitions."""
-    from fencepost.coordinator.cli.queries.session import Session, check
+    from fencepost.coordinator.cli.queries.group_view import texts
+    from fencepost.coordinator.cli.queries.open_transactions import transaction
 
-    with Session(bootstrap, timeout) as session:
-        state = session.client.call(
-            "DescribeTransactions",
-            to_transaction=transactional_id,
-            transactional_ids=(transactional_id,),
-        ).transaction_states[0]
-        check(state.error_code, "DescribeTransactions", transactional_id)
-    started = state.transaction_start_time
+    found = transaction(session, transactional_id)
+    started = found.started_ms and dt.datetime.fromtimestamp(found.started_ms / 1000, dt.UTC)
     row = {
-        "transactional_id": state.transactional_id,
-        "state": state.transaction_state,
-        "producer_id": state.producer_id,
-        "epoch": state.producer_epoch,
-        "timeout_ms": int(state.transaction_timeout.total_seconds() * 1000),
-        "started": started.isoformat() if started is not None else None,
+        "transactional_id": found.transactional_id,
+        "state": found.state,
+        "producer_id": found.producer_id,
+        "epoch": found.epoch,
+        "timeout_ms": found.timeout_ms,
+        "started": started.isoformat() if started else None,
         "open_seconds": round(time.time() - started.timestamp(), 1) if started else None,
-        "partitions": [
-            f"{topic.topic}:{index}" for topic in state.topics for index in topic.partitions
-        ],
+        "partitions": texts(found.partitions),
     }
     emit([row], list(row), form)
 
@@ -142,9 +132,7 @@ def describe(bootstrap: str, timeout: float, transactional_id: str, form: str) -
 @click.option("--open", "only_open", is_flag=True, help="Only those with a transaction open.")
 @format_option
 @shared_options
-def show_producers(
-    bootstrap: str, timeout: float, where: str, form: str, *, only_open: bool
-) -> None:
+def show_producers(session: Session, where: str, form: str, *, only_open: bool) -> None:
     """Show who writes to TOPIC with sequence numbers, and where open transactions begin.
 
     This is what the partition leaders know, whatever the coordinators say.
@@ -154,10 +142,8 @@ def show_producers(
         partitions_of,
         producers,
     )
-    from fencepost.coordinator.cli.queries.session import Session
 
-    with Session(bootstrap, timeout) as session:
-        found = producers(session, partitions_of(session, [partition_argument(where)]))
+    found = producers(session, partitions_of(session, [partition_argument(where)]))
     rows = [_producer_row(row) for row in found if row.is_open or not only_open]
     emit(rows, PRODUCER_COLUMNS, form)
 
@@ -190,9 +176,7 @@ def _producer_row(row: Producer) -> dict[str, object]:
 )
 @format_option
 @shared_options
-def find_hanging(
-    bootstrap: str, timeout: float, topics: tuple[str, ...], max_minutes: float, form: str
-) -> None:
+def find_hanging(session: Session, topics: tuple[str, ...], max_minutes: float, form: str) -> None:
     """Find transactions that are open on a partition and that no coordinator will ever end.
 
     Exit status 1 if there are any. `abort` ends them. One that its coordinator knows does not hang,
@@ -204,30 +188,28 @@ def find_hanging(
     from fencepost.coordinator.cli.queries import open_transactions as tools
     from fencepost.coordinator.cli.queries.blame import clients_of
     from fencepost.coordinator.cli.queries.claims import claims_of, holder
-    from fencepost.coordinator.cli.queries.session import Session
 
-    with Session(bootstrap, timeout) as session:
-        found = tools.hanging(
-            session,
-            tools.partitions_of(session, [tools.partition_argument(text) for text in topics]),
-            older_than_ms=int(max_minutes * 60_000),
-            now_ms=time.time_ns() // 1_000_000,
-        )
-        ids = {row.producer_id for row, _, _ in found}
-        clients, claims = clients_of(session, ids), claims_of(session, ids)
-        rows = [
-            {
-                **_producer_row(producer),
-                "since": tools.moment(tools.began(session, producer)),
-                **_owner(
-                    transaction,
-                    clients.get(producer.producer_id, ()),
-                    holder(claims.get(producer.producer_id, ()), producer.epoch),
-                ),
-                "reason": reason,
-            }
-            for producer, transaction, reason in found
-        ]
+    found = tools.hanging(
+        session,
+        tools.partitions_of(session, [tools.partition_argument(text) for text in topics]),
+        older_than_ms=int(max_minutes * 60_000),
+        now_ms=time.time_ns() // 1_000_000,
+    )
+    ids = {row.producer_id for row, _, _ in found}
+    clients, claims = clients_of(session, ids), claims_of(session, ids)
+    rows = [
+        {
+            **_producer_row(producer),
+            "since": tools.moment(tools.began(session, producer)),
+            **_owner(
+                transaction,
+                clients.get(producer.producer_id, ()),
+                holder(claims.get(producer.producer_id, ()), producer.epoch),
+            ),
+            "reason": reason,
+        }
+        for producer, transaction, reason in found
+    ]
     if rows or form == "json":
         columns = ["since", "transactional_id", "client", "claimed", "reason"]
         emit(rows, [*PRODUCER_COLUMNS, *columns], form)
@@ -266,8 +248,7 @@ def _owner(
 )
 @shared_options
 def abort_txn(
-    bootstrap: str,
-    timeout: float,
+    session: Session,
     where: str,
     start_offset: int | None,
     producer_id: int | None,
@@ -280,34 +261,30 @@ def abort_txn(
     The transaction is named by --start-offset or by --producer-id, as `find-hanging` shows them.
     """
     from fencepost.coordinator.cli.queries import open_transactions as tools
-    from fencepost.coordinator.cli.queries.session import Session
 
     topic, index = tools.partition_argument(where)
     if index is None:
         raise click.BadParameter("name one partition, as TOPIC:P", param_hint="TOPIC:P")
     if start_offset is None and producer_id is None:
         raise click.UsageError("give --start-offset or --producer-id")
-    with Session(bootstrap, timeout) as session:
-        place = tools.partitions_of(session, [(topic, index)])
-        producer = _find_open(session, place[0], start_offset, producer_id)
-        transaction = tools.transactions_of(session, [producer.producer_id]).get(
-            producer.producer_id
+    place = tools.partitions_of(session, [(topic, index)])
+    producer = _find_open(session, place[0], start_offset, producer_id)
+    transaction = tools.transactions_of(session, [producer.producer_id]).get(producer.producer_id)
+    reason = tools.why_hanging(producer, transaction)
+    what = (
+        f"the transaction of producer {producer.producer_id} epoch {producer.epoch}"
+        f" in {topic}:{index} from offset {producer.start_offset}"
+    )
+    if reason is None and transaction is not None and not force:
+        raise click.ClickException(
+            f"{what} does not hang: {transaction.transactional_id} is {transaction.state}"
+            " and its coordinator will end it (`txns terminate` has it do so now, --force"
+            " aborts it here all the same)"
         )
-        reason = tools.why_hanging(producer, transaction)
-        what = (
-            f"the transaction of producer {producer.producer_id} epoch {producer.epoch}"
-            f" in {topic}:{index} from offset {producer.start_offset}"
-        )
-        if reason is None and transaction is not None and not force:
-            raise click.ClickException(
-                f"{what} does not hang: {transaction.transactional_id} is {transaction.state}"
-                " and its coordinator will end it (`txns terminate` has it do so now, --force"
-                " aborts it here all the same)"
-            )
-        if not execute:
-            click.echo(f"would abort {what} ({reason or 'forced'}); --execute does it")
-            return
-        tools.abort(session, producer)
+    if not execute:
+        click.echo(f"would abort {what} ({reason or 'forced'}); --execute does it")
+        return
+    tools.abort(session, producer)
     click.echo(f"aborted {what} ({reason or 'forced'})")
 
 
@@ -315,7 +292,7 @@ def abort_txn(
 @click.argument("transactional_id")
 @click.option("--execute", is_flag=True, help="Do it; without this nothing is changed.")
 @shared_options
-def terminate_txn(bootstrap: str, timeout: float, transactional_id: str, *, execute: bool) -> None:
+def terminate_txn(session: Session, transactional_id: str, *, execute: bool) -> None:
     """Fence the producer of TRANSACTIONAL_ID and abort the transaction it has open.
 
     For a producer that is dead, or has to be stopped: its coordinator ends the transaction in all
@@ -325,37 +302,35 @@ def terminate_txn(bootstrap: str, timeout: float, transactional_id: str, *, exec
     from kio.schema.errors import ErrorCode
 
     from fencepost.coordinator.cli.queries import open_transactions as tools
-    from fencepost.coordinator.cli.queries.session import Session
     from fencepost.coordinator.wire.client.client import ApiError
     from fencepost.coordinator.wire.errors import WireError
 
-    with Session(bootstrap, timeout) as session:
-        found = tools.transaction(session, transactional_id)
-        if found.state not in tools.UNFINISHED:
-            click.echo(f"no transaction of {transactional_id} is open, it is {found.state}")
-            return
-        if found.state != tools.ONGOING:
-            raise click.ClickException(_decided(found))
-        places = ", ".join(f"{topic}:{index}" for topic, index in sorted(found.partitions))
-        what = (
-            f"the transaction of {transactional_id}, open since {tools.moment(found.started_ms)}"
-            f" in {places}, and fence producer {found.producer_id} epoch {found.epoch}"
-        )
-        if not execute:
-            click.echo(f"would abort {what}; --execute does it")
-            if found.timeout_ms == tools.TWO_PHASE_TIMEOUT_MS:
-                click.echo("it is part of a two-phase commit: does the other store abort as well?")
-            return
-        try:
-            fence = tools.terminate(session, found)
-        except WireError as error:
-            if isinstance(error, ApiError) and error.code != ErrorCode.concurrent_transactions:
-                raise
-            # It may be that what is late is not the answer but a partition that takes no marker.
-            left = tools.transaction(session, transactional_id)
-            if left.state in tools.UNFINISHED - {tools.ONGOING}:
-                raise click.ClickException(_decided(left)) from error
+    found = tools.transaction(session, transactional_id)
+    if found.state not in tools.UNFINISHED:
+        click.echo(f"no transaction of {transactional_id} is open, it is {found.state}")
+        return
+    if found.state != tools.ONGOING:
+        raise click.ClickException(_decided(found))
+    places = ", ".join(f"{topic}:{index}" for topic, index in sorted(found.partitions))
+    what = (
+        f"the transaction of {transactional_id}, open since {tools.moment(found.started_ms)}"
+        f" in {places}, and fence producer {found.producer_id} epoch {found.epoch}"
+    )
+    if not execute:
+        click.echo(f"would abort {what}; --execute does it")
+        if found.timeout_ms == tools.TWO_PHASE_TIMEOUT_MS:
+            click.echo("it is part of a two-phase commit: does the other store abort as well?")
+        return
+    try:
+        fence = tools.terminate(session, found)
+    except WireError as error:
+        if isinstance(error, ApiError) and error.code != ErrorCode.concurrent_transactions:
             raise
+        # It may be that what is late is not the answer but a partition that takes no marker.
+        left = tools.transaction(session, transactional_id)
+        if left.state in tools.UNFINISHED - {tools.ONGOING}:
+            raise click.ClickException(_decided(left)) from error
+        raise
     click.echo(f"aborted {what}: it is producer {fence[0]} epoch {fence[1]} now")
 
 
@@ -386,7 +361,7 @@ def _find_open(
 @click.argument("where", metavar="TOPIC[:P]")
 @format_option
 @shared_options
-def show_blame(bootstrap: str, timeout: float, where: str, form: str) -> None:
+def show_blame(session: Session, where: str, form: str) -> None:
     """Show what keeps readers of committed records in TOPIC waiting, and who waits.
 
     For each partition: the offset where such readers stop (STABLE), the end, the oldest open
@@ -398,10 +373,8 @@ def show_blame(bootstrap: str, timeout: float, where: str, form: str) -> None:
         partition_argument,
         partitions_of,
     )
-    from fencepost.coordinator.cli.queries.session import Session
 
-    with Session(bootstrap, timeout) as session:
-        found = blame(session, partitions_of(session, [partition_argument(where)]))
+    found = blame(session, partitions_of(session, [partition_argument(where)]))
     rows = [_blame_row(row, form) for row in found]
     columns = ["partition", "stable", "end", "behind", "transactional_id", "state", "producer_id"]
     emit(rows, [*columns, "epoch", "since", "client", "groups", "hanging"], form)
@@ -440,22 +413,9 @@ def _blame_row(row: Blame, form: str) -> dict[str, object]:
 @history_options
 @format_option
 @shared_options
-def history(
-    bootstrap: str,
-    timeout: float,
-    transactional_id: str,
-    begin: str,
-    until: str | None,
-    form: str,
-    *,
-    follow: bool,
-) -> None:
+def history(session: Session, transactional_id: str, **options: Any) -> None:
     """Tell what happened to TRANSACTIONAL_ID, and why: claims, fences, aborts, time-outs.
 
     Ends that went as their producer asked are not told, except of prepared transactions.
     """
-    show(
-        *(bootstrap, timeout, TRANSACTION, transactional_id, begin, form),
-        follow=follow,
-        until=until,
-    )
+    show(session, TRANSACTION, transactional_id, **options)

@@ -21,12 +21,15 @@ from fencepost.coordinator.cli.queries.open_transactions import (
     transactions_of,
     why_hanging,
 )
-from fencepost.coordinator.cli.queries.session import LATEST, check
+from fencepost.coordinator.cli.queries.session import LATEST
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.cli.queries.session import Committed, Partition, Session
+    from fencepost.coordinator.cli.queries.session import Partition, Position, Session
 
 OFFSETS_TOPIC = "__consumer_offsets"
+
+Positions = dict[str, dict["Partition", "Position"]]
+"""The committed offsets of every group of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,38 +120,24 @@ def clients_of(session: Session, producer_ids: Iterable[int]) -> dict[int, tuple
     return {one: _members(session, indexes, positions) for one, indexes in held.items()}
 
 
-def _positions(session: Session) -> dict[str, list[Committed]]:
-    """The committed offsets of every group of the cluster."""
-    groups: set[str] = set()
-    for answer in session.everywhere(
-        "ListGroups", lambda f: f.message(states_filter=(), types_filter=())
-    ):
-        check(answer.error_code, "ListGroups")
-        groups.update(group.group_id for group in answer.groups)
-    return {group: session.committed(group) for group in sorted(groups)}
+def _positions(session: Session) -> Positions:
+    return {row.group_id: session.committed(row.group_id) for row in session.groups()}
 
 
-def _waiting(
-    place: Partition, stable: int, end: int, positions: dict[str, list[Committed]]
-) -> tuple[Waiting, ...]:
+def _waiting(place: Partition, stable: int, end: int, positions: Positions) -> tuple[Waiting, ...]:
     return tuple(
         Waiting(group, row.offset, end - row.offset, row.offset >= stable)
         for group, rows in positions.items()
-        for row in rows
-        if (row.topic, row.partition) == place and stable < end and row.offset < end
+        if (row := rows.get(place)) is not None and stable < end and row.offset < end
     )
 
 
-def _clients(
-    session: Session, transaction: Transaction, positions: dict[str, list[Committed]]
-) -> tuple[str, ...]:
+def _clients(session: Session, transaction: Transaction, positions: Positions) -> tuple[str, ...]:
     indexes = {index for topic, index in transaction.partitions if topic == OFFSETS_TOPIC}
     return _members(session, indexes, positions)
 
 
-def _members(
-    session: Session, indexes: set[int], positions: dict[str, list[Committed]]
-) -> tuple[str, ...]:
+def _members(session: Session, indexes: set[int], positions: Positions) -> tuple[str, ...]:
     """The members of groups in these offsets partitions that have offsets pending there."""
     from fencepost.coordinator.runtime.key_partition import partition_for
 
@@ -161,7 +150,7 @@ def _members(
         if partition_for(group, count) not in indexes:
             continue
         members = look_at(session, group).members
-        places = {(row.topic, row.partition) for row in committed}
+        places = set(committed)
         for member in members:
             places.update(member.assigned)
         if session.has_pending_offsets(group, sorted(places)):

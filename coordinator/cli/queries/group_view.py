@@ -56,10 +56,7 @@ def look_at(session: Session, group: str) -> Group:
     """Describe a group of whichever protocol; one that does not exist is Dead."""
     if CONSUMER_GROUP_DESCRIBE in session.client.versions():
         found = session.client.call(
-            "ConsumerGroupDescribe",
-            to_group=group,
-            group_ids=(group,),
-            include_authorized_operations=False,
+            "ConsumerGroupDescribe", to_group=group, group_ids=(group,)
         ).groups[0]
         if found.error_code == ErrorCode.none:
             return _consumer(group, found)
@@ -68,9 +65,7 @@ def look_at(session: Session, group: str) -> Group:
             ErrorCode.unsupported_version,
         }:
             check(found.error_code, "ConsumerGroupDescribe", group)
-    found = session.client.call(
-        "DescribeGroups", to_group=group, groups=(group,), include_authorized_operations=False
-    ).groups[0]
+    found = session.client.call("DescribeGroups", to_group=group, groups=(group,)).groups[0]
     if found.error_code != ErrorCode.group_id_not_found:
         check(found.error_code, "DescribeGroups", group, getattr(found, "error_message", None))
     return _classic(group, found)
@@ -158,7 +153,7 @@ def offset_rows(session: Session, found: Group) -> list[dict[str, object]]:
     ``lag_uncommitted`` to the high watermark. Both are None for a topic that is gone, and where
     nothing was committed yet.
     """
-    committed = {(row.topic, row.partition): row.offset for row in session.committed(found.group)}
+    committed = {tp: position.offset for tp, position in session.committed(found.group).items()}
     owners = {tp: member.member_id for member in found.members for tp in member.assigned}
     places = sorted(committed.keys() | owners.keys())
     topics = session.client.metadata(refresh=True).topics

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Partition, Session
 
 NO_OFFSET = -1
-UNKNOWN_COORDINATOR_EPOCH = -1
-NO_PRODUCER = -1
 
 TWO_PHASE_TIMEOUT_MS = 2**31 - 1
 """The timeout of a transaction that takes part in a two-phase commit: none."""
@@ -158,14 +156,7 @@ def transactions_of(session: Session, producer_ids: Iterable[int]) -> dict[int, 
         return {}
     found: dict[int, Transaction] = {}
     for node in sorted(session.client.metadata().brokers):
-        listed = session.client.call(
-            "ListTransactions",
-            to_node=node,
-            state_filters=(),
-            producer_id_filters=wanted,
-            duration_filter=-1,
-            transactional_id_pattern=None,
-        )
+        listed = session.client.call("ListTransactions", to_node=node, producer_id_filters=wanted)
         names = tuple(row.transactional_id for row in listed.transaction_states)
         if names:
             for transaction in _described(session, node, names):
@@ -326,16 +317,11 @@ def terminate(session: Session, transaction: Transaction) -> tuple[int, int]:
     markers are not written within the session's time. Source: ``Admin.forceTerminateTransaction``
     (KIP-939), which does the same.
     """
-    timeout_ms = min(transaction.timeout_ms, MAX_CLAIM_TIMEOUT_MS)
     answer = session.client.call(
         "InitProducerId",
         to_transaction=transaction.transactional_id,
         transactional_id=transaction.transactional_id,
-        transaction_timeout=timeout_ms,
-        producer_id=NO_PRODUCER,
-        producer_epoch=NO_PRODUCER,
-        enable2_pc=False,
-        keep_prepared_txn=False,
+        transaction_timeout=min(transaction.timeout_ms, MAX_CLAIM_TIMEOUT_MS),
     )
     return answer.producer_id, answer.producer_epoch
 

@@ -7,9 +7,8 @@ Kafka broker. Shapes: a partition is a ``(topic, index)`` pair; offsets and time
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, Self
 
 from fencepost.coordinator import light_imports  # noqa: F401  # isort: skip - before anything that imports kio
 from kio.schema.consumer_protocol_assignment.v0.data import ConsumerProtocolAssignment
@@ -34,16 +33,16 @@ CONSUMER_PROTOCOL_VERSION_BYTES = 2
 """The blob of an assignment begins with its version; all versions so far begin alike after it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A group's committed position in one partition."""
+NO_EPOCH = -1
+"""The leader epoch of a commit that has none."""
 
-    topic: str
-    partition: int
+
+class Position(NamedTuple):
+    """What a commit says of one partition; ``metadata`` is the client's own text."""
+
     offset: int
-    leader_epoch: int
-    """-1 where it was committed without one."""
-    metadata: str
+    leader_epoch: int = NO_EPOCH
+    metadata: str = ""
 
 
 class Session:
@@ -137,29 +136,33 @@ class Session:
         check(row.error_code, "Fetch", f"{topic}-{index} at offset {offset}")
         return row
 
-    def everywhere(self, api: str, build: Build) -> list[Any]:
+    def everywhere(self, api: str, **fields: Any) -> list[Any]:
         """Ask every broker; groups and transactions are listed by their own coordinators."""
         nodes = self.client.metadata().brokers
-        return [self.client.call(api, to_node=node, entity=build) for node in sorted(nodes)]
+        return [self.client.call(api, to_node=node, **fields) for node in sorted(nodes)]
 
-    def committed(self, group: str) -> list[Committed]:
-        """All committed offsets of ``group``, sorted."""
+    def groups(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[Any]:
+        """The groups of all brokers in one of ``states`` and of one of ``types``, by name."""
+        found: list[Any] = []
+        for answer in self.everywhere("ListGroups", states_filter=states, types_filter=types):
+            check(answer.error_code, "ListGroups")
+            found += answer.groups
+        return sorted(found, key=lambda row: str(row.group_id))
+
+    def committed(self, group: str) -> dict[Partition, Position]:
+        """All committed offsets of ``group``, sorted by partition."""
         found = self._offset_fetch(group, None, require_stable=False)
         check(getattr(found, "error_code", 0), "OffsetFetch", group)
-        return sorted(
-            (
-                Committed(
-                    topic.name,
-                    row.partition_index,
-                    row.committed_offset,
-                    getattr(row, "committed_leader_epoch", -1),
-                    row.metadata or "",
-                )
-                for topic in found.topics
-                for row in topic.partitions
-            ),
-            key=lambda row: (row.topic, row.partition),
-        )
+        positions = {
+            (topic.name, row.partition_index): Position(
+                row.committed_offset,
+                getattr(row, "committed_leader_epoch", NO_EPOCH),
+                row.metadata or "",
+            )
+            for topic in found.topics
+            for row in topic.partitions
+        }
+        return dict(sorted(positions.items()))
 
     def has_pending_offsets(self, group: str, partitions: Collection[Partition]) -> bool:
         """Whether an open transaction carries offsets of ``group`` for one of ``partitions``."""

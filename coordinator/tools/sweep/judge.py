@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fencepost.coordinator.cli.queries.blame import blame
+from fencepost.coordinator.cli.queries.open_transactions import UNFINISHED
 from fencepost.coordinator.cli.queries.reader import visible
 from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST, Partition, Session, check
 from fencepost.logcore.batch import (
@@ -30,7 +31,6 @@ from fencepost.logcore.batch import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 SETTLE_POLL_S = 0.02
 MOST_COMPLAINTS = 20
 """Of one crash point; the first ones tell enough."""
@@ -104,15 +104,7 @@ def _unsettled(session: Session, places: list[Partition], settle_s: float) -> li
 
 def _unfinished(session: Session) -> list[tuple[str, str]]:
     found = []
-    for answer in session.everywhere(
-        "ListTransactions",
-        lambda f: f.message(
-            state_filters=OPEN_STATES,
-            producer_id_filters=(),
-            duration_filter=-1,
-            transactional_id_pattern=None,
-        ),
-    ):
+    for answer in session.everywhere("ListTransactions", state_filters=sorted(UNFINISHED)):
         check(answer.error_code, "ListTransactions")
         found += [
             (row.transactional_id, row.transaction_state) for row in answer.transaction_states

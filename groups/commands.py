@@ -352,7 +352,7 @@ class TopicsDeleted:
 
 @dataclass(frozen=True, slots=True)
 class TopicsDeletedResult:
-    """How many offsets were forgotten. ``more``: the batch was full, send the command again."""
+    """How many offsets were forgotten. ``more``: not all were looked at, send the command again."""
 
     offsets: int
     more: bool = False
@@ -365,7 +365,7 @@ class ExpireOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ExpireOffsetsResult:
-    """What was forgotten. ``more`` means: the batch was full, send the command again at once."""
+    """What was forgotten. ``more``: not all were looked at, send the command again."""
 
     offsets: int
     groups: int

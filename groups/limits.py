@@ -80,10 +80,9 @@ class GroupLimits:
     """Offsets, committed or pending, of one group; deleting the group tombstones them in one
     batch."""
 
-    max_tombstones_per_pass: int = 5_000
-    """Records one ExpireOffsets or TopicsDeleted may write: about half a megabyte, so that a pass
-    over a large shard stays one modest batch. One group's own tombstones are not torn apart from
-    its deletion."""
+    max_looks_per_pass: int = 1_000
+    """Offsets and groups that one ExpireOffsets or TopicsDeleted looks at, and may write tombstones
+    for: less than 20 ms of work, most of it the lines that tell of groups that go."""
 
     max_subscribed_topics: int = 10_000
     """Topic names one consumer may subscribe to. Each assignment looks at all of them."""

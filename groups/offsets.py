@@ -5,8 +5,9 @@ Source: Kafka's ``OffsetMetadataManager`` (the deciding half) and ``OffsetExpira
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Final
 
 from fencepost.groups import records
@@ -39,7 +40,7 @@ from fencepost.groups.events import EventKind
 from fencepost.groups.group import Group, not_found
 from fencepost.groups.offset_store import GroupOffsets, StoredOffset, TopicPartition
 from fencepost.groups.records import NO_TIMESTAMP, OffsetCommitValue
-from fencepost.groups.shard import GroupShardState
+from fencepost.groups.shard import GroupShardState, OffsetLook
 from fencepost.logcore.fields import MAX_STRING_BYTES
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 
@@ -286,31 +287,28 @@ def topics_deleted(
 ) -> None:
     """Forget the offsets of topics that are gone, in every group of the shard."""
     ids = dict(command.topics)
-    budget = shard.limits.max_tombstones_per_pass
-    for group_id in shard.offsets.group_ids():
+    offsets_only = (look for look in _all_offsets(shard) if look[1] is not None)
+    looks, more = _next_pass(shard, command, offsets_only)
+    for group_id, partitions in looks:
         offsets = shard.offsets.of_group(group_id) or _NO_OFFSETS
-        doomed = (
+        doomed = [
             partition
-            for partition in offsets.partitions()
-            if partition[0] in ids
-            and all(
-                _is_of_topic(stored, ids[partition[0]]) for stored in _entries(offsets, partition)
-            )
-        )
-        fitting = list(islice(doomed, budget - len(decision.records)))
-        for topic, index in fitting:
+            for partition in partitions
+            if partition is not None
+            and partition[0] in ids
+            and (entries := _entries(offsets, partition))
+            and all(_is_of_topic(stored, ids[partition[0]]) for stored in entries)
+        ]
+        for topic, index in doomed:
             decision.append(records.offset_tombstone(group_id, topic, index))
-        if fitting:
+        if doomed:
             decision.event(
                 EventKind.OFFSETS_OF_DELETED_TOPIC,
                 group_id,
-                topics=sorted({topic for topic, _ in fitting}),
-                offsets=len(fitting),
+                topics=sorted({topic for topic, _ in doomed}),
+                offsets=len(doomed),
             )
-        if next(doomed, None) is not None:
-            decision.reply(token, TopicsDeletedResult(len(decision.records), more=True))
-            return
-    decision.reply(token, TopicsDeletedResult(len(decision.records)))
+    decision.reply(token, TopicsDeletedResult(len(decision.records), more))
 
 
 def _entries(offsets: GroupOffsets, partition: TopicPartition) -> list[StoredOffset]:
@@ -323,38 +321,31 @@ def _entries(offsets: GroupOffsets, partition: TopicPartition) -> list[StoredOff
 
 
 def expire_offsets(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, _command: ExpireOffsets
+    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: ExpireOffsets
 ) -> None:
     """Forget expired offsets, and empty groups that have no offsets left."""
-    budget = shard.limits.max_tombstones_per_pass
     expired_offsets = expired_groups = 0
-    more = False
-    for group_id, group in list(shard.groups.items()):
-        room = budget - len(decision.records)
+    looks, more = _next_pass(shard, command, _all_offsets(shard))
+    for group_id, partitions in looks:
+        group = shard.groups.get(group_id)
+        if group is None:
+            continue
         offsets = shard.offsets.of_group(group_id) or _NO_OFFSETS
         expired = [
             partition
-            for partition, stored in offsets.committed.items()
-            if _is_expired(shard, decision, group, offsets, partition, stored)
+            for partition in partitions
+            if partition is not None and _is_expired(shard, decision, group, offsets, partition)
         ]
-        nothing_left = len(expired) == len(offsets.committed) and not offsets.pending
-        goes = nothing_left and group.is_empty and not group.is_awaited
-        if len(expired) + goes > room:
-            more = True
-            # A group that alone exceeds a whole pass loses a part now; else it waits its turn.
-            if decision.records:
-                break
-            expired, goes = expired[:room], False
         for topic, index in expired:
             decision.append(records.offset_tombstone(group_id, topic, index))
         if expired:
             decision.event(EventKind.OFFSETS_EXPIRED, group_id, offsets=len(expired))
-        if goes:
+        nothing_left = len(expired) == len(offsets.committed) and not offsets.pending
+        is_seen_whole = partitions[-1] is None
+        if is_seen_whole and nothing_left and group.is_empty and not group.is_awaited:
             tombstone_group(decision, group, "empty and without offsets")
+            expired_groups += 1
         expired_offsets += len(expired)
-        expired_groups += goes
-        if more:
-            break
     decision.reply(token, ExpireOffsetsResult(expired_offsets, expired_groups, more))
 
 
@@ -364,9 +355,9 @@ def _is_expired(
     group: Group,
     offsets: GroupOffsets,
     partition: TopicPartition,
-    stored: StoredOffset,
 ) -> bool:
-    if partition in offsets.pending or group.is_subscribed_to(partition[0]):
+    stored = offsets.committed.get(partition)
+    if stored is None or partition in offsets.pending or group.is_subscribed_to(partition[0]):
         return False
     base_ms = group.expiry_base_ms(stored.value.commit_timestamp_ms)
     if base_ms is None:
@@ -382,3 +373,32 @@ def tombstone_group(decision: DecisionBuilder, group: Group, reason: str) -> Non
         decision.append(record)
     decision.event(EventKind.GROUP_DELETED, group.group_id, reason=reason)
     group.removed(decision)
+
+
+# --- passes over a whole shard -------------------------------------------------------------------
+
+
+def _all_offsets(shard: GroupShardState) -> Iterator[OffsetLook]:
+    """Walk over the shard's offsets; each group ends with None. Turns may lie between two steps."""
+    for group_id in list(shard.groups):
+        offsets = shard.offsets.of_group(group_id) or _NO_OFFSETS
+        for partition in offsets.partitions():
+            yield group_id, partition
+        yield group_id, None
+
+
+def _next_pass(
+    shard: GroupShardState, command: Hashable, walk: Iterator[OffsetLook]
+) -> tuple[list[tuple[str, list[TopicPartition | None]]], bool]:
+    """Go on with the walk of ``command``, or begin with ``walk``, as far as one pass may go.
+
+    Returns the partitions by group, and whether there may be more. Where the walk stands is soft
+    state: a shard that is loaded anew begins anew.
+    """
+    walk = shard.walks.pop(command, walk)
+    looks = list(islice(walk, shard.limits.max_looks_per_pass))
+    more = len(looks) == shard.limits.max_looks_per_pass
+    if more:
+        shard.walks[command] = walk
+    by_group = groupby(looks, key=itemgetter(0))
+    return [(group_id, [partition for _, partition in of]) for group_id, of in by_group], more

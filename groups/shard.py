@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,11 +13,14 @@ from fencepost.groups.consumer_commands import Environment
 from fencepost.groups.errors import GroupLimitExceededError
 from fencepost.groups.group import Group, ShardTotals
 from fencepost.groups.limits import GroupLimits
-from fencepost.groups.offset_store import OffsetStore
+from fencepost.groups.offset_store import OffsetStore, TopicPartition
 
 MAX_REMEMBERED_ASSIGNORS: Final = 20_000
 """Groups of a shard of which it is known that their assignor was asked; as many as a shard has. A
 forgotten one is asked once more."""
+
+OffsetLook = tuple[str, TopicPartition | None]
+"""What upkeep looks at: a group's offset of a partition, or with None the group as a whole."""
 
 _NEVER: Final = 1 << 62
 
@@ -51,6 +54,8 @@ class GroupShardState:
     given_ids: dict[tuple[str, str], None] = field(default_factory=dict)
     """(group id, member id) that consumer groups gave out and nobody has joined with, oldest first;
     at most ``max_shard_pending_members``."""
+    walks: dict[Hashable, Iterator[OffsetLook]] = field(default_factory=dict)
+    """By command of upkeep, what its next pass has to look at."""
     _ask_again_ms: dict[tuple[str, str], int] = field(default_factory=dict)
     """By group and assignor, when one that runs elsewhere is asked again; oldest first."""
 

@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 
 from fencepost.coordinator.daemon.broker import Broker
+from fencepost.groups.commands import FetchOffsets, FetchOffsetsResult, ListGroups
+from fencepost.groups.records import OffsetCommitValue, offset_commit
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
 from fencepost.logcore.machine import ProducerStamp, Record
@@ -16,6 +18,7 @@ PARTITIONS = 300
 PRODUCERS = 20_000
 SEGMENTS = 1_500
 TOPICS = 8_000
+OFFSETS = 100_000
 BUSY = {
     "log.cleaner.backoff.ms": "10",
     "log.initial.task.delay.ms": "0",
@@ -103,3 +106,39 @@ async def test_a_broker_setting_that_thousands_of_topics_follow(tmp_path: Path) 
             await until_async(followed, "all logs have the new setting")
         watch.check()
         assert [one.config.retention_ms for one in ends] == [0, TOPICS - 1]
+
+
+async def test_offsets_of_a_deleted_topic_and_expired_ones_in_a_large_shard(tmp_path: Path) -> None:
+    """Most stay, and are looked at; groups with one offset each go."""
+    lasting = [(f"large{number}", "t", OFFSETS) for number in range(2)]
+    going = [("mixed", "deleted", 20_000), *((f"g{number}", "t", 1) for number in range(5_000))]
+    async with Broker(tmp_path, config={"offsets.topic.num.partitions": "1"}) as broker:
+        groups, now_ms = broker.services.groups, broker.clock.now_ms()
+        for _ in groups.open_in_steps():
+            pass
+        for group_id, topic, count in (*lasting, *going):
+            value = OffsetCommitValue(5, -1, "", 1 if group_id.startswith("g") else now_ms)
+            for at in range(0, count, 5_000):
+                indexes = range(at, min(at + 5_000, count))
+                records = [offset_commit(group_id, topic, index, value) for index in indexes]
+                groups.partition_of(group_id).append_records(records, now_ms=now_ms)
+        await groups._shards.reload(0)
+
+        async def names() -> list[str]:
+            return [one.group_id for one in (await groups.list_groups(ListGroups())).groups]
+
+        async def only_large_ones() -> bool:
+            return await names() == ["large0", "large1"]
+
+        assert len(await names()) == 5_003
+        with watched_loop() as watch:
+            await asyncio.create_task(groups.on_topics_deleted([("deleted", None)]))
+            asked = FetchOffsets("mixed", None)
+
+            async def without_topic() -> bool:
+                return await groups.submit("mixed", asked) == FetchOffsetsResult(())
+
+            await until_async(without_topic, "the topic is forgotten")
+            groups._expire_offsets("upkeep", now_ms)
+            await until_async(only_large_ones, "expired ones are forgotten")
+        watch.check()

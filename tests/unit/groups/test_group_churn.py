@@ -56,7 +56,7 @@ class Churn:
     """Clients that do anything at any time to one group, and remember what they were told."""
 
     def __init__(self) -> None:
-        limits = GroupLimits(max_group_size=5, max_pending_members=3)
+        limits = GroupLimits(max_group_size=5, max_pending_members=3, max_looks_per_pass=3)
         self.driver = Driver(limits)
         self.ids: list[str] = []
         self.joins: dict[int, str | None] = {}

@@ -20,6 +20,7 @@ from group_driver import (
 
 from fencepost.groups import offsets, records
 from fencepost.groups.commands import (
+    DeleteGroup,
     DeleteOffsets,
     ExpireOffsets,
     FetchOffsets,
@@ -41,7 +42,6 @@ from fencepost.groups.errors import (
     UnstableOffsetCommitError,
 )
 from fencepost.groups.limits import GroupLimits
-from fencepost.groups.offset_store import StoredOffset
 from fencepost.logcore.machine import ProducerStamp
 
 ID_A, ID_B = b"A" * 16, b"B" * 16
@@ -511,7 +511,7 @@ def test_offsets_of_a_newer_topic_stay(stored, deleted, gone):
 
 
 def test_a_large_deletion_comes_in_passes():
-    driver = Driver(GroupLimits(max_tombstones_per_pass=3))
+    driver = Driver(GroupLimits(max_looks_per_pass=3))
     for group_id in ("g", "h"):
         driver.commit(*(("t", index, 1) for index in range(4)), group_id=group_id)
     results = []
@@ -523,18 +523,39 @@ def test_a_large_deletion_comes_in_passes():
     assert driver.ask(FetchOffsets("h", None)).topics == ()
 
 
-def test_a_pass_looks_at_no_more_than_it_deletes(monkeypatch):
-    driver, looked_at = Driver(GroupLimits(max_tombstones_per_pass=3)), []
-    driver.commit(*(("t", index, 1) for index in range(40)))
-    is_of_topic = offsets._is_of_topic
+@pytest.mark.parametrize("command", [TopicsDeleted((("t", ID_B),)), ExpireOffsets()])
+def test_a_pass_over_what_stays_looks_at_no_more(monkeypatch, command):
+    driver, looked_at = Driver(GroupLimits(max_looks_per_pass=3)), []
+    driver.commit(*(("t", index, 1, -1, "", ID_A) for index in range(40)))
+    for name in ("_entries", "_is_expired"):
+        look = getattr(offsets, name)
+        monkeypatch.setattr(
+            offsets, name, lambda *of, look=look: (looked_at.append(of[-1]), look(*of))[1]
+        )
+    passes = 1
+    while driver.ask(command).more:
+        assert len(looked_at) == passes * 3
+        passes += 1
+    assert looked_at == [("t", index) for index in range(40)]
 
-    def counted(stored: StoredOffset, topic_id: bytes | None) -> bool:
-        looked_at.append(stored)
-        return is_of_topic(stored, topic_id)
 
-    monkeypatch.setattr(offsets, "_is_of_topic", counted)
-    assert driver.ask(TopicsDeleted((("t", None),))).more
-    assert len(looked_at) == 4
+@pytest.mark.parametrize("command", [TopicsDeleted((("u", None),)), ExpireOffsets()])
+def test_what_changes_between_two_passes_is_seen_as_it_is(command):
+    driver = Driver(GroupLimits(max_looks_per_pass=1))
+    driver.commit(("u", 0, 1), ("u", 1, 1), ("u", 2, 1), retention_time_ms=0)
+    for group_id in ("h", "i"):
+        driver.commit(("u", 0, 1), retention_time_ms=0, group_id=group_id)
+    assert driver.ask(command).offsets == 1
+    driver.commit(("t", 0, 7))
+    driver.ask(DeleteOffsets(G, (("u", (1,)),)))
+    driver.ask(DeleteGroup("h"))
+    forgotten = 0
+    while (result := driver.ask(command)).more:
+        forgotten += result.offsets
+    assert forgotten == 2
+    assert driver.fetch().offset == 7
+    assert driver.fetch("u", 2).offset == driver.fetch("u", group_id="i").offset == -1
+    assert "h" not in driver.groups
 
 
 # --- expiry --------------------------------------------------------------------------------------
@@ -690,7 +711,7 @@ def test_a_group_with_members_stays(build):
 
 
 def test_a_large_expiry_comes_in_passes():
-    driver = Driver(GroupLimits(max_tombstones_per_pass=3))
+    driver = Driver(GroupLimits(max_looks_per_pass=3))
     driver.commit(*(("t", index, 1) for index in range(7)))
     for group_id in ("h", "i"):
         driver.commit(("t", 0, 1), group_id=group_id)

@@ -42,6 +42,7 @@ LIMITS = GroupLimits(
     max_member_id_bytes=24,
     max_topic_name_bytes=8,
     max_regex_steps_per_turn=20,
+    max_looks_per_pass=3,
 )
 SUBSCRIBED = (subscription("t"), subscription("t", "u"), subscription("u"), b"s")
 OFFERS = (("cooperative-sticky", "range"), ("range",), ("range", "cooperative-sticky"), ("sticky",))

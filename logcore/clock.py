@@ -1,4 +1,4 @@
-"""Time as an argument: the one door to the wall clock, and a clock that tests own."""
+"""Time as an argument: the one door to the machine's clocks."""
 
 from __future__ import annotations
 
@@ -26,30 +26,3 @@ class SystemClock:
     def monotonic_ms(self) -> int:
         """See :class:`Clock`."""
         return time.monotonic_ns() // 1_000_000
-
-
-class ManualClock:
-    """A clock that stands still until told otherwise; for tests and the simulator."""
-
-    def __init__(self, now_ms: int = 1_000_000) -> None:
-        self._now_ms = now_ms
-        self._jumped_ms = 0
-
-    def now_ms(self) -> int:
-        """See :class:`Clock`."""
-        return self._now_ms + self._jumped_ms
-
-    def monotonic_ms(self) -> int:
-        """See :class:`Clock`."""
-        return self._now_ms
-
-    def advance(self, by_ms: int) -> int:
-        """Move on by ``by_ms`` (may not be negative) and return the new time."""
-        if by_ms < 0:
-            raise ValueError("a manual clock moves forward only")
-        self._now_ms += by_ms
-        return self.now_ms()
-
-    def jump(self, by_ms: int) -> None:
-        """Set the wall clock, forward or back; the monotonic one does not notice."""
-        self._jumped_ms += by_ms

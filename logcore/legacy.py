@@ -2,8 +2,8 @@
 
 A message set is a row of *messages*, each with its own header and CRC-32. A compressed message is a
 *wrapper*: its value is another message set, and its offset is that of its last inner message. Inner
-offsets are absolute in v0 and relative to the wrapper's first in v1. Nothing in the broker writes
-these formats; writing them is for tests and for moving data back.
+offsets are absolute in v0 and relative to the wrapper's first in v1. Nothing writes
+these formats any more.
 
 Source: Kafka's ``AbstractLegacyRecordBatch``, ``LegacyRecord``, ``Lz4BlockOutputStream``; KIP-31,
 KIP-32, KIP-57.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from fencepost.logcore.batch import (
@@ -31,7 +31,7 @@ from fencepost.logcore.batch import (
     encode_batch,
     parse_header,
 )
-from fencepost.logcore.compression import Codec, codec_for_id, compress, decompress
+from fencepost.logcore.compression import Codec, codec_for_id, decompress
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 
 MAGIC_POS: Final = 16
@@ -259,54 +259,6 @@ def _read_bytes(buf: Buffer, pos: int, end: int) -> tuple[bytes | None, int]:
     return bytes(buf[pos : pos + length]), pos + length
 
 
-def encode_message_set(
-    records: Sequence[LogRecord],
-    magic: int,
-    *,
-    codec: Codec = Codec.NONE,
-    level: int | None = None,
-    log_append_time_ms: int | None = None,
-) -> bytes:
-    """Encode ``records``, ascending in offset, in format ``magic`` (0 or 1).
-
-    With a codec they become one wrapper, otherwise a message each. Headers are lost, and so are
-    timestamps in v0. Raises ValueError for zstd and for another magic.
-    """
-    if magic not in {0, 1} or codec is Codec.ZSTD:
-        raise ValueError(f"format {magic} with {codec.name} can't be written")
-    if codec is Codec.NONE:
-        return b"".join(
-            _encode_message(record, magic, Codec.NONE, log_append_time_ms) for record in records
-        )
-    base = records[0].offset if magic else 0
-    inner = b"".join(
-        _encode_message(record._replace(offset=record.offset - base), magic, Codec.NONE, None)
-        for record in records
-    )
-    value = compress(codec, inner, level)
-    if codec is Codec.LZ4 and magic == 0:
-        value = _with_old_checksum(value)
-    newest = max(record.timestamp_ms for record in records)
-    wrapper = LogRecord(records[-1].offset, newest, None, value)
-    return _encode_message(wrapper, magic, codec, log_append_time_ms)
-
-
-def _encode_message(
-    record: LogRecord, magic: int, codec: Codec, log_append_time_ms: int | None
-) -> bytes:
-    body = bytearray((magic, codec))
-    if magic:
-        timestamp = record.timestamp_ms
-        if log_append_time_ms is not None:
-            body[1] |= _LOG_APPEND_TIME
-            timestamp = log_append_time_ms
-        body += struct.pack(">q", timestamp)
-    for field in (record.key, record.value):
-        body += _INT32.pack(-1 if field is None else len(field))
-        body += field or b""
-    return struct.pack(">qiI", record.offset, len(body) + 4, zlib.crc32(body)) + body
-
-
 def to_v2(buf: Buffer, *, max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES) -> bytes:
     """Convert the messages of ``buf`` to v2 batches without a leader epoch, for readers of today.
 
@@ -401,12 +353,6 @@ def _with_correct_checksum(frame: bytes) -> bytes:
     if at >= len(frame):
         raise CorruptRecordError("an lz4 frame is cut short in its header")
     checksum = _xxh32_short(frame[_LZ4_DESCRIPTOR:at]) >> 8 & 0xFF
-    return b"".join((frame[:at], bytes((checksum,)), frame[at + 1 :]))
-
-
-def _with_old_checksum(frame: bytes) -> bytes:
-    at = _checksum_pos(frame)
-    checksum = _xxh32_short(frame[:at]) >> 8 & 0xFF
     return b"".join((frame[:at], bytes((checksum,)), frame[at + 1 :]))
 
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from sortedcontainers import SortedDict
 
 from fencepost.logcore.batch import BatchHeader
-from fencepost.logcore.config import MAX_INT64, LogConfig
+from fencepost.logcore.config import LogConfig
 from fencepost.logcore.disk_steps import DiskSteps, run_here
 from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.flush import Flush, FlushQueue
@@ -194,7 +194,7 @@ class Log:
         limit: int,
         *,
         at_least_one: bool,
-        min_range_bytes: int | None = None,
+        min_range_bytes: int,
     ) -> ReadBytes:
         """Read whole batches from the one that holds ``offset`` on, below the boundary ``limit``.
 
@@ -225,7 +225,7 @@ class Log:
             is_behind = slot < count and limit >= next_base
             if stop == start:
                 return ReadBytes(b"", bound, is_behind)
-            records = segment.read_batches(start, stop, min_range_bytes=min_range_bytes)
+            records = segment.read_batches(start, stop, min_range_bytes)
             return ReadBytes(records, bound, is_behind)
         return ReadBytes(b"", offset)
 
@@ -270,15 +270,10 @@ class Log:
         return found
 
     def batches(
-        self, offset: int = 0, upto: int = MAX_INT64, *, with_payload: bool = True
+        self, offset: int = 0, *, with_payload: bool = True
     ) -> Iterator[tuple[int, BatchHeader, memoryview]]:
-        """Yield position, header and bytes of each batch from the one that holds ``offset`` on.
-
-        Segments that begin at ``upto`` or behind it are not touched.
-        """
+        """Yield position, header and bytes of each batch from the one that holds ``offset`` on."""
         for segment in self.from_offset(offset):
-            if segment.base_offset >= upto:
-                break
             position = segment.locate(offset)
             if position is not None:
                 yield from segment.batches(position, with_payload=with_payload)

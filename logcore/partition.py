@@ -49,13 +49,13 @@ from fencepost.logcore.producers import (
     PRODUCER_ID_EXPIRATION_MS,
     ProducerStateManager,
 )
-from fencepost.logcore.reading import STORAGE_FAILURES, Fetched, Isolation
+from fencepost.logcore.reading import STORAGE_FAILURES
 from fencepost.logcore.recovery import OpenOptions, RecoveryReport, load_log, replay_producers
 from fencepost.logcore.segment import Segment
 from fencepost.logcore.shrinking import ShrinkingPartition
-from fencepost.logcore.validation import Admitted, admit
+from fencepost.logcore.validation import Admitted
 
-__all__ = ["Appended", "Fetched", "Isolation", "LogConfig", "Partition"]
+__all__ = ["Appended", "Partition"]
 
 NO_TIMESTAMP: Final = -1
 DELETE_SUFFIX: Final = "-delete"
@@ -166,21 +166,6 @@ class Partition(ShrinkingPartition):
         self._producers.high_watermark_moved(self._high_watermark)
 
     # --- appending ---
-
-    def append(
-        self,
-        data: Buffer,
-        *,
-        now_ms: int,
-        transaction_verified: bool = False,
-        transaction_version: int = 0,
-    ) -> Appended:
-        """Check what a client sent and append it; raises what the two steps do."""
-        return self.append_admitted(
-            admit(data, self._config, now_ms=now_ms, min_zstd_ok=True),
-            transaction_verified=transaction_verified,
-            transaction_version=transaction_version,
-        )
 
     def append_admitted(
         self,

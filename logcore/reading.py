@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from fencepost.logcore.batch import BatchHeader
 from fencepost.logcore.clock import Clock
@@ -42,21 +42,11 @@ class Isolation(IntEnum):
     READ_COMMITTED = 1
 
 
-class Fetched(NamedTuple):
+class LogReadInfo(NamedTuple):
     """Whole batches and the partition's marks. ``aborted`` has (producer id, first offset) pairs.
 
     It is None for ``READ_UNCOMMITTED``, and may name transactions behind ``records``.
     """
-
-    records: bytes
-    high_watermark: int
-    last_stable_offset: int
-    log_start_offset: int
-    aborted: tuple[tuple[int, int], ...] | None
-
-
-class FetchedRange(NamedTuple):
-    """The same, with ``records`` still in their file where they are many."""
 
     records: bytes | FileRange
     high_watermark: int
@@ -197,28 +187,20 @@ class ReadablePartition:
         return self._producers.has_open_transaction(producer_id, producer_epoch)
 
     def fetch(
-        self, offset: int, max_bytes: int, isolation: Isolation, *, at_least_one: bool
-    ) -> Fetched:
-        """Read whole batches from the one that holds ``offset`` on, ``max_bytes`` at most.
-
-        ``at_least_one``: the first batch comes even if it is larger. The bytes may begin before
-        ``offset`` and are those of one segment. OffsetOutOfRangeError outside of log start … end.
-        """
-        found = self.fetch_range(
-            offset, max_bytes, isolation, at_least_one=at_least_one, min_range_bytes=None
-        )
-        return Fetched(cast("bytes", found.records), *found[1:-1])
-
-    def fetch_range(
         self,
         offset: int,
         max_bytes: int,
         isolation: Isolation,
         *,
         at_least_one: bool,
-        min_range_bytes: int | None = MIN_RANGE_BYTES,
-    ) -> FetchedRange:
-        """Find the same, and leave what has ``min_range_bytes`` in its file."""
+        min_range_bytes: int = MIN_RANGE_BYTES,
+    ) -> LogReadInfo:
+        """Read whole batches from the one that holds ``offset`` on, ``max_bytes`` at most.
+
+        ``at_least_one``: the first batch comes even if it is larger. The bytes may begin before
+        ``offset`` and are those of one segment. What has ``min_range_bytes`` stays in its file.
+        OffsetOutOfRangeError outside of log start … end.
+        """
         if self._stopped is not None:
             raise self._stopped
         log = self._log
@@ -244,7 +226,7 @@ class ReadablePartition:
                     aborted = tuple(log.aborted_between(offset, read.upper_bound))
         except STORAGE_FAILURES as error:
             raise self._refuse(error) from error
-        return FetchedRange(
+        return LogReadInfo(
             read.records,
             high_watermark,
             stable,
@@ -353,12 +335,8 @@ class ReadablePartition:
         except STORAGE_FAILURES as error:
             raise self._refuse(error) from error
 
-    def producers(self) -> list[ProducerState]:
-        """Every producer that is remembered, as DescribeProducers answers it."""
-        return list(self._producers.view())
-
-    def each_producer(self) -> Iterator[ProducerState]:
-        """The same one by one, as of now: they may be very many."""
+    def producers(self) -> Iterator[ProducerState]:
+        """Every producer that is remembered now, one by one: they may be very many."""
         return self._producers.view()
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:

@@ -361,15 +361,13 @@ class Segment:
         """Return the size of the batch at ``position``."""
         return next(self._walk(position))[2]
 
-    def read_batches(
-        self, start: int, end: int, *, min_range_bytes: int | None = None
-    ) -> bytes | FileRange:
+    def read_batches(self, start: int, end: int, min_range_bytes: int) -> bytes | FileRange:
         """Read the batches between two boundaries; those of an older format come converted.
 
-        From ``min_range_bytes`` on they stay in the file, as a range of it; None reads all.
+        From ``min_range_bytes`` on they stay in the file, as a range of it.
         CorruptRecordError, InvalidRecordError if they can't be read or converted.
         """
-        if min_range_bytes is not None and end - start >= min_range_bytes and self._is_new(start):
+        if end - start >= min_range_bytes and self._is_new(start):
             return FileRange(self.file, start, end)
         raw = self.file.read(start, end)
         if len(raw) > MAGIC_POS and raw[MAGIC_POS] < MAGIC:

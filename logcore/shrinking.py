@@ -13,7 +13,7 @@ from fencepost.logcore.compaction import (
     dirty_range,
     plan_round,
 )
-from fencepost.logcore.disk_steps import DiskSteps, run_here
+from fencepost.logcore.disk_steps import DiskSteps
 from fencepost.logcore.durable import DurablePartition
 from fencepost.logcore.errors import OffsetOutOfRangeError
 from fencepost.logcore.reading import STORAGE_FAILURES
@@ -36,7 +36,7 @@ class ShrinkingPartition(DurablePartition):
     def delete_records_before(self, offset: int) -> int:
         """Move the log start up to ``offset``, −1 for the high watermark; return the log start.
 
-        The files go with the next :meth:`retention`; the owner has to checkpoint the log start.
+        The files go with the next :meth:`retaining`; the owner has to checkpoint the log start.
         Raises OffsetOutOfRangeError beyond the high watermark.
         """
         self._throw_if_stopped()
@@ -57,10 +57,6 @@ class ShrinkingPartition(DurablePartition):
             self._epochs.truncate_from_start(offset)
         except STORAGE_FAILURES as error:
             raise self._fail(error) from error
-
-    def retention(self, now_ms: int) -> int:
-        """Do :meth:`retaining` in this thread."""
-        return run_here(self.retaining(now_ms))
 
     def retaining(self, now_ms: int) -> DiskSteps[int]:
         """Remove the segments that log start, size or age give up; return how many.

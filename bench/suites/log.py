@@ -17,7 +17,9 @@ from fencepost.logcore.clock import SystemClock
 from fencepost.logcore.compaction import DEDUPE_BUFFER_BYTES
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.fs import OsFileSystem
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
+from tests.support.partitions import append_batch, fetch_bytes
 
 MIB = 1 << 20
 LOG_BYTES = 256 * MIB
@@ -87,15 +89,13 @@ def append_and_read(records: int) -> Callable[[Path], Figures]:
         clock = SystemClock()
         begin = time.perf_counter()
         for _ in range(count):
-            partition.append(data, now_ms=clock.now_ms())
+            append_batch(partition, data, now_ms=clock.now_ms())
         appended = time.perf_counter()
         partition.flush()
         flushed = time.perf_counter()
         offset = got = 0
         while offset < partition.log_end_offset:
-            read = partition.fetch(
-                offset, 2 * MIB, Isolation.READ_UNCOMMITTED, at_least_one=True
-            ).records
+            read = fetch_bytes(partition, offset, 2 * MIB, Isolation.READ_UNCOMMITTED).records
             got += len(read)
             offset += len(read) // len(data) * records
         done = time.perf_counter()
@@ -126,13 +126,14 @@ def lookup(segments: int) -> Callable[[Path], Figures]:
         data = _batch(1)
         clock = SystemClock()
         while partition.log_end_offset * len(data) < total:
-            partition.append(data, now_ms=clock.now_ms())
+            append_batch(partition, data, now_ms=clock.now_ms())
         rng = random.Random(7)
         end = partition.log_end_offset
         offsets = [rng.randrange(end) for _ in range(LOOKUPS)]
         _time_lookups(partition, range(0, end, max(1, end // (2 * segments))))  # map every index
         samples = _time_lookups(partition, offsets)
-        partition.delete_directory()  # a close would sync every segment
+        partition.doom()  # a close would sync every segment
+        OsFileSystem().remove_tree(partition.rename_doomed())
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         return {
             "median µs": statistics.median(samples) * 1e6,
@@ -158,7 +159,7 @@ def recovery(home: Path) -> Figures:
     data = _batch(16)
     clock = SystemClock()
     for _ in range(LOG_BYTES // len(data)):
-        partition.append(data, now_ms=clock.now_ms())
+        append_batch(partition, data, now_ms=clock.now_ms())
     end, size = partition.log_end_offset, partition.size_bytes
     partition.close()
     seconds = {}
@@ -183,7 +184,7 @@ def compaction(home: Path) -> Figures:
     pieces = [_batch(each, first_key=first) for first in range(0, keys, each)]
     for _ in range(4):
         for piece in pieces:
-            partition.append(piece, now_ms=clock.now_ms())
+            append_batch(partition, piece, now_ms=clock.now_ms())
     before = partition.size_bytes
     begin = time.perf_counter()
     dirty = partition.dirty_range(0, clock.now_ms())

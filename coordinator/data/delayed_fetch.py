@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.logcore.machine import DomainError
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
 
 
 class Watched(NamedTuple):

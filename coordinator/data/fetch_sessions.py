@@ -24,7 +24,7 @@ from fencepost.coordinator.errors import (
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
-from fencepost.logcore.reading import FetchedRange
+from fencepost.logcore.reading import LogReadInfo
 
 NO_SESSION = 0
 FINAL_EPOCH = -1
@@ -82,7 +82,7 @@ class PartitionFetch:
         return news
 
 
-NOTHING = FetchedRange(b"", -1, -1, -1, None, is_behind=False)
+NOTHING = LogReadInfo(b"", -1, -1, -1, None, is_behind=False)
 """What is read where a partition is refused."""
 
 
@@ -91,7 +91,7 @@ class FetchedPartition:
     """What became of a :class:`PartitionFetch`."""
 
     asked: PartitionFetch
-    read: FetchedRange = NOTHING
+    read: LogReadInfo = NOTHING
     partition: Partition | None = None
     """Where it was read, if more may come there."""
     diverging: tuple[int, int] | None = None

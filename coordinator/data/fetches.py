@@ -35,8 +35,8 @@ from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.errors import OffsetOutOfRangeError, UnknownLeaderEpochError
 from fencepost.logcore.file_range import MIN_RANGE_BYTES
 from fencepost.logcore.machine import DomainError
-from fencepost.logcore.partition import Isolation, Partition
-from fencepost.logcore.reading import FetchedRange
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation, LogReadInfo
 
 MAX_COPIED_BYTES = 262_144
 """Bytes of short reads that one response holds in memory; any more stay in their files."""
@@ -194,7 +194,7 @@ class _Reading:
             if diverging is not None:
                 return FetchedPartition(asked, self._marks(partition), diverging=diverging)
         # Only the first partition that has anything may go beyond the limits, by one batch.
-        read = partition.fetch_range(
+        read = partition.fetch(
             asked.offset,
             max(0, min(asked.max_bytes, self._max_bytes - self._bytes)),
             self._isolation,
@@ -206,8 +206,8 @@ class _Reading:
             self._copied_bytes += len(read.records)
         return FetchedPartition(asked, read, partition)
 
-    def _marks(self, partition: Partition) -> FetchedRange:
-        return FetchedRange(
+    def _marks(self, partition: Partition) -> LogReadInfo:
+        return LogReadInfo(
             b"",
             partition.high_watermark,
             partition.last_stable_offset,

@@ -9,7 +9,7 @@ Source: ``LogManager`` (its scheduled tasks), ``ProducerStateManager.removeExpir
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -45,11 +45,7 @@ class Maintenance:
         self._thread = Threads("retention")
         self._forgotten = 0
         self._troubled: dict[str, dict[str, str]] = {}
-
-    @property
-    def troubled(self) -> Mapping[str, Mapping[str, str]]:
         """Step → partition → why it failed there the last time."""
-        return self._troubled
 
     def start(self) -> None:
         """Begin; the first retention waits for ``log.initial.task.delay.ms``, as in Kafka."""

@@ -21,7 +21,8 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
 

@@ -20,9 +20,11 @@ from fencepost.logcore.batch import (
     parse_header,
 )
 from fencepost.logcore.index import AbortedTxn
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
 from tests.crash.power_workloads import T0, Promise, Recorder, Written, open_log
 from tests.support.memory_disk import MemoryDisk
+from tests.support.partitions import fetch_bytes
 
 RECOVERY_CRASHES = 0.25
 """Share of the states whose recovery loses power as well."""
@@ -212,7 +214,7 @@ def _check_reader(
     seen: dict[int, tuple[bytes | None, bytes | None]] = {}
     offset = partition.log_start_offset
     while True:
-        read = partition.fetch(offset, 2_000, Isolation.READ_COMMITTED, at_least_one=True)
+        read = fetch_bytes(partition, offset, 2_000, Isolation.READ_COMMITTED)
         if not read.records:
             break
         waiting = sorted((first, producer) for producer, first in read.aborted or ())
@@ -276,7 +278,7 @@ def _check_look_ups(partition: Partition, left: Sequence[Written], choice: rando
     start = partition.log_start_offset
     for one in choice.sample(left, min(LOOK_UPS, len(left))):
         offset = max(one.base_offset, start)
-        read = partition.fetch(offset, 1, Isolation.READ_UNCOMMITTED, at_least_one=True)
+        read = fetch_bytes(partition, offset, 1, Isolation.READ_UNCOMMITTED)
         _same(f"a fetch of {offset}", read.records[: len(one.data)], one.data)
     records = [
         record

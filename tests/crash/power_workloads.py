@@ -23,13 +23,15 @@ from fencepost.logcore.checkpoints import (
     write_clean_shutdown,
     write_offsets,
 )
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.compaction import unthrottled
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.machine import ProducerStamp, Record
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
+from tests.support.clock import ManualClock
 from tests.support.memory_disk import MemoryDisk
+from tests.support.partitions import append_batch, fetch_bytes, retain
 
 T0 = 1_000_000
 ROOT = "/data"
@@ -124,7 +126,7 @@ class Recorder:
             transactional=transactional,
         )
         begin = len(self.disk.steps)
-        self.partition.append(data, now_ms=now_ms, transaction_verified=True)
+        append_batch(self.partition, data, now_ms=now_ms, transaction_verified=True)
         self._written(begin)
 
     def end(self, producer_id: int, *, commit: bool, epoch: int = 0) -> None:
@@ -146,7 +148,7 @@ class Recorder:
 
     def _written(self, begin: int) -> None:
         known = self.history[-1].last_offset + 1 if self.history else 0
-        read = self.partition.fetch(known, 1, Isolation.READ_UNCOMMITTED, at_least_one=True)
+        read = fetch_bytes(self.partition, known, 1, Isolation.READ_UNCOMMITTED)
         for at, header in iter_headers(read.records):
             if header.base_offset >= known:
                 data = bytes(read.records[at : at + header.size])
@@ -188,7 +190,7 @@ class Recorder:
 
     def retain(self) -> None:
         begin = len(self.disk.steps)
-        self.partition.retention(self.clock.now_ms())
+        retain(self.partition, self.clock.now_ms())
         self.promise(begin)
 
     def compact(self) -> None:

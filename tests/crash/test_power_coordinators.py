@@ -29,7 +29,8 @@ from fencepost.groups.commands import CommitOffsets, OffsetToCommit, TxnCommitOf
 from fencepost.logcore.batch import LogRecord, decode_records, encode_batch, iter_headers
 from fencepost.logcore.flush import Flush
 from fencepost.logcore.machine import ProducerStamp
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
 from fencepost.txn.commands import (
     AddPartitions,
     EndTxn,
@@ -38,6 +39,7 @@ from fencepost.txn.commands import (
     InitProducerIdResult,
 )
 from tests.support.memory_disk import MemoryDisk, Skip
+from tests.support.partitions import append_batch, fetch_bytes
 from tests.unit.coordinator.services import Services
 from tests.unit.coordinator.test_group_coordinator import committed
 
@@ -126,7 +128,7 @@ async def produce(
         base_sequence=0,
         transactional=True,
     )
-    partition.append(batch, now_ms=now_ms, transaction_verified=True, transaction_version=2)
+    append_batch(partition, batch, now_ms=now_ms, transaction_verified=True, transaction_version=2)
     await durable(services, partition)
 
 
@@ -187,7 +189,7 @@ def values(partition: Partition) -> list[int]:
     """What a read_committed consumer sees."""
     seen, offset = [], 0
     while True:
-        read = partition.fetch(offset, 1 << 20, Isolation.READ_COMMITTED, at_least_one=True)
+        read = fetch_bytes(partition, offset, 1 << 20, Isolation.READ_COMMITTED)
         if not read.records:
             return seen
         hidden = {(producer, first) for producer, first in read.aborted or ()}

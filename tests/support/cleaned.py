@@ -10,11 +10,11 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
 from fencepost.logcore.batch import ControlType, decode_records, parse_control
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.compaction import unthrottled
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.machine import ProducerStamp, Record
 from fencepost.logcore.partition import Partition
+from tests.support.clock import ManualClock
 from tests.support.memory_disk import MemoryDisk
 
 Step = tuple[int, Record | None, ProducerStamp | None, bool | None]

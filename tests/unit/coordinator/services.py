@@ -16,9 +16,10 @@ from fencepost.coordinator.runtime.background import Pace, each_in_turn
 from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.runtime.shard import ShardRuntime, ShardState
 from fencepost.coordinator.services import Services as BrokerServices
-from fencepost.logcore.clock import Clock, ManualClock
+from fencepost.logcore.clock import Clock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
 from fencepost.logcore.machine import ProducerStamp
+from tests.support.clock import ManualClock
 from tests.support.waits import until_async
 
 QUICK = {"group.initial.rebalance.delay.ms": "0"}

@@ -11,6 +11,7 @@ import pytest
 from fencepost.coordinator.config.broker_config import ConfigError
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.logcore.batch import LogRecord, encode_batch
+from tests.support.partitions import append_batch
 
 SETTINGS = {
     "log.cleaner.backoff.ms": "10",
@@ -28,7 +29,7 @@ def fill(broker: Broker, topic: str, rounds: int) -> None:
             LogRecord(at, broker.clock.now_ms(), b"key %d" % at, b"%d" % number + b"." * 10_000)
             for at in range(100)
         ]
-        partition.append(encode_batch(records, base_offset=0), now_ms=broker.clock.now_ms())
+        append_batch(partition, encode_batch(records, base_offset=0), now_ms=broker.clock.now_ms())
 
 
 def contents(broker: Broker, topic: str) -> dict[bytes, bytes]:

@@ -21,7 +21,7 @@ from fencepost.coordinator.errors import (
 )
 from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.machine import DomainError
-from fencepost.logcore.reading import FetchedRange
+from fencepost.logcore.reading import LogReadInfo
 from tests.support.cluster import Cluster, unique
 from tests.support.raw import Answer
 
@@ -32,7 +32,7 @@ def partition(index: int = 0) -> PartitionFetch:
 
 def said(asked: PartitionFetch | None = None, error: DomainError | None = None, **read) -> Any:
     """An answer of one partition."""
-    marks = FetchedRange(b"", 0, 0, 0, None, is_behind=False)._replace(**read)
+    marks = LogReadInfo(b"", 0, 0, 0, None, is_behind=False)._replace(**read)
     return FetchedPartition(asked or partition(), marks, error=error)
 
 

@@ -27,8 +27,8 @@ from fencepost.groups.commands import (
     TxnCommitOffsets,
 )
 from fencepost.groups.errors import UnknownMemberIdError, UnstableOffsetCommitError
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.machine import ProducerStamp
+from tests.support.clock import ManualClock
 from tests.support.waits import until_async
 from tests.unit.coordinator.services import Services, fail, loading, serves
 

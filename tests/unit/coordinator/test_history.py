@@ -30,10 +30,11 @@ from fencepost.coordinator.metadata.topic_admin import check_name
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.batch import decode_records
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.machine import Event
 from fencepost.txn.commands import AddPartitions, EndTxn, InitProducerId
+from tests.support.clock import ManualClock
+from tests.support.partitions import retain
 from tests.unit.coordinator.services import Services, storage
 
 ME = Origin("importer", "10.0.0.7")
@@ -238,7 +239,7 @@ async def test_old_history_goes(tmp_path: Path) -> None:
         await written(services, number + 1)
         clock.advance(3_000)
     partition = services.logs.partition(HISTORY_TOPIC, 0)
-    partition.retention(clock.now_ms())
+    retain(partition, clock.now_ms())
     assert [entry.subject for entry in entries(services)] == ["2", "3"]
     await services.stop()
 

@@ -11,6 +11,7 @@ from fencepost.groups.records import OffsetCommitValue, offset_commit
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
 from fencepost.logcore.machine import ProducerStamp, Record
+from tests.support.partitions import append_batch
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_async
 
@@ -54,7 +55,7 @@ async def test_upkeep_of_many_partitions_and_producers_beside_a_compaction(tmp_p
                 await asyncio.sleep(0)
         for _ in range(100):
             records = [LogRecord(at, now_ms, b"%d" % (at % 100), b"v" * 100) for at in range(1_000)]
-            keyed.append(encode_batch(records), now_ms=now_ms)
+            append_batch(keyed, encode_batch(records), now_ms=now_ms)
             await asyncio.sleep(0)
     async with Broker(tmp_path, config=BUSY) as broker:
         with watched_loop() as watch:

@@ -16,11 +16,12 @@ from fencepost.logcore.checkpoints import (
     RECOVERY_POINT_CHECKPOINT,
     read_offsets,
 )
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.errors import LogError, StorageError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import ProducerStamp, Record
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
+from tests.support.clock import ManualClock
 from tests.support.faults import CHANGES, FaultyDisk, Killed, MortalDisk
 from tests.unit.coordinator.services import storage
 
@@ -117,7 +118,7 @@ def test_a_start_forgets_producers_by_the_configured_time(tmp_path, silent_ms, k
     )
     node.logs.close()
     again = Node(tmp_path, config, clock=ManualClock(node.clock.now_ms() + silent_ms))
-    found = again.logs.partition("a", 0).producers()
+    found = list(again.logs.partition("a", 0).producers())
     assert [one.producer_id for one in found] == known
 
 

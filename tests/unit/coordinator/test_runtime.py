@@ -20,7 +20,6 @@ from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.shard import ShardRuntime, ShardServices, ShardState
 from fencepost.coordinator.runtime.timers import TimerQueue
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import InvalidProducerEpochError, StorageError
 from fencepost.logcore.fs import OsFileSystem
@@ -35,6 +34,7 @@ from fencepost.logcore.machine import (
     Timer,
 )
 from fencepost.logcore.partition import Partition
+from tests.support.clock import ManualClock
 
 
 @dataclass(frozen=True)

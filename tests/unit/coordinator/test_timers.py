@@ -8,7 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from fencepost.coordinator.runtime.timers import TimerQueue, Timers
-from fencepost.logcore.clock import ManualClock, SystemClock
+from fencepost.logcore.clock import SystemClock
+from tests.support.clock import ManualClock
 
 
 class Recorder:

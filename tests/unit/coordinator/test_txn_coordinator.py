@@ -23,7 +23,7 @@ from fencepost.groups.commands import OffsetToCommit, TxnCommitOffsets
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.errors import InvalidProducerEpochError, InvalidTxnStateError, StorageError
 from fencepost.logcore.machine import DomainError, ProducerStamp
-from fencepost.logcore.partition import Isolation
+from fencepost.logcore.reading import Isolation
 from fencepost.txn.commands import (
     NO_PRODUCER_ID,
     AddPartitions,
@@ -47,6 +47,7 @@ from fencepost.txn.limits import TxnLimits
 from fencepost.txn.records import encode
 from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 from tests.support.faults import Killed, MortalDisk
+from tests.support.partitions import append_batch, fetch_bytes
 from tests.support.waits import until_async
 from tests.unit.coordinator.services import Services, loading
 from tests.unit.coordinator.test_group_coordinator import commit, committed
@@ -87,8 +88,11 @@ class Producer:
             base_sequence=sequence,
             transactional=True,
         )
-        self.services.logs.partition(topic, index).append(
-            batch, now_ms=self.services.clock.now_ms(), transaction_verified=True
+        append_batch(
+            self.services.logs.partition(topic, index),
+            batch,
+            now_ms=self.services.clock.now_ms(),
+            transaction_verified=True,
         )
         self.sequences[key] = sequence + 1
 
@@ -140,9 +144,7 @@ async def test_end_is_one_turn(services: Services, version: int, commits: bool) 
         assert stable(services) == end(services)
         assert stable(services, index=1) == end(services, index=1)
     assert await state(services) == ("CompleteCommit" if commits else "CompleteAbort")
-    fetched = services.logs.partition("t", 0).fetch(
-        0, 10_000, Isolation.READ_COMMITTED, at_least_one=True
-    )
+    fetched = fetch_bytes(services.logs.partition("t", 0), 0, 10_000, Isolation.READ_COMMITTED)
     assert fetched.aborted is not None
     assert len(fetched.aborted) == (0 if commits else 3)
 

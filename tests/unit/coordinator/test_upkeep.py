@@ -18,11 +18,11 @@ from fencepost.coordinator.data.cleaner import Cleaner
 from fencepost.coordinator.data.maintenance import Maintenance
 from fencepost.logcore.batch import decode_records
 from fencepost.logcore.checkpoints import CLEANER_CHECKPOINT, read_offsets
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import Partition
+from tests.support.clock import ManualClock
 from tests.support.faults import FaultyDisk
 from tests.support.waits import DEADLINE_S, until_async
 from tests.unit.coordinator.services import Services
@@ -318,7 +318,7 @@ async def test_retention_that_fails_on_one_log_goes_on_with_the_others(tmp_path)
             disk.before = fault("rename", f"/bad-0/{0:020}.log")
             good = broker.services.logs.partition("good", 0)
             await until_true(lambda: good.log_start_offset == 1, "retention of the good one")
-            marked = maintenance(broker).troubled
+            marked = maintenance(broker)._troubled
             await until_true(lambda: marked.get("retention"), "the mark")
             assert marked["retention"] == {"bad-0": "MemoryError: no more of it"}
             good.append_records([Record(b"k", b"v")], now_ms=1)

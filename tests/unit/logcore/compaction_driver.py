@@ -18,7 +18,9 @@ from fencepost.logcore.compaction import unthrottled
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.machine import ProducerStamp, Record
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
+from tests.support.partitions import append_batch, fetch_bytes
 
 Pairs = Sequence[tuple[bytes, bytes | None]]
 
@@ -57,7 +59,7 @@ def put(
         base_sequence=sequence,
         transactional=transactional,
     )
-    partition.append(data, now_ms=now_ms, transaction_verified=True)
+    append_batch(partition, data, now_ms=now_ms, transaction_verified=True)
 
 
 def commit_offsets(partition: Partition, producer_id: int, pairs: Pairs, epoch: int = 0) -> None:
@@ -109,7 +111,7 @@ def committed(partition: Partition) -> dict[int, tuple[bytes | None, bytes | Non
     seen: dict[int, tuple[bytes | None, bytes | None]] = {}
     offset = partition.log_start_offset
     while True:
-        fetched = partition.fetch(offset, 1 << 20, Isolation.READ_COMMITTED, at_least_one=True)
+        fetched = fetch_bytes(partition, offset, 1 << 20, Isolation.READ_COMMITTED)
         if not fetched.records:
             return seen
         waiting = sorted((first, producer) for producer, first in fetched.aborted or ())

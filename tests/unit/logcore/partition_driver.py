@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.logcore.batch import LogRecord, encode_batch
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.durable import DurablePartition
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.fs import FileSystem, OsFileSystem
 from fencepost.logcore.machine import ProducerStamp
-from fencepost.logcore.partition import Appended, Isolation, Partition
+from fencepost.logcore.partition import Appended, Partition
+from fencepost.logcore.reading import Isolation
+from tests.support.clock import ManualClock
+from tests.support.partitions import append_batch, fetch_bytes
 
 T0 = 1_000_000
 TOPIC_ID = uuid.UUID(int=0x0102030405060708090A0B0C0D0E0F10)
@@ -83,7 +85,7 @@ def config(**changes: object) -> LogConfig:
 
 def append(partition: Partition, count: int = 1, *, now_ms: int = T0, **fields: object) -> Appended:
     data = client_batch(count, **fields)
-    return partition.append(data, now_ms=now_ms, transaction_verified=True)
+    return append_batch(partition, data, now_ms=now_ms, transaction_verified=True)
 
 
 def marker(
@@ -108,7 +110,7 @@ def fetch_all(partition: Partition, isolation: Isolation = Isolation.READ_UNCOMM
     offset = partition.log_start_offset
     parts = []
     while True:
-        fetched = partition.fetch(offset, 1 << 20, isolation, at_least_one=True)
+        fetched = fetch_bytes(partition, offset, 1 << 20, isolation)
         if not fetched.records:
             return b"".join(parts)
         parts.append(fetched.records)

@@ -22,12 +22,14 @@ from compaction_driver import (
 from partition_driver import T0, marker, open_partition
 
 from fencepost.logcore.cleaner_choice import CleanerChoice
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.compaction import CompactionCancelled, Throttle
 from fencepost.logcore.errors import CorruptRecordError
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
 from fencepost.logcore.record_retention import BYTES_PER_KEY
+from tests.support.clock import ManualClock
 from tests.support.faults import MortalDisk
+from tests.support.partitions import fetch_bytes, retain
 
 DAY = 86_400_000
 
@@ -173,7 +175,7 @@ def test_aborted_data_goes_and_its_index_entries_follow(tmp_path: Path) -> None:
     assert essence(partition) == before
     entries = partition._log.segments[0].txn_index.entries
     assert [entry[:3] for entry in entries] == [(1, 1, 2)]
-    everything = partition.fetch(0, 1 << 20, Isolation.READ_UNCOMMITTED, at_least_one=True)
+    everything = fetch_bytes(partition, 0, 1 << 20, Isolation.READ_UNCOMMITTED)
     assert b"bad" not in everything.records
 
 
@@ -207,9 +209,9 @@ def test_old_files_wait_for_their_delay(tmp_path: Path) -> None:
     fill_active(partition)
     compact(partition)
     assert [one for one in names(partition.directory) if one.endswith(".log.deleted")]
-    partition.retention(T0 + 499)
+    retain(partition, T0 + 499)
     assert [one for one in names(partition.directory) if one.endswith(".log.deleted")]
-    partition.retention(T0 + 500)
+    retain(partition, T0 + 500)
     assert not [one for one in names(partition.directory) if one.endswith(".deleted")]
 
 
@@ -262,7 +264,7 @@ def test_retention_meanwhile_takes_segments_out_of_the_round(
     def remove(point: int) -> None:
         if point == when:
             partition.delete_records_before(start)
-            partition.retention(T0)
+            retain(partition, T0)
 
     remove(0)
     compaction.map_keys()

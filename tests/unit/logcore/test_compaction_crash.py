@@ -53,7 +53,7 @@ def offsets_log(partition: Partition) -> None:
         end(partition, 2, commit=turn == 5)
         put(partition, [(b"meta", b"%d" % turn * 30)])
         if turn == 4:
-            newcomer = 3 + len(partition.producers())
+            newcomer = 3 + len(list(partition.producers()))
             commit_offsets(partition, newcomer, [(b"g/t/1", None)])
             end(partition, newcomer, commit=True, epoch=1)
     fill_active(partition)

@@ -14,9 +14,11 @@ from partition_driver import T0, append, client_batch, config, marker, open_part
 from fencepost.logcore.errors import NoRoomError, StorageError
 from fencepost.logcore.fs import OsFileSystem, handle_limit, held_handles
 from fencepost.logcore.index import ALLOCATION_BYTES
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
 from tests.support.descriptors import free_descriptors
 from tests.support.faults import FaultyDisk
+from tests.support.partitions import fetch_bytes
 
 ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
 
@@ -30,7 +32,7 @@ def test_a_partition_is_opened_at_the_limit_and_refused_past_it(tmp_path: Path) 
         with pytest.raises(StorageError, match=r"third-0 can't be opened.*Too many open files"):
             open_partition(tmp_path, name="third")
         assert first.offline is None
-        assert first.fetch(*ALL, at_least_one=True).records
+        assert fetch_bytes(first, *ALL).records
         append(first)
         second.close()
         third = open_partition(tmp_path, name="third")
@@ -64,7 +66,7 @@ def test_the_logs_leave_a_reserve_and_work_on_at_their_own_limit(tmp_path: Path)
         # What is open for a moment may take of the reserve.
         first.flush()
         append(second)
-        assert second.fetch(*ALL, at_least_one=True).records
+        assert fetch_bytes(second, *ALL).records
         opened.pop().close()
         append(first)
         assert held_handles() == limit - reserve
@@ -115,7 +117,7 @@ def test_an_append_without_descriptors_is_refused_and_the_next_one_taken(tmp_pat
     assert partition.offline is None
     end = partition.log_end_offset
     assert end == 1 + 2 * entries
-    read = partition.fetch(*ALL, at_least_one=True).records
+    read = fetch_bytes(partition, *ALL).records
     assert len(read) == end * len(client_batch(1, timestamp_ms=T0))
     partition.close()
     assert open_partition(tmp_path, clean=False).log_end_offset == end
@@ -131,13 +133,13 @@ def test_no_further_map_is_refused_as_no_further_file_is(tmp_path: Path) -> None
     try:
         for refused in (
             lambda: append(partition),
-            lambda: partition.fetch(*ALL, at_least_one=True),
+            lambda: fetch_bytes(partition, *ALL),
         ):
             with pytest.raises(NoRoomError, match="No further file can be mapped"):
                 refused()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    assert partition.fetch(*ALL, at_least_one=True).records
+    assert fetch_bytes(partition, *ALL).records
     append(partition)
     assert (partition.offline, partition.log_end_offset) == (None, 2)
     partition.close()
@@ -191,7 +193,7 @@ def crowded_life(root: Path, disk: CrampedDisk) -> Partition:
         insist(lambda at=turn: append(partition, producer_id=1, sequence=at))
         insist(lambda at=turn: append(partition, producer_id=2, sequence=at, transactional=True))
         insist(lambda at=turn: marker(partition, 2, commit=at % 3 == 0))
-        insist(lambda: partition.fetch(*ALL, at_least_one=True))
+        insist(lambda: fetch_bytes(partition, *ALL))
     return partition
 
 

@@ -29,8 +29,8 @@ from fencepost.logcore.compression import Codec
 from fencepost.logcore.dump import dump_file, is_problem
 from fencepost.logcore.errors import InvalidRecordError
 from fencepost.logcore.fs import OsFileSystem
-from fencepost.logcore.legacy import encode_message_set
 from tests.support.faults import MortalDisk
+from tests.support.old_formats import encode_message_set
 
 FS = OsFileSystem()
 

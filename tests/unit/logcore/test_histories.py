@@ -32,15 +32,17 @@ from fencepost.logcore.batch import (
     parse_control,
     verify_crc,
 )
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.compaction import unthrottled
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import OffsetOutOfRangeError
 from fencepost.logcore.machine import ProducerStamp
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
 from fencepost.logcore.record_retention import BYTES_PER_KEY
+from tests.support.clock import ManualClock
 from tests.support.memory_disk import MemoryDisk, split
+from tests.support.partitions import append_batch, fetch_bytes, retain
 
 HISTORIES = int(os.environ.get("HISTORIES", "500"))
 """How many histories, over all cleanup policies."""
@@ -216,7 +218,7 @@ class History:
         end = self.model.end
         items = [Item(end + one.offset, one.timestamp_ms, one.key, one.value) for one in records]
         self.model.data(items, producer=producer, transactional=transactional)
-        self.partition.append(data, now_ms=now_ms, transaction_verified=True)
+        append_batch(self.partition, data, now_ms=now_ms, transaction_verified=True)
 
     # --- what a disk does ---
 
@@ -326,7 +328,7 @@ class History:
             max_bytes=self.config.retention_bytes if deletes else -1,
             max_ms=RETENTION_MS if deletes else -1,
         )
-        assert self.partition.retention(now_ms) == gone
+        assert retain(self.partition, now_ms) == gone
 
     def interrupt(self, number: int, who: int, what: int, end: int) -> None:
         """Do something between the steps of a round; often retention, where there is any left."""
@@ -458,16 +460,14 @@ class History:
             assert partition.available_bytes(offset, isolation) == (held if offset < limit else 0)
         for outside in (model.start - 1, model.end + 1):
             with pytest.raises(OffsetOutOfRangeError):
-                partition.fetch(outside, 1, Isolation.READ_COMMITTED, at_least_one=True)
+                fetch_bytes(partition, outside, 1, Isolation.READ_COMMITTED)
 
     def consumed(self, offset: int, max_bytes: int) -> list[tuple[int, bytes | None, bytes | None]]:
         """What a read_committed consumer works out of batches and aborted lists."""
         seen: list[tuple[int, bytes | None, bytes | None]] = []
         position = offset
         while True:
-            read = self.partition.fetch(
-                position, max_bytes, Isolation.READ_COMMITTED, at_least_one=True
-            )
+            read = fetch_bytes(self.partition, position, max_bytes, Isolation.READ_COMMITTED)
             if not read.records:
                 return seen
             waiting = sorted((first, producer) for producer, first in read.aborted or ())

@@ -25,13 +25,13 @@ from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 from fencepost.logcore.legacy import (
     RUN_BYTES,
     decode_message,
-    encode_message_set,
     iter_messages,
     magic_at,
     parse_message,
     to_v2,
     verify_message_crc,
 )
+from tests.support.old_formats import encode_message_set
 from tests.unit.logcore.kafka_batches import APPEND_TIME, BYTES, T0, records
 
 NAMES = sorted(name for name in BYTES if name[:2] in {"m0", "m1"})

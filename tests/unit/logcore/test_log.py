@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from fencepost.logcore.batch import iter_headers
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import RecordListTooLargeError
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
+from tests.support.clock import ManualClock
+from tests.support.partitions import fetch_bytes
 from tests.unit.logcore.partition_driver import (
     T0,
     append,
@@ -145,8 +147,8 @@ def three_segments(tmp_path: Path) -> Partition:
 
 def test_a_fetch_ends_with_its_segment(three_segments: Partition) -> None:
     for offset, expected in [(0, [0, 1]), (1, [1]), (2, [2, 3]), (5, [5]), (6, [])]:
-        fetched = three_segments.fetch(
-            offset, 1 << 20, Isolation.READ_UNCOMMITTED, at_least_one=False
+        fetched = fetch_bytes(
+            three_segments, offset, 1 << 20, Isolation.READ_UNCOMMITTED, at_least_one=False
         )
         assert [header.base_offset for _, header in iter_headers(fetched.records)] == expected
     assert fetch_all(three_segments) == b"".join(data for _, data in read_log(three_segments))

@@ -13,12 +13,14 @@ from fencepost.logcore.batch import LogRecord, decode_records, iter_headers
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.legacy import (
     MIN_MESSAGE_SIZE,
-    encode_message_set,
     leading_messages,
     magic_at,
 )
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
 from tests.support.faults import MortalDisk
+from tests.support.old_formats import encode_message_set
+from tests.support.partitions import fetch_bytes
 
 MIXTURES = {
     "v0": [(0, Codec.NONE)],
@@ -58,16 +60,16 @@ def test_it_opens_and_serves_v2(tmp_path: Path, mixture: str, clean: bool) -> No
     assert partition.log_end_offset == 24
     assert decoded(fetch_all(partition)) == records
     for offset in range(24):
-        fetched = partition.fetch(offset, 1, Isolation.READ_COMMITTED, at_least_one=True)
+        fetched = fetch_bytes(partition, offset, 1, Isolation.READ_COMMITTED)
         found = decoded(fetched.records)
         assert found[0].offset <= offset <= found[-1].offset
-        everything = partition.fetch(offset, 1 << 20, Isolation.READ_COMMITTED, at_least_one=True)
+        everything = fetch_bytes(partition, offset, 1 << 20, Isolation.READ_COMMITTED)
         assert [one for one in decoded(everything.records) if one.offset >= offset] == (
             records[offset:]
         )
     walked = [one for _, batch in partition.read_all() for one in decoded(bytes(batch))]
     assert walked == records
-    assert partition.fetch(24, 100, Isolation.READ_COMMITTED, at_least_one=True).records == b""
+    assert fetch_bytes(partition, 24, 100, Isolation.READ_COMMITTED).records == b""
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
 from fencepost.logcore.overlay import PAGE_BYTES, OverlayFileSystem
+from tests.support.clock import ManualClock
 
 NAMES = ("a", "b", "c", "new")
 DIRECTORIES = ("one", "two", "made", "made/below")

@@ -15,7 +15,6 @@ from fencepost.logcore.batch import (
     parse_header,
     verify_crc,
 )
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.errors import (
     CorruptRecordError,
@@ -31,9 +30,12 @@ from fencepost.logcore.errors import (
 )
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import ProducerStamp, Record
-from fencepost.logcore.partition import Appended, Isolation, Partition
+from fencepost.logcore.partition import Appended, Partition
+from fencepost.logcore.reading import Isolation
 from fencepost.logcore.validation import admit
+from tests.support.clock import ManualClock
 from tests.support.faults import FaultyDisk
+from tests.support.partitions import append_batch, fetch_bytes, retain
 from tests.unit.logcore.partition_driver import (
     T0,
     append,
@@ -56,7 +58,7 @@ def test_a_new_partition(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     assert partition.log_start_offset == partition.log_end_offset == partition.high_watermark == 0
     assert partition.last_stable_offset == 0
-    assert partition.fetch(0, 100, COMMITTED, at_least_one=True) == (b"", 0, 0, 0, ())
+    assert fetch_bytes(partition, 0, 100, COMMITTED) == (b"", 0, 0, 0, (), False)
     assert [one.name for one in (tmp_path / "orders-0").iterdir()] == [f"{0:020d}.log"]
 
 
@@ -166,8 +168,9 @@ def test_refused(tmp_path: Path, case: str) -> None:
     data, error = REFUSED[case]
     partition = open_partition(tmp_path)
     with pytest.raises(error):
-        partition.append(data, now_ms=T0, transaction_verified=True)
-    assert (partition.log_end_offset, partition.size_bytes, partition.producers()) == (0, 0, [])
+        append_batch(partition, data, now_ms=T0, transaction_verified=True)
+    assert (partition.log_end_offset, partition.size_bytes) == (0, 0)
+    assert not list(partition.producers())
 
 
 def test_future_by_exactly_the_limit_is_fine(tmp_path: Path) -> None:
@@ -179,10 +182,10 @@ def test_future_by_exactly_the_limit_is_fine(tmp_path: Path) -> None:
 def test_largest_batch(tmp_path: Path) -> None:
     data = client_batch()
     partition = open_partition(tmp_path, config=config(max_message_bytes=len(data)))
-    partition.append(data, now_ms=T0)
+    append_batch(partition, data, now_ms=T0)
     partition.config = config(max_message_bytes=len(data) - 1)
     with pytest.raises(RecordTooLargeError):
-        partition.append(data, now_ms=T0)
+        append_batch(partition, data, now_ms=T0)
     assert (partition.log_end_offset, partition.size_bytes) == (1, len(data))
 
 
@@ -221,9 +224,9 @@ def test_only_the_place_of_a_batch_is_changed(
     data = client_batch(3, codec=Codec.LZ4)
     append(partition, 2)
     given = kind(data)
-    assert partition.append(given, now_ms=T0) == (2, 4, -1, 0, False)
+    assert append_batch(partition, given, now_ms=T0) == (2, 4, -1, 0, False)
     assert bytes(given) == data
-    stored = partition.fetch(2, 1 << 20, UNCOMMITTED, at_least_one=False).records
+    stored = fetch_bytes(partition, 2, 1 << 20, UNCOMMITTED, at_least_one=False).records
     header = parse_header(stored)
     assert (header.base_offset, header.leader_epoch) == (2, 6)
     assert stored[16:] == data[16:]
@@ -236,11 +239,11 @@ def test_log_append_time(tmp_path: Path) -> None:
     )
     flagged = raw(log_append_time=True)
     with pytest.raises(InvalidTimestampError):
-        partition.append(flagged, now_ms=T0)
+        append_batch(partition, flagged, now_ms=T0)
     data = client_batch(2, timestamp_ms=5, producer_id=3)
-    assert partition.append(data, now_ms=T0 + 7).log_append_time_ms == T0 + 7
+    assert append_batch(partition, data, now_ms=T0 + 7).log_append_time_ms == T0 + 7
     # A retry is told the time of the first.
-    again = partition.append(data, now_ms=T0 + 90)
+    again = append_batch(partition, data, now_ms=T0 + 90)
     assert (again.duplicate, again.log_append_time_ms) == (True, T0 + 7)
     partition.append_records([Record(b"k", b"v")], now_ms=T0 + 8)
     partition.append_marker(ProducerStamp(3, 0), commit=True, coordinator_epoch=0, now_ms=T0 + 9)
@@ -260,13 +263,13 @@ def test_log_append_time(tmp_path: Path) -> None:
 def test_compression_type(tmp_path: Path, codec: Codec, target: str) -> None:
     partition = open_partition(tmp_path, config=config(compression_type=target))
     data = client_batch(5, codec=codec, producer_id=1)
-    partition.append(data, now_ms=T0)
+    append_batch(partition, data, now_ms=T0)
     header, batch = next(partition.read_all())
     expected = {"producer": codec, "uncompressed": Codec.NONE}.get(target)
     assert header.codec == (Codec[target.upper()] if expected is None else expected)
     verify_crc(batch, 0, header)
     assert decode_records(batch, 0, header) == decode_records(data)
-    assert partition.append(data, now_ms=T0).duplicate
+    assert append_batch(partition, data, now_ms=T0).duplicate
 
 
 def test_a_batch_that_grows_beyond_the_limit_when_inflated(tmp_path: Path) -> None:
@@ -275,7 +278,7 @@ def test_a_batch_that_grows_beyond_the_limit_when_inflated(tmp_path: Path) -> No
         tmp_path, config=config(compression_type="uncompressed", max_message_bytes=1000)
     )
     with pytest.raises(RecordTooLargeError):
-        partition.append(data, now_ms=T0)
+        append_batch(partition, data, now_ms=T0)
 
 
 def test_coordinator_records(tmp_path: Path) -> None:
@@ -378,12 +381,12 @@ def test_a_failed_append_takes_the_partition_off_line(tmp_path: Path, fail: str)
     # For good: not even reads are served until a restart has looked at the files.
     for call in (
         lambda: append(partition, producer_id=1, sequence=1),
-        lambda: partition.fetch(0, 100, UNCOMMITTED, at_least_one=True),
+        lambda: fetch_bytes(partition, 0, 100, UNCOMMITTED),
         lambda: partition.append_records([Record(b"k", b"v")], now_ms=T0),
         lambda: marker(partition, 1, commit=True),
         partition.flush,
         lambda: partition.truncate_to(0),
-        lambda: partition.retention(T0),
+        lambda: retain(partition, T0),
         lambda: partition.delete_records_before(0),
         lambda: list(partition.read_all()),
     ):
@@ -477,7 +480,7 @@ def test_a_failed_read_takes_the_partition_off_line(tmp_path: Path) -> None:
     append(partition)
     fs.fails = {"read": errno.EIO}
     with pytest.raises(StorageError):
-        partition.fetch(0, 100, UNCOMMITTED, at_least_one=True)
+        fetch_bytes(partition, 0, 100, UNCOMMITTED)
     assert partition.offline is not None
 
 
@@ -552,7 +555,7 @@ def test_a_deleted_partition_leaves_nothing(tmp_path: Path) -> None:
 def test_the_latest_record_when_the_log_start_cuts_through_its_batch(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     data = encode_batch([LogRecord(at, T0 + 9 - at, b"k", b"v") for at in range(3)])
-    partition.append(data, now_ms=T0)
+    append_batch(partition, data, now_ms=T0)
     append(partition, timestamp_ms=T0 + 3)
     partition._roll(T0)
     append(partition, timestamp_ms=T0 + 8)

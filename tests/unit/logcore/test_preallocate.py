@@ -12,6 +12,7 @@ from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import NoRoomError
 from fencepost.logcore.fs import OsFileSystem, is_blank
 from fencepost.logcore.partition import Partition
+from tests.support.partitions import append_batch
 from tests.unit.logcore.partition_driver import T0, client_batch, open_partition
 
 SIZE = 1 << 20
@@ -20,7 +21,7 @@ FS = OsFileSystem()
 
 
 def put(partition: Partition, size: int = 1_000) -> None:
-    partition.append(client_batch(size=size), now_ms=T0)
+    append_batch(partition, client_batch(size=size), now_ms=T0)
 
 
 def logs(root: Path) -> dict[str, int]:

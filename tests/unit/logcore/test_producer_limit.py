@@ -10,6 +10,7 @@ from fencepost.logcore.errors import OutOfOrderSequenceError, TooManyProducersEr
 from fencepost.logcore.machine import ProducerStamp, Record
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.producer_limit import ProducerLimit
+from tests.support.partitions import append_batch
 from tests.unit.logcore.partition_driver import (
     T0,
     append,
@@ -66,7 +67,7 @@ def test_a_forgotten_one_begins_a_transaction_of_version_2_with_0(tmp_path: Path
 
     def begin(sequence: int) -> None:
         data = client_batch(producer_id=1, epoch=1, sequence=sequence, transactional=True)
-        partition.append(data, now_ms=T0, transaction_verified=True, transaction_version=2)
+        append_batch(partition, data, now_ms=T0, transaction_verified=True, transaction_version=2)
 
     with pytest.raises(OutOfOrderSequenceError):
         begin(4)

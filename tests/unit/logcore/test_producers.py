@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.errors import (
     InvalidProducerEpochError,
     InvalidTxnStateError,
@@ -17,6 +16,8 @@ from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import ProducerStamp
 from fencepost.logcore.producer_snapshot import CorruptSnapshotError, decode_snapshot
 from fencepost.logcore.producers import ProducerStateManager
+from tests.support.clock import ManualClock
+from tests.support.partitions import append_batch
 from tests.support.stalls import LoopWatch
 from tests.unit.logcore.partition_driver import (
     T0,
@@ -74,7 +75,7 @@ def test_an_unknown_producer_may_begin_anywhere(tmp_path: Path, sequence: int) -
 def test_sequences_wrap(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, 3, producer_id=PID, sequence=MAX_SEQUENCE - 1)
-    assert partition.producers()[0].last_sequence == 0
+    assert next(partition.producers()).last_sequence == 0
     append(partition, producer_id=PID, sequence=1)
     other = open_partition(tmp_path, name="other")
     append(other, producer_id=PID, sequence=MAX_SEQUENCE)
@@ -87,11 +88,11 @@ def test_a_verified_transaction_of_version_2_begins_with_sequence_0(tmp_path: Pa
     partition = open_partition(tmp_path)
     late = client_batch(producer_id=PID, sequence=3, transactional=True)
     with pytest.raises(OutOfOrderSequenceError):
-        partition.append(late, now_ms=T0, transaction_verified=True, transaction_version=2)
-    partition.append(late, now_ms=T0, transaction_verified=True, transaction_version=1)
+        append_batch(partition, late, now_ms=T0, transaction_verified=True, transaction_version=2)
+    append_batch(partition, late, now_ms=T0, transaction_verified=True, transaction_version=1)
     other = open_partition(tmp_path, name="other")
     first = client_batch(producer_id=PID, sequence=0, transactional=True)
-    other.append(first, now_ms=T0, transaction_verified=True, transaction_version=2)
+    append_batch(other, first, now_ms=T0, transaction_verified=True, transaction_version=2)
 
 
 def test_each_of_the_last_five_batches_is_recognised(tmp_path: Path) -> None:
@@ -99,14 +100,14 @@ def test_each_of_the_last_five_batches_is_recognised(tmp_path: Path) -> None:
     sent = []
     for at in range(7):
         data = client_batch(2, producer_id=PID, sequence=2 * at)
-        sent.append((data, partition.append(data, now_ms=T0)))
+        sent.append((data, append_batch(partition, data, now_ms=T0)))
     for data, first in sent[2:]:
-        again = partition.append(data, now_ms=T0)
+        again = append_batch(partition, data, now_ms=T0)
         # A repeated batch is told its time, whoever gave it (Kafka's LogAppendInfo of a duplicate).
         assert again == first._replace(duplicate=True, log_append_time_ms=T0 + 1)
     for data, _ in sent[:2]:
         with pytest.raises(OutOfOrderSequenceError):
-            partition.append(data, now_ms=T0)
+            append_batch(partition, data, now_ms=T0)
     assert partition.log_end_offset == 14
 
 
@@ -135,19 +136,19 @@ def test_a_transaction_must_be_verified_to_begin(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     data = [client_batch(producer_id=PID, sequence=at, transactional=True) for at in range(4)]
     with pytest.raises(InvalidTxnStateError):
-        partition.append(data[0], now_ms=T0)
-    assert partition.producers() == []
-    partition.append(data[0], now_ms=T0, transaction_verified=True)
+        append_batch(partition, data[0], now_ms=T0)
+    assert list(partition.producers()) == []
+    append_batch(partition, data[0], now_ms=T0, transaction_verified=True)
     assert partition.has_open_transaction(PID, 0)
-    partition.append(data[1], now_ms=T0)
+    append_batch(partition, data[1], now_ms=T0)
     assert not partition.has_open_transaction(PID, 1)
     marker(partition, PID, commit=True)
     assert not partition.has_open_transaction(PID, 0)
     # A batch of the old transaction that arrives behind its marker.
     with pytest.raises(InvalidTxnStateError):
-        partition.append(data[2], now_ms=T0)
+        append_batch(partition, data[2], now_ms=T0)
     # A retry of what is in the log needs no verification.
-    assert partition.append(data[1], now_ms=T0).duplicate
+    assert append_batch(partition, data[1], now_ms=T0).duplicate
 
 
 def test_an_open_transaction_refuses_other_batches_of_its_producer(tmp_path: Path) -> None:
@@ -215,7 +216,7 @@ def test_marker_epochs(
     if error is None:
         marker(partition, PID, epoch, commit=True, version=version)
         assert partition.last_stable_offset == partition.log_end_offset == end + 1
-        assert partition.producers()[0].producer_epoch == epoch
+        assert next(partition.producers()).producer_epoch == epoch
     else:
         with pytest.raises(error):
             marker(partition, PID, epoch, commit=True, version=version)
@@ -229,13 +230,13 @@ def test_marker_of_a_replaced_coordinator(tmp_path: Path) -> None:
     with pytest.raises(TransactionCoordinatorFencedError):
         partition.append_marker(stamp, commit=True, coordinator_epoch=3, now_ms=T0)
     partition.append_marker(stamp, commit=True, coordinator_epoch=4, now_ms=T0)
-    assert partition.producers()[0].coordinator_epoch == 4
+    assert next(partition.producers()).coordinator_epoch == 4
 
 
 def test_marker_for_an_unknown_producer_makes_its_state(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     marker(partition, PID, 3, commit=False)
-    state = partition.producers()[0]
+    state = next(partition.producers())
     assert (state.producer_id, state.producer_epoch, state.last_sequence) == (PID, 3, -1)
     # An empty transaction is no abort that a reader has to know of.
     assert partition._log.active.txn_index.entries == []
@@ -318,8 +319,8 @@ def test_a_corrupt_snapshot_falls_back_to_the_next_older(tmp_path: Path, damage:
     again = open_partition(tmp_path)
     assert state_of(again) == before
     assert not snapshots[-1].exists()
-    assert again.append(
-        client_batch(producer_id=PID, sequence=3, transactional=True), now_ms=T0
+    assert append_batch(
+        again, client_batch(producer_id=PID, sequence=3, transactional=True), now_ms=T0
     ).duplicate
 
 
@@ -327,15 +328,16 @@ def test_replay_brings_the_window_back(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     sent = [client_batch(producer_id=PID, sequence=at) for at in range(7)]
     for data in sent:
-        partition.append(data, now_ms=T0)
+        append_batch(partition, data, now_ms=T0)
     replayed = open_partition(crash_image(partition, tmp_path / "crash"), clean=False)
-    assert [replayed.append(data, now_ms=T0).base_offset for data in sent[2:]] == [2, 3, 4, 5, 6]
+    again = [append_batch(replayed, data, now_ms=T0).base_offset for data in sent[2:]]
+    assert again == [2, 3, 4, 5, 6]
     partition.close()
     # A clean start reads nothing of the log and knows the last batch.
     loaded = open_partition(tmp_path)
-    assert loaded.append(sent[6], now_ms=T0).duplicate
+    assert append_batch(loaded, sent[6], now_ms=T0).duplicate
     with pytest.raises(OutOfOrderSequenceError):
-        loaded.append(sent[5], now_ms=T0)
+        append_batch(loaded, sent[5], now_ms=T0)
 
 
 def test_stray_snapshots_are_removed_but_for_the_newest(tmp_path: Path) -> None:

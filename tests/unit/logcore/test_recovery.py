@@ -12,8 +12,10 @@ import pytest
 from fencepost.logcore.batch import LogRecord, encode_batch, iter_headers
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.machine import ProducerStamp, Record
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
 from tests.support.faults import CHANGES, Killed, MortalDisk
+from tests.support.partitions import fetch_bytes, retain
 from tests.unit.logcore.partition_driver import (
     T0,
     append,
@@ -217,7 +219,7 @@ def test_stale_snapshots_ahead_of_the_log_are_not_believed(tmp_path: Path) -> No
     raw = (tmp_path / LOG).read_bytes()
     (tmp_path / LOG).write_bytes(raw[: len(raw) // 2])
     again = open_partition(tmp_path, clean=False, high_watermark=2)
-    assert again.producers()[0].last_sequence == 0
+    assert next(again.producers()).last_sequence == 0
     assert not list((tmp_path / "orders-0").glob("*.snapshot"))
     # The checkpointed high watermark shows what was acknowledged and is gone.
     assert again.recovery is not None
@@ -304,7 +306,7 @@ def test_a_finished_compaction_is_rolled_forward(tmp_path: Path) -> None:
     again.close()
     unclean = open_partition(tmp_path, clean=False)
     assert [base for base, _ in read_log(unclean)][:4] == [3, 12, 17, 18]
-    fetched = unclean.fetch(6, 1, Isolation.READ_UNCOMMITTED, at_least_one=True)
+    fetched = fetch_bytes(unclean, 6, 1, Isolation.READ_UNCOMMITTED)
     assert fetched.records == kept[1][1]
 
 
@@ -318,7 +320,7 @@ def test_log_start_beyond_the_log_end_starts_anew(tmp_path: Path) -> None:
     report = again.recovery
     assert report is not None
     assert (report.removed_records, report.kept, report.is_loss) == (count, [], False)
-    assert again.producers() == []
+    assert list(again.producers()) == []
     assert append(again).base_offset == 50
     again.close()
     assert open_partition(tmp_path, clean=False, log_start_offset=50).log_end_offset == 51
@@ -369,7 +371,7 @@ def workload(partition: Partition, acknowledged: list[tuple[int, bytes]]) -> Non
         note(marker(partition, 2, commit=at % 2 == 0).base_offset)
         if at == 2:
             partition.delete_records_before(4)
-            partition.retention(T0)
+            retain(partition, T0)
     partition.close()
 
 
@@ -448,5 +450,5 @@ def test_batches_of_other_writers_are_read_as_they_are(tmp_path: Path) -> None:
     (tmp_path / LOG).write_bytes(empty + marker_gone + leader_change)
     partition = open_partition(tmp_path, clean=False)
     assert partition.log_end_offset == 7
-    state = partition.producers()[0]
+    state = next(partition.producers())
     assert (state.producer_epoch, state.last_sequence) == (1, 4)

@@ -26,10 +26,12 @@ from fencepost.logcore.dump import dump_file
 from fencepost.logcore.errors import CorruptRecordError, StorageError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import Record
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
 from fencepost.logcore.strays import is_stray
 from fencepost.logcore.verify import verify_partition
 from tests.support.faults import CHANGES, FaultyDisk, Killed, MortalDisk
+from tests.support.partitions import fetch_bytes, retain
 
 FS = OsFileSystem()
 LOG = f"orders-0/{0:020d}.log"
@@ -80,7 +82,7 @@ def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int)
         # What follows is found by its last offset, as the index has it.
         behind = at + starts[at].size
         offset, size = starts[behind].last_offset, starts[behind].size
-        read = partition.fetch(offset, 1, Isolation.READ_UNCOMMITTED, at_least_one=True)
+        read = fetch_bytes(partition, offset, 1, Isolation.READ_UNCOMMITTED)
         assert read.records[:size] == raw[behind : behind + size], position
         assert append(partition).base_offset == ends[-1]
         partition._log.close()
@@ -112,9 +114,9 @@ def test_no_header_of_a_sealed_segment_costs_anything_elsewhere(tmp_path: Path, 
         assert not partition.recovery.reason
         for offset in range(sealed, active):
             with suppress(CorruptRecordError):
-                partition.fetch(offset, 1, Isolation.READ_UNCOMMITTED, at_least_one=True)
+                fetch_bytes(partition, offset, 1, Isolation.READ_UNCOMMITTED)
         assert partition.offline is None, position
-        assert partition.fetch(active, 1, Isolation.READ_UNCOMMITTED, at_least_one=True).records
+        assert fetch_bytes(partition, active, 1, Isolation.READ_UNCOMMITTED).records
         partition._log.close()
 
 
@@ -134,9 +136,9 @@ def test_an_offset_that_can_not_be_takes_no_partition_off_line(tmp_path: Path, m
     again = open_partition(root, clean=False, recovery_point=8)
     assert (again.log_end_offset, again.recovery and again.recovery.reason) == (10, "")
     for offset in range(6):
-        read = again.fetch(offset, 1, Isolation.READ_UNCOMMITTED, at_least_one=True)
+        read = fetch_bytes(again, offset, 1, Isolation.READ_UNCOMMITTED)
         assert parse_header(read.records).base_offset == offset // 2 * 2
-    assert again.fetch(8, 1, Isolation.READ_UNCOMMITTED, at_least_one=True).records
+    assert fetch_bytes(again, 8, 1, Isolation.READ_UNCOMMITTED).records
 
 
 def test_a_segment_without_index_is_built_anew_and_not_cut(tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_a_segment_without_index_is_built_anew_and_not_cut(tmp_path: Path) -> No
         assert again.recovery is not None
         assert [one.offset for one in again.recovery.damaged] == [12, 26]
         assert not strays(root)
-        assert again.fetch(27, 1, Isolation.READ_UNCOMMITTED, at_least_one=True).records
+        assert fetch_bytes(again, 27, 1, Isolation.READ_UNCOMMITTED).records
 
 
 def test_producers_are_found_again_past_damage(tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_producers_are_found_again_past_damage(tmp_path: Path) -> None:
     (root / "orders-0" / f"{9:020d}.log").write_bytes(raw)
     again = open_partition(root, clean=False, recovery_point=27)
     assert again.log_end_offset == whole.log_end_offset
-    assert again.producers() == whole.producers()
+    assert list(again.producers()) == list(whole.producers())
     assert again.recovery is not None
     assert [(one.offset, one.next_offset) for one in again.recovery.damaged] == [(12, 18)]
     with pytest.raises(CorruptRecordError):
@@ -193,7 +195,7 @@ def test_retention_and_rolls_go_on_past_damage(tmp_path: Path) -> None:
     assert again.log_end_offset == 8
     for _ in range(20):
         append(again, 2)
-    assert again.retention(T0 + 1000) > 1
+    assert retain(again, T0 + 1000) > 1
     assert again.log_start_offset == again.log_end_offset
 
 

@@ -23,6 +23,7 @@ from fencepost.logcore.partition import Partition
 from fencepost.logcore.producer_limit import ProducerLimit
 from fencepost.logcore.refused import MAX_REFUSED_PRODUCERS, RefusedSequences
 from tests.support.faults import FaultyDisk
+from tests.support.partitions import append_batch
 
 PID = 7
 IN_FLIGHT = 5
@@ -56,7 +57,7 @@ def test_nor_one_that_was_not_verified(tmp_path: Path) -> None:
     first = client_batch(producer_id=PID, sequence=3, transactional=True)
     partition.refuse_unverified(first)
     with pytest.raises(InvalidTxnStateError):
-        partition.append(first, now_ms=T0)
+        append_batch(partition, first, now_ms=T0)
     with pytest.raises(OutOfOrderSequenceError):
         append(partition, producer_id=PID, sequence=4, transactional=True)
     # One that comes even earlier is the first then.
@@ -137,7 +138,7 @@ def test_a_client_that_repeats_gets_all_of_it_written_in_order(
                         partition.refuse_unverified(data)
                         continue
                     verified = fault != "not verified"
-                    partition.append(data, now_ms=T0, transaction_verified=verified)
+                    append_batch(partition, data, now_ms=T0, transaction_verified=verified)
                 except LogError:
                     continue
                 waiting.remove(sequence)

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from fencepost.logcore.errors import OffsetOutOfRangeError
-from fencepost.logcore.partition import Isolation, Partition
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
+from tests.support.partitions import fetch_bytes, retain
 from tests.unit.logcore.partition_driver import (
     T0,
     append,
@@ -33,10 +35,10 @@ def bases(partition: Partition) -> list[int]:
 
 def test_by_time_oldest_first(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_ms=2 * DAY_MS)
-    assert partition.retention(T0 + 3 * DAY_MS) == 1
+    assert retain(partition, T0 + 3 * DAY_MS) == 1
     assert (bases(partition), partition.log_start_offset) == ([1, 2, 3], 1)
     with pytest.raises(OffsetOutOfRangeError):
-        partition.fetch(0, 100, Isolation.READ_UNCOMMITTED, at_least_one=True)
+        fetch_bytes(partition, 0, 100, Isolation.READ_UNCOMMITTED)
 
 
 def test_one_young_record_holds_back_all_behind_it(tmp_path: Path) -> None:
@@ -44,36 +46,36 @@ def test_one_young_record_holds_back_all_behind_it(tmp_path: Path) -> None:
     append(partition, timestamp_ms=T0)
     append(partition, timestamp_ms=T0 + 9 * DAY_MS, now_ms=T0 + 9 * DAY_MS)
     append(partition, timestamp_ms=T0)
-    assert partition.retention(T0 + 8 * DAY_MS) == 1
+    assert retain(partition, T0 + 8 * DAY_MS) == 1
     assert bases(partition) == [1, 2]
 
 
 def test_everything_expired_leaves_an_empty_segment(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_ms=DAY_MS)
-    assert partition.retention(T0 + 90 * DAY_MS) == 4
+    assert retain(partition, T0 + 90 * DAY_MS) == 4
     assert (bases(partition), partition.size_bytes) == ([4], 0)
     assert (partition.log_start_offset, partition.log_end_offset) == (4, 4)
-    assert partition.retention(T0 + 900 * DAY_MS) == 0
+    assert retain(partition, T0 + 900 * DAY_MS) == 0
     assert append(partition).base_offset == 4
 
 
 def test_by_size(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_bytes=2 * SIZE, retention_ms=-1)
-    assert partition.retention(T0 + 90 * DAY_MS) == 2
+    assert retain(partition, T0 + 90 * DAY_MS) == 2
     assert bases(partition) == [2, 3]
-    assert partition.retention(T0) == 0
+    assert retain(partition, T0) == 0
 
 
 def test_size_keeps_at_least_the_limit(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_bytes=2 * SIZE - 1, retention_ms=-1)
-    assert partition.retention(T0) == 2
+    assert retain(partition, T0) == 2
     other = segments(tmp_path / "other", retention_bytes=2 * SIZE + 1, retention_ms=-1)
-    assert other.retention(T0) == 1
+    assert retain(other, T0) == 1
 
 
 def test_no_limits(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_ms=-1)
-    assert partition.retention(T0 + 9000 * DAY_MS) == 0
+    assert retain(partition, T0 + 9000 * DAY_MS) == 0
 
 
 @pytest.mark.parametrize("policy", [frozenset(), frozenset({"compact"})])
@@ -81,9 +83,9 @@ def test_without_the_delete_policy_only_the_log_start_counts(
     tmp_path: Path, policy: frozenset[str]
 ) -> None:
     partition = segments(tmp_path, retention_ms=1, retention_bytes=1, cleanup_policy=policy)
-    assert partition.retention(T0 + 90 * DAY_MS) == 0
+    assert retain(partition, T0 + 90 * DAY_MS) == 0
     assert partition.delete_records_before(2) == 2
-    assert partition.retention(T0) == 2
+    assert retain(partition, T0) == 2
     assert bases(partition) == [2, 3]
 
 
@@ -94,7 +96,7 @@ def test_delete_records_moves_the_start_and_retention_takes_whole_segments(tmp_p
     assert partition.delete_records_before(3) == 3
     assert partition.delete_records_before(1) == 3
     assert bases(partition) == [0, 2, 4]
-    assert partition.retention(T0) == 1
+    assert retain(partition, T0) == 1
     assert bases(partition) == [2, 4]
     # A batch that straddles the log start is read whole.
     assert [base for base, _ in read_log(partition)] == [3, 4]
@@ -119,19 +121,19 @@ def test_log_start_survives_by_its_checkpoint(tmp_path: Path) -> None:
 def test_files_are_renamed_first_and_removed_after_the_delay(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_ms=2 * DAY_MS, file_delete_delay_ms=60_000)
     now_ms = T0 + 2 * DAY_MS + 1
-    partition.retention(now_ms)
+    retain(partition, now_ms)
     directory = tmp_path / "orders-0"
     names = sorted(one.name for one in directory.iterdir() if one.suffix == ".deleted")
     assert names == [f"{0:020d}{kind}.deleted" for kind in (".index", ".log", ".timeindex")]
-    partition.retention(now_ms + 59_999)
+    retain(partition, now_ms + 59_999)
     assert len(list(directory.glob("*.deleted"))) == 3
-    partition.retention(now_ms + 60_000)
+    retain(partition, now_ms + 60_000)
     assert not list(directory.glob("*.deleted"))
 
 
 def test_renamed_files_go_with_a_restart(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_ms=2 * DAY_MS)
-    partition.retention(T0 + 3 * DAY_MS)
+    retain(partition, T0 + 3 * DAY_MS)
     partition._log.close()
     again = open_partition(tmp_path, clean=False)
     assert not list((tmp_path / "orders-0").glob("*.deleted"))
@@ -144,7 +146,7 @@ def test_producers_outlive_their_segments(tmp_path: Path) -> None:
     append(partition, 3)
     append(partition, 3)
     partition.delete_records_before(2)
-    assert partition.retention(T0) == 1
+    assert retain(partition, T0) == 1
     # The open transaction began before the log start, which bounds the stable offset.
     assert partition.last_stable_offset == partition.log_start_offset == 2
     assert [one.producer_id for one in partition.producers()] == [1]
@@ -165,4 +167,4 @@ def test_what_is_appended_while_the_disk_is_waited_for_is_left_to_the_next_call(
         waits += 1
         assert waits < 10
     assert (partition.log_start_offset, partition.log_end_offset) == (4, 4 + waits)
-    assert partition.retention(T0) == partition.log_end_offset - 1 - 4
+    assert retain(partition, T0) == partition.log_end_offset - 1 - 4

@@ -17,12 +17,12 @@ from fencepost.logcore.checkpoints import (
     write_epochs,
     write_offsets,
 )
-from fencepost.logcore.clock import ManualClock
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import CorruptRecordError, OffsetOutOfRangeError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.repair import plan_cut, rebuild_indexes, stale_indexes, truncate
 from fencepost.logcore.verify import verify_data_directory, verify_partition
+from tests.support.clock import ManualClock
 
 FS = OsFileSystem()
 SMALL = LogConfig(**{**CONFIG.__dict__, "segment_bytes": 2_000, "index_interval_bytes": 300})

@@ -1,0 +1,47 @@
+"""A partition in single calls, which the broker makes in several steps."""
+
+from __future__ import annotations
+
+from fencepost.logcore.batch import Buffer
+from fencepost.logcore.disk_steps import run_here
+from fencepost.logcore.file_range import FileRange
+from fencepost.logcore.partition import Appended, Partition
+from fencepost.logcore.reading import Isolation, LogReadInfo
+from fencepost.logcore.validation import admit
+
+
+def append_batch(
+    partition: Partition,
+    data: Buffer,
+    *,
+    now_ms: int,
+    transaction_verified: bool = False,
+    transaction_version: int = 0,
+) -> Appended:
+    """Check a client's batch and append it; raises what the two steps do."""
+    return partition.append_admitted(
+        admit(data, partition.config, now_ms=now_ms, min_zstd_ok=True),
+        transaction_verified=transaction_verified,
+        transaction_version=transaction_version,
+    )
+
+
+def fetch_bytes(
+    partition: Partition,
+    offset: int,
+    max_bytes: int,
+    isolation: Isolation,
+    *,
+    at_least_one: bool = True,
+) -> LogReadInfo:
+    """Fetch, and read what was left in its file."""
+    fetched = partition.fetch(offset, max_bytes, isolation, at_least_one=at_least_one)
+    records = fetched.records
+    if isinstance(records, FileRange):
+        records = records.take(len(records))
+    return fetched._replace(records=records)
+
+
+def retain(partition: Partition, now_ms: int) -> int:
+    """Do all of a retention at once; return how many segments it removed."""
+    return run_here(partition.retaining(now_ms))

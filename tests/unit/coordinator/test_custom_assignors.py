@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -56,14 +55,12 @@ async def test_every_way_to_fail_is_reported_and_the_next_question_is_answered(m
                 answer = await computed(processes, name)
                 assert answer.result is None
                 assert problem in answer.problem, name
-        monkeypatch.setattr(assignor_process, "START_TIMEOUT_MS", 1_500)
-        before = time.monotonic()
+        monkeypatch.setattr(assignor_process, "START_TIMEOUT_MS", 500)
         hanging = computed(processes, "hanging")
         others = computed(processes, "reversed", "other group")
         late, prompt = await asyncio.gather(hanging, others)
         assert "did not answer" in late.problem
         assert prompt.result == good.result
-        assert time.monotonic() - before < 14  # the timeout of a start was 15 s
     finally:
         await processes.close()
 

@@ -317,6 +317,10 @@ class ClassicGroup(Group):
         self.initial_delay = None
         self.transition_to(ClassicState.COMPLETING_REBALANCE, now_ms)
 
+    def awaits_sync_of(self, member_id: str) -> bool:
+        """Whether a member has yet to hear what the newest generation, or the next, gives it."""
+        return self.state is not ClassicState.STABLE or member_id in self.pending_sync
+
     def refresh_subscription(self) -> None:
         """Compute which topics the members subscribe to; None means that nobody can know."""
         self._topics = None

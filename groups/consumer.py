@@ -73,11 +73,15 @@ def heartbeat(
         return
     group = _group(shard, decision, command, environment)
     update = _member(decision, command, environment, group)
+    former = shard.groups.get(group.group_id)
+    if isinstance(former, ClassicGroup) and any(map(former.awaits_sync_of, former.members)):
+        # A static member may come in another's place and change nothing; those who joined since
+        # the last generation have nothing yet.
+        update.reasons.append("the classic group was rebalancing")
     change_group(shard, decision, update)
     before = update.current
     move_member(shard, decision, update)
     require_small(shard, decision)
-    former = shard.groups.get(group.group_id)
     if isinstance(former, ClassicGroup):
         finish_upgrade(shard, decision, former)
     group.stop_classic_timers(decision, update.member_id)

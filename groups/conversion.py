@@ -131,6 +131,7 @@ def _consumers(
     members: dict[str, cr.ConsumerMemberValue] = {}
     assigned: dict[str, list[TopicIdPartition]] = {}
     owners: dict[TopicIdPartition, str] = {}
+    claims: list[tuple[str, Iterable[TopicIdPartition]]] = []
     # A rebalance that failed has taken the assignments, and whoever reads while it rebalances
     # (the cooperative protocol) goes on with the last one that was handed out.
     saved = () if classic.saved is None else classic.saved.members
@@ -161,6 +162,14 @@ def _consumers(
         for partition in mine:
             if owners.setdefault(partition, member.member_id) != member.member_id:
                 raise GroupIdNotFoundError(f"{why}: a partition has two owners")
+        if classic.awaits_sync_of(member.member_id):
+            claims.append((member.member_id, ids_of(subscription.owned, topics)))
+    # Whoever has not heard the last assignment may still read what it said it owns.
+    for member_id, partitions in claims:
+        for partition in partitions:
+            if partition not in owners:
+                owners[partition] = member_id
+                assigned[member_id].append(partition)
     return members, assigned
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 
 from fencepost.coordinator.wire.client.client import ApiError, AsyncWireClient
-from fencepost.coordinator.wire.messages import offset_fetch
+from fencepost.coordinator.wire.messages import offset_fetch, txn_offset_commit
 
 ADD_OFFSETS_VERSION, TXN_COMMIT_VERSION, FETCH_VERSION = 3, 3, 7
 """AddOffsetsToTxn and TxnOffsetCommit of transaction version 1, which aiokafka speaks (EndTxn v0),
@@ -77,33 +76,18 @@ class GroupOffsets:
         )
         # From here on the client has to send EndTxn even if it wrote no record.
         manager.consumer_group_added(self._group)
-        by_topic: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for source, offset in offsets.items():
-            by_topic[source.topic].append((source.partition, offset))
         answer = await self._client.call(
             "TxnOffsetCommit",
             TXN_COMMIT_VERSION,
             to_group=self._group,
             deadline_ms=self._timeout_ms,
-            entity=lambda f: f.message(
+            entity=lambda f: txn_offset_commit(
+                f,
+                offsets,
                 **claim,
                 generation_id=member.generation,
                 member_id=member.member_id,
                 group_instance_id=member.instance_id,
-                topics=[
-                    f.TxnOffsetCommitRequestTopic(
-                        name=name,
-                        partitions=[
-                            f.TxnOffsetCommitRequestPartition(
-                                partition_index=index,
-                                committed_offset=offset,
-                                committed_metadata="",
-                            )
-                            for index, offset in places
-                        ],
-                    )
-                    for name, places in by_topic.items()
-                ],
             ),
         )
         for topic in answer.topics:

@@ -253,3 +253,31 @@ def list_offsets(
         timeout_ms=timeout_ms,
         topics=[make.ListOffsetsTopic(name=name, partitions=rows) for name, rows in topics.items()],
     )
+
+
+def txn_offset_commit(
+    make: RequestFactory,
+    offsets: Mapping[tuple[str, int], int],
+    *,
+    metadata: str = "",
+    **claim: Any,
+) -> Entity:
+    """The body of a TxnOffsetCommit: offsets by (topic, index), each with the same metadata.
+
+    ``claim`` are the fields that say whose they are: transactional_id, group_id, producer_id,
+    producer_epoch, and of a member of the group generation_id, member_id and group_instance_id.
+    """
+    topics: dict[str, list[Entity]] = {}
+    for (name, index), offset in offsets.items():
+        topics.setdefault(name, []).append(
+            make.TxnOffsetCommitRequestPartition(
+                partition_index=index, committed_offset=offset, committed_metadata=metadata
+            )
+        )
+    return make.message(
+        **claim,
+        topics=[
+            make.TxnOffsetCommitRequestTopic(name=name, partitions=rows)
+            for name, rows in topics.items()
+        ],
+    )

@@ -21,22 +21,6 @@ class RouteError(ValueError):
     """A route, or a message that no route fits."""
 
 
-def matches(pattern: str, topic: str) -> bool:
-    """Whether an MQTT filter matches (MQTT 5, 4.7): ``+`` one level, ``#`` the rest.
-
-    A leading wildcard does not match topics that begin with ``$``.
-    """
-    if topic.startswith("$") and pattern[:1] in {"+", "#"}:
-        return False
-    wanted, levels = pattern.split("/"), topic.split("/")
-    for index, part in enumerate(wanted):
-        if part == "#":
-            return True
-        if index >= len(levels) or part not in {"+", levels[index]}:
-            return False
-    return len(wanted) == len(levels)
-
-
 def check_filter(pattern: str) -> None:
     """Raise RouteError for what no broker would accept as a filter."""
     levels = pattern.split("/")
@@ -53,7 +37,11 @@ def check_filter(pattern: str) -> None:
 
 
 def covers(wide: str, narrow: str) -> bool:
-    """Whether ``wide`` matches every topic that ``narrow`` matches."""
+    """Whether ``wide`` matches every topic that ``narrow`` matches; a topic matches itself alone.
+
+    ``+`` is one level, ``#`` the rest. A leading wildcard does not match what begins with ``$``
+    (MQTT 5, 4.7).
+    """
     if narrow.startswith("$") and wide[:1] in {"+", "#"}:
         return False
     theirs = narrow.split("/")
@@ -200,7 +188,7 @@ class Mapped:
     def route(self, topic: str) -> Route:
         """Return the route of a topic. Raises RouteError if there is none."""
         for route in self.routes:
-            if matches(route.pattern, topic):
+            if covers(route.pattern, topic):
                 return route
         raise RouteError(f"no route for {topic!r}")
 

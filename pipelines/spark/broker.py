@@ -26,9 +26,8 @@ from fencepost.coordinator.wire.client.client import (
 from fencepost.coordinator.wire.client.cluster import TopicMetadata
 from fencepost.coordinator.wire.messages import fetch_one, list_offsets, offset_fetch
 from fencepost.pipelines.spark.errors import BrokerError
+from fencepost.pipelines.spark.offsets import Offsets, Partition
 
-Partition = tuple[str, int]
-Offsets = dict[Partition, int]
 Build = Callable[[RequestFactory], Any]
 
 LATEST, EARLIEST = -1, -2
@@ -52,7 +51,6 @@ class Fetched(NamedTuple):
     records: bytes
     aborted: tuple[tuple[int, int], ...]
     """(first offset, producer id) of each aborted transaction in the range."""
-    log_start: int
     stable: int
     """The last stable offset."""
 
@@ -158,10 +156,12 @@ class Connection:
         return found
 
     def _list_of_node(self, node: int, group: Mapping[Partition, int], isolation: int) -> Offsets:
-        def build(f: RequestFactory) -> Any:
-            return list_offsets(f, group, isolation_level=isolation, timeout_ms=self.timeout_ms)
-
-        answer = self.call("ListOffsets", build, to_node=node, check=False)
+        answer = self.call(
+            "ListOffsets",
+            lambda f: list_offsets(f, group, isolation_level=isolation, timeout_ms=self.timeout_ms),
+            to_node=node,
+            check=False,
+        )
         found: Offsets = {}
         for topic in answer.topics:
             for row in topic.partitions:
@@ -192,12 +192,11 @@ class Connection:
         except ApiError as error:
             if error.code is not ErrorCode.unknown_topic_or_partition:
                 raise
-            return Fetched(error.code, b"", (), -1, -1)
+            return Fetched(error.code, b"", (), -1)
         return Fetched(
             ErrorCode(row.error_code),
             row.records or b"",
             tuple((a.first_offset, a.producer_id) for a in row.aborted_transactions or ()),
-            row.log_start_offset,
             row.last_stable_offset,
         )
 
@@ -206,11 +205,11 @@ class Connection:
 
         Waits while an open transaction holds an offset back (``require_stable``).
         """
-
-        def build(f: RequestFactory) -> Any:
-            return offset_fetch(f, group, partitions, require_stable=True)
-
-        answer = self.call("OffsetFetch", build, to_group=group)
+        answer = self.call(
+            "OffsetFetch",
+            lambda f: offset_fetch(f, group, partitions, require_stable=True),
+            to_group=group,
+        )
         found = answer.groups[0] if hasattr(answer, "groups") else answer
         rows: dict[Partition, Any] = {}
         for topic in found.topics:

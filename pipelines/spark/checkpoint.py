@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from fencepost.pipelines.spark.broker import Offsets
 from fencepost.pipelines.spark.errors import ProgressError
+from fencepost.pipelines.spark.offsets import Offsets
 
 _HEAD_LINES = 2
 

@@ -47,24 +47,18 @@ class FencepostDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
         """Reads from starting to ending offsets."""
-        from fencepost.pipelines.spark.options import source_options  # noqa: PLC0415 - see the module
-        from fencepost.pipelines.spark.source import BatchReader  # noqa: PLC0415 - see the module
-        from fencepost.pipelines.spark.worker import settle  # noqa: PLC0415 - see the module
+        from fencepost.pipelines.spark.source import batch_reader  # noqa: PLC0415 - see the module
 
-        settle()
-        return BatchReader(source_options(self.options, streaming=False))
+        return batch_reader(self.options)
 
     def streamReader(  # noqa: N802 - Spark's name
         self,
         schema: StructType,  # noqa: ARG002 - Spark's signature
     ) -> DataSourceStreamReader:
         """Reads from the starting offsets on."""
-        from fencepost.pipelines.spark.options import source_options  # noqa: PLC0415 - see the module
-        from fencepost.pipelines.spark.source import StreamReader  # noqa: PLC0415 - see the module
-        from fencepost.pipelines.spark.worker import settle  # noqa: PLC0415 - see the module
+        from fencepost.pipelines.spark.source import stream_reader  # noqa: PLC0415 - see the module
 
-        settle()
-        return StreamReader(source_options(self.options, streaming=True))
+        return stream_reader(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Writes a DataFrame as one transaction."""

@@ -8,7 +8,6 @@ was committed, row for row, unless the option ``checkpointLocation`` lets the si
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkAttributeError
@@ -18,10 +17,10 @@ from fencepost.pipelines.spark import transaction as txn
 from fencepost.pipelines.spark.checkpoint import PlannedBatch, read_checkpoint
 from fencepost.pipelines.spark.errors import OptionError
 from fencepost.pipelines.spark.options import sink_options
-from fencepost.pipelines.spark.progress import Progress, Standing, standing
+from fencepost.pipelines.spark.progress import Standing, standing
 from fencepost.pipelines.spark.rows import RowWriter, check_schema
 from fencepost.pipelines.spark.sink import QUERY_ID, Exactly, Plan, aborting
-from fencepost.pipelines.spark.tally import Tally, checksum_text
+from fencepost.pipelines.spark.tally import Tally
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,16 +53,13 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
         if stands is Standing.DONE or ticket is None:
             return
         link = plan.link
-        rows = RowWriter(
-            checked,
-            lambda topic: len(link.partitions(topic)),
-            Tally(is_exact=not wanted.digest),
-        )
+        tally = Tally(is_exact=not wanted.digest)
+        rows = RowWriter(checked, lambda topic: len(link.partitions(topic)), tally)
         batches = df.toArrow().to_batches()
         if stands is Standing.LOOKS_DONE:
             for batch in batches:
                 rows.count(batch)
-            exactly.is_done(_found(wanted, rows.tally), begun.done)
+            exactly.is_done(wanted.counted(tally.rows, tally.checksum), begun.done)
             return
         with aborting(begun, ticket):
             sender = txn.Sender(link, ticket, Codec[checked.codec.upper()], checked.level)
@@ -71,14 +67,9 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
                 for piece in rows.pieces(batch):
                     sender.add(piece)
             sender.flush()
-            exactly.commit(ticket, _found(wanted, rows.tally))
+            exactly.commit(ticket, wanted.counted(tally.rows, tally.checksum))
 
     return write
-
-
-def _found(wanted: Progress, tally: Tally) -> Progress:
-    checksum = "" if wanted.digest else checksum_text(tally.checksum)
-    return replace(wanted, rows=tally.rows, checksum=checksum)
 
 
 def _query_id(df: DataFrame, planned: PlannedBatch | None) -> str:

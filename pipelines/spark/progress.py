@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from fencepost.pipelines.spark.errors import ProgressError
@@ -25,6 +25,12 @@ class Progress:
     rows: int = 0
     checksum: str = ""
     """Of the batch's rows in any order (:class:`Tally`); empty where the digest says enough."""
+
+    def counted(self, rows: int, checksum: int) -> Self:
+        """The batch with what it holds; the checksum counts where no digest says enough."""
+        return replace(
+            self, rows=rows, checksum="" if self.digest else f"{checksum % (1 << 64):016x}"
+        )
 
     def to_text(self) -> str:
         """The metadata of the offset commit; far below Kafka's limit of 4096 bytes."""

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 )
 
 from fencepost.pipelines.spark.client_options import tell_once
-from fencepost.pipelines.spark.columns import HEADERS, Piece, Rows, encode_rows
+from fencepost.pipelines.spark.columns import Piece, Rows, encode_rows
 from fencepost.pipelines.spark.errors import OptionError, SparkPipelineError
 from fencepost.pipelines.spark.options import SinkOptions
 from fencepost.pipelines.spark.partitioner import partitions_of
@@ -144,15 +144,14 @@ class RowWriter:
         sorted_targets = targets[order]
         edges = [0, *(np.flatnonzero(np.diff(sorted_targets)) + 1), len(targets)]
         if len(edges) > 2:
-            rows = _take(rows, order)
+            rows = Rows(*(column if column is None else column.take(order) for column in rows))
         for begin, behind in pairwise(edges):
             index = int(sorted_targets[begin])
             part = topic, index
             first = None if part in self._begun else self._first_count
             self._begun.add(part)
-            yield from encode_rows(
-                topic, index, _slice(rows, begin, behind), self._batch_bytes, first
-            )
+            own = Rows(*(column if column is None else column[begin:behind] for column in rows))
+            yield from encode_rows(topic, index, own, self._batch_bytes, first)
 
     def _targets(self, topic: str, given: Any, rows: Rows) -> Any:
         """The partition of each row, int32[n]: the column's, else the key's, else one for all."""
@@ -189,26 +188,3 @@ def _stamps(column: Any, count: int) -> Any:
     micros = column.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
     known = micros.fill_null(now_ms * 1000).to_numpy(zero_copy_only=False)
     return known // 1000
-
-
-def _take(rows: Rows, order: Any) -> Rows:
-    at = pa.array(order)
-    return Rows(
-        None if rows.keys is None else rows.keys.take(at),
-        rows.values.take(at),
-        rows.timestamps_ms[order],
-        None if rows.headers is None else rows.headers.take(at),
-    )
-
-
-def _slice(rows: Rows, begin: int, behind: int) -> Rows:
-    size = behind - begin
-    return Rows(
-        None if rows.keys is None else rows.keys.slice(begin, size),
-        rows.values.slice(begin, size),
-        rows.timestamps_ms[begin:behind],
-        None if rows.headers is None else rows.headers.slice(begin, size),
-    )
-
-
-__all__ = ["HEADERS", "PREPARED", "Prepared", "RowWriter", "check_schema"]

@@ -39,7 +39,7 @@ from fencepost.pipelines.spark.options import SinkOptions, sink_options
 from fencepost.pipelines.spark.progress import Progress, Standing, check_same, standing
 from fencepost.pipelines.spark.rows import Prepared, RowWriter, check_schema
 from fencepost.pipelines.spark.spool import Spool
-from fencepost.pipelines.spark.tally import Tally, checksum_text
+from fencepost.pipelines.spark.tally import Tally
 from fencepost.pipelines.spark.transaction import Ticket
 from fencepost.pipelines.spark.worker import settled
 
@@ -313,7 +313,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not query_id:
             raise SharedTransactionError("Spark does not tell the query's id")
         exactly = Exactly(self._plan, transactional_id_of(self._plan.options, query_id))
-        found = _in_all(self._plan.progress_of(batchId, query_id), written)
+        found = self._plan.progress_of(batchId, query_id).counted(
+            sum(message.rows for message in written), sum(one.checksum for one in written)
+        )
         if self._plan.mode == "direct":
             ticket = tickets.pop()
             if ticket is not None:
@@ -357,13 +359,6 @@ def _subject(options: SinkOptions) -> str | None:
     """What a query's spooled files are named by, in every process and whatever its folder is."""
     folder = local_folder(options.checkpoint)
     return options.checkpoint if folder is None else str(folder)
-
-
-def _in_all(wanted: Progress, written: Iterable[Written]) -> Progress:
-    """The batch with what its tasks have counted."""
-    rows = sum(message.rows for message in written)
-    checksum = "" if wanted.digest else checksum_text(sum(one.checksum for one in written))
-    return replace(wanted, rows=rows, checksum=checksum)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pyarrow import RecordBatch
 from pyspark.sql.datasource import (
@@ -30,14 +30,13 @@ from fencepost.pipelines.spark.broker import (
     LATEST,
     RETRY_PAUSE_S,
     Connection,
-    Offsets,
-    Partition,
     connection,
 )
 from fencepost.pipelines.spark.errors import BrokerError, DataLossError, OptionError
-from fencepost.pipelines.spark.offsets import Range
-from fencepost.pipelines.spark.options import Bound, SourceOptions
+from fencepost.pipelines.spark.offsets import Offsets, Partition, Range
+from fencepost.pipelines.spark.options import Bound, SourceOptions, source_options
 from fencepost.pipelines.spark.read import read_range
+from fencepost.pipelines.spark.worker import settled
 
 Json = dict[str, dict[str, int]]
 
@@ -308,3 +307,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of one range as Arrow batches."""
         if isinstance(partition, RangePartition):
             yield from read_range(self._planner.options, partition.wanted)
+
+
+@settled
+def batch_reader(options: Mapping[str, str]) -> BatchReader:
+    """The reader of ``spark.read``. Raises :class:`OptionError`."""
+    return BatchReader(source_options(options, streaming=False))
+
+
+@settled
+def stream_reader(options: Mapping[str, str]) -> StreamReader:
+    """The reader of ``spark.readStream``. Raises :class:`OptionError`."""
+    return StreamReader(source_options(options, streaming=True))

@@ -42,11 +42,6 @@ class Tally:
         self.checksum = (self.checksum + int(hashes.sum())) % (1 << 64)
 
 
-def checksum_text(checksums: int) -> str:
-    """A sum of checksums as it is written down."""
-    return f"{checksums % (1 << 64):016x}"
-
-
 def _binary(name: str, column: Any) -> Any:
     if name == "headers":
         encoded = encode_headers(column)

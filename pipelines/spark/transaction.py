@@ -16,6 +16,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.wire.client.client import ApiError, RequestFactory
+from fencepost.coordinator.wire.messages import txn_offset_commit
 from fencepost.logcore.batch import batch_of_payload
 from fencepost.logcore.compression import Codec, compress
 from fencepost.pipelines.spark.broker import (
@@ -23,11 +24,10 @@ from fencepost.pipelines.spark.broker import (
     READ_UNCOMMITTED,
     RETRY_PAUSE_S,
     Connection,
-    Offsets,
-    Partition,
 )
 from fencepost.pipelines.spark.columns import Piece
 from fencepost.pipelines.spark.errors import BrokerError, SharedTransactionError
+from fencepost.pipelines.spark.offsets import Offsets, Partition
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """Encoded records of one Produce request."""
@@ -60,10 +60,14 @@ class Ticket:
     implicit: bool
     """Whether partitions join the transaction by being written to (KIP-890)."""
 
-
-def _produce(ticket: Ticket) -> int:
-    """The highest version of Produce: from 12 on it makes partitions join the transaction."""
-    return 12 if ticket.implicit else 11
+    @property
+    def claim(self) -> dict[str, Any]:
+        """The fields of a request that say whose transaction is meant."""
+        return {
+            "transactional_id": self.transactional_id,
+            "producer_id": self.producer_id,
+            "producer_epoch": self.epoch,
+        }
 
 
 def begin(link: Connection, transactional_id: str, timeout_ms: int) -> Ticket:
@@ -168,7 +172,9 @@ class Sender:
         if not self._ticket.implicit:
             self._join(set(waiting) - self._joined)
         if self._guarded:
-            self._note_ends(set(waiting) - self._ends.keys())
+            # Where partitions end before anything is sent to them.
+            unknown = dict.fromkeys(set(waiting) - self._ends.keys(), LATEST)
+            self._ends |= self._link.list_offsets(unknown, READ_UNCOMMITTED)
         deadline = time.monotonic() + self._link.timeout_ms / 1000
         while waiting:
             waiting = self._attempt(waiting)
@@ -195,7 +201,8 @@ class Sender:
                 answer = self._link.call(
                     "Produce",
                     self._request(group),
-                    at_most=_produce(self._ticket),
+                    # From 12 on it makes partitions join the transaction.
+                    at_most=12 if self._ticket.implicit else 11,
                     to_node=node,
                     check=False,
                 )
@@ -215,10 +222,6 @@ class Sender:
                     again[part] = group[part]
         return again
 
-    def _note_ends(self, parts: Iterable[Partition]) -> None:
-        """Remember where partitions end before anything is sent to them."""
-        self._ends |= self._link.list_offsets(dict.fromkeys(parts, LATEST), READ_UNCOMMITTED)
-
     def _check_new(self, part: Partition, offset: int) -> None:
         end = self._ends.get(part, -1)
         if offset < end:
@@ -233,24 +236,20 @@ class Sender:
         for (topic, index), batch in group.items():
             by_topic[topic].append((index, batch))
 
-        def build(f: RequestFactory) -> Any:
-            return f.message(
-                transactional_id=self._ticket.transactional_id,
-                acks=-1,
-                timeout_ms=self._link.timeout_ms,
-                topic_data=[
-                    f.TopicProduceData(
-                        name=topic,
-                        partition_data=[
-                            f.PartitionProduceData(index=index, records=batch)
-                            for index, batch in rows
-                        ],
-                    )
-                    for topic, rows in by_topic.items()
-                ],
-            )
-
-        return build
+        return lambda f: f.message(
+            transactional_id=self._ticket.transactional_id,
+            acks=-1,
+            timeout_ms=self._link.timeout_ms,
+            topic_data=[
+                f.TopicProduceData(
+                    name=topic,
+                    partition_data=[
+                        f.PartitionProduceData(index=index, records=batch) for index, batch in rows
+                    ],
+                )
+                for topic, rows in by_topic.items()
+            ],
+        )
 
     def _join(self, parts: Iterable[Partition]) -> None:
         """Make partitions part of the transaction before they are written to."""
@@ -259,21 +258,18 @@ class Sender:
             by_topic[topic].append(index)
         if not by_topic:
             return
-        ticket = self._ticket
-
-        def build(f: RequestFactory) -> Any:
-            return f.message(
-                v3_and_below_transactional_id=ticket.transactional_id,
-                v3_and_below_producer_id=ticket.producer_id,
-                v3_and_below_producer_epoch=ticket.epoch,
+        claim = {f"v3_and_below_{name}": value for name, value in self._ticket.claim.items()}
+        answer = self._link.insist(
+            "AddPartitionsToTxn",
+            lambda f: f.message(
+                **claim,
                 v3_and_below_topics=[
                     f.AddPartitionsToTxnTopic(name=topic, partitions=rows)
                     for topic, rows in by_topic.items()
                 ],
-            )
-
-        answer = self._link.insist(
-            "AddPartitionsToTxn", build, at_most=3, to_transaction=ticket.transactional_id
+            ),
+            at_most=3,
+            to_transaction=self._ticket.transactional_id,
         )
         for topic in answer.results_by_topic_v3_and_below:
             for row in topic.results_by_partition:
@@ -293,17 +289,14 @@ def commit_offsets(
         if not ticket.implicit:
             link.insist(
                 "AddOffsetsToTxn",
-                lambda f: f.message(
-                    transactional_id=ticket.transactional_id,
-                    producer_id=ticket.producer_id,
-                    producer_epoch=ticket.epoch,
-                    group_id=group,
-                ),
+                lambda f: f.message(**ticket.claim, group_id=group),
                 to_transaction=ticket.transactional_id,
             )
         answer = link.insist(
             "TxnOffsetCommit",
-            _offsets(ticket, group, offsets, metadata),
+            lambda f: txn_offset_commit(
+                f, offsets, metadata=metadata, **ticket.claim, group_id=group
+            ),
             at_most=5 if ticket.implicit else 4,
             to_group=group,
         )
@@ -315,42 +308,6 @@ def commit_offsets(
                 raise _refused("TxnOffsetCommit", ErrorCode(row.error_code))
 
 
-def _offsets(
-    ticket: Ticket, group: str, offsets: Offsets, metadata: str
-) -> Callable[[RequestFactory], Any]:
-    by_topic: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for (topic, index), offset in sorted(offsets.items()):
-        by_topic[topic].append((index, offset))
-
-    def build(f: RequestFactory) -> Any:
-        return f.message(
-            transactional_id=ticket.transactional_id,
-            group_id=group,
-            producer_id=ticket.producer_id,
-            producer_epoch=ticket.epoch,
-            generation_id=-1,
-            member_id="",
-            group_instance_id=None,
-            topics=[
-                f.TxnOffsetCommitRequestTopic(
-                    name=topic,
-                    partitions=[
-                        f.TxnOffsetCommitRequestPartition(
-                            partition_index=index,
-                            committed_offset=offset,
-                            committed_leader_epoch=-1,
-                            committed_metadata=metadata,
-                        )
-                        for index, offset in rows
-                    ],
-                )
-                for topic, rows in by_topic.items()
-            ],
-        )
-
-    return build
-
-
 def end(link: Connection, ticket: Ticket, *, commit: bool) -> None:
     """Commit or abort. A lost answer is asked for again: repeating a commit is idempotent.
 
@@ -359,12 +316,7 @@ def end(link: Connection, ticket: Ticket, *, commit: bool) -> None:
     try:
         link.insist(
             "EndTxn",
-            lambda f: f.message(
-                transactional_id=ticket.transactional_id,
-                producer_id=ticket.producer_id,
-                producer_epoch=ticket.epoch,
-                committed=commit,
-            ),
+            lambda f: f.message(**ticket.claim, committed=commit),
             at_most=5 if ticket.implicit else 4,
             to_transaction=ticket.transactional_id,
         )

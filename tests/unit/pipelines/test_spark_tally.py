@@ -13,7 +13,8 @@ pa = pytest.importorskip("pyarrow")
 
 from fencepost.pipelines.spark import tally  # noqa: E402
 from fencepost.pipelines.spark.columns import HEADERS  # noqa: E402
-from fencepost.pipelines.spark.tally import Tally, checksum_text  # noqa: E402
+from fencepost.pipelines.spark.progress import Progress  # noqa: E402
+from fencepost.pipelines.spark.tally import Tally  # noqa: E402
 
 blobs = st.none() | st.binary(max_size=40) | st.binary(min_size=60, max_size=90)
 heads = st.none() | st.lists(
@@ -34,7 +35,7 @@ def counted(*parts: list[Row]) -> tuple[int, str]:
         arrays = [pa.array(c, kind) for c, kind in zip(columns, TYPES, strict=True)]
         found.add(dict(zip(NAMES, arrays, strict=True)), len(part))
         rows, checksums = rows + found.rows, checksums + found.checksum
-    return rows, checksum_text(checksums)
+    return rows, Progress(0, "", "").counted(rows, checksums).checksum
 
 
 @given(records, st.randoms(use_true_random=False), st.integers(0, 30))

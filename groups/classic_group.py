@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from fencepost.groups.assignors.client.protocol import subscribed_topics
 from fencepost.groups.classic_members import ClassicMember, select_protocol, session_timer
 from fencepost.groups.classic_state import ClassicState, require_transition
 from fencepost.groups.commands import JoinMember, ListedGroup, OffsetToCommit
@@ -33,7 +34,6 @@ from fencepost.groups.records import (
     MemberMetadata,
     group_tombstone,
 )
-from fencepost.groups.subscription import subscribed_topics
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import (
     DecisionBuilder,

@@ -10,6 +10,12 @@ Source: Kafka's ``GroupMetadataManager`` (classicGroup{Join,Sync,Heartbeat,Leave
 from __future__ import annotations
 
 from fencepost.groups import consumer_records as cr
+from fencepost.groups.assignors.client.model import Subscription
+from fencepost.groups.assignors.client.protocol import (
+    decode_subscription,
+    encode_assignment,
+    version_of,
+)
 from fencepost.groups.classic_group import CONSUMER_PROTOCOL_TYPE
 from fencepost.groups.commands import (
     Heartbeat,
@@ -53,7 +59,6 @@ from fencepost.groups.member_update import (
 )
 from fencepost.groups.reconcile import MemberState
 from fencepost.groups.shard import GroupShardState
-from fencepost.groups.subscription import Subscription, read_subscription, write_assignment
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 
@@ -133,7 +138,7 @@ def _update_of(
         client_id=command.client_id,
         client_host=command.client_host,
         instance_id=command.group_instance_id,
-        rack_id=subscription.rack_id or None,
+        rack_id=subscription.rack_id,
         # v0 has no such field: there the session timeout serves both purposes.
         rebalance_timeout_ms=command.session_timeout_ms if rebalance_ms < 0 else rebalance_ms,
         subscribed_topic_names=subscription.topics,
@@ -149,7 +154,7 @@ def _update_of(
 def _subscription(command: JoinGroup) -> Subscription:
     """Read the first protocol's metadata: consumers say the same in all of them."""
     try:
-        return read_subscription(command.protocols[0][1])
+        return decode_subscription(command.protocols[0][1])
     except CorruptRecordError as error:
         raise InconsistentGroupProtocolError(f"a subscription can't be read: {error}") from error
 
@@ -212,10 +217,8 @@ def sync_group(
         return
     group.synced(decision, member_id)
     decision.arm(session_timer(group.group_id, member_id), classic.session_timeout_ms)
-    version = read_subscription(first_metadata).version
-    assignment = write_assignment(
-        version, named(current.assigned, shard.environment(group.group_id).topics)
-    )
+    partitions = named(current.assigned, shard.environment(group.group_id).topics)
+    assignment = encode_assignment(partitions, version=version_of(first_metadata))
     decision.reply(token, SyncGroupResult(command.protocol_type, command.protocol_name, assignment))
 
 

@@ -17,6 +17,12 @@ from functools import partial
 
 from fencepost.groups import consumer_records as cr
 from fencepost.groups import records
+from fencepost.groups.assignors.client.protocol import (
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    version_of,
+)
 from fencepost.groups.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup
 from fencepost.groups.classic_members import (
     ClassicMember,
@@ -39,7 +45,6 @@ from fencepost.groups.events import EventKind
 from fencepost.groups.group import ShardTotals
 from fencepost.groups.reconcile import CurrentAssignment, TopicIdPartition
 from fencepost.groups.shard import GroupShardState, Handover
-from fencepost.groups.subscription import read_assignment, read_subscription, write_assignment
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import DecisionBuilder, Record
 
@@ -139,17 +144,17 @@ def _consumers(
     why = f"classic group {classic.group_id!r} stays classic"
     for member in everybody:
         try:
-            subscription = read_subscription(member.metadata(protocol_name))
+            subscription = decode_subscription(member.metadata(protocol_name))
             had = member.assignment or handed_out.get(member.member_id, b"")
-            assignment = read_assignment(had)
+            partitions, user_data = decode_assignment(had)
             shard.require_small_subscription(subscription.topics, subscription.rack_id)
         except (CorruptRecordError, GroupLimitExceededError) as error:
             raise GroupIdNotFoundError(f"{why}: {member.member_id!r}: {error}") from error
-        if assignment.has_user_data:
+        if user_data:
             raise GroupIdNotFoundError(f"{why}: its assignor's user data would be lost")
         members[member.member_id] = cr.ConsumerMemberValue(
             instance_id=member.group_instance_id,
-            rack_id=subscription.rack_id or None,
+            rack_id=subscription.rack_id,
             client_id=member.client_id,
             client_host=member.client_host,
             subscribed_topic_names=tuple(sorted(set(subscription.topics))),
@@ -158,15 +163,15 @@ def _consumers(
             server_assignor=None,
             classic=cr.ClassicMemberMetadata(member.session_timeout_ms, member.protocols),
         )
-        mine = assigned[member.member_id] = list(ids_of(assignment.partitions, topics))
+        mine = assigned[member.member_id] = list(ids_of(partitions, topics))
         for partition in mine:
             if owners.setdefault(partition, member.member_id) != member.member_id:
                 raise GroupIdNotFoundError(f"{why}: a partition has two owners")
         if classic.awaits_sync_of(member.member_id):
             claims.append((member.member_id, ids_of(subscription.owned, topics)))
     # Whoever has not heard the last assignment may still read what it said it owns.
-    for member_id, partitions in claims:
-        for partition in partitions:
+    for member_id, claimed in claims:
+        for partition in claimed:
             if partition not in owners:
                 owners[partition] = member_id
                 assigned[member_id].append(partition)
@@ -232,9 +237,9 @@ def downgrade(
         names[replaced] = member_id
     classic = ClassicGroup.converted(group_id, shard.totals, group.epoch, _classics(values), now_ms)
     for member in classic.members.values():
-        version = _version_of(member.metadata(classic.protocol_name))
-        partitions = targets.get(member.member_id, frozenset())
-        member.assignment = write_assignment(version, named(partitions, topics))
+        version = version_of(member.metadata(classic.protocol_name))
+        partitions = named(targets.get(member.member_id, ()), topics)
+        member.assignment = encode_assignment(partitions, version=version)
     saved = classic.metadata_value(
         classic.members.values(),
         classic.leader_id,
@@ -280,35 +285,18 @@ def _classics(values: dict[str, cr.ConsumerMemberValue]) -> Iterator[ClassicMemb
         )
 
 
-def _version_of(metadata: bytes) -> int:
-    """Return the version of a subscription; 0 if nobody has read this one before, and none can."""
-    try:
-        return read_subscription(metadata).version
-    except CorruptRecordError:
-        return 0
-
-
 # --- names and ids of topics ---------------------------------------------------------------------
 
 
-def ids_of(
-    partitions: Iterable[tuple[str, tuple[int, ...]]], topics: TopicImage
-) -> Iterator[TopicIdPartition]:
+def ids_of(partitions: Iterable[tuple[str, int]], topics: TopicImage) -> Iterator[TopicIdPartition]:
     """Yield (topic id, partition); a topic that does not exist has none."""
-    for name, indexes in partitions:
+    for name, index in partitions:
         known = topics.topics.get(name)
         if known is not None:
-            for index in indexes:
-                yield known[0], index
+            yield known[0], index
 
 
-def named(
-    partitions: Iterable[TopicIdPartition], topics: TopicImage
-) -> list[tuple[str, tuple[int, ...]]]:
-    """Return partitions by the names of their topics; without those that do not exist any more."""
+def named(partitions: Iterable[TopicIdPartition], topics: TopicImage) -> Iterator[tuple[str, int]]:
+    """Yield partitions by the names of their topics, in order; without those that are gone."""
     names = topics.names()
-    return [
-        (names[topic_id], indexes)
-        for topic_id, indexes in by_topic(partitions)
-        if topic_id in names
-    ]
+    return ((names[topic_id], at) for topic_id, at in sorted(partitions) if topic_id in names)

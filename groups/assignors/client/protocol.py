@@ -2,7 +2,8 @@
 
 Versions 0 to 3 of ``ConsumerProtocolSubscription`` and ``ConsumerProtocolAssignment`` begin with an
 int16 version; each version only adds fields behind, so a reader takes what it knows of any later
-one. Besides these, the user data of the two sticky assignors.
+one. Besides these, the user data of the two sticky assignors. The coordinator reads and writes them
+as well, where members of both protocols share a group.
 
 Whatever can not be read raises :class:`fencepost.logcore.errors.CorruptRecordError`, except user
 data: a member's former assignment is a wish, and one that can not be read is none.
@@ -54,6 +55,28 @@ def decode_subscription(data: bytes, instance_id: str | None = None) -> Subscrip
     return Subscription(
         topics, user_data, owned, max(generation, NO_GENERATION), rack_id, instance_id
     )
+
+
+def version_of(data: bytes) -> int:
+    """Return the version of a member's metadata; 0 if nobody can read it."""
+    try:
+        decode_subscription(data)
+    except CorruptRecordError:
+        return 0
+    return _known(FieldReader(data).int16())
+
+
+def subscribed_topics(data: bytes) -> frozenset[str] | None:
+    """Return the topics of a member's metadata, or None if it can't be read.
+
+    No more than its beginning is read, which is the same in every version.
+    """
+    reader = FieldReader(data)
+    try:
+        _known(reader.int16())
+        return frozenset(reader.string() for _ in range(reader.count()))
+    except CorruptRecordError:
+        return None
 
 
 def encode_assignment(

@@ -8,6 +8,7 @@ from typing import Any
 from consumer_driver import ConsumerDriver
 from group_driver import PARKED, REBALANCE, SESSION, G, subscription
 
+from fencepost.groups.assignors.client.protocol import decode_assignment, decode_subscription
 from fencepost.groups.commands import (
     Heartbeat,
     JoinGroup,
@@ -24,7 +25,6 @@ from fencepost.groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from fencepost.groups.subscription import read_assignment, read_subscription
 
 MY_FAULT = (IllegalGenerationError, UnknownMemberIdError, FencedInstanceIdError)
 
@@ -210,14 +210,9 @@ class ClassicClient:
         self.member_id, self.generation = "", -1
 
     def _plan(self) -> dict[str, bytes]:
-        said = {name: read_subscription(metadata) for name, metadata in self.members.items()}
+        said = {name: decode_subscription(metadata) for name, metadata in self.members.items()}
         self.planned_for = self.driver.image.version
-        owners = {
-            (topic, index): name
-            for name, one in said.items()
-            for topic, indexes in one.owned
-            for index in indexes
-        }
+        owners = {partition: name for name, one in said.items() for partition in one.owned}
         plan: dict[str, dict[str, list[int]]] = {name: {} for name in said}
         turn = 0
         for topic, (_, count) in sorted(self.driver.image.topics.items()):
@@ -237,7 +232,6 @@ class ClassicClient:
         known = self.driver.image.topics
         return frozenset(
             (known[topic][0], index)
-            for topic, indexes in read_assignment(assignment).partitions
+            for topic, index in decode_assignment(assignment)[0]
             if topic in known
-            for index in indexes
         )

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost.groups import records
+from fencepost.groups.assignors.client.protocol import subscribed_topics
 from fencepost.groups.records import (
     GroupMetadataKey,
     GroupMetadataValue,
@@ -17,7 +18,6 @@ from fencepost.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from fencepost.groups.subscription import subscribed_topics
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fields import FieldReader, FieldWriter
 from fencepost.logcore.machine import Record

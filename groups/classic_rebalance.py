@@ -129,14 +129,8 @@ def complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
     decision.disarm(join_timer(group.group_id))
     for member in list(group.members.values()):
         if member.join_token is None and not member.is_static:
-            _forget_member(decision, group, member)
-            decision.event(
-                EventKind.MEMBER_EXPIRED,
-                group.group_id,
-                reason="did not rejoin in time",
-                generation=group.generation_id,
-                **_identity(member),
-            )
+            expired = EventKind.MEMBER_EXPIRED
+            detach(decision, group, member, expired, "did not rejoin in time")
     if not group.members:
         _become_empty(decision, group)
     elif not _elect_leader(group):
@@ -230,14 +224,8 @@ def sync_timer_fired(
         return
     late = [member for member in group.members.values() if member.member_id in group.pending_sync]
     for member in late:
-        _forget_member(decision, group, member)
-        decision.event(
-            EventKind.MEMBER_EXPIRED,
-            group.group_id,
-            reason="did not send SyncGroup in time",
-            generation=group.generation_id,
-            **_identity(member),
-        )
+        expired = EventKind.MEMBER_EXPIRED
+        detach(decision, group, member, expired, "did not send SyncGroup in time")
     names = ", ".join(member.member_id for member in late)
     prepare_rebalance(shard, decision, group, f"no SyncGroup in time from {names}", None)
 
@@ -285,10 +273,6 @@ def detach(
     decision.event(
         kind, group.group_id, reason=reason, generation=group.generation_id, **_identity(member)
     )
-    _forget_member(decision, group, member)
-
-
-def _forget_member(decision: DecisionBuilder, group: ClassicGroup, member: ClassicMember) -> None:
     group.remove(member.member_id)
     decision.disarm(session_timer(group.group_id, member.member_id))
     for token in (member.join_token, member.sync_token):

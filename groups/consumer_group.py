@@ -242,7 +242,7 @@ class ConsumerGroup(Group):
 
     # --- replay ----------------------------------------------------------------------------------
 
-    def replay(self, key: cr.ConsumerKey, value: cr.ConsumerValue | None) -> None:
+    def replay(self, key: cr.ConsumerKey, value: object) -> None:
         """Set, or with None forget, the piece that ``key`` names."""
         self._subscribed = None
         match key, value:

@@ -20,7 +20,7 @@ from fencepost.groups.conversion import downgrade, may_downgrade
 from fencepost.groups.events import EventKind
 from fencepost.groups.reconcile import MemberState
 from fencepost.groups.shard import GroupShardState
-from fencepost.logcore.machine import DecisionBuilder
+from fencepost.logcore.machine import DecisionBuilder, InvariantViolation
 
 
 def remove_members(
@@ -83,41 +83,27 @@ def remove_members(
         decision.append(cr.assignment_epoch(group_id, value))
 
 
-def session_timer_fired(
-    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup, member_id: str
+def member_timer_fired(
+    shard: GroupShardState,
+    decision: DecisionBuilder,
+    group: ConsumerGroup,
+    kind: str,
+    member_id: str,
 ) -> None:
-    """Remove a member that was silent for a whole session."""
-    if member_id in group.members:
-        remove_members(
-            shard, decision, group, [member_id], EventKind.MEMBER_EXPIRED, "no heartbeat came"
-        )
-
-
-def rebalance_timer_fired(
-    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup, member_id: str
-) -> None:
-    """Remove a member that did not revoke in the time it had asked for itself."""
-    if group.current(member_id).state is MemberState.UNREVOKED_PARTITIONS:
-        remove_members(
-            shard, decision, group, [member_id], EventKind.MEMBER_EXPIRED, "did not revoke in time"
-        )
-
-
-def join_timer_fired(
-    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup, member_id: str
-) -> None:
-    """Remove a classic member that was told to rejoin and did not."""
-    if member_id in group.joining:
-        reason = "did not rejoin in time"
-        remove_members(shard, decision, group, [member_id], EventKind.MEMBER_EXPIRED, reason)
-
-
-def sync_timer_fired(
-    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup, member_id: str
-) -> None:
-    """Remove a classic member that did not fetch its assignment."""
-    if member_id in group.syncing:
-        reason = "did not send SyncGroup in time"
+    """Remove a member that let one of its times pass."""
+    match kind:
+        case "session":
+            is_late, reason = member_id in group.members, "no heartbeat came"
+        case "rebalance":
+            state = group.current(member_id).state
+            is_late, reason = state is MemberState.UNREVOKED_PARTITIONS, "did not revoke in time"
+        case "join":
+            is_late, reason = member_id in group.joining, "did not rejoin in time"
+        case "sync":
+            is_late, reason = member_id in group.syncing, "did not send SyncGroup in time"
+        case _:
+            raise InvariantViolation(f"not a timer of a member: {kind!r}")
+    if is_late:
         remove_members(shard, decision, group, [member_id], EventKind.MEMBER_EXPIRED, reason)
 
 

@@ -53,7 +53,6 @@ from fencepost.groups.consumer_records import (
     ConsumerGroupKey,
     ConsumerKey,
     ConsumerMemberKey,
-    ConsumerValue,
     RegularExpressionKey,
 )
 from fencepost.groups.events import EventKind
@@ -161,18 +160,12 @@ class GroupMachine:
                     raise InvariantViolation(f"not a timer: {key!r}")
         elif isinstance(group, ConsumerGroup):
             match kind, rest:
-                case "session", [str(member_id)]:
-                    consumer_members.session_timer_fired(shard, decision, group, member_id)
-                case "rebalance", [str(member_id)]:
-                    consumer_members.rebalance_timer_fired(shard, decision, group, member_id)
-                case "join", [str(member_id)]:
-                    consumer_members.join_timer_fired(shard, decision, group, member_id)
+                case _, [str(member_id)]:
+                    consumer_members.member_timer_fired(shard, decision, group, kind, member_id)
                 case "regex", []:
                     expressions.regex_timer_fired(shard, decision, group)
                 case "assignor", []:
                     consumer_target.assignor_timer_fired(shard, decision, group)
-                case "sync", [str(member_id)]:
-                    consumer_members.sync_timer_fired(shard, decision, group, member_id)
                 case _:
                     raise InvariantViolation(f"not a timer: {key!r}")
         return decision.build()
@@ -276,7 +269,7 @@ class GroupMachine:
                     raise InvariantViolation(f"{group_id!r} is a classic group")
                 group.discard()
             group = shard.groups[group_id] = ConsumerGroup(group_id, shard.totals)
-        group.replay(key, _consumer_value(key, value))
+        group.replay(key, value)
         if value is None and group.is_gone:
             del shard.groups[group_id]
             if shard.offsets.of_group(group_id) is not None:
@@ -357,9 +350,3 @@ class GroupMachine:
         for group_id in shard.offsets.group_ids():
             if group_id not in shard.groups:
                 raise InvariantViolation(f"offsets of {group_id!r}, which does not exist")
-
-
-def _consumer_value(key: ConsumerKey, value: Value | None) -> ConsumerValue | None:
-    if isinstance(value, OffsetCommitValue | GroupMetadataValue):
-        raise InvariantViolation(f"no way to replay {key!r} of {value!r}")
-    return value

@@ -313,15 +313,3 @@ def unsupported_api_versions(served: tuple[int, int], correlation_id: int) -> li
     key = make.ApiVersion(api_key=ApiKey.API_VERSIONS, min_version=low, max_version=high)
     body = make.message(error_code=ErrorCode.unsupported_version, api_keys=(key,))
     return encode_response(ApiKey.API_VERSIONS, 0, correlation_id, body)
-
-
-__all__ = [
-    "ALL_VERSIONS",
-    "Request",
-    "UnsupportedVersion",
-    "decode_request",
-    "decode_response",
-    "encode_request",
-    "encode_response",
-    "unsupported_api_versions",
-]

@@ -45,17 +45,16 @@ class MessageFactory:
 
     def __init__(self, api_key: int, version: int, side: Side) -> None:
         self._api_key = api_key
-        self._version = version
         self._side: Side = side
         self.version = version
 
     def __getattr__(self, name: str) -> Builder:
         if name.startswith("_"):
             raise AttributeError(name)
-        cls = struct_class(self._api_key, self._version, self._side, name)
+        cls = struct_class(self._api_key, self.version, self._side, name)
         if cls is None:
             if not is_known(self._api_key, self._side, name):
-                raise AttributeError(f"no version of {self._label()} has a structure {name}")
+                raise AttributeError(f"no version of {self._cls.__name__} has a structure {name}")
             builder: Builder = _build_nothing
         else:
             builder = self._builder(cls)
@@ -64,12 +63,12 @@ class MessageFactory:
 
     def message(self, **values: Any) -> Entity:
         """The whole message (``ProduceResponse`` of a Produce response) from its fields."""
-        cls = message_class(self._api_key, self._version, self._side)
-        builder: Builder = getattr(self, cls.__name__)
+        builder: Builder = getattr(self, self._cls.__name__)
         return builder(**values)
 
-    def _label(self) -> str:
-        return f"{message_class(self._api_key, self._version, self._side).__name__}"
+    @property
+    def _cls(self) -> type:
+        return message_class(self._api_key, self.version, self._side)
 
     def _builder(self, cls: type) -> Builder:
         names = {info.name: info.name for info in all_fields(cls)}
@@ -116,10 +115,7 @@ def _build_nothing(**_values: Any) -> Entity:
 
 
 class ResponseFactory(MessageFactory):
-    """Makes the structures of one API's response at one version; see :class:`MessageFactory`."""
-
-    def __init__(self, api_key: int, version: int) -> None:
-        super().__init__(api_key, version, "response")
+    """Makes the structures of one API's response at one version."""
 
     def error(self, code: int, message: str | None = None) -> Entity:
         """The response in which only the top-level error is set.
@@ -127,7 +123,7 @@ class ResponseFactory(MessageFactory):
         None if this version of the response has no top-level error code (Produce, OffsetCommit and
         others answer errors item by item).
         """
-        cls = message_class(self._api_key, self._version, "response")
+        cls = self._cls
         names = {info.name for info in all_fields(cls)}
         if "error_code" not in names:
             return None
@@ -137,23 +133,20 @@ class ResponseFactory(MessageFactory):
         return cls(**{info.name: info.default for info in all_fields(cls)} | values)
 
 
-class RequestFactory(MessageFactory):
-    """Makes the structures of one API's request at one version; see :class:`MessageFactory`."""
-
-    def __init__(self, api_key: int, version: int) -> None:
-        super().__init__(api_key, version, "request")
+RequestFactory = MessageFactory
+"""Makes the structures of one API's request at one version."""
 
 
 @cache
 def response_factory(api_key: int, version: int) -> ResponseFactory:
     """The one factory of that API and version; its classes are looked up once."""
-    return ResponseFactory(api_key, version)
+    return ResponseFactory(api_key, version, "response")
 
 
 @cache
 def request_factory(api_key: int, version: int) -> RequestFactory:
     """The one factory of that API and version; its classes are looked up once."""
-    return RequestFactory(api_key, version)
+    return RequestFactory(api_key, version, "request")
 
 
 def fetch_one(

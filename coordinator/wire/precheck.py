@@ -21,13 +21,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fencepost.coordinator.wire.errors import MalformedRequest
 from fencepost.coordinator.wire.limits import MAX_STRING_BYTES, UNKNOWN_TAG_OBJECTS
 from fencepost.coordinator.wire.schema import FIXED_SIZES, FieldInfo, fields_of
 from fencepost.coordinator.wire.steps import Steps, finish
-from fencepost.coordinator.wire.writer import uvarint
+from fencepost.coordinator.wire.writer import Source, uvarint
 
 Frame = bytes | bytearray | memoryview
 Cut = tuple[int, int, bytes]
@@ -117,34 +117,28 @@ def _smallest_element(field: FieldInfo, *, flexible: bool) -> int:
     return 2 if field.kafka_type == "string" else 4
 
 
-class _Source:
-    """Collects the body of one generated walker. ``b`` frame, ``p`` position, ``e`` end.
+class _Source(Source):
+    """A walker's body. ``b`` is the frame, ``p`` the position, ``e`` the end, ``w`` the walk.
 
     In one that ``notes`` long arrays, ``o`` is where the structure begins, ``s`` where an array
     begins, and ``f`` where its first element does.
     """
 
     def __init__(self, *, notes: bool) -> None:
+        super().__init__(
+            int16=_INT16,
+            int32=_INT32,
+            read_uvarint=read_uvarint,
+            string_size=_string_size,
+            skip_tags=_skip_tags,
+            enter=_enter,
+            note=_note,
+            MalformedRequest=MalformedRequest,
+        )
         self.notes = notes
-        self.lines: list[str] = []
-        self.names: dict[str, Any] = {
-            "int16": _INT16,
-            "int32": _INT32,
-            "read_uvarint": read_uvarint,
-            "string_size": _string_size,
-            "skip_tags": _skip_tags,
-            "enter": _enter,
-            "note": _note,
-            "MalformedRequest": MalformedRequest,
-        }
         self._skip = 0
-        self._serial = 0
-
-    def name(self, value: object, stem: str) -> str:
-        """A name that the generated function knows ``value`` by."""
-        self._serial += 1
-        self.names[f"{stem}{self._serial}"] = value
-        return f"{stem}{self._serial}"
+        if notes:
+            self.line("    ", "o = p")
 
     def skip(self, size: int) -> None:
         """Step over ``size`` bytes, together with what follows."""
@@ -155,10 +149,6 @@ class _Source:
         if self._skip:
             self.line(indent, f"p += {self._skip}")
             self._skip = 0
-
-    def line(self, indent: str, text: str) -> None:
-        """Add one line of code."""
-        self.lines.append(indent + text)
 
 
 def _length(src: _Source, indent: str, code: str, *, flexible: bool) -> None:
@@ -293,14 +283,10 @@ def _finished(result: int | Steps[int]) -> int:
 
 
 def _compiled(src: _Source, label: str) -> Walker:
-    first, last = (
-        (("    o = p",), ("    if o in w.long: w.ends[o] = p",)) if src.notes else ((), ())
-    )
-    text = "\n".join(["def walk(b, p, e, w):", *first, *src.lines, *last, "    return p"])
-    scope: dict[str, Any] = dict(src.names)
-    # The text holds positions and sizes from kio's schema and nothing that came over the wire.
-    exec(compile(text, f"<walker of {label}>", "exec"), scope)  # noqa: S102
-    walker: Walker = scope["walk"]
+    if src.notes:
+        src.line("    ", "if o in w.long: w.ends[o] = p")
+    src.line("    ", "return p")
+    walker: Walker = src.function("def walk(b, p, e, w):", f"walker of {label}")
     return walker
 
 

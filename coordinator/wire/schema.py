@@ -7,10 +7,11 @@ writer (``writer.py``) and the walker (``precheck.py``) are compiled from :func:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
+from struct import calcsize
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Final, Literal, get_args, get_origin
 
@@ -25,24 +26,27 @@ are out of a type checker's sight."""
 
 Side = Literal["request", "response"]
 
-FIXED_SIZES: Final = {
-    "bool": 1,
-    "int8": 1,
-    "uint8": 1,
-    "int16": 2,
-    "uint16": 2,
-    "error_code": 2,
-    "int32": 4,
-    "uint32": 4,
-    "timedelta_i32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float64": 8,
-    "timedelta_i64": 8,
-    "datetime_i64": 8,
-    "uuid": 16,
+STRUCT_CODES: Final = {
+    "bool": "?",
+    "int8": "b",
+    "uint8": "B",
+    "int16": "h",
+    "uint16": "H",
+    "error_code": "h",
+    "int32": "i",
+    "uint32": "I",
+    "timedelta_i32": "i",
+    "int64": "q",
+    "uint64": "Q",
+    "float64": "d",
+    "timedelta_i64": "q",
+    "datetime_i64": "q",
+    "uuid": "16s",
 }
-"""Bytes of each type that always has the same size."""
+"""How :mod:`struct` calls each type that always has the same size."""
+
+FIXED_SIZES: Final = {name: calcsize(f">{code}") for name, code in STRUCT_CODES.items()}
+"""Bytes of each of these types."""
 
 DURATIONS: Final = frozenset({"timedelta_i32", "timedelta_i64"})
 TIMES: Final = DURATIONS | {"datetime_i64"}
@@ -191,17 +195,18 @@ def lenient_class(cls: type) -> type:
             changed[info.name] = tuple[lenient, ...] if info.is_array else lenient  # type: ignore[valid-type]
     if not changed:
         return cls
-    members = [
-        (item.name, changed.get(item.name, item.type), _copy_of(item)) for item in fields(cls)
+    members: list[tuple[str, Any, Any]] = [
+        (
+            item.name,
+            changed.get(item.name, item.type),
+            field(default=item.default, metadata=item.metadata),
+        )
+        for item in fields(cls)
     ]
     facts = {name: getattr(cls, name) for name in _CLASS_FACTS}
     return make_dataclass(
         cls.__name__, members, namespace=facts, frozen=True, slots=True, kw_only=True
     )
-
-
-def _copy_of(item: Field[Any]) -> Any:
-    return field(default=item.default, metadata=item.metadata)
 
 
 def struct_class(api_key: int, version: int, side: Side, name: str) -> type | None:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from fencepost.coordinator.wire.schema import (
     DURATIONS,
+    STRUCT_CODES,
     TIMES,
     FieldInfo,
     StructInfo,
@@ -48,23 +49,6 @@ Append = Callable[[Any], object]
 """Takes the pieces: a :data:`Chunk` or an :class:`InFile` each."""
 Write = Callable[[Any, Append], "Steps[None] | None"]
 
-STRUCT_CODES = {
-    "bool": "?",
-    "int8": "b",
-    "uint8": "B",
-    "int16": "h",
-    "uint16": "H",
-    "error_code": "h",
-    "int32": "i",
-    "uint32": "I",
-    "timedelta_i32": "i",
-    "int64": "q",
-    "uint64": "Q",
-    "float64": "d",
-    "timedelta_i64": "q",
-    "datetime_i64": "q",
-    "uuid": "16s",
-}
 ZERO_UUID = bytes(16)
 
 
@@ -99,31 +83,48 @@ def time_ms(value: datetime | int | None) -> int:
     return round(value.timestamp() * 1000) if isinstance(value, datetime) else value
 
 
-class _Source:
-    """Collects the body of one generated function."""
+class Source:
+    """Collects the body of one generated function, which knows ``names``."""
 
-    def __init__(self) -> None:
+    def __init__(self, **names: Any) -> None:
         self.lines: list[str] = []
-        self.names: dict[str, Any] = {
-            "uvarint": uvarint,
-            "duration_ms": duration_ms,
-            "time_ms": time_ms,
-            "ZERO_UUID": ZERO_UUID,
-        }
-        self._codes = ""
-        self._values: list[str] = []
+        self._names = names
         self._serial = 0
 
     def name(self, value: object, stem: str) -> str:
         """A name that the generated function knows ``value`` by."""
-        self._serial += 1
-        self.names[f"{stem}{self._serial}"] = value
-        return f"{stem}{self._serial}"
+        name = self.variable(stem)
+        self._names[name] = value
+        return name
 
-    def variable(self) -> str:
+    def variable(self, stem: str = "v") -> str:
         """A fresh local variable."""
         self._serial += 1
-        return f"v{self._serial}"
+        return f"{stem}{self._serial}"
+
+    def line(self, indent: str, text: str) -> None:
+        """Add one line of code."""
+        self.lines.append(indent + text)
+
+    def function(self, head: str, label: str) -> Any:
+        """Compile the function; ``label`` is what tracebacks call it.
+
+        The code holds names and sizes of kio's schema and nothing that came over the wire.
+        """
+        scope = dict(self._names)
+        exec(compile("\n".join([head, *self.lines]), f"<{label}>", "exec"), scope)  # noqa: S102
+        return scope[head[4 : head.index("(")]]
+
+
+class _Source(Source):
+    """A writer's body. ``o`` is the entity, ``a`` takes its pieces."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            uvarint=uvarint, duration_ms=duration_ms, time_ms=time_ms, ZERO_UUID=ZERO_UUID
+        )
+        self._codes = ""
+        self._values: list[str] = []
 
     def number(self, code: str, expression: str) -> None:
         """Put a fixed-size value behind the ones that are already waiting to be packed."""
@@ -137,10 +138,6 @@ class _Source:
             self.line(indent, f"a({pack}({', '.join(self._values)}))")
             self._codes = ""
             self._values = []
-
-    def line(self, indent: str, text: str) -> None:
-        """Add one line of code."""
-        self.lines.append(indent + text)
 
 
 def _number(kafka_type: str, value: str) -> str:
@@ -267,12 +264,10 @@ def compile_writer(cls: type) -> Write:
     if info.flexible:
         _tags(src, info)
     src.flush("    ")
-    body = src.lines or ["    pass"]
-    text = "\n".join(["def write(o, a):", *body])
-    scope: dict[str, Any] = dict(src.names)
-    # The text holds field names of kio's classes and nothing that came over the wire.
-    exec(compile(text, f"<writer of {cls.__module__}.{cls.__qualname__}>", "exec"), scope)  # noqa: S102
-    write: Write = scope["write"]
+    src.line("    ", "return")
+    write: Write = src.function(
+        "def write(o, a):", f"writer of {cls.__module__}.{cls.__qualname__}"
+    )
     return write
 
 

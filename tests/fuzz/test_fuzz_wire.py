@@ -15,15 +15,14 @@ from collections.abc import Callable
 
 import pytest
 
-from fencepost.coordinator.wire import (
-    APIS,
-    MalformedRequest,
+from fencepost.coordinator.wire.api import APIS
+from fencepost.coordinator.wire.codec import (
     Request,
-    UnsupportedVersion,
     decode_request,
+    decode_response,
     encode_request,
 )
-from fencepost.coordinator.wire.codec import decode_response
+from fencepost.coordinator.wire.errors import MalformedRequest, UnsupportedVersion
 from fencepost.coordinator.wire.frames import FrameBuffer
 from fencepost.coordinator.wire.schema import message_class
 from fencepost.coordinator.wire.writer import uvarint

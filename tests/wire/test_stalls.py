@@ -18,8 +18,10 @@ import pytest
 from fencepost import Broker
 from fencepost.coordinator.daemon.collector import Collector
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.wire import ApiKey, RequestFactory, encode_request, request_factory
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.codec import encode_request
 from fencepost.coordinator.wire.limits import MAX_REQUEST_OBJECTS
+from fencepost.coordinator.wire.messages import RequestFactory, request_factory
 from tests.support.stalls import watched_loop
 
 TOPICS = 3_900

@@ -12,7 +12,8 @@ import socket
 import struct
 import time
 from collections import deque
-from typing import Protocol, Self
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol, Self
 
 from fencepost.coordinator.wire.errors import WireError
 from fencepost.coordinator.wire.limits import MAX_RESPONSE_BYTES
@@ -33,7 +34,6 @@ class Channel(Protocol):
     """A connection; requests are answered in the order in which they were sent."""
 
     closed: bool
-    address: tuple[str, int]
 
     async def exchange(
         self, chunks: list[Chunk], *, answered: bool, timeout_ms: float
@@ -48,14 +48,13 @@ class Channel(Protocol):
         """Close the connection; requests under way fail."""
 
 
-class Io(Protocol):
+class Io(NamedTuple):
     """What a client needs of its surroundings."""
 
-    async def connect(self, host: str, port: int, timeout_ms: float) -> Channel:
-        """Open a channel. Raises OSError or TimeoutError."""
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait."""
+    connect: Callable[[str, int, float], Awaitable[Channel]]
+    """Opens a channel to host and port within so many milliseconds. Raises OSError."""
+    sleep: Callable[[float], Awaitable[None]]
+    """Waits for so many seconds."""
 
 
 def _response_size(prefix: bytes) -> int:
@@ -70,11 +69,11 @@ class BlockingChannel:
 
     def __init__(self, sock: socket.socket, address: tuple[str, int]) -> None:
         self._socket = sock
-        self.address = address
+        self._where = f"{address[0]}:{address[1]}"
         self.closed = False
 
     @classmethod
-    def connect(cls, host: str, port: int, timeout_ms: float) -> Self:
+    async def connect(cls, host: str, port: int, timeout_ms: float) -> Self:
         """Connect within the time. Raises OSError (TimeoutError among them)."""
         sock = socket.create_connection((host, port), timeout_ms / 1000)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -95,7 +94,7 @@ class BlockingChannel:
             return self._receive(size, deadline)
         except OSError as error:
             self.close()
-            raise ConnectionLostError(f"{self.address[0]}:{self.address[1]}: {error}") from error
+            raise ConnectionLostError(f"{self._where}: {error}") from error
         except ConnectionLostError:
             self.close()
             raise
@@ -106,7 +105,7 @@ class BlockingChannel:
             self._socket.settimeout(_left(deadline))
             part = self._socket.recv(min(size, 1 << 20))
             if not part:
-                raise ConnectionLostError(f"{self.address[0]}:{self.address[1]}: closed by broker")
+                raise ConnectionLostError(f"{self._where}: closed by broker")
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
@@ -134,7 +133,7 @@ class AsyncChannel:
         self._writer = writer
         self._waiting: deque[asyncio.Future[bytes]] = deque()
         self._task = asyncio.create_task(self._read())
-        self.address = address
+        self._where = f"{address[0]}:{address[1]}"
         self.closed = False
 
     @classmethod
@@ -150,7 +149,7 @@ class AsyncChannel:
     ) -> bytes | None:
         """See :class:`Channel`."""
         if self.closed:
-            raise ConnectionLostError(f"{self.address[0]}:{self.address[1]}: closed")
+            raise ConnectionLostError(f"{self._where}: closed")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         if answered:
             self._waiting.append(answer)
@@ -164,8 +163,7 @@ class AsyncChannel:
             # A broker that is silent for so long is as good as gone. (A call that is cancelled
             # instead leaves its place in the queue, and its response is dropped when it comes.)
             self._fail(f"gave up waiting: {type(error).__name__}")
-            where = f"{self.address[0]}:{self.address[1]}"
-            raise ConnectionLostError(f"{where}: {error or 'no answer in time'}") from error
+            raise ConnectionLostError(f"{self._where}: {error or 'no answer in time'}") from error
 
     async def _read(self) -> None:
         try:
@@ -187,9 +185,7 @@ class AsyncChannel:
         waiting, self._waiting = self._waiting, deque()
         for answer in waiting:
             if not answer.done():
-                answer.set_exception(
-                    ConnectionLostError(f"{self.address[0]}:{self.address[1]}: {reason}")
-                )
+                answer.set_exception(ConnectionLostError(f"{self._where}: {reason}"))
                 answer.exception()  # the one who waits may have gone; that is no news then
 
     def close(self) -> None:
@@ -198,25 +194,12 @@ class AsyncChannel:
         self._fail("closed by us")
 
 
-class BlockingIo:
-    """Sockets and sleeping without an event loop."""
-
-    async def connect(self, host: str, port: int, timeout_ms: float) -> Channel:
-        """See :class:`Io`."""
-        return BlockingChannel.connect(host, port, timeout_ms)
-
-    async def sleep(self, seconds: float) -> None:
-        """See :class:`Io`."""
-        time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop to block
+async def _sleep(seconds: float) -> None:
+    time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop to block
 
 
-class AsyncIo:
-    """Streams and sleeping on the running event loop."""
+BLOCKING = Io(BlockingChannel.connect, _sleep)
+"""Sockets and sleeping without an event loop."""
 
-    async def connect(self, host: str, port: int, timeout_ms: float) -> Channel:
-        """See :class:`Io`."""
-        return await AsyncChannel.connect(host, port, timeout_ms)
-
-    async def sleep(self, seconds: float) -> None:
-        """See :class:`Io`."""
-        await asyncio.sleep(seconds)
+ASYNC = Io(AsyncChannel.connect, asyncio.sleep)
+"""Streams and sleeping on the running event loop."""

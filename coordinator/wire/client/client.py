@@ -16,10 +16,11 @@ from functools import wraps
 from typing import Any, ParamSpec, Self, TypeVar
 
 from fencepost.coordinator.wire.client.channel import (
-    AsyncIo,
-    BlockingIo,
+    ASYNC,
+    BLOCKING,
     BrokerUnreachable,
     ConnectionLostError,
+    Io,
 )
 from fencepost.coordinator.wire.client.cluster import ClusterMetadata
 from fencepost.coordinator.wire.client.router import (
@@ -41,7 +42,7 @@ T = TypeVar("T")
 class _Client:
     """What both clients can do."""
 
-    _io: type[AsyncIo | BlockingIo]
+    _io: Io
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class _Client:
         client_id: str | None = "fencepost",
         timeout_ms: float = DEFAULT_TIMEOUT_MS,
     ) -> None:
-        self._router = Router(self._io(), bootstrap, client_id=client_id, timeout_ms=timeout_ms)
+        self._router = Router(self._io, bootstrap, client_id=client_id, timeout_ms=timeout_ms)
 
     async def _request(
         self,
@@ -135,7 +136,7 @@ def _blocking(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 class WireClient(_Client):
     """A blocking client. Usable as a context manager; not for several threads at once."""
 
-    _io = BlockingIo
+    _io = BLOCKING
     request = _blocking(_Client._request)
     call = _blocking(_Client._call)
     metadata = _blocking(_Client._metadata)
@@ -156,7 +157,7 @@ class WireClient(_Client):
 class AsyncWireClient(_Client):
     """The same on an event loop; several calls may be under way. An async context manager."""
 
-    _io = AsyncIo
+    _io = ASYNC
     request = _Client._request
     call = _Client._call
     metadata = _Client._metadata

@@ -20,6 +20,11 @@ class BrokerAddress:
     port: int
     rack: str | None = None
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        return self.host, self.port
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionLeader:
@@ -50,6 +55,12 @@ class ClusterMetadata:
     controller_id: int
     brokers: Mapping[int, BrokerAddress]
     topics: Mapping[str, TopicMetadata]
+
+    def leader(self, topic: str, partition: int) -> int | None:
+        """The node that leads a partition, -1 while nobody does; None if there is none such."""
+        known = self.topics.get(topic)
+        row = known.partitions.get(partition) if known is not None else None
+        return row.leader if row is not None else None
 
 
 def cluster_metadata(response: Entity) -> ClusterMetadata:

@@ -7,7 +7,7 @@ blocking sockets those never suspend.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -167,9 +167,7 @@ class Router:
         for node in self._nodes.values():
             if not node.channel.closed:
                 return node
-        known = (
-            [(b.host, b.port) for b in self._metadata.brokers.values()] if self._metadata else []
-        )
+        known = [b.address for b in self._metadata.brokers.values()] if self._metadata else []
         problems: list[str] = []
         for address in dict.fromkeys([*self._bootstrap, *known]):
             try:
@@ -276,7 +274,7 @@ class Router:
                 if sent and entry.key not in _SAFE_TO_REPEAT:
                     raise BrokerUnreachable(f"{entry.name}, fate unknown: {error}") from error
                 problem = error
-                target.forget(self)
+                self.forget(target.coordinator)
             except ApiError as error:
                 if not error.code.retriable:
                     raise
@@ -286,7 +284,7 @@ class Router:
                 if found is None or not found.failed:
                     return answer
                 if any(code in _MOVED for code in found.failed):
-                    target.forget(self)
+                    self.forget(target.coordinator)
                 problem = ApiError(
                     found.top or found.failed[0],
                     entry.name,
@@ -320,8 +318,7 @@ class Router:
             metadata = await self.cluster(deadline, refresh=True)
         if node_id not in metadata.brokers:
             raise BrokerUnreachable(f"the cluster has no broker {node_id}")
-        broker = metadata.brokers[node_id]
-        return await self._connect((broker.host, broker.port), deadline)
+        return await self._connect(metadata.brokers[node_id].address, deadline)
 
     async def cluster(
         self, deadline: float, topic: str | None = None, *, refresh: bool = False
@@ -355,16 +352,14 @@ class Router:
     async def leader(self, topic: str, partition: int, deadline: float) -> Node:
         """An open connection to a partition's leader."""
         metadata = await self.cluster(deadline, topic)
-        known = metadata.topics.get(topic)
-        if known is None or partition not in known.partitions:
+        leader = metadata.leader(topic, partition)
+        if leader is None or leader not in metadata.brokers:
             self._metadata = None
-            raise ApiError(ErrorCode.unknown_topic_or_partition, "Metadata", f"{topic}-{partition}")
-        leader = known.partitions[partition].leader
-        if leader not in metadata.brokers:
-            self._metadata = None
-            raise ApiError(ErrorCode.leader_not_available, "Metadata", f"{topic}-{partition}")
-        broker = metadata.brokers[leader]
-        return await self._connect((broker.host, broker.port), deadline)
+            code = ErrorCode.leader_not_available
+            if leader is None:
+                code = ErrorCode.unknown_topic_or_partition
+            raise ApiError(code, "Metadata", f"{topic}-{partition}")
+        return await self._connect(metadata.brokers[leader].address, deadline)
 
     async def coordinator(self, key_type: int, key: str, deadline: float) -> Node:
         """An open connection to the coordinator of ``key``."""
@@ -384,13 +379,12 @@ class Router:
             address = self._coordinators[key_type, key] = found.host, found.port
         return await self._connect(address, deadline)
 
-    def forget_metadata(self) -> None:
-        """A leader was not where the cached Metadata said."""
-        self._metadata = None
-
-    def forget_coordinator(self, key_type: int, key: str) -> None:
-        """A coordinator was not where it was found the last time."""
-        self._coordinators.pop((key_type, key), None)
+    def forget(self, coordinator: tuple[int, str] | None) -> None:
+        """A coordinator was not where it was found the last time; with None, a leader was not."""
+        if coordinator is None:
+            self._metadata = None
+        else:
+            self._coordinators.pop(coordinator, None)
 
     def close(self) -> None:
         """Close all connections."""
@@ -399,33 +393,20 @@ class Router:
         self._nodes.clear()
 
 
-class Target:
+class Target(NamedTuple):
     """Which node a call goes to, found anew for each attempt."""
 
-    def __init__(
-        self,
-        node: int = ANY_NODE,
-        leader: tuple[str, int] | None = None,
-        coordinator: tuple[int, str] | None = None,
-    ) -> None:
-        self._node = node
-        self._leader = leader
-        self._coordinator = coordinator
+    node: int = ANY_NODE
+    leader: tuple[str, int] | None = None
+    coordinator: tuple[int, str] | None = None
 
     async def find(self, router: Router, deadline: float) -> Node:
         """The node's open connection."""
-        if self._leader is not None:
-            return await router.leader(*self._leader, deadline)
-        if self._coordinator is not None:
-            return await router.coordinator(*self._coordinator, deadline)
-        return await router.node(self._node, deadline)
-
-    def forget(self, router: Router) -> None:
-        """What was known about the place is out of date."""
-        if self._coordinator is not None:
-            router.forget_coordinator(*self._coordinator)
-        else:
-            router.forget_metadata()
+        if self.leader is not None:
+            return await router.leader(*self.leader, deadline)
+        if self.coordinator is not None:
+            return await router.coordinator(*self.coordinator, deadline)
+        return await router.node(self.node, deadline)
 
 
 def _body(api: Api, version: int, fields: dict[str, Any]) -> Entity:

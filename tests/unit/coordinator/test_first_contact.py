@@ -13,7 +13,7 @@ PREPARED = """
 import asyncio, json, sys
 from fencepost.coordinator.daemon.first_contact import MESSAGES, prepare_first_contact
 from fencepost.coordinator.handlers import Registry
-from fencepost.coordinator.wire import ApiKey
+from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.messages import response_factory
 from fencepost.coordinator.wire.codec import encode_response
 from fencepost.coordinator.wire.schema import message_class

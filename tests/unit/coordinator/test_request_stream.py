@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from fencepost.coordinator.net.request_stream import WRITE_BYTES, RequestStream
-from fencepost.coordinator.wire import ApiKey, encode_request, request_factory
-from fencepost.coordinator.wire.codec import Request, encode_response
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.codec import Request, encode_request, encode_response
 from fencepost.coordinator.wire.errors import MalformedRequest, UnsupportedVersion, WireError
 from fencepost.coordinator.wire.limits import FIRST_BUFFER_BYTES, ConnectionLimits
-from fencepost.coordinator.wire.messages import response_factory
+from fencepost.coordinator.wire.messages import request_factory, response_factory
 from fencepost.coordinator.wire.steps import finish
 from fencepost.coordinator.wire.writer import Chunk
 

@@ -18,7 +18,7 @@ from fencepost.coordinator.handlers import CloseConnection, Context, Registry, h
 from fencepost.coordinator.handlers.api_versions import run as api_versions
 from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.tools.ports import hold_port
-from fencepost.coordinator.wire import ApiKey, UnsupportedVersion, request_factory
+from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.client.client import (
     ApiError,
     AsyncWireClient,
@@ -26,6 +26,8 @@ from fencepost.coordinator.wire.client.client import (
     WireClient,
 )
 from fencepost.coordinator.wire.client.cluster import parse_bootstrap, verdict
+from fencepost.coordinator.wire.errors import UnsupportedVersion
+from fencepost.coordinator.wire.messages import request_factory
 
 
 class Cluster:
@@ -330,7 +332,7 @@ def test_bad_bootstrap(text: Any) -> None:
 
 
 def test_verdict_of_a_response_without_items() -> None:
-    from fencepost.coordinator.wire import response_factory
+    from fencepost.coordinator.wire.messages import response_factory
 
     make = response_factory(ApiKey.HEARTBEAT, 4)
     assert verdict(make.message(error_code=0)).failed == ()

@@ -19,13 +19,10 @@ from fencepost.coordinator.handlers import CloseConnection, Context, Registry, h
 from fencepost.coordinator.handlers.api_versions import run as api_versions
 from fencepost.coordinator.net.request_stream import WRITE_BYTES
 from fencepost.coordinator.net.server import Server, first_reserved_file
-from fencepost.coordinator.wire import (
-    ApiKey,
-    decode_response,
-    encode_request,
-    request_factory,
-)
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.codec import decode_response, encode_request
 from fencepost.coordinator.wire.limits import ConnectionLimits
+from fencepost.coordinator.wire.messages import request_factory
 from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.fs import held_handles
 from fencepost.logcore.machine import DomainError

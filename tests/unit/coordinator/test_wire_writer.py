@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 from kio.serial import entity_reader, entity_writer
 
-from fencepost.coordinator.wire import (
-    APIS,
-    ApiKey,
-    EncodeError,
+from fencepost.coordinator.wire.api import APIS, ApiKey
+from fencepost.coordinator.wire.codec import (
     decode_request,
     decode_response,
     encode_request,
     encode_response,
-    request_factory,
-    response_factory,
 )
+from fencepost.coordinator.wire.errors import EncodeError
 from fencepost.coordinator.wire.limits import BIG_CHUNK_BYTES, MAX_ERROR_TEXT_CHARACTERS
+from fencepost.coordinator.wire.messages import request_factory, response_factory
 from fencepost.coordinator.wire.precheck import check
 from fencepost.coordinator.wire.schema import message_class
 from fencepost.coordinator.wire.writer import compile_writer, uvarint

@@ -35,7 +35,6 @@ __all__ = [
     "check_topic_configs",
     "load",
     "log_config",
-    "parse_topic_configs",
 ]
 
 T = TypeVar("T")
@@ -304,20 +303,12 @@ def _check_together(values: Mapping[str, Value]) -> None:
 # --- topic level ---------------------------------------------------------------------------------
 
 
-def parse_topic_configs(overrides: Mapping[str, str]) -> dict[str, Value]:
-    """The values of a topic's own settings. Raises ConfigError."""
-    parsed: dict[str, Value] = {}
-    for name, text in overrides.items():
-        key = TOPIC_KEYS.get(name)
-        if key is None:
-            raise ConfigError(name, text, "unknown topic configuration")
-        parsed[name] = key.parse(text)
-    return parsed
-
-
 def check_topic_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> None:
     """Check settings that a topic shall have. Raises ConfigError."""
-    parse_topic_configs(overrides)
+    for name, text in overrides.items():
+        if name not in TOPIC_KEYS:
+            raise ConfigError(name, text, "unknown topic configuration")
+        TOPIC_KEYS[name].parse(text)
     found = log_config(config, overrides)
     shortest, longest = found.min_compaction_lag_ms, found.max_compaction_lag_ms
     if shortest > longest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from fencepost.coordinator.config.broker_config import (
     BROKER_KEYS,
@@ -20,9 +21,13 @@ from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.key import text_of
 from fencepost.groups.consumer_commands import ConsumerSettings
 
-SESSION = "consumer.session.timeout.ms"
-HEARTBEAT = "consumer.heartbeat.interval.ms"
-ASSIGNMENT = "consumer.assignment.interval.ms"
+FIELDS = {
+    "consumer.session.timeout.ms": "session_timeout_ms",
+    "consumer.heartbeat.interval.ms": "heartbeat_interval_ms",
+    "consumer.assignment.interval.ms": "assignment_interval_ms",
+}
+"""The keys of consumer groups, and what they are of :class:`ConsumerSettings`."""
+
 OFFSET_RESET = "share.auto.offset.reset"
 
 KINDS = ("consumer", "share", "streams")
@@ -88,16 +93,8 @@ def _is_offset_reset(text: str) -> bool:
 
 def applied(base: ConsumerSettings, settings: Mapping[str, str]) -> ConsumerSettings:
     """The broker's settings with a group's own in their place."""
-
-    def value(name: str, default: int) -> int:
-        return int(settings[name]) if name in settings else default
-
-    return replace(
-        base,
-        session_timeout_ms=value(SESSION, base.session_timeout_ms),
-        heartbeat_interval_ms=value(HEARTBEAT, base.heartbeat_interval_ms),
-        assignment_interval_ms=value(ASSIGNMENT, base.assignment_interval_ms),
-    )
+    own: dict[str, Any] = {FIELDS[key]: int(settings[key]) for key in FIELDS if key in settings}
+    return replace(base, **own)
 
 
 def places(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> list[Setting]:

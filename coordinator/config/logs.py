@@ -11,7 +11,6 @@ import logging
 import sys
 import traceback
 from collections.abc import Mapping, MutableMapping
-from types import TracebackType
 from typing import Any
 
 import structlog
@@ -36,7 +35,6 @@ ROOT = "root"
 """The one logger, by its name in BROKER_LOGGER configs."""
 
 Event = MutableMapping[str, Any]
-ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 class _Level:
@@ -56,9 +54,8 @@ def level() -> str:
 
 def set_level(name: str) -> None:
     """Write events of that level and above. Raises KeyError for a name not in :data:`LEVELS`."""
-    number = LEVELS[name]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(LEVELS[name]))
     _level.name = name
-    _filter(number)
 
 
 def configure(*, terminal: bool | None = None) -> None:
@@ -88,10 +85,6 @@ def configure_quietly() -> None:
     if not structlog.is_configured():
         _level.name = "WARN"
         configure(terminal=True)
-
-
-def _filter(number: int) -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
 
 
 def _with_trace(_logger: object, _method: str, event: Event) -> Event:

@@ -44,7 +44,7 @@ def _resource(ctx: Context, resource: Any) -> Entity:
         configs = tuple(
             _entry(ctx, one)
             for one in describe(ctx.broker, kind, name)
-            if not wanted or one.name in wanted
+            if not wanted or one.key.name in wanted
         )
     except DomainError as error:
         code, message = error_code(error), str(error)
@@ -66,12 +66,12 @@ def _entry(ctx: Context, one: Described) -> Entity:
             for name, value, source in one.synonyms
         )
     return make.DescribeConfigsResourceResult(
-        name=one.name,
+        name=one.key.name,
         value=one.value,
         read_only=one.read_only,
         config_source=one.source,
         is_sensitive=False,
         synonyms=synonyms,
-        config_type=one.type,
-        documentation=one.doc if getattr(body, "include_documentation", False) else None,
+        config_type=one.key.type,
+        documentation=one.key.doc if getattr(body, "include_documentation", False) else None,
     )

@@ -61,15 +61,16 @@ class Change(NamedTuple):
 
 
 class Described(NamedTuple):
-    """One key of a resource, as DescribeConfigs shows it. ``synonyms`` are the strongest first."""
+    """A key of a resource with what holds for it. ``synonyms`` are the strongest first."""
 
-    name: str
+    key: ConfigKey
     value: str | None
     source: ConfigSource
     synonyms: list[Setting]
-    type: ConfigType
-    doc: str
-    read_only: bool
+    read_only: bool = False
+
+
+LOGGER = ConfigKey(logs.ROOT, ConfigType.STRING, None, "The lowest level that is logged.")
 
 
 # --- describing ----------------------------------------------------------------------------------
@@ -86,7 +87,8 @@ def describe(broker: Services, kind: int, name: str) -> list[Described]:
         return _describe_broker(broker, name)
     if kind == ResourceType.BROKER_LOGGER:
         _check_node(broker, name)
-        return [_logger()]
+        level = Setting(logs.ROOT, logs.level(), ConfigSource.BROKER_LOGGER)
+        return [_described(LOGGER, [level])]
     if kind in {ResourceType.GROUP, ResourceType.CLIENT_METRICS}:
         if not name:
             raise InvalidRequestError("the name of the resource is empty")
@@ -97,35 +99,24 @@ def describe(broker: Services, kind: int, name: str) -> list[Described]:
 
 def _describe_topic(broker: Services, name: str) -> list[Described]:
     check_name(name)
-    overrides = broker.topics.known(name).configs
-    config = broker.config
-    found = []
-    for key in shown_topic_keys(overrides):
-        settings = config.topic_settings(key.name, overrides)
-        found.append(
-            Described(
-                key.name,
-                text_of(config.topic_value(key.name, overrides)),
-                config.topic_source(key.name, overrides),
-                settings,
-                key.type,
-                key.doc,
-                read_only=False,
-            )
+    overrides, config = broker.topics.known(name).configs, broker.config
+    return [
+        Described(
+            key,
+            text_of(config.topic_value(key.name, overrides)),
+            config.topic_source(key.name, overrides),
+            config.topic_settings(key.name, overrides),
         )
-    return found
+        for key in shown_topic_keys(overrides)
+    ]
 
 
 def _describe_group(broker: Services, name: str) -> list[Described]:
-    own = broker.metadata.group_settings(name)
-    found = []
-    for key in GROUP_OWN_KEYS.values():
-        settings = group_settings.places(broker.config, key.name, own)
-        _, text, source = settings[0]
-        found.append(
-            Described(key.name, text, source, settings, key.type, key.doc, read_only=False)
-        )
-    return found
+    config, own = broker.config, broker.metadata.group_settings(name)
+    return [
+        _described(key, group_settings.places(config, key.name, own))
+        for key in GROUP_OWN_KEYS.values()
+    ]
 
 
 def _describe_broker(broker: Services, name: str) -> list[Described]:
@@ -140,25 +131,13 @@ def _describe_broker(broker: Services, name: str) -> list[Described]:
 
 
 def _broker_key(key: ConfigKey, settings: list[Setting]) -> Described:
-    strongest = settings[0]
+    described = _described(key, settings)
     synonyms = [one for one in settings if one.text is not None]
-    return Described(
-        key.name,
-        strongest.text,
-        strongest.source,
-        synonyms,
-        key.type,
-        key.doc,
-        read_only=not key.updatable,
-    )
+    return described._replace(synonyms=synonyms, read_only=not key.updatable)
 
 
-def _logger() -> Described:
-    setting = Setting(logs.ROOT, logs.level(), ConfigSource.BROKER_LOGGER)
-    doc = "The lowest level that is logged."
-    return Described(
-        logs.ROOT, setting.text, setting.source, [setting], ConfigType.STRING, doc, read_only=False
-    )
+def _described(key: ConfigKey, settings: list[Setting]) -> Described:
+    return Described(key, settings[0].text, settings[0].source, settings)
 
 
 def _check_node(broker: Services, name: str) -> None:
@@ -265,9 +244,9 @@ def _store(
     broker: Services, kind: int, name: str, configs: Mapping[str, str], *, validate_only: bool
 ) -> None:
     """Check ``configs`` and make them the resource's own."""
+    if not name and kind in {ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLIENT_METRICS}:
+        raise InvalidRequestError("the name of the resource is empty")
     if kind == ResourceType.TOPIC:
-        if not name:
-            raise InvalidRequestError("the name of the resource is empty")
         check_name(name)
         broker.topics.configure(name, configs, validate_only=validate_only)
     elif kind == ResourceType.BROKER:
@@ -277,14 +256,10 @@ def _store(
         if not validate_only:
             broker.metadata.set_settings(name, configs)
     elif kind == ResourceType.GROUP:
-        if not name:
-            raise InvalidRequestError("the name of the resource is empty")
         group_settings.check(broker.config, configs)
         if not validate_only:
             broker.metadata.set_group_settings(name, configs)
     elif kind == ResourceType.CLIENT_METRICS:
-        if not name:
-            raise InvalidRequestError("the name of the resource is empty")
         for key, value in configs.items():
             raise ConfigError(key, value, "clients have no settings here")
     else:

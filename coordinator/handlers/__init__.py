@@ -13,7 +13,7 @@ How to write one
     @handles(ApiKey.HEARTBEAT, versions=(0, 4), permission="READ Group")
     async def run(ctx: Context) -> Entity:
         await ctx.broker.groups.submit(...)
-        return ctx.respond.HeartbeatResponse(throttle_time_ms=0, error_code=0)
+        return ctx.respond.HeartbeatResponse(error_code=0)
 
 * ``run`` may be a plain function that returns the response entity (fastest), a plain function that
   returns a future, a coroutine function, or a generator function. None means that no response is
@@ -79,11 +79,7 @@ class CloseConnection(Exception):  # noqa: N818 - an order, not an error
 class Handler:
     """What the registry knows about one API."""
 
-    key: ApiKey
-    name: str
-    min_version: int
-    max_version: int
-    advertised_min: int
+    api: Api
     permission: str
     run: Run
 
@@ -132,15 +128,7 @@ def handles(key: ApiKey, *, versions: tuple[int, int], permission: str) -> Calla
         )
 
     def mark(run: Run) -> Run:
-        run.handler = Handler(  # type: ignore[attr-defined]
-            key=key,
-            name=api.name,
-            min_version=api.min_version,
-            max_version=api.max_version,
-            advertised_min=api.advertised_min,
-            permission=permission,
-            run=run,
-        )
+        run.handler = Handler(api, permission, run)  # type: ignore[attr-defined]
         return run
 
     return mark
@@ -149,7 +137,7 @@ def handles(key: ApiKey, *, versions: tuple[int, int], permission: str) -> Calla
 class Registry:
     """Which APIs are served, and by what.
 
-    By default: every API of ``fencepost.coordinator.wire.api`` that has a module in ``package``.
+    By default: every API of ``fencepost.coordinator.wire.api`` that has a module here.
     ``modules`` narrows or replaces that list (module names by key); tests give ``{}`` and call
     :meth:`add`. ``unstable_versions`` serves what Kafka calls unstable of all APIs,
     ``unstable_apis`` of some.
@@ -158,13 +146,11 @@ class Registry:
     def __init__(
         self,
         *,
-        package: str = __name__,
         modules: Mapping[int, str] | None = None,
         unstable_versions: bool = False,
         unstable_apis: Collection[ApiKey] = (),
     ) -> None:
-        self._package = package
-        self._modules = dict(_modules_in(package) if modules is None else modules)
+        self._modules = dict(_own_modules() if modules is None else modules)
         self._handlers: dict[int, Handler] = {}
         self._versions: dict[int, tuple[int, int]] = {}
         self._unstable = frozenset(APIS if unstable_versions else unstable_apis)
@@ -180,8 +166,8 @@ class Registry:
     def add(self, run: Run) -> None:
         """Serve the API of ``run``, which :func:`handles` has marked, whatever the modules say."""
         handler: Handler = run.handler  # type: ignore[attr-defined]
-        self._handlers[handler.key] = handler
-        self._serve(APIS[handler.key])
+        self._handlers[handler.api.key] = handler
+        self._serve(handler.api)
 
     @property
     def versions(self) -> Mapping[int, tuple[int, int]]:
@@ -197,10 +183,10 @@ class Registry:
         """The handler of a served API; imports its module the first time."""
         found = self._handlers.get(api_key)
         if found is None:
-            module = import_module(f"{self._package}.{self._modules[api_key]}")
+            module = import_module(f"{__name__}.{self._modules[api_key]}")
             found = self._handlers[api_key] = module.run.handler
-            if found.key != api_key:
-                raise ValueError(f"{module.__name__} handles {found.name}")
+            if found.api.key != api_key:
+                raise ValueError(f"{module.__name__} handles {found.api.name}")
         return found
 
     def handlers(self) -> list[Handler]:
@@ -208,6 +194,6 @@ class Registry:
         return [self.handler(key) for key in sorted(self._versions)]
 
 
-def _modules_in(package: str) -> dict[int, str]:
-    present = {module.name for module in iter_modules(import_module(package).__path__)}
+def _own_modules() -> dict[int, str]:
+    present = {module.name for module in iter_modules(__path__)}
     return {key: api.module for key, api in APIS.items() if api.module in present}

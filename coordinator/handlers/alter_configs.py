@@ -25,4 +25,4 @@ def run(ctx: Context) -> Work[Entity]:
         )
 
     responses = yield from each_resource(ctx, apply)
-    return ctx.respond.AlterConfigsResponse(throttle_time_ms=0, responses=responses)
+    return ctx.respond.AlterConfigsResponse(responses=responses)

@@ -10,6 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import Entity
 from fencepost.coordinator.wire.steps import Steps
@@ -72,6 +73,25 @@ def forced(ctx: Context, changes: Work[T]) -> Work[T]:
     return result
 
 
+def each_topic(
+    ctx: Context, change: Callable[[Context, str, Any | None], Entity]
+) -> Work[tuple[Entity, ...]]:
+    """Change each topic of a request by itself; ``change`` gets None for a name with two of them.
+
+    The answers come once the changes are on disk. Raises StorageError.
+    """
+
+    def changes() -> Steps[tuple[Entity, ...]]:
+        answers = []
+        for name, topic in (yield from by_name(ctx.body.topics)).items():
+            yield
+            with ctx.broker.metadata.unforced():
+                answers.append(change(ctx, name, topic))
+        return tuple(answers)
+
+    return forced(ctx, changes())
+
+
 def by_name(topics: Iterable[Any]) -> Steps[dict[str, Any | None]]:
     """The topics of a request by their names, in its order; None for a name that is there twice."""
     named: dict[str, Any | None] = {}
@@ -79,6 +99,22 @@ def by_name(topics: Iterable[Any]) -> Steps[dict[str, Any | None]]:
         named[topic.name] = None if topic.name in named else topic
         yield
     return named
+
+
+def leadership(ctx: Context, topic: Topic, index: int) -> dict[str, Any]:
+    """What Metadata and DescribeTopicPartitions tell of a partition: its replica leads, or none."""
+    broker = ctx.broker
+    is_offline = broker.logs.is_offline(topic.name, index)
+    nodes = (broker.node_id,)
+    return {
+        "error_code": ErrorCode.leader_not_available if is_offline else ErrorCode.none,
+        "partition_index": index,
+        "leader_id": -1 if is_offline else broker.node_id,
+        "leader_epoch": broker.metadata.leader_epoch(topic),
+        "replica_nodes": nodes,
+        "isr_nodes": () if is_offline else nodes,
+        "offline_replicas": nodes if is_offline else (),
+    }
 
 
 def code_of(error: DomainError | None) -> ErrorCode:

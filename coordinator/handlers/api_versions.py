@@ -35,7 +35,6 @@ def run(ctx: Context) -> Entity:
     features: Mapping[str, tuple[int, int, int]] = ctx.broker.features
     return make.message(
         error_code=ErrorCode.none,
-        throttle_time_ms=0,
         api_keys=[
             make.ApiVersion(api_key=key, min_version=low, max_version=high)
             for key, low, high in ctx.registry.advertised()

@@ -24,6 +24,9 @@ TOPIC: Final = _bits(
 )
 """What can be done with a topic."""
 
+GROUP: Final = _bits(_READ, _DELETE, _DESCRIBE, _DESCRIBE_CONFIGS, _ALTER_CONFIGS)
+"""What can be done with a group."""
+
 CLUSTER: Final = _bits(
     _CREATE, _ALTER, _DESCRIBE, _CLUSTER_ACTION, _DESCRIBE_CONFIGS, _ALTER_CONFIGS,
     _IDEMPOTENT_WRITE,

@@ -10,9 +10,8 @@ import uuid
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import result_of
-from fencepost.coordinator.handlers.describe_groups import ALL_OPERATIONS, NOT_ASKED
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.consumer_commands import (
@@ -56,7 +55,6 @@ def _described(
         yield None
     return ctx.respond.DescribedGroup(
         error_code=ErrorCode.none,
-        error_message=None,
         group_id=group_id,
         group_state=result.state,
         group_epoch=result.group_epoch,
@@ -64,7 +62,7 @@ def _described(
         assignor_name=result.assignor_name,
         members=tuple(members),
         authorized_operations=(
-            ALL_OPERATIONS if ctx.body.include_authorized_operations else NOT_ASKED
+            authorized.GROUP if ctx.body.include_authorized_operations else authorized.NOT_ASKED
         ),
     )
 
@@ -99,14 +97,4 @@ def _assignment(ctx: Context, topics: tuple[NamedPartitions, ...]) -> Entity:
 
 
 def _refused(ctx: Context, group_id: str, code: ErrorCode, message: str | None) -> Entity:
-    return ctx.respond.DescribedGroup(
-        error_code=code,
-        error_message=message,
-        group_id=group_id,
-        group_state="",
-        group_epoch=0,
-        assignment_epoch=0,
-        assignor_name="",
-        members=(),
-        authorized_operations=NOT_ASKED,
-    )
+    return ctx.respond.DescribedGroup(error_code=code, error_message=message, group_id=group_id)

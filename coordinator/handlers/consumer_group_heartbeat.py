@@ -84,11 +84,4 @@ def _response(ctx: Context, result: ConsumerHeartbeatResult) -> Entity:
 
 
 def _refused(ctx: Context, code: ErrorCode, message: str | None) -> Entity:
-    return ctx.respond.ConsumerGroupHeartbeatResponse(
-        error_code=code,
-        error_message=message,
-        member_id=None,
-        member_epoch=0,
-        heartbeat_interval_ms=0,
-        assignment=None,
-    )
+    return ctx.respond.ConsumerGroupHeartbeatResponse(error_code=code, error_message=message)

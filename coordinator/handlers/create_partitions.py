@@ -12,28 +12,17 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import by_name, forced
+from fencepost.coordinator.handlers.answers import each_topic
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 
 @handles(ApiKey.CREATE_PARTITIONS, versions=(0, 3), permission="ALTER Topic")
 def run(ctx: Context) -> Work[Entity]:
     """Grow, or only check, each topic by itself; one that is named twice is refused."""
-    results = yield from forced(ctx, _grown(ctx))
-    return ctx.respond.CreatePartitionsResponse(throttle_time_ms=0, results=tuple(results))
-
-
-def _grown(ctx: Context) -> Steps[list[Entity]]:
-    named = yield from by_name(ctx.body.topics)
-    results = []
-    for name, topic in named.items():
-        yield
-        with ctx.broker.metadata.unforced():
-            results.append(_answer(ctx, name, topic))
-    return results
+    results = yield from each_topic(ctx, _answer)
+    return ctx.respond.CreatePartitionsResponse(results=results)
 
 
 def _answer(ctx: Context, name: str, topic: Any | None) -> Entity:

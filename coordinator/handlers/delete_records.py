@@ -35,7 +35,7 @@ def run(ctx: Context) -> Steps[Awaitable[Entity]]:
             parts.append(_partition(ctx, topic.name, part))
             yield
         topics.append(make.DeleteRecordsTopicResult(name=topic.name, partitions=tuple(parts)))
-    return _saved(ctx, make.DeleteRecordsResponse(throttle_time_ms=0, topics=tuple(topics)))
+    return _saved(ctx, make.DeleteRecordsResponse(topics=tuple(topics)))
 
 
 async def _saved(ctx: Context, answer: Entity) -> Entity:

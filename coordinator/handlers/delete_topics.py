@@ -53,7 +53,7 @@ async def run(ctx: Context) -> Entity:
         await asyncio.sleep(0)
     if deleted:
         await ctx.broker.forget_topics(deleted)
-    return ctx.respond.DeleteTopicsResponse(throttle_time_ms=0, responses=tuple(results))
+    return ctx.respond.DeleteTopicsResponse(responses=tuple(results))
 
 
 def _some(

@@ -27,15 +27,13 @@ def run(ctx: Context) -> Entity:
     host, port = broker.advertised
     asked = ctx.body.include_cluster_authorized_operations
     return make.DescribeClusterResponse(
-        throttle_time_ms=0,
         error_code=ErrorCode.none,
-        error_message=None,
         endpoint_type=BROKERS,
         cluster_id=broker.cluster_id,
         controller_id=broker.node_id,
         brokers=(
             make.DescribeClusterBroker(
-                broker_id=broker.node_id, host=host, port=port, rack=broker.rack, is_fenced=False
+                broker_id=broker.node_id, host=host, port=port, rack=broker.rack
             ),
         ),
         cluster_authorized_operations=authorized.CLUSTER if asked else authorized.NOT_ASKED,

@@ -32,7 +32,7 @@ def run(ctx: Context) -> Steps[Entity]:
             seen.add(key)
             results.append(_resource(ctx, resource))
         yield
-    return ctx.respond.DescribeConfigsResponse(throttle_time_ms=0, results=tuple(results))
+    return ctx.respond.DescribeConfigsResponse(results=tuple(results))
 
 
 def _resource(ctx: Context, resource: Any) -> Entity:
@@ -70,7 +70,6 @@ def _entry(ctx: Context, one: Described) -> Entity:
         value=one.value,
         read_only=one.read_only,
         config_source=one.source,
-        is_sensitive=False,
         synonyms=synonyms,
         config_type=one.key.type,
         documentation=one.key.doc if getattr(body, "include_documentation", False) else None,

@@ -9,19 +9,12 @@ from __future__ import annotations
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import result_of
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import DescribeGroup, DescribeGroupResult
 from fencepost.logcore.machine import DomainError
-
-NOT_ASKED = -(2**31)
-"""``AuthorizedOperations`` of a request that did not ask for them."""
-
-ALL_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
-"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all there are for a group. Without an
-authorizer everybody may do everything (``AclEntry.supportedOperations``)."""
 
 DEAD = "Dead"
 
@@ -43,7 +36,7 @@ def _described(
 ) -> Work[Entity]:
     respond = ctx.respond
     asked = getattr(ctx.body, "include_authorized_operations", False)
-    operations = ALL_OPERATIONS if asked else NOT_ASKED
+    operations = authorized.GROUP if asked else authorized.NOT_ASKED
     if isinstance(result, DomainError):
         return _refused(ctx, group_id, result, operations)
     members = []
@@ -80,5 +73,5 @@ def _refused(ctx: Context, group_id: str, error: DomainError, operations: int) -
         error_message=str(error),
         group_id=group_id,
         group_state=DEAD if missing else "",
-        authorized_operations=operations if code is ErrorCode.none else NOT_ASKED,
+        authorized_operations=operations if code is ErrorCode.none else authorized.NOT_ASKED,
     )

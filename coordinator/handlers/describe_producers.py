@@ -30,7 +30,7 @@ def run(ctx: Context) -> Steps[Entity]:
                 parts.append(part)
             yield
         topics.append(make.TopicResponse(name=topic.name, partitions=tuple(parts)))
-    return make.DescribeProducersResponse(throttle_time_ms=0, topics=tuple(topics))
+    return make.DescribeProducersResponse(topics=tuple(topics))
 
 
 def _partition(ctx: Context, topic: str, index: int) -> Steps[Entity]:

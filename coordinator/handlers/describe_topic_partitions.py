@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.handlers import Context, authorized, handles
-from fencepost.coordinator.handlers.answers import by_name
+from fencepost.coordinator.handlers.answers import by_name, leadership
 from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.metadata.topic_admin import check_name
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -56,9 +56,7 @@ def run(ctx: Context) -> Steps[Entity]:
             if end < topic.partitions:
                 cursor = make.Cursor(topic_name=name, partition_index=end)
                 break
-    return make.DescribeTopicPartitionsResponse(
-        throttle_time_ms=0, topics=tuple(described), next_cursor=cursor
-    )
+    return make.DescribeTopicPartitionsResponse(topics=tuple(described), next_cursor=cursor)
 
 
 def _sorted(names: list[str]) -> Steps[Iterator[str]]:
@@ -74,18 +72,12 @@ def _refused(ctx: Context) -> Entity:
     """The answer to a cursor that points nowhere: this API says what is wrong topic by topic."""
     make = ctx.respond
     return make.DescribeTopicPartitionsResponse(
-        throttle_time_ms=0,
         topics=tuple(
             make.DescribeTopicPartitionsResponseTopic(
-                error_code=ErrorCode.invalid_request,
-                name=topic.name,
-                topic_id=None,
-                partitions=(),
-                topic_authorized_operations=authorized.NOT_ASKED,
+                error_code=ErrorCode.invalid_request, name=topic.name
             )
             for topic in ctx.body.topics
-        ),
-        next_cursor=None,
+        )
     )
 
 
@@ -96,39 +88,24 @@ def _unknown(ctx: Context, name: str) -> Entity:
     except InvalidTopicError:
         code = ErrorCode.invalid_topic_exception
     return ctx.respond.DescribeTopicPartitionsResponseTopic(
-        error_code=code,
-        name=name,
-        topic_id=None,
-        partitions=(),
-        topic_authorized_operations=authorized.TOPIC,
+        error_code=code, name=name, topic_authorized_operations=authorized.TOPIC
     )
 
 
 def _described(ctx: Context, topic: Topic, indexes: range) -> Entity:
-    broker, make = ctx.broker, ctx.respond
-    nodes = (broker.node_id,)
-    epoch = broker.metadata.leader_epoch(topic)
-    partitions = []
-    for index in indexes:
-        offline = broker.logs.is_offline(topic.name, index)
-        partitions.append(
-            make.DescribeTopicPartitionsResponsePartition(
-                error_code=ErrorCode.leader_not_available if offline else ErrorCode.none,
-                partition_index=index,
-                leader_id=-1 if offline else broker.node_id,
-                leader_epoch=epoch,
-                replica_nodes=nodes,
-                isr_nodes=() if offline else nodes,
-                eligible_leader_replicas=(),
-                last_known_elr=(),
-                offline_replicas=nodes if offline else (),
-            )
-        )
+    make = ctx.respond
     return make.DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.none,
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
-        partitions=tuple(partitions),
+        partitions=tuple(
+            make.DescribeTopicPartitionsResponsePartition(
+                **leadership(ctx, topic, index),
+                eligible_leader_replicas=(),
+                last_known_elr=(),
+            )
+            for index in indexes
+        ),
         topic_authorized_operations=authorized.TOPIC,
     )

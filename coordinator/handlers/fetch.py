@@ -95,9 +95,7 @@ def _answer(
             yield
         name: dict[str, Any] = {"topic": key} if isinstance(key, str) else {"topic_id": key}
         topics.append(make.FetchableTopicResponse(**name, partitions=tuple(parts)))
-    return make.FetchResponse(
-        throttle_time_ms=0, error_code=code, session_id=session_id, responses=tuple(topics)
-    )
+    return make.FetchResponse(error_code=code, session_id=session_id, responses=tuple(topics))
 
 
 def _partition(ctx: Context, one: FetchedPartition) -> Steps[Entity]:

@@ -29,4 +29,4 @@ def run(ctx: Context) -> Work[Entity]:
         )
 
     responses = yield from each_resource(ctx, apply)
-    return ctx.respond.IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)
+    return ctx.respond.IncrementalAlterConfigsResponse(responses=responses)

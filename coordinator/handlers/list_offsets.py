@@ -69,7 +69,7 @@ def run(ctx: Context) -> Steps[Entity]:
     for name, parts in rows.items():
         topics.append(make.ListOffsetsTopicResponse(name=name, partitions=tuple(parts)))
         yield
-    return make.ListOffsetsResponse(throttle_time_ms=0, topics=tuple(topics))
+    return make.ListOffsetsResponse(topics=tuple(topics))
 
 
 def _partition(ctx: Context, topic: str, part: Any, count: int) -> Steps[Entity]:

@@ -19,7 +19,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.handlers import Context, authorized, handles
-from fencepost.coordinator.handlers.answers import forced
+from fencepost.coordinator.handlers.answers import forced, leadership
 from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE
 from fencepost.coordinator.metadata.topic_admin import check_name
@@ -51,7 +51,6 @@ def run(ctx: Context) -> Work[Entity]:
         yield from forced(ctx, _asked(ctx, asked, topics))
     include_cluster = getattr(body, "include_cluster_authorized_operations", False)
     return make.message(
-        throttle_time_ms=0,
         brokers=(
             make.MetadataResponseBroker(
                 node_id=broker.node_id, host=host, port=port, rack=broker.rack
@@ -74,20 +73,12 @@ def _is_by_id(one: Any) -> bool:
 def _all_refused(ctx: Context, asked: Iterable[Any]) -> Entity:
     """The answer of versions 10 and 11, which have topic ids, to a request that names one."""
     return ctx.respond.message(
-        throttle_time_ms=0,
-        brokers=(),
-        cluster_id=None,
-        controller_id=-1,
         topics=tuple(
             ctx.respond.MetadataResponseTopic(
-                error_code=ErrorCode.invalid_request,
-                name=one.name or "",
-                topic_id=one.topic_id,
-                partitions=(),
+                error_code=ErrorCode.invalid_request, name=one.name or "", topic_id=one.topic_id
             )
             for one in asked
-        ),
-        cluster_authorized_operations=authorized.NOT_ASKED,
+        )
     )
 
 
@@ -144,30 +135,15 @@ def _refused(ctx: Context, name: str | None, topic_id: Any, code: ErrorCode) -> 
         error_code=code,
         name=name,
         topic_id=topic_id,
-        partitions=(),
         topic_authorized_operations=_operations(ctx) if name else authorized.NOT_ASKED,
     )
 
 
 def _described(ctx: Context, topic: Topic) -> Steps[Entity]:
-    broker, make = ctx.broker, ctx.respond
-    nodes = (broker.node_id,)
-    epoch = broker.metadata.leader_epoch(topic)
-    is_offline = broker.logs.is_offline
+    make = ctx.respond
     partitions = []
     for index in range(topic.partitions):
-        offline = is_offline(topic.name, index)
-        partitions.append(
-            make.MetadataResponsePartition(
-                error_code=ErrorCode.leader_not_available if offline else ErrorCode.none,
-                partition_index=index,
-                leader_id=-1 if offline else broker.node_id,
-                leader_epoch=epoch,
-                replica_nodes=nodes,
-                isr_nodes=() if offline else nodes,
-                offline_replicas=nodes if offline else (),
-            )
-        )
+        partitions.append(make.MetadataResponsePartition(**leadership(ctx, topic, index)))
         yield
     return make.MetadataResponseTopic(
         error_code=ErrorCode.none,

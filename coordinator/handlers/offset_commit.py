@@ -6,8 +6,9 @@ group that does not exist, 10 topic ids in place of names. Every error is told p
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from functools import lru_cache
+from itertools import repeat
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -32,16 +33,13 @@ MAX_KEPT_ANSWERS: Final = 1_024
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
     """Commit the offsets of known topics; the others are refused one by one."""
     body, version = ctx.body, ctx.version
-    refused, offsets = _sort_out(ctx)
+    refused, offsets = sort_out(ctx, by_id=version >= 10, has_epoch=version >= 6)
 
     def build(result: CommitOffsetsResult) -> Entity:
-        codes = iter(result.partitions)
-        return _response(
-            ctx, [[code or code_of(next(codes)[2]) for code in topic] for topic in refused]
-        )
+        return _response(ctx, filled(refused, (code_of(error) for *_, error in result.partitions)))
 
     def refuse(all_others: ErrorCode) -> Entity:
-        return _response(ctx, [[code or all_others for code in topic] for topic in refused])
+        return _response(ctx, filled(refused, repeat(all_others)))
 
     if not offsets:
         return refuse(ErrorCode.none)
@@ -57,12 +55,17 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)
 
 
-def _sort_out(ctx: Context) -> tuple[list[list[ErrorCode | None]], list[OffsetToCommit]]:
-    """Per topic and partition None or why it is refused; and the offsets of those that are not."""
+Refusals = list[list[ErrorCode | None]]
+"""Of each topic and partition of a request: why it is refused, or None."""
+
+
+def sort_out(
+    ctx: Context, *, by_id: bool, has_epoch: bool
+) -> tuple[Refusals, list[OffsetToCommit]]:
+    """What is refused of a request to commit, and the offsets of all else."""
     metadata = ctx.broker.metadata
-    by_id, has_epoch = ctx.version >= 10, ctx.version >= 6
     no_topic = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
-    refused: list[list[ErrorCode | None]] = []
+    refused: Refusals = []
     offsets: list[OffsetToCommit] = []
     for asked in ctx.body.topics:
         topic = metadata.topic_by_id(asked.topic_id) if by_id else metadata.topic(asked.name)
@@ -85,6 +88,11 @@ def _sort_out(ctx: Context) -> tuple[list[list[ErrorCode | None]], list[OffsetTo
             if exists
         ]
     return refused, offsets
+
+
+def filled(refused: Refusals, others: Iterator[ErrorCode]) -> list[list[ErrorCode]]:
+    """The same with the next of ``others`` for each partition that is not refused."""
+    return [[code or next(others) for code in topic] for topic in refused]
 
 
 @lru_cache(maxsize=MAX_KEPT_ANSWERS)

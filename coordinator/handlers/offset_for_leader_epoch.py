@@ -27,7 +27,7 @@ def run(ctx: Context) -> Steps[Entity]:
             parts.append(_partition(ctx, topic.topic, part))
             yield
         topics.append(make.OffsetForLeaderTopicResult(topic=topic.topic, partitions=tuple(parts)))
-    return make.OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=tuple(topics))
+    return make.OffsetForLeaderEpochResponse(topics=tuple(topics))
 
 
 def _partition(ctx: Context, topic: str, part: Any) -> Entity:

@@ -60,7 +60,7 @@ def run(ctx: Context) -> Work[Entity | None]:
                 partition_responses=tuple(told),
             )
         )
-    return make.ProduceResponse(responses=tuple(topics), throttle_time_ms=0)
+    return make.ProduceResponse(responses=tuple(topics))
 
 
 def _name(ctx: Context, topic: Any) -> str | None:

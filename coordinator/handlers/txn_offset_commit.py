@@ -8,19 +8,20 @@ transaction by itself (TV2). Every error is told per partition.
 from __future__ import annotations
 
 import asyncio
+from itertools import repeat
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_of, result_of
+from fencepost.coordinator.handlers.offset_commit import Refusals, filled, sort_out
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import (
     NO_GENERATION,
     CommitOffsetsResult,
-    OffsetToCommit,
     TxnCommitOffsets,
 )
 from fencepost.groups.errors import InvalidGroupIdError
@@ -41,7 +42,7 @@ def run(ctx: Context) -> Work[Entity]:
     """Commit the offsets of known topics; the others are refused one by one."""
     body = ctx.body
     while True:
-        refused, offsets = _sort_out(ctx)
+        refused, offsets = sort_out(ctx, by_id=False, has_epoch=ctx.version >= 2)
         if not offsets:
             return _refused(ctx, refused, ErrorCode.none)
         try:
@@ -63,46 +64,15 @@ def run(ctx: Context) -> Work[Entity]:
     if isinstance(result, DomainError):
         return _refused(ctx, refused, error_code(result))
     committed: CommitOffsetsResult = result
-    errors = iter(committed.partitions)
-    return _response(
-        ctx, [[code or code_of(next(errors)[2]) for code in topic] for topic in refused]
-    )
-
-
-Refusals = list[list[ErrorCode | None]]
+    return _response(ctx, filled(refused, (code_of(error) for *_, error in committed.partitions)))
 
 
 def _refused(ctx: Context, refused: Refusals, code: ErrorCode) -> Entity:
     """Say ``code`` of all that is not refused already."""
-    said = _for_version(code, ctx.version)
-    return _response(ctx, [[code or said for code in topic] for topic in refused])
-
-
-def _sort_out(ctx: Context) -> tuple[Refusals, list[OffsetToCommit]]:
-    """Per topic and partition None or why it is refused; and the offsets of those that are not."""
-    unknown = ErrorCode.unknown_topic_or_partition
-    refused: Refusals = []
-    offsets: list[OffsetToCommit] = []
-    for asked in ctx.body.topics:
-        topic = ctx.broker.metadata.topic(asked.name)
-        codes: list[ErrorCode | None] = []
-        for entry in asked.partitions:
-            if topic is None or not 0 <= entry.partition_index < topic.partitions:
-                codes.append(unknown)
-                continue
-            codes.append(None)
-            offsets.append(
-                OffsetToCommit(
-                    topic.name,
-                    entry.partition_index,
-                    entry.committed_offset,
-                    getattr(entry, "committed_leader_epoch", -1),
-                    entry.committed_metadata or "",
-                    topic.topic_id.bytes,
-                )
-            )
-        refused.append(codes)
-    return refused, offsets
+    loading = code is ErrorCode.coordinator_load_in_progress
+    if loading and ctx.version < FIRST_VERSION_WITH_LOAD_IN_PROGRESS:
+        code = ErrorCode.coordinator_not_available
+    return _response(ctx, filled(refused, repeat(code)))
 
 
 def _verify(ctx: Context) -> asyncio.Future[None] | None:
@@ -137,13 +107,6 @@ def _verify(ctx: Context) -> asyncio.Future[None] | None:
     if body.producer_epoch < 0:
         raise InvalidProducerEpochError(f"no producer has epoch {body.producer_epoch}")
     return None
-
-
-def _for_version(code: ErrorCode, version: int) -> ErrorCode:
-    loading = code is ErrorCode.coordinator_load_in_progress
-    if loading and version < FIRST_VERSION_WITH_LOAD_IN_PROGRESS:
-        return ErrorCode.coordinator_not_available
-    return code
 
 
 def _response(ctx: Context, codes: list[list[ErrorCode]]) -> Entity:

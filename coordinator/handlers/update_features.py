@@ -36,10 +36,8 @@ def _updated(ctx: Context) -> Steps[Entity]:
     body, make = ctx.body, ctx.respond
     if len(body.feature_updates) > MAX_FEATURE_UPDATES:
         return make.UpdateFeaturesResponse(
-            throttle_time_ms=0,
             error_code=ErrorCode.invalid_request,
             error_message=f"a request updates at most {MAX_FEATURE_UPDATES} features",
-            results=(),
         )
     wanted: dict[str, FeatureUpdate] = {}
     results = []
@@ -66,7 +64,7 @@ def _updated(ctx: Context) -> Steps[Entity]:
         code, message = error_code(error), str(error)
         results = []
     return make.UpdateFeaturesResponse(
-        throttle_time_ms=0, error_code=code, error_message=message, results=tuple(results)
+        error_code=code, error_message=message, results=tuple(results)
     )
 
 

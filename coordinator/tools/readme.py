@@ -17,13 +17,11 @@ def api_table() -> str:
     registry = Registry()
     lines = ["| key | API | versions | permission |", "|---|---|---|---|"]
     for handler in registry.handlers():
-        low, high = registry.versions[handler.key]
-        note = (
-            "" if handler.advertised_min == low else f" (advertised from {handler.advertised_min})"
-        )
-        lines.append(
-            f"| {int(handler.key)} | {handler.name} | {low}–{high}{note} | {handler.permission} |"
-        )
+        api = handler.api
+        low, high = registry.versions[api.key]
+        note = "" if api.advertised_min == low else f" (advertised from {api.advertised_min})"
+        versions = f"{low}–{high}{note}"
+        lines.append(f"| {int(api.key)} | {api.name} | {versions} | {handler.permission} |")
     return "\n".join(lines)
 
 

@@ -777,8 +777,8 @@ async def test_client_software_names(name: str, software: str, fine: bool) -> No
 def test_only_apis_with_a_module_are_served() -> None:
     registry = Registry(modules={18: "api_versions"})
     assert list(registry.advertised()) == [(18, 0, 4)]
-    assert registry.handler(18).name == "ApiVersions"
-    assert [handler.key for handler in registry.handlers()] == [18]
+    assert registry.handler(18).api.name == "ApiVersions"
+    assert [handler.api.key for handler in registry.handlers()] == [18]
     assert ApiKey.API_VERSIONS in Registry().versions
 
 

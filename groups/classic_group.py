@@ -27,7 +27,7 @@ from fencepost.groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from fencepost.groups.group import Group, ShardTotals
+from fencepost.groups.group import GroupBase, ShardTotals
 from fencepost.groups.records import (
     NO_TIMESTAMP,
     GroupMetadataValue,
@@ -55,14 +55,13 @@ class InitialDelay:
     remaining_ms: int
 
 
-class ClassicGroup(Group):
+class ClassicGroup(GroupBase):
     """A group of the classic protocol, or a *simple* one: offsets without members or record."""
 
     type_name: ClassVar[str] = "classic"
 
     def __init__(self, group_id: str, totals: ShardTotals, now_ms: int = NO_TIMESTAMP) -> None:
-        super().__init__(group_id)
-        self._totals = totals
+        super().__init__(group_id, totals)
         self.state = ClassicState.EMPTY
         self.generation_id = 0
         self.protocol_type: str | None = None
@@ -138,17 +137,17 @@ class ClassicGroup(Group):
 
     @property
     def state_name(self) -> str:
-        """See :class:`Group`."""
+        """Kafka's name of the group's state."""
         return self.state.value
 
     @property
     def is_empty(self) -> bool:
-        """See :class:`Group`."""
+        """Whether the group has no members, so that it may be deleted."""
         return self.state is ClassicState.EMPTY
 
     @property
     def is_awaited(self) -> bool:
-        """See :class:`Group`."""
+        """Whether somebody is about to join the empty group, so that upkeep leaves it alone."""
         return bool(self.pending_members)
 
     @property
@@ -192,9 +191,15 @@ class ClassicGroup(Group):
         )
 
     def metadata_value(
-        self, members: Iterable[ClassicMember], leader: str | None, assignments: dict[str, bytes]
+        self,
+        members: Iterable[ClassicMember],
+        leader: str | None,
+        assignments: dict[str, bytes] | None = None,
     ) -> GroupMetadataValue:
-        """Return the record's content for the current generation with these members."""
+        """Return the record's content for the current generation with these members.
+
+        ``assignments`` are new ones by member id; without them everybody keeps his own.
+        """
         return GroupMetadataValue(
             protocol_type=self.protocol_type or "",
             generation_id=self.generation_id,
@@ -210,7 +215,9 @@ class ClassicGroup(Group):
                     rebalance_timeout_ms=m.rebalance_timeout_ms,
                     session_timeout_ms=m.session_timeout_ms,
                     subscription=m.metadata(self.protocol_name),
-                    assignment=assignments.get(m.member_id, b""),
+                    assignment=(
+                        m.assignment if assignments is None else assignments.get(m.member_id, b"")
+                    ),
                 )
                 for m in members
             ),
@@ -395,7 +402,7 @@ class ClassicGroup(Group):
     # --- the common side -------------------------------------------------------------------------
 
     def listed(self) -> ListedGroup:
-        """See :class:`Group`."""
+        """Return the group's line in ListGroups."""
         return ListedGroup(self.group_id, self.protocol_type or "", self.state_name, self.type_name)
 
     def validate_commit(
@@ -408,7 +415,11 @@ class ClassicGroup(Group):
         in_txn: bool,
         knows_member_epochs: bool,  # noqa: ARG002 - generations are as old as the protocol
     ) -> None:
-        """See :class:`Group`; the order of checks is Kafka's."""
+        """Raise a :class:`fencepost.groups.errors.GroupError` unless this sender may commit now.
+
+        ``knows_member_epochs``: the request is of a version that does (OffsetCommit v9,
+        TxnOffsetCommit v6). The order of checks is Kafka's.
+        """
         if self.state is ClassicState.DEAD:
             raise GroupDeadError(f"group {self.group_id!r} is being removed")
         if generation_id < 0 and self.is_empty:
@@ -423,27 +434,30 @@ class ClassicGroup(Group):
             raise RebalanceInProgressError("commit again once the assignment is known")
 
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """See :class:`Group`. Classic groups do not look at who asks."""
+        """Raise a ``GroupError`` unless this sender may fetch offsets; here everybody may."""
 
     def committed(self, decision: DecisionBuilder, member_id: str) -> None:
-        """See :class:`Group`."""
+        """Count an accepted, not transactional commit as a sign of life of ``member_id``."""
         member = self.members.get(member_id)
         if member is not None:
             decision.arm(session_timer(self.group_id, member_id), member.session_timeout_ms)
 
     def validate_offset_delete(self) -> None:
-        """See :class:`Group`."""
+        """Raise ``NonEmptyGroupError`` unless offsets may be deleted."""
         if not self.is_empty and self.protocol_type != CONSUMER_PROTOCOL_TYPE:
             raise NonEmptyGroupError(f"group {self.group_id!r} has members that are no consumers")
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """See :class:`Group`. Consumers whose subscription can't be read may consume anything."""
+        """Whether a member consumes ``topic``, or might.
+
+        Consumers whose subscription can't be read may consume anything.
+        """
         if self._topics is None:
             return self.protocol_type == CONSUMER_PROTOCOL_TYPE
         return topic in self._topics
 
     def expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
-        """See :class:`Group`."""
+        """Return when the retention of an offset committed then begins; None while it does not."""
         if self.protocol_type is None:
             return commit_timestamp_ms
         if self.is_empty:
@@ -454,17 +468,17 @@ class ClassicGroup(Group):
         return None
 
     def tombstones(self) -> Iterable[Record]:
-        """See :class:`Group`."""
+        """Return the records that remove the group from the log, offsets aside."""
         return (group_tombstone(self.group_id),)
 
     def removed(self, decision: DecisionBuilder) -> None:
-        """See :class:`Group`."""
+        """Cancel timers and forget who was about to join: the group's tombstone is decided."""
         for member_id in list(self.pending_members):
             self.forget_pending(member_id)
             decision.disarm(session_timer(self.group_id, member_id))
 
     def unloaded(self, decision: DecisionBuilder) -> None:
-        """See :class:`Group`."""
+        """Answer every parked request: the shard stops serving."""
         error: DomainError = NotGroupCoordinatorError("the shard stops serving")
         for member in self.members.values():
             for token in (self.take_join(member), member.sync_token):
@@ -476,13 +490,13 @@ class ClassicGroup(Group):
         self.transition_to(ClassicState.DEAD)
 
     def durable_state(self) -> object:
-        """See :class:`Group`."""
+        """Return what the log says of the group, None if nothing, in a form with a stable repr."""
         return self.saved
 
     # --- invariants ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """See :class:`Group`."""
+        """Raise ``InvariantViolation`` if the group contradicts itself."""
         self._check_counts()
         empty, state = not self.members, self.state
         self._require(
@@ -531,11 +545,7 @@ class ClassicGroup(Group):
         if self.state is ClassicState.STABLE:
             knows_leader = saved is None or saved.leader in self.members
             leader = self.leader_id if saved is None or knows_leader else saved.leader
-            expected = self.metadata_value(
-                self.members.values(),
-                leader,
-                {member.member_id: member.assignment for member in self.members.values()},
-            )
+            expected = self.metadata_value(self.members.values(), leader)
             self._require(saved == expected, "Stable differs from the log")
         elif self.state is ClassicState.EMPTY:
             generation_id = 0 if saved is None else saved.generation_id
@@ -547,7 +557,3 @@ class ClassicGroup(Group):
             self._require(
                 saved.generation_id <= self.generation_id, "the log is ahead of the group"
             )
-
-    def _require(self, condition: bool, what: str) -> None:
-        if not condition:
-            raise InvariantViolation(f"group {self.group_id!r} in {self.state}: {what}")

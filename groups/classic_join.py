@@ -6,14 +6,11 @@ The order of checks is Kafka's (``GroupMetadataManager.classicGroupJoin…``), w
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fencepost.groups import classic_in_consumer, records
 from fencepost.groups.classic_group import ClassicGroup
-from fencepost.groups.classic_members import (
-    ClassicMember,
-    select_protocol,
-    session_timer,
-    successor_of,
-)
+from fencepost.groups.classic_members import ClassicMember, select_protocol, session_timer
 from fencepost.groups.classic_rebalance import (
     arm_session,
     current_generation,
@@ -54,16 +51,14 @@ def join_group(
             raise UnknownMemberIdError(f"no group {command.group_id!r}, so no such member")
         _create_group(shard, decision, token, command)
         return
-    if isinstance(group, ConsumerGroup) and group.is_empty:
+    if isinstance(group, ConsumerGroup):
+        if not group.is_empty:
+            classic_in_consumer.join_group(shard, decision, group, token, command)
+            return
         if command.member_id:
             raise UnknownMemberIdError(f"group {command.group_id!r} is empty, so no such member")
         _create_group(shard, decision, token, command, predecessor=group)
         return
-    if isinstance(group, ConsumerGroup):
-        classic_in_consumer.join_group(shard, decision, group, token, command)
-        return
-    if not isinstance(group, ClassicGroup):
-        raise InconsistentGroupProtocolError(f"group {command.group_id!r} is of another type")
     if group.state is ClassicState.DEAD:
         raise GroupDeadError(f"group {command.group_id!r} is being removed")
     if not _accepts(shard, group, command.member_id):
@@ -278,12 +273,16 @@ def _replace_static(
 ) -> None:
     """Hand the place of ``old`` to its next incarnation and fence the previous one."""
     shard.require_room_for_members(0, _metadata_bytes(command) - old.metadata_bytes)
-    successor = successor_of(
+    # As in Kafka the client id and host stay those of the first incarnation.
+    successor = replace(
         old,
-        command.new_member_id,
-        command.protocols,
-        command.session_timeout_ms,
-        _rebalance_timeout_ms(command),
+        member_id=command.new_member_id,
+        protocols=command.protocols,
+        session_timeout_ms=command.session_timeout_ms,
+        rebalance_timeout_ms=_rebalance_timeout_ms(command),
+        is_new=False,
+        join_token=None,
+        sync_token=None,
     )
     if group.state is ClassicState.STABLE:
         staying = [member for member in group.members.values() if member is not old]
@@ -319,9 +318,7 @@ def _persist_successor(
     members = [*(member for member in group.members.values() if member is not old), successor]
     is_leader = group.leader_id == old.member_id
     leader = successor.member_id if is_leader else group.leader_id
-    value = group.metadata_value(
-        members, leader, {member.member_id: member.assignment for member in members}
-    )
+    value = group.metadata_value(members, leader)
     record = records.group_metadata(group.group_id, value)
     if len(record.value or b"") > shard.limits.max_group_record_bytes:
         raise GroupLimitExceededError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fencepost.logcore.machine import InvariantViolation, Token
 
@@ -88,26 +88,3 @@ def select_protocol(members: Sequence[ClassicMember]) -> str:
             raise InvariantViolation(f"no protocol suits every member, {member.member_id!r} too")
         votes[vote] += 1
     return votes.most_common(1)[0][0]
-
-
-def successor_of(
-    old: ClassicMember,
-    member_id: str,
-    protocols: tuple[tuple[str, bytes], ...],
-    session_timeout_ms: int,
-    rebalance_timeout_ms: int,
-) -> ClassicMember:
-    """Return the member that takes over from ``old``, assignment included.
-
-    As in Kafka the client id and host stay those of the first incarnation.
-    """
-    return replace(
-        old,
-        member_id=member_id,
-        protocols=protocols,
-        session_timeout_ms=session_timeout_ms,
-        rebalance_timeout_ms=rebalance_timeout_ms,
-        is_new=False,
-        join_token=None,
-        sync_token=None,
-    )

@@ -180,16 +180,13 @@ def _group(
         raise not_found(group, command.group_id, "consumer")
     if group is None:
         shard.require_room_for_group(command.group_id)
-    elif isinstance(group, ClassicGroup):
-        if group.state is ClassicState.DEAD:
-            raise GroupDeadError(f"group {command.group_id!r} is being removed")
-        if group.is_empty:
-            for record in group.tombstones():
-                decision.append(record)
-        else:
-            return upgraded(shard, decision, group, environment)
+    elif group.state is ClassicState.DEAD:
+        raise GroupDeadError(f"group {command.group_id!r} is being removed")
+    elif group.is_empty:
+        for record in group.tombstones():
+            decision.append(record)
     else:
-        raise not_found(group, command.group_id, "consumer")
+        return upgraded(shard, decision, group, environment)
     decision.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)
     return ConsumerGroup(command.group_id, shard.totals)
 

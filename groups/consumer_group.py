@@ -25,7 +25,7 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
     UnsupportedGroupRequestError,
 )
-from fencepost.groups.group import Group, ShardTotals
+from fencepost.groups.group import GroupBase, ShardTotals
 from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition
 from fencepost.groups.regex import RegexScan
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Record
@@ -90,14 +90,13 @@ def flat(topics: Iterable[TopicPartitions]) -> frozenset[TopicIdPartition]:
     return frozenset((topic_id, index) for topic_id, indexes in topics for index in indexes)
 
 
-class ConsumerGroup(Group):
+class ConsumerGroup(GroupBase):
     """A group of the consumer protocol."""
 
     type_name: ClassVar[str] = "consumer"
 
     def __init__(self, group_id: str, totals: ShardTotals) -> None:
-        super().__init__(group_id)
-        self._totals = totals
+        super().__init__(group_id, totals)
         self.saved_epoch: cr.GroupEpochValue | None = None
         self.saved_assignment: cr.AssignmentEpochValue | None = None
         self.members: dict[str, cr.ConsumerMemberValue] = {}
@@ -149,17 +148,17 @@ class ConsumerGroup(Group):
 
     @property
     def state_name(self) -> str:
-        """See :class:`Group`."""
+        """See :class:`ClassicGroup`."""
         return self.state.value
 
     @property
     def is_empty(self) -> bool:
-        """See :class:`Group`."""
+        """See :class:`ClassicGroup`."""
         return not self.members
 
     @property
     def is_awaited(self) -> bool:
-        """See :class:`Group`."""
+        """See :class:`ClassicGroup`."""
         return False
 
     def owner_of(self, instance_id: str | None) -> str | None:
@@ -313,7 +312,7 @@ class ConsumerGroup(Group):
     # --- the common side -------------------------------------------------------------------------
 
     def listed(self) -> ListedGroup:
-        """See :class:`Group`."""
+        """See :class:`ClassicGroup`."""
         return ListedGroup(self.group_id, "consumer", self.state_name, self.type_name)
 
     def validate_commit(
@@ -326,7 +325,7 @@ class ConsumerGroup(Group):
         in_txn: bool,
         knows_member_epochs: bool,
     ) -> None:
-        """See :class:`Group`. Below the member's epoch, each partition decides (KIP-1251).
+        """See :class:`ClassicGroup`. Below the member's epoch, each partition decides (KIP-1251).
 
         As in Kafka the member id alone says who commits, not the instance id.
         """
@@ -355,7 +354,7 @@ class ConsumerGroup(Group):
                 raise error
 
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """See :class:`Group`."""
+        """See :class:`ClassicGroup`."""
         if member_id is None and member_epoch < 0:
             return
         if member_id not in self.members:
@@ -367,21 +366,24 @@ class ConsumerGroup(Group):
             raise StaleMemberEpochError(f"epoch {current.member_epoch} is current")
 
     def committed(self, decision: DecisionBuilder, member_id: str) -> None:
-        """See :class:`Group`. Here only heartbeats count as signs of life."""
+        """See :class:`ClassicGroup`. Here only heartbeats count as signs of life."""
 
     def validate_offset_delete(self) -> None:
-        """See :class:`Group`. Only subscribed topics are protected."""
+        """See :class:`ClassicGroup`. Only subscribed topics are protected."""
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """See :class:`Group`."""
+        """See :class:`ClassicGroup`."""
         return topic in self.subscribed_topics()
 
     def expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
-        """See :class:`Group`."""
+        """See :class:`ClassicGroup`."""
         return commit_timestamp_ms
 
     def tombstones(self, names: Mapping[str, str] | None = None) -> Iterator[Record]:
-        """See :class:`Group`. ``names`` gives a member's id where its records now have another."""
+        """See :class:`ClassicGroup`.
+
+        ``names`` gives a member's id where its records now have another.
+        """
         group_id, renamed = self.group_id, names or {}
         for kind, member_ids in (
             (Kind.CURRENT_MEMBER_ASSIGNMENT, self.currents),
@@ -399,12 +401,12 @@ class ConsumerGroup(Group):
         yield cr.tombstone(Kind.GROUP_METADATA, group_id)
 
     def removed(self, decision: DecisionBuilder) -> None:
-        """See :class:`Group`."""
+        """See :class:`ClassicGroup`."""
         for member_id in self.members:
             self.stop_timers(decision, member_id)
 
     def unloaded(self, decision: DecisionBuilder) -> None:
-        """See :class:`Group`. No request is ever parked here."""
+        """See :class:`ClassicGroup`. No request is ever parked here."""
 
     @property
     def is_gone(self) -> bool:
@@ -420,7 +422,7 @@ class ConsumerGroup(Group):
         )
 
     def durable_state(self) -> object:
-        """See :class:`Group`."""
+        """See :class:`ClassicGroup`."""
         if self.is_gone:
             return None
         return (
@@ -432,7 +434,7 @@ class ConsumerGroup(Group):
         )
 
     def check(self) -> None:
-        """See :class:`Group`."""
+        """See :class:`ClassicGroup`."""
         static = {
             member.instance_id: name
             for name, member in self.members.items()
@@ -459,10 +461,6 @@ class ConsumerGroup(Group):
                 "a partition is assigned and revoked",
             )
             self._require(current.member_epoch <= self.epoch, "a member is ahead of its group")
-
-    def _require(self, condition: bool, what: str) -> None:
-        if not condition:
-            raise InvariantViolation(f"consumer group {self.group_id!r}: {what}")
 
 
 def subscribed_topics(

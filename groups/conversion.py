@@ -240,11 +240,7 @@ def downgrade(
         version = version_of(member.metadata(classic.protocol_name))
         partitions = named(targets.get(member.member_id, ()), topics)
         member.assignment = encode_assignment(partitions, version=version)
-    saved = classic.metadata_value(
-        classic.members.values(),
-        classic.leader_id,
-        {member.member_id: member.assignment for member in classic.members.values()},
-    )
+    saved = classic.metadata_value(classic.members.values(), classic.leader_id)
     record = records.group_metadata(group_id, saved)
     if len(record.value or b"") > shard.limits.max_group_record_bytes:
         classic.discard()

@@ -56,7 +56,6 @@ from fencepost.groups.consumer_records import (
     RegularExpressionKey,
 )
 from fencepost.groups.events import EventKind
-from fencepost.groups.group import Group
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.offset_store import StoredOffset
 from fencepost.groups.records import (
@@ -66,7 +65,7 @@ from fencepost.groups.records import (
     OffsetCommitValue,
     Value,
 )
-from fencepost.groups.shard import GroupShardState
+from fencepost.groups.shard import Group, GroupShardState
 from fencepost.logcore.machine import (
     Decision,
     DecisionBuilder,
@@ -158,7 +157,7 @@ class GroupMachine:
                     classic_rebalance.sync_timer_fired(shard, decision, group)
                 case _:
                     raise InvariantViolation(f"not a timer: {key!r}")
-        elif isinstance(group, ConsumerGroup):
+        elif group is not None:
             match kind, rest:
                 case _, [str(member_id)]:
                     consumer_members.member_timer_fired(shard, decision, group, kind, member_id)
@@ -235,7 +234,7 @@ class GroupMachine:
         if self._active:
             self._install(group, group_id, value)
             return
-        if isinstance(group, ClassicGroup | ConsumerGroup):
+        if group is not None:
             group.discard()
         shard.groups[group_id] = ClassicGroup.loaded(group_id, shard.totals, value)
 
@@ -264,7 +263,7 @@ class GroupMachine:
         if not isinstance(group, ConsumerGroup):
             if value is None:
                 return
-            if isinstance(group, ClassicGroup):
+            if group is not None:
                 if self._active and (group.saved is not None or group.members):
                     raise InvariantViolation(f"{group_id!r} is a classic group")
                 group.discard()
@@ -280,7 +279,7 @@ class GroupMachine:
         if isinstance(group, ConsumerGroup):
             return
         self._shard.groups.pop(group_id, None)
-        if isinstance(group, ClassicGroup):
+        if group is not None:
             if self._active:
                 group.transition_to(ClassicState.DEAD)
             group.discard()
@@ -296,7 +295,7 @@ class GroupMachine:
         for group in self._shard.groups.values():
             if isinstance(group, ClassicGroup):
                 classic.group_loaded(self._shard, decision, group)
-            elif isinstance(group, ConsumerGroup):
+            else:
                 consumer_members.group_loaded(self._shard, decision, group)
         for kind, count in sorted(self._skipped.items()):
             decision.event(EventKind.RECORDS_SKIPPED, "", record_type=kind, count=count)
@@ -332,12 +331,11 @@ class GroupMachine:
             if group.group_id != group_id:
                 raise InvariantViolation(f"group {group.group_id!r} stands under {group_id!r}")
             group.check()
+            members += len(group.members)
             if isinstance(group, ClassicGroup):
-                members += len(group.members)
                 metadata_bytes += sum(m.metadata_bytes for m in group.members.values())
                 pending |= {(group_id, member_id) for member_id in group.pending_members}
-            elif isinstance(group, ConsumerGroup):
-                members += len(group.members)
+            else:
                 metadata_bytes += sum(map(consumer_metadata_bytes, group.members.values()))
         totals = shard.totals
         if (totals.members, totals.metadata_bytes) != (members, metadata_bytes):

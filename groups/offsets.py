@@ -37,10 +37,10 @@ from fencepost.groups.errors import (
     UnstableOffsetCommitError,
 )
 from fencepost.groups.events import EventKind
-from fencepost.groups.group import Group, not_found
+from fencepost.groups.group import not_found
 from fencepost.groups.offset_store import GroupOffsets, StoredOffset, TopicPartition
 from fencepost.groups.records import NO_TIMESTAMP, OffsetCommitValue
-from fencepost.groups.shard import GroupShardState, OffsetLook
+from fencepost.groups.shard import Group, GroupShardState, OffsetLook
 from fencepost.logcore.fields import MAX_STRING_BYTES
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 
@@ -65,19 +65,7 @@ def commit_offsets(
 
     The empty group id is legal here: very old clients store offsets under it.
     """
-    generation_id = command.generation_id_or_member_epoch
-    group = _group_of_commit(
-        shard, command.group_id, generation_id, tells_not_found=command.knows_member_epochs
-    )
-    if group is not None:
-        group.validate_commit(
-            command.member_id,
-            command.group_instance_id,
-            generation_id,
-            _fitting(shard, command.offsets),
-            in_txn=False,
-            knows_member_epochs=command.knows_member_epochs,
-        )
+    group = _group_of_commit(shard, command, command.generation_id_or_member_epoch, in_txn=False)
     expire_timestamp_ms = NO_TIMESTAMP
     if command.retention_time_ms >= 0:
         expire_timestamp_ms = min(decision.now_ms + command.retention_time_ms, _INT64_MAX)
@@ -93,34 +81,45 @@ def txn_commit_offsets(
     decision.stamp = command.producer
     if not command.group_id:
         raise InvalidGroupIdError("a transaction commits to a group with a name")
-    group = _group_of_commit(
-        shard, command.group_id, command.generation_id, tells_not_found=command.knows_member_epochs
-    )
-    if group is not None:
-        group.validate_commit(
-            command.member_id,
-            command.group_instance_id,
-            command.generation_id,
-            _fitting(shard, command.offsets),
-            in_txn=True,
-            knows_member_epochs=command.knows_member_epochs,
-        )
+    _group_of_commit(shard, command, command.generation_id, in_txn=True)
     _append_commits(shard, decision, command.group_id, command.offsets, NO_TIMESTAMP, token)
 
 
 def _group_of_commit(
-    shard: GroupShardState, group_id: str, generation_id: int, *, tells_not_found: bool
+    shard: GroupShardState,
+    command: CommitOffsets | TxnCommitOffsets,
+    generation_id: int,
+    *,
+    in_txn: bool,
 ) -> Group | None:
-    """Return the group, or None for one that the commit creates (a *simple* group)."""
-    group = shard.groups.get(group_id)
+    """Return the group, or None for one that the commit creates (a *simple* group).
+
+    Raises a ``GroupError`` where the sender may not commit. Offsets whose metadata is too large
+    do not count for that: they are refused, whoever commits them.
+    """
+    group = shard.groups.get(command.group_id)
     if group is not None:
-        return group
-    if generation_id < 0:
-        shard.require_room_for_group(group_id)
-        return None
-    if tells_not_found:
-        raise not_found(group, group_id)
-    raise IllegalGenerationError(f"no group {group_id!r}, so no generation {generation_id}")
+        group.validate_commit(
+            command.member_id,
+            command.group_instance_id,
+            generation_id,
+            (
+                item
+                for item in command.offsets
+                if not (item.metadata and _metadata_error(shard, item.metadata))
+            ),
+            in_txn=in_txn,
+            knows_member_epochs=command.knows_member_epochs,
+        )
+    elif generation_id < 0:
+        shard.require_room_for_group(command.group_id)
+    elif command.knows_member_epochs:
+        raise not_found(group, command.group_id)
+    else:
+        raise IllegalGenerationError(
+            f"no group {command.group_id!r}, so no generation {generation_id}"
+        )
+    return group
 
 
 def _append_commits(
@@ -157,13 +156,6 @@ def _append_commits(
     if added and stored.count + len(added) > limits.max_group_offsets:
         raise GroupLimitExceededError(f"the group would exceed {limits.max_group_offsets=}")
     decision.reply(token, CommitOffsetsResult(tuple(answers)))
-
-
-def _fitting(shard: GroupShardState, offsets: Iterable[OffsetToCommit]) -> Iterator[OffsetToCommit]:
-    """Those whose metadata is not too large; the others are refused, whoever commits them."""
-    return (
-        item for item in offsets if not (item.metadata and _metadata_error(shard, item.metadata))
-    )
 
 
 def _metadata_error(shard: GroupShardState, text: str) -> DomainError | None:

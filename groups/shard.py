@@ -10,14 +10,18 @@ from fencepost.groups.assignors.remote import ASK_AGAIN_MS
 from fencepost.groups.classic_group import ClassicGroup
 from fencepost.groups.classic_members import ClassicMember
 from fencepost.groups.consumer_commands import Environment
+from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.errors import GroupLimitExceededError
-from fencepost.groups.group import Group, ShardTotals
+from fencepost.groups.group import ShardTotals
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.offset_store import OffsetStore, TopicPartition
 
 MAX_REMEMBERED_ASSIGNORS: Final = 20_000
 """Groups of a shard of which it is known that their assignor was asked; as many as a shard has. A
 forgotten one is asked once more."""
+
+Group = ClassicGroup | ConsumerGroup
+"""One entry of the shard's group table."""
 
 OffsetLook = tuple[str, TopicPartition | None]
 """What upkeep looks at: a group's offset of a partition, or with None the group as a whole."""

@@ -19,10 +19,7 @@ from fencepost.groups.assignors.model import (
 class RangeAssignor:
     """See the module."""
 
-    @property
-    def name(self) -> str:
-        """The name that members and configuration use."""
-        return "range"
+    name = "range"
 
     def assign(self, group: GroupSpec) -> GroupAssignment:
         """Return who gets what. The first members of a topic get one more if it does not divide."""

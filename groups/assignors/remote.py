@@ -44,16 +44,11 @@ class RemoteAssignor:
     is_remote: ClassVar = True
 
     def __init__(self, name: str) -> None:
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        """The name that members and configuration use."""
-        return self._name
+        self.name = name
 
     def assign(self, group: GroupSpec) -> GroupAssignment:  # noqa: ARG002 - the protocol's shape
         """Never: such an assignor is asked by an effect."""
-        raise AssignorFault(self._name, "it is computed elsewhere")
+        raise AssignorFault(self.name, "it is computed elsewhere")
 
 
 def kept(group: GroupSpec) -> dict[str, frozenset[tuple[bytes, int]]]:

@@ -24,10 +24,7 @@ from fencepost.groups.assignors.model import (
 class UniformAssignor:
     """See the module."""
 
-    @property
-    def name(self) -> str:
-        """The name that members and configuration use."""
-        return "uniform"
+    name = "uniform"
 
     def assign(self, group: GroupSpec) -> GroupAssignment:
         """Return who gets what; the present targets in ``group`` are what is kept if possible."""

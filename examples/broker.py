@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from examples.processes import Daemon
 from fencepost.pipelines.producers import read_committed
 
-START_S = 60
-"""Patience with the start of the daemon, in seconds."""
+GATHERED = 10_000
+"""Records that may be under way before all of them are waited for."""
 
 
 def fresh(stem: str) -> str:
@@ -26,56 +26,81 @@ def fresh(stem: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def fencepost(settings: tuple[str, ...] = ()) -> AsyncIterator[str]:
+async def fencepost() -> AsyncIterator[str]:
     """Run ``fencepost serve`` on a free port with an empty directory; yields its address."""
     with tempfile.TemporaryDirectory(prefix="fencepost-example-") as home:
-        log = (Path(home) / "daemon.log").open("wb")
-        daemon = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fencepost", "serve", "--listen", "127.0.0.1:0"),
-            *("--data-dir", f"{home}/data", "--config", "group.initial.rebalance.delay.ms=0"),
-            *(part for setting in settings for part in ("--config", setting)),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=log,
-        )
-        try:
-            stdout = daemon.stdout
-            line = await asyncio.wait_for(stdout.readline(), START_S) if stdout is not None else b""
-            if not line.startswith(b"listening "):
-                raise RuntimeError("the daemon did not start")
-            yield line.decode().split()[1]
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                daemon.terminate()
-            await daemon.wait()
-            log.close()
+        daemon = Daemon(Path(home))
+        with daemon.port:
+            try:
+                await daemon.start()
+                yield daemon.bootstrap
+            finally:
+                await daemon.stop()
 
 
-async def create_topics(bootstrap: str, *topics: tuple[str, int]) -> None:
+KEEP = {"retention.ms": "-1"}
+"""Records may be older than what a broker keeps by default."""
+
+
+async def create_topics(
+    bootstrap: str, *topics: tuple[str, int], configs: Mapping[str, str] = KEEP
+) -> None:
     """Create topics, each given as (name, partitions)."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        # Their records may be older than what a broker keeps by default.
-        keep = {"retention.ms": "-1"}
         await admin.create_topics(
-            [NewTopic(name, partitions, 1, topic_configs=keep) for name, partitions in topics]
+            [NewTopic(name, count, 1, topic_configs=dict(configs)) for name, count in topics]
         )
     finally:
         await admin.close()
 
 
 async def produce(
-    bootstrap: str, topic: str, records: list[tuple[bytes, bytes, int | None]]
+    bootstrap: str,
+    topic: str,
+    records: Iterable[tuple[bytes, bytes, int | None]],
+    told: Callable[[int], object] = lambda _: None,
 ) -> None:
-    """Write (key, value, timestamp in ms or None) records and wait for all of them."""
+    """Write (key, value, timestamp in ms or None) records and wait for all of them.
+
+    ``told`` hears now and then how many have been written.
+    """
+    waiting: list[asyncio.Future[object]] = []
     async with AIOKafkaProducer(
-        bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=10
+        bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=10, max_batch_size=1 << 18
     ) as producer:
-        waiting = [
-            await producer.send(topic, value, key, timestamp_ms=timestamp)
-            for key, value, timestamp in records
-        ]
+        for sent, (key, value, timestamp) in enumerate(records, 1):
+            waiting.append(await producer.send(topic, value, key, timestamp_ms=timestamp))
+            if len(waiting) == GATHERED:
+                await asyncio.gather(*waiting)
+                waiting.clear()
+                told(sent)
         await asyncio.gather(*waiting)
+
+
+async def everything(
+    bootstrap: str, topic: str, isolation_level: str
+) -> AsyncIterator[ConsumerRecord]:
+    """Yield what a reader sees of a topic, from its beginning to its present end."""
+    async with AIOKafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap,
+        isolation_level=isolation_level,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        max_partition_fetch_bytes=1 << 22,
+    ) as consumer:
+        waiting = set(consumer.assignment())
+        ends = await consumer.end_offsets(sorted(waiting))
+        while waiting:
+            for source, records in (await consumer.getmany(timeout_ms=200)).items():
+                for record in records:
+                    if record.offset < ends[source]:
+                        yield record
+            for source in tuple(waiting):
+                if await consumer.position(source) >= ends[source]:
+                    waiting.discard(source)
 
 
 async def read_topic(bootstrap: str, topic: str) -> list[ConsumerRecord]:

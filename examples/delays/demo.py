@@ -24,19 +24,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka import AIOKafkaConsumer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
+from examples.broker import create_topics, everything, produce
 from examples.delays.chart import chart
 from examples.delays.feed import (
     ENRICHED,
@@ -45,59 +38,20 @@ from examples.delays.feed import (
     PARTITIONS,
     ROUTES,
     close_windows,
-    load,
+    encoded,
     publish,
     split,
 )
 from examples.delays.truth import Record, Truth, Verdict, judge
 from examples.flights.data import Reference, fetch
-from examples.flights.demo import Daemon
+from examples.flights.demo import bars
 from examples.mqtt_broker import mqtt_broker
+from examples.processes import Daemon, Process
 from fencepost.coordinator.wire.client.client import WireClient
 
 DEADLINE_S = 600
 """After so long without an end the demo gives up, in seconds."""
 LOOK_S = 0.1
-
-
-class Service:
-    """A process that can be killed and is started again; it says what it does, a line each."""
-
-    def __init__(self, log: Path, *arguments: str) -> None:
-        self._log = log
-        self._command = (sys.executable, "-m", *arguments)
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self.lines: asyncio.Queue[bytes] = asyncio.Queue()
-
-    async def start(self) -> None:
-        """Start it, and follow what it reports."""
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdout=asyncio.subprocess.PIPE, stderr=log
-            )
-        self._reader = asyncio.create_task(self._follow(self._process))
-
-    async def _follow(self, process: asyncio.subprocess.Process) -> None:
-        while process.stdout is not None and (line := await process.stdout.readline()):
-            self.lines.put_nowait(line)
-
-    async def supervise(self) -> None:
-        """Start it now, and again whenever it has ended, killed or not."""
-        while True:
-            if self._process is None or self._process.returncode is not None:
-                await self.start()
-            await asyncio.sleep(LOOK_S)
-
-    async def stop(self, how: signal.Signals) -> None:
-        """End it with a signal; a JVM below it ends with it."""
-        process, reader = self._process, self._reader  # the supervisor soon puts others there
-        if process is None or reader is None:
-            return
-        if process.returncode is None:
-            process.send_signal(how)
-        await process.wait()
-        await reader
 
 
 class Watcher:
@@ -109,10 +63,13 @@ class Watcher:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        async with consumer(self._bootstrap, "read_committed") as reader:
-            reader.assign(
-                [TopicPartition(t, p) for t in (ENRICHED, HOURS) for p in range(PARTITIONS)]
-            )
+        async with AIOKafkaConsumer(
+            *(ENRICHED, HOURS),
+            bootstrap_servers=self._bootstrap,
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+        ) as reader:
             while True:
                 for source, found in (await reader.getmany(timeout_ms=200)).items():
                     self.seen[source.topic] += len(found)
@@ -129,31 +86,20 @@ class Watcher:
             await self._task
 
 
-def consumer(bootstrap: str, isolation_level: str) -> AIOKafkaConsumer:
-    """A consumer without a group."""
-    return AIOKafkaConsumer(
-        bootstrap_servers=bootstrap,
-        isolation_level=isolation_level,
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        max_partition_fetch_bytes=1 << 20,
-    )
-
-
 async def read(bootstrap: str, topic: str, isolation_level: str) -> list[tuple[str, bytes]]:
     """Everything that a reader sees of a topic, keys as text."""
-    seen: list[tuple[str, bytes]] = []
-    async with consumer(bootstrap, isolation_level) as reader:
-        waiting = {TopicPartition(topic, index) for index in range(PARTITIONS)}
-        reader.assign(sorted(waiting))
-        ends = await reader.end_offsets(list(waiting))
-        while waiting:
-            for found in (await reader.getmany(timeout_ms=200)).values():
-                seen += [(record.key.decode(), record.value) for record in found]
-            for source in tuple(waiting):
-                if await reader.position(source) >= ends[source]:
-                    waiting.discard(source)
-    return seen
+    return [
+        (record.key.decode(), record.value)
+        async for record in everything(bootstrap, topic, isolation_level)
+    ]
+
+
+async def supervise(process: Process) -> None:
+    """Start it now, and again whenever it has ended, killed or not."""
+    while True:
+        if not process.is_running:
+            await process.start()
+        await asyncio.sleep(LOOK_S)
 
 
 class Demo:
@@ -163,8 +109,8 @@ class Demo:
         self.data = data
         self.home = home
         self.console = console
-        self.daemon = Daemon(home / "data", home / "daemon.log")
-        self.services: dict[str, Service] = {}
+        self.daemon = Daemon(home)
+        self.services: dict[str, Process] = {}
         self.batches: Counter[str] = Counter()
         self.java = ""
         self.kills: Counter[str] = Counter()
@@ -176,18 +122,14 @@ class Demo:
         self.console.print(f"fencepost serves on [bold]{self.daemon.bootstrap}[/]")
         history, live = split(self.data)
         try:
-            await self._create_topics()
-            with Progress(
-                TextColumn("{task.description:<26}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=self.console,
-            ) as progress:
+            topics = ((topic, PARTITIONS) for topic in (FLIGHTS, ENRICHED, HOURS))
+            await create_topics(self.daemon.bootstrap, *topics)
+            with bars(self.console) as progress:
                 loading = progress.add_task("loading January–November", total=len(history))
-                await load(
+                await produce(
                     self.daemon.bootstrap,
-                    history,
+                    FLIGHTS,
+                    ((str(one["carrier"]).encode(), encoded(one), None) for one in history),
                     lambda sent: progress.update(loading, completed=sent),
                 )
                 progress.update(loading, completed=len(history))
@@ -200,16 +142,6 @@ class Demo:
                 await service.stop(signal.SIGKILL)
             await self.daemon.stop()
 
-    async def _create_topics(self) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.daemon.bootstrap)
-        await admin.start()
-        try:
-            await admin.create_topics(
-                [NewTopic(topic, PARTITIONS, 1) for topic in (FLIGHTS, ENRICHED, HOURS)]
-            )
-        finally:
-            await admin.close()
-
     async def _pipeline(self, progress: Progress, truth: Truth, live: list[Record]) -> None:
         begin = time.monotonic()
         wanted = {ENRICHED: len(truth.flights), HOURS: len(truth.hours)}
@@ -220,18 +152,18 @@ class Demo:
             routes.write_text(ROUTES, encoding="utf-8")
             common = ("--bootstrap", self.daemon.bootstrap)
             self.services = {
-                "the Spark driver": Service(
+                "the Spark driver": Process(
                     self.home / "driver.log",
                     *("examples.delays.job", *common, "--data", str(self.data)),
                     *("--checkpoint", str(self.home / "checkpoint")),
                 ),
-                "the MQTT bridge": Service(
+                "the MQTT bridge": Process(
                     self.home / "bridge.log",
                     *("fencepost.pipelines.mqtt", *common, "--mqtt", f"127.0.0.1:{port}"),
                     *("--mqtt-version", "3.1.1", "--config", str(routes)),
                 ),
             }
-            background = [group.create_task(s.supervise()) for s in self.services.values()]
+            background = [group.create_task(supervise(s)) for s in self.services.values()]
             background.append(group.create_task(self._count_batches()))
             arriving = group.create_task(self._live(progress, port, live))
             try:
@@ -242,7 +174,7 @@ class Demo:
                     task.cancel()
                 await watcher.stop()
                 for service in self.services.values():
-                    await service.stop(signal.SIGTERM)
+                    await service.stop()
 
     async def _under_fire(
         self,
@@ -285,10 +217,11 @@ class Demo:
 
     async def _count_batches(self) -> None:
         while True:
-            said = json.loads(await self.services["the Spark driver"].lines.get())
+            line = await self.services["the Spark driver"].lines.get()
+            said = json.loads(line or '{"event": "ended"}')
             if said["event"] == "started":
                 self.java = said["java"]
-            else:
+            elif said["event"] == "batch":
                 self.batches[said["query"]] += 1
 
     async def _reach(

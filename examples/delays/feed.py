@@ -30,22 +30,6 @@ def encoded(record: Record) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode()
 
 
-async def load(bootstrap: str, flights: Iterable[Record], told: Callable[[int], None]) -> None:
-    """Produce ``flights``, keyed by carrier."""
-    async with AIOKafkaProducer(
-        bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=20, max_batch_size=1 << 18
-    ) as producer:
-        sent = None
-        for count, record in enumerate(flights, 1):
-            key = str(record["carrier"]).encode()
-            sent = await producer.send(FLIGHTS, encoded(record), key)
-            if count % 5_000 == 0:
-                told(count)
-        await producer.flush()
-        if sent is not None:
-            await sent
-
-
 ROUTES = f"""\
 message_id = "json:id"
 [[route]]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -22,8 +21,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import msgpack
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -35,105 +34,43 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from examples.flights.data import FLIGHTS, fetch
-from examples.flights.load import TOPIC, load
+from examples.broker import create_topics, produce
+from examples.flights.data import FLIGHTS, fetch, flights
 from examples.flights.verify import Truth, Verdict, read
-from examples.flights.worker import GROUP, OUTPUT, TOTALS
-from fencepost.coordinator.tools.ports import hold_port
+from examples.flights.worker import GROUP, INPUT, OUTPUT, TOTALS
+from examples.processes import Daemon, Process
 
 PARTITIONS = 6
-START_S = 60
-"""Patience with the start of the daemon, in seconds."""
-
 DEADLINE_S = 300
 """After so long without an end the demo gives up, in seconds."""
 
 
-class Daemon:
-    """A real ``fencepost serve`` in a process of its own."""
-
-    def __init__(self, data_dir: Path, log: Path) -> None:
-        self._data_dir = data_dir
-        self._log = log
-        self._process: asyncio.subprocess.Process | None = None
-        self._port = hold_port()  # another process could take it while the daemon is dead
-        self.bootstrap = f"127.0.0.1:{self._port.getsockname()[1]}"
-
-    async def start(self) -> None:
-        """Start it (again, on the same port) and wait for its ``listening`` line."""
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "fencepost", "serve"),
-                *("--data-dir", str(self._data_dir), "--listen", self.bootstrap),
-                *("--config", "group.initial.rebalance.delay.ms=0"),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-            )
-        stdout = self._process.stdout
-        line = await asyncio.wait_for(stdout.readline(), START_S) if stdout is not None else b""
-        if not line.startswith(b"listening "):
-            raise RuntimeError(f"the daemon did not start, see {self._log}")
-
-    async def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """End it with signal ``how`` and wait until it is gone."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(how)
-            await self._process.wait()
-
-
-class WorkerProcess:
+class Worker(Process):
     """A real worker, what it said, and the means to stop it inside a transaction."""
 
-    def __init__(self, name: str, data: Path, log: Path, tally: Counter[str]) -> None:
-        self.name = name
-        self._data = data
-        self._log = log
-        self._tally = tally
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._holding = asyncio.Event()
-
-    async def start(self, bootstrap: str) -> None:
-        """Start it and follow what it reports."""
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "examples.flights.worker"),
-                *("--bootstrap", bootstrap, "--name", self.name, "--data", str(self._data)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-            )
-        self._reader = asyncio.create_task(self._follow(self._process))
-
-    async def _follow(self, process: asyncio.subprocess.Process) -> None:
-        while process.stdout is not None and (line := await process.stdout.readline()):
-            said = json.loads(line)
-            self._tally[said["event"]] += 1
-            if said["event"] == "holding":
-                self._holding.set()
+    def __init__(self, name: str, bootstrap: str, data: Path, home: Path) -> None:
+        super().__init__(
+            home / f"{name}.log",
+            *("examples.flights.worker", "--bootstrap", bootstrap),
+            *("--name", name, "--data", str(data)),
+        )
 
     async def hold(self) -> None:
         """Wait until it stands inside a transaction, its records written, nothing committed."""
-        self._holding.clear()
         self.say("hold")
-        await self._holding.wait()
+        while b'"holding"' not in await self.lines.get():
+            pass
 
-    def say(self, command: str) -> None:
-        """Send it a command."""
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(f"{command}\n".encode())
 
-    async def stop(self, how: signal.Signals | None = None) -> None:
-        """Ask it to stop, or end it with signal ``how``; wait until it is gone."""
-        if self._process is None:
-            return
-        if how is None:
-            self.say("stop")
-        elif self._process.returncode is None:
-            self._process.send_signal(how)
-        await self._process.wait()
-        if self._reader is not None:
-            await self._reader
+def bars(console: Console) -> Progress:
+    """Show how far things are."""
+    return Progress(
+        TextColumn("{task.description:<26}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
 
 
 class Demo:
@@ -143,10 +80,8 @@ class Demo:
         self.data = data
         self.console = console
         self.tally: Counter[str] = Counter()
-        self.daemon = Daemon(home / "data", home / "daemon.log")
-        self.workers = [
-            WorkerProcess(f"worker-{n}", data, home / f"worker-{n}.log", self.tally) for n in (1, 2)
-        ]
+        self.daemon = Daemon(home)
+        self.workers = [Worker(f"worker-{n}", self.daemon.bootstrap, data, home) for n in (1, 2)]
         self.load_seconds = 0.0
         self.pipeline_seconds = 0.0
 
@@ -155,14 +90,10 @@ class Demo:
         await self.daemon.start()
         self.console.print(f"fencepost serves on [bold]{self.daemon.bootstrap}[/]")
         try:
-            await self._create_topics()
-            with Progress(
-                TextColumn("{task.description:<24}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=self.console,
-            ) as progress:
+            await create_topics(self.daemon.bootstrap, (INPUT, PARTITIONS), (OUTPUT, PARTITIONS))
+            compact = {"cleanup.policy": "compact"}
+            await create_topics(self.daemon.bootstrap, (TOTALS, PARTITIONS), configs=compact)
+            with bars(self.console) as progress:
                 await self._load(progress)
                 async with asyncio.timeout(DEADLINE_S):
                     await self._pipeline(progress)
@@ -171,27 +102,20 @@ class Demo:
             await asyncio.gather(*(worker.stop(signal.SIGKILL) for worker in self.workers))
             await self.daemon.stop()
 
-    async def _create_topics(self) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.daemon.bootstrap)
-        await admin.start()
-        try:
-            compact = {"cleanup.policy": "compact"}
-            await admin.create_topics(
-                [
-                    NewTopic(TOPIC, PARTITIONS, 1),
-                    NewTopic(OUTPUT, PARTITIONS, 1),
-                    NewTopic(TOTALS, PARTITIONS, 1, topic_configs=compact),
-                ]
-            )
-        finally:
-            await admin.close()
-
     async def _load(self, progress: Progress) -> None:
         task = progress.add_task("loading flights", total=FLIGHTS)
         begin = time.monotonic()
-        await load(
-            self.daemon.bootstrap, self.data, lambda sent: progress.update(task, completed=sent)
+        records = (
+            (row["carrier"].encode(), msgpack.packb({"id": flight_id, **row}), None)
+            for flight_id, row in enumerate(flights(self.data))
         )
+        await produce(
+            self.daemon.bootstrap,
+            INPUT,
+            records,
+            lambda sent: progress.update(task, completed=sent),
+        )
+        progress.update(task, completed=FLIGHTS)
         self.load_seconds = time.monotonic() - begin
 
     async def _pipeline(self, progress: Progress) -> None:
@@ -199,7 +123,7 @@ class Demo:
         begin = time.monotonic()
         first, second = self.workers
         for worker in self.workers:
-            await worker.start(self.daemon.bootstrap)
+            await worker.start()
         for share, what, strike, worker in (
             (0.20, "kill -9 a worker", self._kill_worker, first),
             (0.45, "kill -9 the daemon", self._kill_daemon, second),
@@ -211,11 +135,13 @@ class Demo:
             progress.update(task, description="exactly-once pipeline")
         await self._reach(FLIGHTS, progress, task)
         self.pipeline_seconds = time.monotonic() - begin
-        await asyncio.gather(*(worker.stop() for worker in self.workers))
+        for worker in self.workers:
+            worker.say("stop")
+            await worker.stop(None)
 
     async def _reach(self, records: int, progress: Progress, task: TaskID) -> None:
         """Wait until the group has committed ``records`` of the input, as the broker counts it."""
-        sources = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
+        sources = [TopicPartition(INPUT, partition) for partition in range(PARTITIONS)]
         async with AIOKafkaConsumer(
             bootstrap_servers=self.daemon.bootstrap, group_id=GROUP, enable_auto_commit=False
         ) as observer:
@@ -226,14 +152,14 @@ class Demo:
                 progress.update(task, completed=done)
                 await asyncio.sleep(0.2)  # the pace of the progress bar
 
-    async def _kill_worker(self, worker: WorkerProcess) -> None:
+    async def _kill_worker(self, worker: Worker) -> None:
         await worker.hold()
         await worker.stop(signal.SIGKILL)
         self.tally["kills"] += 1
-        await worker.start(self.daemon.bootstrap)
+        await worker.start()
         self.tally["restarts"] += 1
 
-    async def _kill_daemon(self, holder: WorkerProcess) -> None:
+    async def _kill_daemon(self, holder: Worker) -> None:
         await holder.hold()
         await self.daemon.stop(signal.SIGKILL)
         self.tally["kills"] += 1

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
-from aiokafka import AIOKafkaConsumer
 
+from examples.broker import everything
 from examples.flights.data import Event, Reference, Totals, enrich, flights, no_totals
 
 Seen = list[tuple[bytes, bytes, str]]
@@ -37,29 +37,10 @@ class Verdict:
 
 async def read(bootstrap: str, topic: str, isolation_level: str) -> Seen:
     """Read a topic from its beginning to its end."""
-    seen: Seen = []
-    async with AIOKafkaConsumer(
-        topic,
-        bootstrap_servers=bootstrap,
-        isolation_level=isolation_level,
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
-        max_partition_fetch_bytes=4 * 1024 * 1024,
-    ) as consumer:
-        sources = sorted(consumer.assignment())
-        ends = await consumer.end_offsets(sources)
-        waiting = set(sources)
-        while waiting:
-            for source, records in (await consumer.getmany(timeout_ms=200)).items():
-                seen.extend(
-                    (record.key, record.value, dict(record.headers)["txn"].decode())
-                    for record in records
-                    if record.offset < ends[source]
-                )
-            for source in tuple(waiting):
-                if await consumer.position(source) >= ends[source]:
-                    waiting.discard(source)
-    return seen
+    return [
+        (record.key, record.value, dict(record.headers)["txn"].decode())
+        async for record in everything(bootstrap, topic, isolation_level)
+    ]
 
 
 class Truth:

@@ -1,0 +1,80 @@
+"""Processes that an example starts, listens to, and kills: the daemon, workers, a Spark driver."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from fencepost.coordinator.tools.ports import hold_port
+
+START_S = 60
+"""Patience with the start of the daemon, in seconds."""
+
+
+class Process:
+    """``python -m`` with ``arguments``, which can be killed and started again."""
+
+    def __init__(self, log: Path, *arguments: str) -> None:
+        self._log = log
+        self._command = (sys.executable, "-m", *arguments)
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self.lines: asyncio.Queue[bytes] = asyncio.Queue()
+        """What it says, an empty line at its end."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start it, and follow what it says."""
+        pipe = asyncio.subprocess.PIPE
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=pipe, stdout=pipe, stderr=log
+            )
+        self._reader = asyncio.create_task(self._follow(self._process))
+
+    async def _follow(self, process: asyncio.subprocess.Process) -> None:
+        while process.stdout is not None and (line := await process.stdout.readline()):
+            self.lines.put_nowait(line)
+        self.lines.put_nowait(b"")
+
+    def say(self, command: str) -> None:
+        """Send it a line."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(f"{command}\n".encode())
+
+    async def stop(self, how: signal.Signals | None = signal.SIGTERM) -> None:
+        """End it with signal ``how``, None if it ends by itself; wait until it is gone."""
+        process, reader = self._process, self._reader  # whoever supervises soon puts others there
+        if process is None or reader is None:
+            return
+        if how is not None and process.returncode is None:
+            process.send_signal(how)
+        await process.wait()
+        await reader
+
+
+class Daemon(Process):
+    """A real ``fencepost serve`` with its directory in ``home``, always on the same port."""
+
+    def __init__(self, home: Path) -> None:
+        self.port = hold_port()  # another process could take it while the daemon is dead
+        self.bootstrap = f"127.0.0.1:{self.port.getsockname()[1]}"
+        super().__init__(
+            home / "daemon.log",
+            *("fencepost", "serve", "--data-dir", str(home / "data"), "--listen", self.bootstrap),
+            *("--config", "group.initial.rebalance.delay.ms=0"),
+        )
+
+    async def start(self) -> None:
+        """Start it (again) and wait for its ``listening`` line."""
+        self.lines = asyncio.Queue()
+        await super().start()
+        line = await asyncio.wait_for(self.lines.get(), START_S)
+        if not line.startswith(b"listening "):
+            raise RuntimeError(f"the daemon did not start, see {self._log}")

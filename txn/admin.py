@@ -6,8 +6,6 @@ Sources: ``TransactionStateManager.listTransactionStates`` and its expiry task,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fencepost.logcore.machine import DecisionBuilder, Token
 from fencepost.txn import end_txn, id_pattern, records, state
 from fencepost.txn.commands import (
@@ -22,7 +20,13 @@ from fencepost.txn.commands import (
 )
 from fencepost.txn.errors import ProducerIdsUnavailableError, TransactionalIdNotFoundError
 from fencepost.txn.events import EventKind
-from fencepost.txn.shard import TIMEOUT_TIMER, TxnShardState, require_id
+from fencepost.txn.shard import (
+    TIMEOUT_TIMER,
+    TxnShardState,
+    arm_timeout,
+    require_id,
+    timeout_deadline_ms,
+)
 from fencepost.txn.state import TransactionState
 
 _STATES_BY_NAME = {one.kafka_name: one for one in TransactionState}
@@ -39,7 +43,8 @@ def list_transactions(
     unknown = tuple(name for name in command.states if name not in _STATES_BY_NAME)
     wanted = {_STATES_BY_NAME[name] for name in command.states if name in _STATES_BY_NAME}
     producer_ids = frozenset(command.producer_ids)
-    matches = _matcher(command.id_pattern, shard.limits.max_id_pattern_length)
+    pattern, longest = command.id_pattern, shard.limits.max_id_pattern_length
+    matches = id_pattern.compile_pattern(pattern, longest) if pattern else None
     listed = tuple(
         ListedTransaction(transactional_id, txn.producer_id, txn.state.kafka_name)
         for transactional_id, txn in sorted(shard.transactions.items())
@@ -48,7 +53,7 @@ def list_transactions(
         and (
             command.min_duration_ms < 0 or decision.now_ms - txn.start_ms > command.min_duration_ms
         )
-        and matches(transactional_id)
+        and (matches is None or matches(transactional_id))
     )
     decision.reply(token, ListTransactionsResult(listed, unknown))
 
@@ -73,16 +78,24 @@ def describe_transaction(
     decision.reply(token, described)
 
 
-def abort_overdue(shard: TxnShardState, decision: DecisionBuilder, transactional_id: str) -> bool:
-    """Abort one transaction for its timeout; False if that has to be tried again later."""
-    txn = shard.transactions[transactional_id]
+def time_out(shard: TxnShardState, decision: DecisionBuilder, transactional_id: str) -> None:
+    """Abort a transaction whose timeout has passed, or try again later without a producer id."""
+    txn = shard.transactions.get(transactional_id)
+    if txn is None or not shard.serving or shard.is_pending(transactional_id):
+        return
+    deadline_ms = timeout_deadline_ms(txn)
+    if deadline_ms is None:
+        return
+    if decision.now_ms < deadline_ms:
+        arm_timeout(decision, transactional_id, txn)
+        return
     try:
         end_txn.abort_fenced(shard, decision, transactional_id, cause="timeout")
     except ProducerIdsUnavailableError as error:
         decision.effect(ReserveProducerIds())
         decision.event(EventKind.TIMEOUT_POSTPONED, transactional_id, cause=str(error))
         decision.arm((TIMEOUT_TIMER, transactional_id), shard.limits.retry_backoff_ms)
-        return False
+        return
     decision.event(
         EventKind.TRANSACTION_TIMED_OUT,
         transactional_id,
@@ -90,7 +103,6 @@ def abort_overdue(shard: TxnShardState, decision: DecisionBuilder, transactional
         open_ms=decision.now_ms - txn.start_ms,
         partitions=len(txn.partitions),
     )
-    return True
 
 
 def expire_transactional_ids(
@@ -130,9 +142,3 @@ def expire_transactional_ids(
             rested_ms=decision.now_ms - txn.last_update_ms,
         )
     decision.reply(token, ExpireTransactionalIdsResult(tuple(expired), more=bool(unswept)))
-
-
-def _matcher(pattern: str | None, longest: int) -> Callable[[str], bool]:
-    if not pattern:
-        return lambda _: True
-    return id_pattern.compile_pattern(pattern, longest)

@@ -227,24 +227,21 @@ def _tell_end(
     prepared: TransactionMetadata,
     cause: str,
 ) -> None:
+    more: dict[str, object]
     if prepared.state is TransactionState.PREPARE_ABORT:
+        kind, more = EventKind.TRANSACTION_ABORTED, {"state": owned.state.kafka_name}
+    else:
+        kind = EventKind.TRANSACTION_COMMITTED
+        more = {"open_ms": prepared.last_update_ms - owned.start_ms}
+    # Commits come all the time; only that of a kept transaction is worth remembering.
+    if kind is EventKind.TRANSACTION_ABORTED or owned.is_kept:
         decision.event(
-            EventKind.TRANSACTION_ABORTED,
+            kind,
             transactional_id,
             cause=cause,
             producer_id=owned.producer_id,
             producer_epoch=owned.producer_epoch,
-            state=owned.state.kafka_name,
-            partitions=len(owned.partitions),
-        )
-    elif owned.is_kept:
-        decision.event(
-            EventKind.TRANSACTION_COMMITTED,
-            transactional_id,
-            cause=cause,
-            producer_id=owned.producer_id,
-            producer_epoch=owned.producer_epoch,
-            open_ms=prepared.last_update_ms - owned.start_ms,
+            **more,
             partitions=len(owned.partitions),
         )
     tell_identity(decision, transactional_id, owned.client_identity, prepared.next_identity, cause)

@@ -41,7 +41,6 @@ from fencepost.txn.shard import (
     TIMEOUT_TIMER,
     TxnShardState,
     arm_timeout,
-    timeout_deadline_ms,
 )
 from fencepost.txn.state import TransactionMetadata, TransactionState
 
@@ -81,11 +80,9 @@ class TxnMachine:
         limits: TxnLimits,
         ids: ProducerIds,
         coordinator_epoch: int,
-        transaction_version: Callable[[], int] | int = state.TV2,
+        transaction_version: Callable[[], int],
     ) -> None:
-        fixed = transaction_version
-        version = (lambda: fixed) if isinstance(fixed, int) else fixed
-        self._shard = TxnShardState(limits, ids, coordinator_epoch, version)
+        self._shard = TxnShardState(limits, ids, coordinator_epoch, transaction_version)
 
     def __len__(self) -> int:
         return len(self._shard.transactions)
@@ -127,11 +124,9 @@ class TxnMachine:
         decision = DecisionBuilder(now_ms)
         match key:
             case (kind, str(transactional_id)) if kind == TIMEOUT_TIMER:
-                self._time_out(decision, transactional_id)
+                admin.time_out(self._shard, decision, transactional_id)
             case (kind, str(transactional_id)) if kind == PARK_TIMER:
                 init_producer.turn_away_parked(self._shard, decision, transactional_id)
-            case _:
-                pass
         return decision.build()
 
     def replay(
@@ -242,29 +237,13 @@ class TxnMachine:
                 raise InvariantViolation(f"{transactional_id}: {txn.state.name} and its markers")
         if shard.offsets.keys() != shard.transactions.keys():
             raise InvariantViolation("offsets and transactions name different ids")
-        for transactional_id in (*shard.markers.ids(), *shard.parked):
-            found = shard.transactions.get(transactional_id)
+        for request in shard.markers.requests():
+            found = shard.transactions.get(request.transactional_id)
             if found is None or found.state not in state.PREPARED:
-                raise InvariantViolation(f"{transactional_id}: nothing to complete in {found}")
-        for transactional_id in shard.markers.ids():
-            request = shard.markers.request(transactional_id)
-            found = shard.transactions[transactional_id]
-            if request is None or request.stamp != ProducerStamp(*found.identity):
-                raise InvariantViolation(f"{transactional_id}: {request} does not end {found}")
-        if not shard.parked.keys() <= set(shard.markers.ids()):
+                raise InvariantViolation(f"nothing to complete in {found} by {request}")
+            if request.stamp != ProducerStamp(*found.identity):
+                raise InvariantViolation(f"{request} does not end {found}")
+        if not all(shard.is_pending(transactional_id) for transactional_id in shard.parked):
             raise InvariantViolation("a request waits for markers that nobody writes")
         if len(shard.parked) > shard.limits.max_parked_requests:
             raise InvariantViolation(f"{len(shard.parked)} requests wait")
-
-    def _time_out(self, decision: DecisionBuilder, transactional_id: str) -> None:
-        shard = self._shard
-        txn = shard.transactions.get(transactional_id)
-        if txn is None or not shard.serving or shard.is_pending(transactional_id):
-            return
-        deadline_ms = timeout_deadline_ms(txn)
-        if deadline_ms is None:
-            return
-        if decision.now_ms < deadline_ms:
-            arm_timeout(decision, transactional_id, txn)
-            return
-        admin.abort_overdue(shard, decision, transactional_id)

@@ -34,9 +34,6 @@ class MarkerTable:
     def __contains__(self, transactional_id: object) -> bool:
         return transactional_id in self._completions
 
-    def __len__(self) -> int:
-        return len(self._completions)
-
     def expect(self, request: WriteMarkers) -> None:
         """Remember that the markers of ``request`` are to be written."""
         if request.transactional_id in self._completions:
@@ -60,19 +57,9 @@ class MarkerTable:
         del self._completions[answer.transactional_id]
         return True
 
-    def missing(self, transactional_id: str) -> frozenset[TopicPartition]:
-        """The partitions that have not confirmed their marker."""
-        completion = self._completions.get(transactional_id)
-        return frozenset(completion.missing) if completion else frozenset()
-
-    def request(self, transactional_id: str) -> WriteMarkers | None:
-        """The request that is being carried out for the id."""
-        completion = self._completions.get(transactional_id)
-        return completion.request if completion else None
-
-    def ids(self) -> tuple[str, ...]:
-        """The ids that are being completed."""
-        return tuple(self._completions)
+    def requests(self) -> tuple[WriteMarkers, ...]:
+        """The requests that are being carried out."""
+        return tuple(completion.request for completion in self._completions.values())
 
     def clear(self) -> None:
         """Forget everything: the shard stops serving."""

@@ -35,9 +35,7 @@ _TIMES = struct.Struct(">qq")
 _INT16 = struct.Struct(">h")
 _INT64 = struct.Struct(">q")
 
-_DURABLE_STATES = frozenset(
-    TransactionState(number) for number in range(TransactionState.COMPLETE_ABORT + 1)
-)
+_DURABLE_STATES = range(TransactionState.COMPLETE_ABORT + 1)
 
 
 class Decoded(NamedTuple):
@@ -144,7 +142,10 @@ def decode(record: Record) -> Decoded | None:
 
 def _decode_body(reader: FieldReader) -> TransactionMetadata:
     producer_id, producer_epoch, timeout_ms, status = _HEAD.unpack(reader.raw(_HEAD.size))
-    state = _decode_state(status)
+    # DEAD and PREPARE_EPOCH_FENCE have numbers, but nothing ever writes them.
+    if status not in _DURABLE_STATES:
+        raise CorruptRecordError(f"transaction status {status}")
+    state = TransactionState(status)
     partitions = _decode_partitions(reader)
     if partitions is None and state is not TransactionState.EMPTY:
         raise CorruptRecordError(f"no list of partitions in state {state.name}")
@@ -164,13 +165,6 @@ def _decode_body(reader: FieldReader) -> TransactionMetadata:
         client_transaction_version=_tag(tags, _TAG_CLIENT_TRANSACTION_VERSION, _INT16, 0),
         next_producer_epoch=_tag(tags, _TAG_NEXT_PRODUCER_EPOCH, _INT16, NO_EPOCH),
     )
-
-
-def _decode_state(number: int) -> TransactionState:
-    # DEAD and PREPARE_EPOCH_FENCE have numbers, but nothing ever writes them.
-    if number not in _DURABLE_STATES:
-        raise CorruptRecordError(f"transaction status {number}")
-    return TransactionState(number)
 
 
 def _decode_partitions(reader: FieldReader) -> frozenset[TopicPartition] | None:

@@ -291,7 +291,7 @@ def test_a_decision_that_is_not_replayed_yet_already_holds_others_off() -> None:
 
 def test_commands_are_refused_before_loading_and_after_unloading() -> None:
     driver = Driver()
-    machine = TxnMachine(driver.limits, driver.ids, 7, 2)
+    machine = TxnMachine(driver.limits, driver.ids, 7, lambda: 2)
     machine.replay(encode("orders-1", metadata(S.ONGOING), 2), 0, 0, None)
     for each in (machine, driver.machine):
         each.unload()

@@ -61,6 +61,20 @@ class ProducerStamp:
 
 
 @dataclass(frozen=True, slots=True)
+class EndMarker:
+    """The end of ``stamp``'s transaction, as a coordinator of that epoch tells it a partition.
+
+    ``transaction_version`` picks the rule for the marker's epoch: from 2 on it must be above that
+    of the data, below 2 not lower.
+    """
+
+    stamp: ProducerStamp
+    commit: bool
+    coordinator_epoch: int = 0
+    transaction_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """The answer to the request behind ``token``.
 

@@ -43,7 +43,7 @@ from fencepost.logcore.errors import (
 )
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.index import AbortedTxn, CorruptIndexError
-from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from fencepost.logcore.producer_limit import ProducerLimit
 from fencepost.logcore.producers import (
     PRODUCER_ID_EXPIRATION_MS,
@@ -239,24 +239,17 @@ class Partition(ShrinkingPartition):
         """Raise InvalidProducerEpochError if a newer epoch of the producer has written here."""
         self._producers.check_epoch(producer.producer_id, producer.producer_epoch)
 
-    def append_marker(
-        self,
-        producer: ProducerStamp,
-        *,
-        commit: bool,
-        coordinator_epoch: int,
-        now_ms: int,
-        transaction_version: int = 0,
-    ) -> Appended:
+    def append_marker(self, marker: EndMarker, now_ms: int) -> Appended:
         """Append the marker that ends a producer's transaction here, open or not.
 
-        ``transaction_version`` 2: the marker's epoch must be above the data's.
         Raises TransactionCoordinatorFencedError, InvalidProducerEpochError, StorageError.
         """
         if self._stopped is not None:
             raise self._stopped
-        producer_id, epoch = producer.producer_id, producer.producer_epoch
-        self._producers.check_marker(producer_id, epoch, coordinator_epoch, transaction_version)
+        producer_id, epoch = marker.stamp.producer_id, marker.stamp.producer_epoch
+        commit, coordinator_epoch = marker.commit, marker.coordinator_epoch
+        version = marker.transaction_version
+        self._producers.check_marker(producer_id, epoch, coordinator_epoch, version)
         data: Buffer = end_marker(
             commit=commit,
             producer_id=producer_id,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fencepost.logcore.machine import DomainError, ProducerStamp
+from fencepost.logcore.machine import DomainError, EndMarker, ProducerStamp
 
 NO_PRODUCER_ID = -1
 """No producer id."""
@@ -145,8 +145,7 @@ class WriteMarkers:
     """An *effect*: append the end marker of ``stamp`` to every partition, then report back.
 
     ``partitions`` may be empty (a TV2 abort of nothing); the report is due all the same.
-    ``transaction_version`` picks the partition's rule for marker epochs (2: greater than the
-    producer's; below: not lower). Writing a marker again must be harmless.
+    Writing a marker again must be harmless.
 
     ``transaction_number`` names the transaction, which ``stamp`` does not under TV1: the same
     identity ends one transaction after another.
@@ -159,6 +158,11 @@ class WriteMarkers:
     transaction_version: int
     partitions: tuple[TopicPartition, ...]
     transaction_number: int
+
+    @property
+    def marker(self) -> EndMarker:
+        """What every partition gets."""
+        return EndMarker(self.stamp, self.commit, self.coordinator_epoch, self.transaction_version)
 
     def written(self, partitions: tuple[TopicPartition, ...] | None = None) -> MarkersWritten:
         """Build the report that ``partitions`` (None: all) hold the marker."""

@@ -15,9 +15,7 @@ from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.log import GROUP_VERSION
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.background import Pace, each_in_turn
-from fencepost.coordinator.runtime.errors import (
-    CoordinatorNotAvailableError,
-)
+from fencepost.coordinator.runtime.errors import CoordinatorNotAvailableError
 from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.groups.assignors.model import Assignor, AssignorRegistry
 from fencepost.groups.assignors.range import RangeAssignor
@@ -38,7 +36,7 @@ from fencepost.groups.consumer_commands import (
     TopicImage,
 )
 from fencepost.groups.limits import GroupLimits
-from fencepost.logcore.machine import InvariantViolation, ProducerStamp
+from fencepost.logcore.machine import EndMarker, InvariantViolation
 from fencepost.logcore.partition import Partition
 
 if TYPE_CHECKING:
@@ -104,28 +102,15 @@ class GroupCoordinator(ShardedCoordinator):
             self._shards.send(shard, command)
             await pace()
 
-    def complete_transaction(
-        self,
-        index: int,
-        stamp: ProducerStamp,
-        *,
-        commit: bool,
-        coordinator_epoch: int,
-        transaction_version: int,
-    ) -> None:
-        """End ``stamp``'s transaction on one offsets partition: marker and state together.
+    def complete_transaction(self, index: int, marker: EndMarker) -> None:
+        """End a transaction on one offsets partition: marker and state together.
 
         Raises :class:`ShardError` where the shard does not serve now, and
         :class:`fencepost.logcore.errors.LogError` where the partition refuses the marker.
         """
         if index >= len(self._shards.shards):
             raise CoordinatorNotAvailableError(f"{CONSUMER_OFFSETS}-{index} is not open")
-        self._shards.shards[index].complete_transaction(
-            stamp,
-            commit=commit,
-            coordinator_epoch=coordinator_epoch,
-            transaction_version=transaction_version,
-        )
+        self._shards.shards[index].complete_transaction(marker)
 
     def _expire_offsets(self, _key: Hashable, _now_ms: int) -> None:
         self._set_upkeep()

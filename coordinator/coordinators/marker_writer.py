@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import structlog
 
@@ -30,7 +29,7 @@ from fencepost.logcore.errors import (
     LogError,
     TransactionCoordinatorFencedError,
 )
-from fencepost.logcore.machine import ProducerStamp
+from fencepost.logcore.machine import EndMarker
 from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
 
 RETRY_BACKOFF_MS = 50
@@ -47,20 +46,8 @@ over in one turn, however busy the machine; opening one that was never used take
 Report = Callable[[MarkersWritten], None]
 
 
-class CompleteOffsets(Protocol):
-    """Ends a transaction on one offsets partition: ``GroupCoordinator.complete_transaction``."""
-
-    def __call__(
-        self,
-        index: int,
-        stamp: ProducerStamp,
-        *,
-        commit: bool,
-        coordinator_epoch: int,
-        transaction_version: int,
-    ) -> None:
-        """Raises ShardError, LogError."""
-
+CompleteOffsets = Callable[[int, EndMarker], None]
+"""Ends a transaction on one offsets partition: ``GroupCoordinator.complete_transaction``."""
 
 _log = structlog.get_logger(__name__)
 
@@ -193,13 +180,7 @@ class LocalMarkerWriter:
     def _is_settled(self, request: WriteMarkers, partition: TopicPartition) -> bool:
         """Write one marker; True if the partition needs none any more."""
         try:
-            exists = self.write_one(
-                partition,
-                request.stamp,
-                commit=request.commit,
-                coordinator_epoch=request.coordinator_epoch,
-                transaction_version=request.transaction_version,
-            )
+            exists = self.write_one(partition, request.marker)
         except (InvalidProducerEpochError, TransactionCoordinatorFencedError) as error:
             # Somebody with a higher epoch has written here, which on one node only a marker sent
             # by an administrator can have done. It ended the transaction, or it left it open: then
@@ -217,15 +198,7 @@ class LocalMarkerWriter:
             _log.info("marker dropped", transactional_id=request.transactional_id, to=partition)
         return True
 
-    def write_one(
-        self,
-        partition: TopicPartition,
-        stamp: ProducerStamp,
-        *,
-        commit: bool,
-        coordinator_epoch: int,
-        transaction_version: int,
-    ) -> bool:
+    def write_one(self, partition: TopicPartition, marker: EndMarker) -> bool:
         """Append one marker; False where none can be due.
 
         The partition does not exist (any more) then, or nobody writes to it in transactions.
@@ -237,21 +210,9 @@ class LocalMarkerWriter:
         if found is None:
             return False
         if topic == CONSUMER_OFFSETS:
-            self._complete_offsets(
-                index,
-                stamp,
-                commit=commit,
-                coordinator_epoch=coordinator_epoch,
-                transaction_version=transaction_version,
-            )
+            self._complete_offsets(index, marker)
         else:
-            found.append_marker(
-                stamp,
-                commit=commit,
-                coordinator_epoch=coordinator_epoch,
-                now_ms=self._clock.now_ms(),
-                transaction_version=transaction_version,
-            )
+            found.append_marker(marker, self._clock.now_ms())
         return True
 
     def _is_open(self, producer_id: int, partition: TopicPartition) -> bool:

@@ -18,7 +18,7 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.errors import LogError
-from fencepost.logcore.machine import ProducerStamp
+from fencepost.logcore.machine import EndMarker, ProducerStamp
 from fencepost.logcore.partition import Partition
 
 ANSWERS = frozenset(
@@ -86,13 +86,13 @@ def _write(ctx: Context, marker: Any, topic: str, index: int) -> ErrorCode:
     if marker.producer_id < 0 or marker.producer_epoch < 0:
         return ErrorCode.invalid_request
     try:
-        written = ctx.broker.txns.markers.write_one(
-            (topic, index),
+        end = EndMarker(
             ProducerStamp(marker.producer_id, marker.producer_epoch),
-            commit=marker.transaction_result,
-            coordinator_epoch=marker.coordinator_epoch,
-            transaction_version=getattr(marker, "transaction_version", 0),
+            marker.transaction_result,
+            marker.coordinator_epoch,
+            getattr(marker, "transaction_version", 0),
         )
+        written = ctx.broker.txns.markers.write_one((topic, index), end)
     except ShardError:
         return ErrorCode.not_leader_or_follower
     except LogError as error:

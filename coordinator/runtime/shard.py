@@ -51,6 +51,7 @@ from fencepost.logcore.errors import LogError, NoRoomError
 from fencepost.logcore.machine import (
     Decision,
     DomainError,
+    EndMarker,
     Event,
     InvariantViolation,
     Machine,
@@ -232,34 +233,21 @@ class ShardRuntime:
             finally:
                 self._about = None
 
-    def complete_transaction(
-        self,
-        stamp: ProducerStamp,
-        *,
-        commit: bool,
-        coordinator_epoch: int,
-        transaction_version: int,
-    ) -> None:
-        """Append the end marker of ``stamp``'s transaction to this partition and apply it.
+    def complete_transaction(self, marker: EndMarker) -> None:
+        """Append the end marker of a transaction to this partition and apply it.
 
         Raises :class:`ShardError` where the shard does not serve, and :class:`LogError` where the
         partition refuses the marker (kafka: ``ProducerAppendInfo.appendEndTxnMarker``).
         """
         if self._state is not ShardState.ACTIVE:
             raise self.unavailable()
-        appended = self.partition.append_marker(
-            stamp,
-            commit=commit,
-            coordinator_epoch=coordinator_epoch,
-            now_ms=self._clock.now_ms(),
-            transaction_version=transaction_version,
-        )
+        appended = self.partition.append_marker(marker, self._clock.now_ms())
         # From here on the marker is in the log: whatever fails now, loading applies it.
         try:
             self._check_offset(appended.base_offset)
-            self._machine.replay_marker(stamp, appended.base_offset, commit=commit)
+            self._machine.replay_marker(marker.stamp, appended.base_offset, commit=marker.commit)
         except Exception as cause:  # noqa: BLE001 - any failure is a state that can't be trusted
-            self._about = "marker", stamp
+            self._about = "marker", marker.stamp
             self._fail(cause, None)
             self._about = None
             return

@@ -26,7 +26,7 @@ from fencepost.logcore.checkpoints import (
 from fencepost.logcore.compaction import unthrottled
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.fs import FileSystem
-from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from tests.support.clock import ManualClock
@@ -134,7 +134,7 @@ class Recorder:
         now_ms = self.clock.advance(10)
         begin = len(self.disk.steps)
         self.partition.append_marker(
-            ProducerStamp(producer_id, epoch), commit=commit, coordinator_epoch=1, now_ms=now_ms
+            EndMarker(ProducerStamp(producer_id, epoch), commit, 1), now_ms
         )
         self._written(begin)
 

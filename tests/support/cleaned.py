@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fencepost.logcore.batch import ControlType, decode_records, parse_control
 from fencepost.logcore.compaction import unthrottled
 from fencepost.logcore.config import LogConfig
-from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from fencepost.logcore.partition import Partition
 from tests.support.clock import ManualClock
 from tests.support.memory_disk import MemoryDisk
@@ -70,7 +70,7 @@ def _append(partition: Partition, step: Step) -> None:
         partition.append_records([record], now_ms=NOW_MS, producer=producer)
     else:
         assert producer is not None
-        partition.append_marker(producer, commit=commit, coordinator_epoch=0, now_ms=NOW_MS)
+        partition.append_marker(EndMarker(producer, commit), NOW_MS)
 
 
 def _compact(partition: Partition, now_ms: int) -> bool:

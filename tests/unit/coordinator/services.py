@@ -18,7 +18,7 @@ from fencepost.coordinator.runtime.shard import ShardRuntime, ShardState
 from fencepost.coordinator.services import Services as BrokerServices
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
-from fencepost.logcore.machine import ProducerStamp
+from fencepost.logcore.machine import EndMarker, ProducerStamp
 from tests.support.clock import ManualClock
 from tests.support.waits import until_async
 
@@ -92,9 +92,8 @@ class Services(BrokerServices):
 def fail(shard: ShardRuntime) -> None:
     """Somebody else writes to the shard's partition; the shard sees it when it writes itself."""
     stranger = ProducerStamp(1 << 40, 0)
-    marker = {"commit": False, "coordinator_epoch": 0, "transaction_version": 0}
-    shard.partition.append_marker(stranger, now_ms=0, **marker)
-    shard.complete_transaction(stranger, **marker)
+    shard.partition.append_marker(EndMarker(stranger, False), 0)
+    shard.complete_transaction(EndMarker(stranger, commit=False))
     assert shard.state is ShardState.FAILED
 
 

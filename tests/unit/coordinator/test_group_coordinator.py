@@ -27,7 +27,7 @@ from fencepost.groups.commands import (
     TxnCommitOffsets,
 )
 from fencepost.groups.errors import UnknownMemberIdError, UnstableOffsetCommitError
-from fencepost.logcore.machine import ProducerStamp
+from fencepost.logcore.machine import EndMarker, ProducerStamp
 from tests.support.clock import ManualClock
 from tests.support.waits import until_async
 from tests.unit.coordinator.services import Services, fail, loading, serves
@@ -189,9 +189,7 @@ async def test_transactional_offsets_and_their_marker(
     with pytest.raises(UnstableOffsetCommitError):
         await committed(services, "g", stable=True)
     index = services.groups.partition_for("g")
-    services.groups.complete_transaction(
-        index, producer, commit=commits, coordinator_epoch=0, transaction_version=0
-    )
+    services.groups.complete_transaction(index, EndMarker(producer, commits))
     expected = 8 if commits else 5
     assert await committed(services, "g", stable=True) == expected
     await services.kill()

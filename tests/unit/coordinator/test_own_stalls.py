@@ -10,7 +10,7 @@ from fencepost.groups.commands import FetchOffsets, FetchOffsetsResult, ListGrou
 from fencepost.groups.records import OffsetCommitValue, offset_commit
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
-from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from tests.support.partitions import append_batch
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_async
@@ -48,9 +48,7 @@ async def test_upkeep_of_many_partitions_and_producers_beside_a_compaction(tmp_p
         keyed = broker.services.logs.partition("keyed", 0)
         crowded = broker.services.logs.partition("many", 0)
         for producer_id in range(PRODUCERS):
-            crowded.append_marker(
-                ProducerStamp(producer_id, 0), commit=True, coordinator_epoch=0, now_ms=now_ms
-            )
+            crowded.append_marker(EndMarker(ProducerStamp(producer_id, 0), True), now_ms)
             if producer_id % 100 == 0:
                 await asyncio.sleep(0)
         for _ in range(100):

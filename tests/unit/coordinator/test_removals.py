@@ -14,7 +14,7 @@ from fencepost.coordinator.daemon.broker import Broker
 from fencepost.logcore.checkpoints import LOG_START_CHECKPOINT, read_offsets
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.fs import OsFileSystem
-from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from tests.support.cluster import Cluster
 from tests.support.faults import FaultyDisk
 from tests.support.stalls import watched_loop
@@ -105,9 +105,7 @@ async def test_a_partition_of_many_producers_is_forgotten_in_turns(tmp_path):
         broker.services.topics.create("t", partitions=1)
         partition = broker.services.logs.partition("t", 0)
         for producer in range(100_000):
-            partition.append_marker(
-                ProducerStamp(producer, 0), commit=True, coordinator_epoch=0, now_ms=1
-            )
+            partition.append_marker(EndMarker(ProducerStamp(producer, 0), True), 1)
             if producer % 100 == 0:
                 await asyncio.sleep(0)
         del partition

@@ -18,7 +18,7 @@ from fencepost.logcore.checkpoints import (
 )
 from fencepost.logcore.errors import LogError, StorageError
 from fencepost.logcore.fs import OsFileSystem
-from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from tests.support.clock import ManualClock
@@ -113,9 +113,7 @@ def test_a_start_forgets_producers_by_the_configured_time(tmp_path, silent_ms, k
     node = Node(tmp_path, config)
     node.topics.create("a", partitions=1)
     partition = node.logs.partition("a", 0)
-    partition.append_marker(
-        ProducerStamp(7, 0), commit=True, coordinator_epoch=0, now_ms=node.clock.now_ms()
-    )
+    partition.append_marker(EndMarker(ProducerStamp(7, 0), True), node.clock.now_ms())
     node.logs.close()
     again = Node(tmp_path, config, clock=ManualClock(node.clock.now_ms() + silent_ms))
     found = list(again.logs.partition("a", 0).producers())
@@ -131,7 +129,7 @@ def test_the_limit_of_producers_is_the_brokers(tmp_path):
     def write(topic, index, producer_id):
         partition = node.logs.partition(topic, index)
         stamp = ProducerStamp(producer_id, 0)
-        partition.append_marker(stamp, commit=True, coordinator_epoch=0, now_ms=1)
+        partition.append_marker(EndMarker(stamp, True), 1)
         return {
             (one.topic, one.index, state.producer_id)
             for one in node.logs

@@ -26,6 +26,7 @@ from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import (
     Decision,
     DomainError,
+    EndMarker,
     Event,
     InvariantViolation,
     ProducerStamp,
@@ -313,12 +314,8 @@ async def test_what_a_restart_rebuilds_is_what_ran(bench: Bench) -> None:
     await shard.submit(Put("c", "open", ProducerStamp(7, 0)))
     await shard.submit(Put("d", "aborted", ProducerStamp(8, 0)))
     await shard.submit(Put("e", "committed", ProducerStamp(9, 0)))
-    shard.complete_transaction(
-        ProducerStamp(8, 0), commit=False, coordinator_epoch=0, transaction_version=0
-    )
-    shard.complete_transaction(
-        ProducerStamp(9, 0), commit=True, coordinator_epoch=0, transaction_version=0
-    )
+    shard.complete_transaction(EndMarker(ProducerStamp(8, 0), commit=False))
+    shard.complete_transaction(EndMarker(ProducerStamp(9, 0), commit=True))
     await shard.submit(Put("a", "2"))
     digest = shard.machine.digest()
     assert bench.table() == {"a": "2", "b": "complete", "e": "committed"}
@@ -496,9 +493,7 @@ async def test_loading_answers_load_in_progress(bench: Bench) -> None:
     assert isinstance(bench.shard.submit(Get("a")).exception(), CoordinatorLoadInProgressError)
     assert bench.shard.submit(Get("loading")).result() == "loading"
     with pytest.raises(CoordinatorLoadInProgressError):
-        bench.shard.complete_transaction(
-            ProducerStamp(1, 0), commit=True, coordinator_epoch=0, transaction_version=0
-        )
+        bench.shard.complete_transaction(EndMarker(ProducerStamp(1, 0), commit=True))
 
 
 async def test_loading_gives_way_and_takes_late_appends(bench: Bench) -> None:
@@ -548,13 +543,9 @@ async def test_refused_marker_changes_nothing(bench: Bench) -> None:
     shard = await bench.load()
     await shard.submit(Put("a", "1", ProducerStamp(7, 5)))
     with pytest.raises(InvalidProducerEpochError):
-        shard.complete_transaction(
-            ProducerStamp(7, 4), commit=True, coordinator_epoch=0, transaction_version=0
-        )
+        shard.complete_transaction(EndMarker(ProducerStamp(7, 4), commit=True))
     assert shard.state is ShardState.ACTIVE
-    shard.complete_transaction(
-        ProducerStamp(7, 5), commit=True, coordinator_epoch=0, transaction_version=0
-    )
+    shard.complete_transaction(EndMarker(ProducerStamp(7, 5), commit=True))
     assert bench.table() == {"a": "1"}
 
 

@@ -22,7 +22,7 @@ from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.commands import OffsetToCommit, TxnCommitOffsets
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.errors import InvalidProducerEpochError, InvalidTxnStateError, StorageError
-from fencepost.logcore.machine import DomainError, ProducerStamp
+from fencepost.logcore.machine import DomainError, EndMarker, ProducerStamp
 from fencepost.logcore.reading import Isolation
 from fencepost.txn.commands import (
     NO_PRODUCER_ID,
@@ -394,11 +394,7 @@ async def test_an_administrators_marker_does_not_hang_the_transaction(services: 
     await producer.add(("t", 0))
     producer.write("a")
     services.txns.markers.write_one(
-        ("t", 0),
-        ProducerStamp(producer.pid, producer.epoch + 5),
-        commit=False,
-        coordinator_epoch=1_000,
-        transaction_version=0,
+        ("t", 0), EndMarker(ProducerStamp(producer.pid, producer.epoch + 5), False, 1000)
     )
     await producer.end(commit=True)
     assert await state(services) == "CompleteCommit"

@@ -17,7 +17,7 @@ from fencepost.logcore.batch import (
 from fencepost.logcore.compaction import unthrottled
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.config import LogConfig
-from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from tests.support.partitions import append_batch, fetch_bytes
@@ -74,9 +74,7 @@ def commit_offsets(partition: Partition, producer_id: int, pairs: Pairs, epoch: 
 def end(
     partition: Partition, producer_id: int, *, commit: bool, epoch: int = 0, now_ms: int = T0
 ) -> None:
-    partition.append_marker(
-        ProducerStamp(producer_id, epoch), commit=commit, coordinator_epoch=3, now_ms=now_ms
-    )
+    partition.append_marker(EndMarker(ProducerStamp(producer_id, epoch), commit, 3), now_ms)
 
 
 def fill_active(partition: Partition) -> None:

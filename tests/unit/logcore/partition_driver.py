@@ -15,7 +15,7 @@ from fencepost.logcore.config import LogConfig
 from fencepost.logcore.durable import DurablePartition
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.fs import FileSystem, OsFileSystem
-from fencepost.logcore.machine import ProducerStamp
+from fencepost.logcore.machine import EndMarker, ProducerStamp
 from fencepost.logcore.partition import Appended, Partition
 from fencepost.logcore.reading import Isolation
 from tests.support.clock import ManualClock
@@ -92,11 +92,7 @@ def marker(
     partition: Partition, producer_id: int, epoch: int = 0, *, commit: bool, version: int = 0
 ) -> Appended:
     return partition.append_marker(
-        ProducerStamp(producer_id, epoch),
-        commit=commit,
-        coordinator_epoch=0,
-        now_ms=T0,
-        transaction_version=version,
+        EndMarker(ProducerStamp(producer_id, epoch), commit, 0, version), T0
     )
 
 

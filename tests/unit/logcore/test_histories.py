@@ -36,7 +36,7 @@ from fencepost.logcore.compaction import unthrottled
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import OffsetOutOfRangeError
-from fencepost.logcore.machine import ProducerStamp
+from fencepost.logcore.machine import EndMarker, ProducerStamp
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from fencepost.logcore.record_retention import BYTES_PER_KEY
@@ -151,7 +151,7 @@ class History:
         elif kind == "end":
             self.model.marker(who % 3, now_ms, commit=what % 2 == 0)
             self.partition.append_marker(
-                ProducerStamp(who % 3, 0), commit=what % 2 == 0, coordinator_epoch=0, now_ms=now_ms
+                EndMarker(ProducerStamp(who % 3, 0), what % 2 == 0), now_ms
             )
         elif kind == "roll":
             self.partition._roll(now_ms)

@@ -29,7 +29,7 @@ from fencepost.logcore.errors import (
     UnsupportedCompressionError,
 )
 from fencepost.logcore.fs import OsFileSystem
-from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from fencepost.logcore.partition import Appended, Partition
 from fencepost.logcore.reading import Isolation
 from fencepost.logcore.validation import admit
@@ -246,7 +246,7 @@ def test_log_append_time(tmp_path: Path) -> None:
     again = append_batch(partition, data, now_ms=T0 + 90)
     assert (again.duplicate, again.log_append_time_ms) == (True, T0 + 7)
     partition.append_records([Record(b"k", b"v")], now_ms=T0 + 8)
-    partition.append_marker(ProducerStamp(3, 0), commit=True, coordinator_epoch=0, now_ms=T0 + 9)
+    partition.append_marker(EndMarker(ProducerStamp(3, 0), True), T0 + 9)
     for header, batch in partition.read_all():
         verify_crc(batch, 0, header)
         assert header.is_log_append_time

@@ -13,7 +13,7 @@ from fencepost.logcore.errors import (
     TransactionCoordinatorFencedError,
 )
 from fencepost.logcore.fs import OsFileSystem
-from fencepost.logcore.machine import ProducerStamp
+from fencepost.logcore.machine import EndMarker, ProducerStamp
 from fencepost.logcore.producer_snapshot import CorruptSnapshotError, decode_snapshot
 from fencepost.logcore.producers import ProducerStateManager
 from tests.support.clock import ManualClock
@@ -226,10 +226,10 @@ def test_marker_epochs(
 def test_marker_of_a_replaced_coordinator(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     stamp = ProducerStamp(PID, 0)
-    partition.append_marker(stamp, commit=True, coordinator_epoch=4, now_ms=T0)
+    partition.append_marker(EndMarker(stamp, True, 4), T0)
     with pytest.raises(TransactionCoordinatorFencedError):
-        partition.append_marker(stamp, commit=True, coordinator_epoch=3, now_ms=T0)
-    partition.append_marker(stamp, commit=True, coordinator_epoch=4, now_ms=T0)
+        partition.append_marker(EndMarker(stamp, True, 3), T0)
+    partition.append_marker(EndMarker(stamp, True, 4), T0)
     assert next(partition.producers()).coordinator_epoch == 4
 
 
@@ -276,7 +276,7 @@ def test_snapshot_file_is_kafkas(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, 3, producer_id=PID, epoch=2, sequence=10, timestamp_ms=5000)
     append(partition, 2, producer_id=8, transactional=True, timestamp_ms=6000)
-    partition.append_marker(ProducerStamp(9, 1), commit=True, coordinator_epoch=4, now_ms=7000)
+    partition.append_marker(EndMarker(ProducerStamp(9, 1), True, 4), 7000)
     partition.close()
     raw = (tmp_path / "orders-0" / f"{6:020d}.snapshot").read_bytes()
     body = struct.pack(">i", 3)

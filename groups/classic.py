@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fencepost.groups import classic_in_consumer, records
 from fencepost.groups.classic_group import ClassicGroup
-from fencepost.groups.classic_members import ClassicMember, session_timer
+from fencepost.groups.classic_members import ClassicMember
 from fencepost.groups.classic_rebalance import (
     arm_session,
     detach,
@@ -201,7 +201,7 @@ def _leave(
         member = group.members[owner]
     elif member_id in group.pending_members:
         group.forget_pending(member_id)
-        decision.disarm(session_timer(group.group_id, member_id))
+        decision.disarm(group.timer("session", member_id))
         return None
     else:
         member = group.validate_member(member_id, instance_id)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from fencepost.groups.assignors.client.protocol import subscribed_topics
-from fencepost.groups.classic_members import ClassicMember, select_protocol, session_timer
+from fencepost.groups.classic_members import ClassicMember, select_protocol
 from fencepost.groups.classic_state import ClassicState, require_transition
 from fencepost.groups.commands import JoinMember, ListedGroup, OffsetToCommit
 from fencepost.groups.errors import (
@@ -440,7 +440,7 @@ class ClassicGroup(GroupBase):
         """Count an accepted, not transactional commit as a sign of life of ``member_id``."""
         member = self.members.get(member_id)
         if member is not None:
-            decision.arm(session_timer(self.group_id, member_id), member.session_timeout_ms)
+            decision.arm(self.timer("session", member_id), member.session_timeout_ms)
 
     def validate_offset_delete(self) -> None:
         """Raise ``NonEmptyGroupError`` unless offsets may be deleted."""
@@ -475,7 +475,7 @@ class ClassicGroup(GroupBase):
         """Cancel timers and forget who was about to join: the group's tombstone is decided."""
         for member_id in list(self.pending_members):
             self.forget_pending(member_id)
-            decision.disarm(session_timer(self.group_id, member_id))
+            decision.disarm(self.timer("session", member_id))
 
     def unloaded(self, decision: DecisionBuilder) -> None:
         """Answer every parked request: the shard stops serving."""

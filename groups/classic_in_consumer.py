@@ -33,7 +33,7 @@ from fencepost.groups.consumer_commands import (
     ConsumerHeartbeat,
     ConsumerSettings,
 )
-from fencepost.groups.consumer_group import ConsumerGroup, session_timer
+from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.consumer_members import remove_members
 from fencepost.groups.consumer_target import GroupDraft, is_early
 from fencepost.groups.conversion import downgrade, ids_of, may_downgrade, named
@@ -98,7 +98,7 @@ def join_group(
         move_member(shard, decision, update)
         require_small(shard, decision)
         remember(decision, update)
-        timer = session_timer(group.group_id, update.member_id)
+        timer = group.timer("session", update.member_id)
         decision.arm(timer, command.session_timeout_ms)
         group.joined(decision, update.member_id, update.command.rebalance_timeout_ms)
     shard.given_ids.pop((group.group_id, update.member_id), None)
@@ -216,7 +216,7 @@ def sync_group(
         decision.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))
         return
     group.synced(decision, member_id)
-    decision.arm(session_timer(group.group_id, member_id), classic.session_timeout_ms)
+    decision.arm(group.timer("session", member_id), classic.session_timeout_ms)
     partitions = named(current.assigned, shard.environment(group.group_id).topics)
     assignment = encode_assignment(partitions, version=version_of(first_metadata))
     decision.reply(token, SyncGroupResult(command.protocol_type, command.protocol_name, assignment))
@@ -236,7 +236,7 @@ def heartbeat(
     """
     member_id = command.member_id
     classic = _classic_member(group, member_id, command.group_instance_id, command.generation_id)
-    decision.arm(session_timer(group.group_id, member_id), classic.session_timeout_ms)
+    decision.arm(group.timer("session", member_id), classic.session_timeout_ms)
     current = group.current(member_id)
     is_free = current.state is MemberState.UNRELEASED_PARTITIONS and not (
         group.waits_for_partitions(member_id)

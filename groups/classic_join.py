@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fencepost.groups import classic_in_consumer, records
 from fencepost.groups.classic_group import ClassicGroup
-from fencepost.groups.classic_members import ClassicMember, select_protocol, session_timer
+from fencepost.groups.classic_members import ClassicMember, select_protocol
 from fencepost.groups.classic_rebalance import (
     arm_session,
     current_generation,
@@ -150,7 +150,7 @@ def _turn_away(decision: DecisionBuilder, group: ClassicGroup, command: JoinGrou
         group.remove(member_id)
     else:
         return
-    decision.disarm(session_timer(group.group_id, member_id))
+    decision.disarm(group.timer("session", member_id))
     decision.event(
         EventKind.MEMBER_EXPIRED,
         group.group_id,
@@ -203,7 +203,7 @@ def _hand_out_id(
     """Let a member prove that it hears us before it takes part (KIP-394)."""
     member_id = command.new_member_id
     group.add_pending(member_id)
-    decision.arm(session_timer(group.group_id, member_id), command.session_timeout_ms)
+    decision.arm(group.timer("session", member_id), command.session_timeout_ms)
     decision.reply(token, MemberIdRequiredError(member_id))
     if len(group.pending_members) > shard.limits.max_pending_members:
         _evict(decision, group, next(iter(group.pending_members)))
@@ -246,7 +246,7 @@ def _add_member(
     group.add(member)
     # No session runs before the member knows its id, and a connection whose JoinGroup is parked
     # can't show that its client is gone. So the request itself gets a time to live.
-    decision.arm(session_timer(group.group_id, member_id), shard.limits.new_member_join_timeout_ms)
+    decision.arm(group.timer("session", member_id), shard.limits.new_member_join_timeout_ms)
     decision.event(
         EventKind.MEMBER_JOINED,
         group.group_id,
@@ -346,7 +346,7 @@ def _persist_successor(
 def _fence(
     decision: DecisionBuilder, group: ClassicGroup, old: ClassicMember, successor: ClassicMember
 ) -> None:
-    decision.disarm(session_timer(group.group_id, old.member_id))
+    decision.disarm(group.timer("session", old.member_id))
     decision.event(
         EventKind.MEMBER_FENCED,
         group.group_id,

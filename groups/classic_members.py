@@ -6,25 +6,10 @@ Source: Kafka's ``ClassicGroupMember`` and ``ClassicGroup.selectProtocol``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost.logcore.machine import InvariantViolation, Token
-
-
-def session_timer(group_id: str, member_id: str) -> Hashable:
-    """Name the timer after which a silent (or pending) member is removed."""
-    return ("session", group_id, member_id)
-
-
-def join_timer(group_id: str) -> Hashable:
-    """Name the timer that ends the join phase, or prolongs the initial one."""
-    return ("join", group_id)
-
-
-def sync_timer(group_id: str) -> Hashable:
-    """Name the timer after which members that did not SyncGroup are removed."""
-    return ("sync", group_id)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fencepost.groups import records
 from fencepost.groups.classic_group import ClassicGroup, InitialDelay
-from fencepost.groups.classic_members import ClassicMember, join_timer, session_timer, sync_timer
+from fencepost.groups.classic_members import ClassicMember
 from fencepost.groups.classic_state import TRANSITIONS, ClassicState
 from fencepost.groups.commands import JoinGroupResult
 from fencepost.groups.errors import RebalanceInProgressError, UnknownMemberIdError
@@ -20,7 +20,7 @@ from fencepost.logcore.machine import DecisionBuilder, DomainError
 
 def arm_session(decision: DecisionBuilder, group: ClassicGroup, member: ClassicMember) -> None:
     """Give the member its whole session timeout again."""
-    decision.arm(session_timer(group.group_id, member.member_id), member.session_timeout_ms)
+    decision.arm(group.timer("session", member.member_id), member.session_timeout_ms)
 
 
 # --- starting ------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def prepare_rebalance(
     if group.state is ClassicState.COMPLETING_REBALANCE:
         refuse_syncs(decision, group, RebalanceInProgressError("the group rebalances again"))
     group.pending_sync.clear()
-    decision.disarm(sync_timer(group.group_id))
+    decision.disarm(group.timer("sync"))
     is_initial = group.state is ClassicState.EMPTY
     group.transition_to(ClassicState.PREPARING_REBALANCE, decision.now_ms)
     if is_initial:
@@ -71,11 +71,11 @@ def prepare_rebalance(
         remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
         group.initial_delay = InitialDelay(delay_ms, remaining_ms)
         group.new_member_added = False
-        decision.arm(join_timer(group.group_id), delay_ms)
+        decision.arm(group.timer("join"), delay_ms)
     elif group.everyone_joined:
         complete_join(decision, group)
     else:
-        decision.arm(join_timer(group.group_id), group.rebalance_timeout_ms)
+        decision.arm(group.timer("join"), group.rebalance_timeout_ms)
 
 
 def refuse_syncs(decision: DecisionBuilder, group: ClassicGroup, error: DomainError) -> None:
@@ -115,7 +115,7 @@ def join_timer_fired(
         group.initial_delay = InitialDelay(
             delay_ms, max(initial.remaining_ms - initial.delay_ms, 0)
         )
-        decision.arm(join_timer(group.group_id), delay_ms)
+        decision.arm(group.timer("join"), delay_ms)
         return
     complete_join(decision, group)
 
@@ -126,7 +126,7 @@ def complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
     Dynamic members that did not rejoin go, static ones stay with their old subscription. If only
     such static members are left, the phase begins anew.
     """
-    decision.disarm(join_timer(group.group_id))
+    decision.disarm(group.timer("join"))
     for member in list(group.members.values()):
         if member.join_token is None and not member.is_static:
             expired = EventKind.MEMBER_EXPIRED
@@ -134,7 +134,7 @@ def complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
     if not group.members:
         _become_empty(decision, group)
     elif not _elect_leader(group):
-        decision.arm(join_timer(group.group_id), group.rebalance_timeout_ms)
+        decision.arm(group.timer("join"), group.rebalance_timeout_ms)
     else:
         _start_generation(decision, group)
 
@@ -189,7 +189,7 @@ def _start_generation(decision: DecisionBuilder, group: ClassicGroup) -> None:
         arm_session(decision, group, member)
         member.is_new = False
         group.pending_sync.add(member.member_id)
-    decision.arm(sync_timer(group.group_id), group.rebalance_timeout_ms)
+    decision.arm(group.timer("sync"), group.rebalance_timeout_ms)
 
 
 def current_generation(group: ClassicGroup, member: ClassicMember) -> JoinGroupResult:
@@ -212,7 +212,7 @@ def sync_arrived(decision: DecisionBuilder, group: ClassicGroup, member: Classic
     """Count the member's SyncGroup; once all came, nobody can be late any more."""
     group.pending_sync.discard(member.member_id)
     if not group.pending_sync:
-        decision.disarm(sync_timer(group.group_id))
+        decision.disarm(group.timer("sync"))
 
 
 def sync_timer_fired(
@@ -257,7 +257,7 @@ def session_timer_fired(
 def drop_pending(decision: DecisionBuilder, group: ClassicGroup, member_id: str) -> None:
     """Forget an id that was given out; the join phase may have waited for it alone."""
     group.forget_pending(member_id)
-    decision.disarm(session_timer(group.group_id, member_id))
+    decision.disarm(group.timer("session", member_id))
     if group.state is ClassicState.PREPARING_REBALANCE and group.everyone_joined:
         complete_join(decision, group)
 
@@ -274,7 +274,7 @@ def detach(
         kind, group.group_id, reason=reason, generation=group.generation_id, **_identity(member)
     )
     group.remove(member.member_id)
-    decision.disarm(session_timer(group.group_id, member.member_id))
+    decision.disarm(group.timer("session", member.member_id))
     for token in (member.join_token, member.sync_token):
         if token is not None:
             decision.reply(token, UnknownMemberIdError(f"{member.member_id!r} was removed"))

@@ -28,8 +28,6 @@ from fencepost.groups.consumer_group import (
     ConsumerGroup,
     by_topic,
     flat,
-    rebalance_timer,
-    session_timer,
     write_current,
 )
 from fencepost.groups.consumer_members import remove_members
@@ -86,7 +84,7 @@ def heartbeat(
         finish_upgrade(shard, decision, former)
     group.stop_classic_timers(decision, update.member_id)
     remember(decision, update)
-    decision.arm(session_timer(group.group_id, update.member_id), settings.session_timeout_ms)
+    decision.arm(group.timer("session", update.member_id), settings.session_timeout_ms)
     decision.reply(token, _answer(update, before))
 
 
@@ -260,7 +258,7 @@ def _leave(
             pending_revocation={},
         )
         decision.append(cr.current_assignment(group.group_id, member_id, write_current(away)))
-        decision.disarm(rebalance_timer(group.group_id, member_id))
+        decision.disarm(group.timer("rebalance", member_id))
         decision.event(
             EventKind.MEMBER_LEFT,
             group.group_id,

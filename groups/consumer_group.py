@@ -10,7 +10,7 @@ Source: Kafka's ``ConsumerGroup``, ``ConsumerGroupMember``, ``ModernGroup``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import ClassVar, Final
 
@@ -45,36 +45,6 @@ class ConsumerState(StrEnum):
     """Some member has not reached its target."""
     STABLE = "Stable"
     """All have."""
-
-
-def session_timer(group_id: str, member_id: str) -> Hashable:
-    """Name the timer after which a silent member is removed."""
-    return ("session", group_id, member_id)
-
-
-def rebalance_timer(group_id: str, member_id: str) -> Hashable:
-    """Name the timer after which a member that does not revoke is removed."""
-    return ("rebalance", group_id, member_id)
-
-
-def join_timer(group_id: str, member_id: str) -> Hashable:
-    """Name the timer after which a classic member that was told to rejoin, and did not, goes."""
-    return ("join", group_id, member_id)
-
-
-def sync_timer(group_id: str, member_id: str) -> Hashable:
-    """Name the timer after which a classic member that does not fetch its assignment goes."""
-    return ("sync", group_id, member_id)
-
-
-def assignor_timer(group_id: str) -> Hashable:
-    """Name the timer after which an assignor that failed, or is silent, is asked once more."""
-    return ("assignor", group_id)
-
-
-def regex_timer(group_id: str) -> Hashable:
-    """Name the timer that goes on with matching regular expressions against topics."""
-    return ("regex", group_id)
 
 
 def by_topic(partitions: Iterable[TopicIdPartition]) -> tuple[TopicPartitions, ...]:
@@ -207,36 +177,36 @@ class ConsumerGroup(GroupBase):
         if member_id not in self.joining:
             self.joining.add(member_id)
             timeout_ms = max(self.members[member_id].rebalance_timeout_ms, 0)
-            decision.arm(join_timer(self.group_id, member_id), timeout_ms)
+            decision.arm(self.timer("join", member_id), timeout_ms)
 
     def joined(self, decision: DecisionBuilder, member_id: str, rebalance_timeout_ms: int) -> None:
         """Wait for the SyncGroup of a classic member that (re)joined."""
         self.joining.discard(member_id)
-        decision.disarm(join_timer(self.group_id, member_id))
+        decision.disarm(self.timer("join", member_id))
         self.syncing.add(member_id)
-        decision.arm(sync_timer(self.group_id, member_id), max(rebalance_timeout_ms, 0))
+        decision.arm(self.timer("sync", member_id), max(rebalance_timeout_ms, 0))
 
     def synced(self, decision: DecisionBuilder, member_id: str) -> None:
         """Wait for nothing more: a classic member has its assignment."""
         self.syncing.discard(member_id)
-        decision.disarm(sync_timer(self.group_id, member_id))
+        decision.disarm(self.timer("sync", member_id))
 
     def stop_classic_timers(self, decision: DecisionBuilder, member_id: str) -> None:
         """Wait for neither JoinGroup nor SyncGroup of a member, whatever it speaks from now on."""
         self.joining.discard(member_id)
-        decision.disarm(join_timer(self.group_id, member_id))
+        decision.disarm(self.timer("join", member_id))
         self.synced(decision, member_id)
 
     def stop_timers(self, decision: DecisionBuilder, member_id: str) -> None:
         """Cancel everything that waits for a member."""
-        decision.disarm(session_timer(self.group_id, member_id))
-        decision.disarm(rebalance_timer(self.group_id, member_id))
+        decision.disarm(self.timer("session", member_id))
+        decision.disarm(self.timer("rebalance", member_id))
         self.stop_classic_timers(decision, member_id)
 
     def stop_upkeep(self, decision: DecisionBuilder) -> None:
         """Cancel what the group does for itself: it has no members, or becomes another kind."""
-        decision.disarm(assignor_timer(self.group_id))
-        decision.disarm(regex_timer(self.group_id))
+        decision.disarm(self.timer("assignor"))
+        decision.disarm(self.timer("regex"))
         self.scan = None
 
     # --- replay ----------------------------------------------------------------------------------
@@ -244,37 +214,27 @@ class ConsumerGroup(GroupBase):
     def replay(self, key: cr.ConsumerKey, value: object) -> None:
         """Set, or with None forget, the piece that ``key`` names."""
         self._subscribed = None
-        match key, value:
-            case cr.ConsumerGroupKey(kind=Kind.GROUP_METADATA), cr.GroupEpochValue() | None:
+        match key.kind, value:
+            case Kind.GROUP_METADATA, cr.GroupEpochValue() | None:
                 self.saved_epoch = value
-            case (
-                cr.ConsumerGroupKey(kind=Kind.TARGET_ASSIGNMENT_METADATA),
-                cr.AssignmentEpochValue() | None,
-            ):
+            case Kind.TARGET_ASSIGNMENT_METADATA, cr.AssignmentEpochValue() | None:
                 self.saved_assignment = value
-            case cr.ConsumerGroupKey(kind=Kind.PARTITION_METADATA), _:
+            case Kind.PARTITION_METADATA, _:
                 self.has_partition_metadata = value is not None
-            case (
-                cr.ConsumerMemberKey(kind=Kind.MEMBER_METADATA, member_id=member_id),
-                cr.ConsumerMemberValue() | None,
-            ):
-                self._put_member(member_id, value)
-            case (
-                cr.ConsumerMemberKey(kind=Kind.TARGET_ASSIGNMENT_MEMBER, member_id=member_id),
-                cr.TargetAssignmentValue(),
-            ):
-                self.targets[member_id] = flat(value.partitions)
-            case cr.ConsumerMemberKey(kind=Kind.TARGET_ASSIGNMENT_MEMBER), None:
-                self.targets.pop(key.member_id, None)
-            case (
-                cr.ConsumerMemberKey(kind=Kind.CURRENT_MEMBER_ASSIGNMENT, member_id=member_id),
-                cr.CurrentAssignmentValue() | None,
-            ):
-                self._put_current(member_id, None if value is None else read_current(value))
-            case cr.RegularExpressionKey(regex=regex), cr.RegularExpressionValue():
-                self.regexes[regex] = value
-            case cr.RegularExpressionKey(regex=regex), None:
-                self.regexes.pop(regex, None)
+            case Kind.MEMBER_METADATA, cr.ConsumerMemberValue() | None:
+                self._put_member(key.name, value)
+            case Kind.TARGET_ASSIGNMENT_MEMBER, cr.TargetAssignmentValue():
+                self.targets[key.name] = flat(value.partitions)
+            case Kind.TARGET_ASSIGNMENT_MEMBER, None:
+                self.targets.pop(key.name, None)
+            case Kind.CURRENT_MEMBER_ASSIGNMENT, cr.CurrentAssignmentValue():
+                self._put_current(key.name, read_current(value))
+            case Kind.CURRENT_MEMBER_ASSIGNMENT, None:
+                self._put_current(key.name, None)
+            case Kind.REGULAR_EXPRESSION, cr.RegularExpressionValue():
+                self.regexes[key.name] = value
+            case Kind.REGULAR_EXPRESSION, None:
+                self.regexes.pop(key.name, None)
             case _:
                 raise InvariantViolation(f"no way to replay {key!r} of {value!r}")
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from fencepost.groups import consumer_records as cr
 from fencepost.groups.consumer_group import (
     ConsumerGroup,
-    rebalance_timer,
-    session_timer,
     subscribed_topics,
 )
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
@@ -122,9 +120,9 @@ def group_loaded(shard: GroupShardState, decision: DecisionBuilder, group: Consu
     Whether a classic member must rejoin or sync, its next heartbeat finds out.
     """
     for member_id, member in group.members.items():
-        timer = session_timer(group.group_id, member_id)
+        timer = group.timer("session", member_id)
         decision.arm(timer, session_timeout_ms(shard, group.group_id, member))
         is_unrevoked = group.current(member_id).state is MemberState.UNREVOKED_PARTITIONS
         if is_unrevoked and member.classic is None:
-            timer = rebalance_timer(group.group_id, member_id)
+            timer = group.timer("rebalance", member_id)
             decision.arm(timer, max(member.rebalance_timeout_ms, 0))

@@ -40,35 +40,23 @@ class ConsumerRecordType(IntEnum):
     REGULAR_EXPRESSION = 16
 
 
+_PER_GROUP: Final = {
+    ConsumerRecordType.GROUP_METADATA,
+    ConsumerRecordType.PARTITION_METADATA,
+    ConsumerRecordType.TARGET_ASSIGNMENT_METADATA,
+}
+
+
 # --- keys ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerGroupKey:
-    """Types 3, 4 and 6, which are per group."""
+class ConsumerKey:
+    """A key. ``name`` is a member's id (types 5, 7, 8) or an expression (16), "" per group."""
 
     kind: ConsumerRecordType
     group_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerMemberKey:
-    """Types 5, 7 and 8, which are per member."""
-
-    kind: ConsumerRecordType
-    group_id: str
-    member_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class RegularExpressionKey:
-    """Type 16."""
-
-    group_id: str
-    regex: str
-
-
-ConsumerKey = ConsumerGroupKey | ConsumerMemberKey | RegularExpressionKey
+    name: str = ""
 
 
 # --- values --------------------------------------------------------------------------------------
@@ -388,19 +376,10 @@ def _read_regular_expression(reader: FieldReader) -> RegularExpressionValue:
     return RegularExpressionValue(_read_strings(reader), reader.int64(), reader.int64())
 
 
-def read_key(kind: int, reader: FieldReader) -> ConsumerKey:
+def read_key(kind: ConsumerRecordType, reader: FieldReader) -> ConsumerKey:
     """Read a key of one of this module's types, after its leading number."""
-    match ConsumerRecordType(kind):
-        case ConsumerRecordType.REGULAR_EXPRESSION:
-            return RegularExpressionKey(reader.string(), reader.string())
-        case (
-            ConsumerRecordType.MEMBER_METADATA
-            | ConsumerRecordType.TARGET_ASSIGNMENT_MEMBER
-            | ConsumerRecordType.CURRENT_MEMBER_ASSIGNMENT
-        ) as member_kind:
-            return ConsumerMemberKey(member_kind, reader.string(), reader.string())
-        case group_kind:
-            return ConsumerGroupKey(group_kind, reader.string())
+    group_id = reader.string()
+    return ConsumerKey(kind, group_id, "" if kind in _PER_GROUP else reader.string())
 
 
 VALUE_READERS: Final[Mapping[ConsumerRecordType, Callable[[FieldReader], ConsumerValue]]] = (

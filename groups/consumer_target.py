@@ -31,7 +31,6 @@ from fencepost.groups.consumer_commands import ConsumerSettings, TopicImage
 from fencepost.groups.consumer_group import (
     INITIAL_EPOCH,
     ConsumerGroup,
-    assignor_timer,
     by_topic,
     subscribed_topics,
     topics_of,
@@ -236,7 +235,7 @@ def _ask(
     asked = GroupSpec(members, spec.partition_counts)
     decision.effect(ComputeTarget(group_id, assignor.name, asked))
     shard.asks(group_id, assignor.name, decision.now_ms)
-    decision.arm(assignor_timer(group_id), ASK_AGAIN_MS)
+    decision.arm(draft.group.timer("assignor"), ASK_AGAIN_MS)
     return held
 
 
@@ -300,7 +299,7 @@ def target_computed(
         return
     if isinstance(assignor, RemoteAssignor):
         shard.answered(group.group_id, assignor.name)
-        decision.disarm(assignor_timer(group.group_id))
+        decision.disarm(group.timer("assignor"))
     if targets == draft.targets:
         return
     reason = f"assignor {command.assignor!r} answered"

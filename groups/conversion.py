@@ -26,9 +26,7 @@ from fencepost.groups.assignors.client.protocol import (
 from fencepost.groups.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup
 from fencepost.groups.classic_members import (
     ClassicMember,
-    join_timer,
     select_protocol,
-    sync_timer,
 )
 from fencepost.groups.classic_rebalance import arm_session, prepare_rebalance
 from fencepost.groups.classic_state import ClassicState
@@ -107,8 +105,7 @@ def _append_and_preview(
 ) -> None:
     """Have a record appended, and show ``group``, a picture, what the replay will make of it."""
     decision.append(record(group.group_id, *member_id, value))
-    key = cr.ConsumerMemberKey if member_id else cr.ConsumerGroupKey
-    group.replay(key(kind, group.group_id, *member_id), value)
+    group.replay(cr.ConsumerKey(kind, group.group_id, *member_id), value)
 
 
 def _require_upgradable(classic: ClassicGroup, settings: ConsumerSettings) -> None:
@@ -183,8 +180,8 @@ def finish_upgrade(
 ) -> None:
     """Let go of a classic group whose tombstone is decided: who waits there must join anew."""
     error = RebalanceInProgressError("the group became one of the consumer protocol; rejoin")
-    decision.disarm(join_timer(classic.group_id))
-    decision.disarm(sync_timer(classic.group_id))
+    decision.disarm(classic.timer("join"))
+    decision.disarm(classic.timer("sync"))
     for member_id in classic.pending_members:
         shard.give_id(classic.group_id, member_id)
     classic.removed(decision)

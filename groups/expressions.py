@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from fencepost.groups import consumer_records as cr
-from fencepost.groups.consumer_group import ConsumerGroup, regex_timer
+from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.consumer_target import GroupDraft, bump_epoch
 from fencepost.groups.errors import GroupLimitExceededError
@@ -118,7 +118,7 @@ def _go_on(
         draft.scan = None
         _begin(shard, decision, draft)  # what came up meanwhile
     if draft.scan is not None:
-        decision.arm(regex_timer(draft.group.group_id), PAUSE_MS)
+        decision.arm(draft.group.timer("regex"), PAUSE_MS)
 
 
 def _take(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fencepost.groups.errors import GroupIdNotFoundError
 from fencepost.logcore.machine import InvariantViolation
@@ -20,6 +21,9 @@ class ShardTotals:
     metadata_bytes: int = 0
     pending: dict[tuple[str, str], None] = field(default_factory=dict)
     """(group id, member id) of members that have not come back with their id, oldest first."""
+
+
+TimerKind = Literal["assignor", "join", "rebalance", "regex", "session", "sync"]
 
 
 def not_found(group: object, group_id: str, kind: str = "") -> GroupIdNotFoundError:
@@ -40,6 +44,10 @@ class GroupBase:
     def __init__(self, group_id: str, totals: ShardTotals) -> None:
         self.group_id = group_id
         self._totals = totals
+
+    def timer(self, kind: TimerKind, *member_id: str) -> Hashable:
+        """Name a timer of the group, or of one of its members; ``groups/README.md`` lists them."""
+        return (kind, self.group_id, *member_id)
 
     @property
     def state_name(self) -> str:

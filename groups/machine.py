@@ -50,10 +50,7 @@ from fencepost.groups.consumer_commands import (
 from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.consumer_group import metadata_bytes as consumer_metadata_bytes
 from fencepost.groups.consumer_records import (
-    ConsumerGroupKey,
     ConsumerKey,
-    ConsumerMemberKey,
-    RegularExpressionKey,
 )
 from fencepost.groups.events import EventKind
 from fencepost.groups.limits import GroupLimits
@@ -194,10 +191,7 @@ class GroupMachine:
                 self._remove_group(group_id)
             case (GroupMetadataKey(group_id), GroupMetadataValue() as value):
                 self._replay_group(group_id, value)
-            case (
-                (ConsumerGroupKey() | ConsumerMemberKey() | RegularExpressionKey()) as key,
-                value,
-            ):
+            case (ConsumerKey() as key, value):
                 self._replay_consumer(key, value)
             case _:
                 raise InvariantViolation(f"no way to replay {decoded!r}")

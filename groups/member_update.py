@@ -25,7 +25,6 @@ from fencepost.groups.consumer_group import (
     by_topic,
     flat,
     metadata_bytes,
-    rebalance_timer,
     write_current,
 )
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
@@ -232,7 +231,7 @@ def reconcile_member(decision: DecisionBuilder, update: MemberUpdate) -> None:
         assigned=len(after.assigned),
         pending_revocation=len(after.pending_revocation),
     )
-    timer = rebalance_timer(group.group_id, member_id)
+    timer = group.timer("rebalance", member_id)
     if update.classic is None and after.state is MemberState.UNREVOKED_PARTITIONS:
         decision.arm(timer, max(draft.members[member_id].rebalance_timeout_ms, 0))
     else:

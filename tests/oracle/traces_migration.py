@@ -9,7 +9,7 @@ from typing import Any
 from fencepost.groups import records
 from fencepost.groups.consumer_records import (
     AssignmentEpochValue,
-    ConsumerMemberKey,
+    ConsumerKey,
     ConsumerMemberValue,
     CurrentAssignmentValue,
     GroupEpochValue,
@@ -137,8 +137,8 @@ def _shown(key: Any, value: Any) -> dict[str, Any]:
         "kind": type(key).__name__ if kind is None else kind.name,
         "is_tombstone": value is None,
     }
-    if isinstance(key, ConsumerMemberKey):
-        shown["member_id"] = key.member_id
+    if isinstance(key, ConsumerKey) and key.name:
+        shown["member_id"] = key.name
     match value:
         case GroupEpochValue() | AssignmentEpochValue():
             shown["epoch"] = value.epoch

@@ -16,7 +16,6 @@ from telling import Seen, check_told, seen
 
 from fencepost.groups import records
 from fencepost.groups.classic_group import ClassicGroup
-from fencepost.groups.classic_members import join_timer, session_timer, sync_timer
 from fencepost.groups.classic_state import ClassicState
 from fencepost.groups.commands import (
     CommitOffsets,
@@ -35,12 +34,7 @@ from fencepost.groups.commands import (
 )
 from fencepost.groups.consumer_group import (
     ConsumerGroup,
-    assignor_timer,
-    rebalance_timer,
-    regex_timer,
 )
-from fencepost.groups.consumer_group import join_timer as member_join_timer
-from fencepost.groups.consumer_group import sync_timer as member_sync_timer
 from fencepost.groups.errors import GroupIdNotFoundError, MemberIdRequiredError
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.machine import GroupMachine
@@ -270,29 +264,29 @@ class Driver:
         for group in self.groups.values():
             if isinstance(group, ConsumerGroup):
                 for member_id in group.members:
-                    needed.add(session_timer(group.group_id, member_id))
+                    needed.add(group.timer("session", member_id))
                     is_unrevoked = (
                         group.current(member_id).state is MemberState.UNREVOKED_PARTITIONS
                     )
                     if is_unrevoked and group.members[member_id].classic is None:
-                        needed.add(rebalance_timer(group.group_id, member_id))
-                needed |= {member_join_timer(group.group_id, name) for name in group.joining}
-                needed |= {member_sync_timer(group.group_id, name) for name in group.syncing}
+                        needed.add(group.timer("rebalance", member_id))
+                needed |= {group.timer("join", name) for name in group.joining}
+                needed |= {group.timer("sync", name) for name in group.syncing}
                 if group.members:
-                    allowed |= {assignor_timer(group.group_id), regex_timer(group.group_id)}
+                    allowed |= {group.timer("assignor"), group.timer("regex")}
                 if group.scan is not None:
-                    needed.add(regex_timer(group.group_id))
+                    needed.add(group.timer("regex"))
                 continue
             assert isinstance(group, ClassicGroup)
             for member_id in group.pending_members:
-                needed.add(session_timer(group.group_id, member_id))
+                needed.add(group.timer("session", member_id))
             for member in group.members.values():
                 target = allowed if member.counts_as_alive else needed
-                target.add(session_timer(group.group_id, member.member_id))
+                target.add(group.timer("session", member.member_id))
             if group.state is ClassicState.PREPARING_REBALANCE:
-                needed.add(join_timer(group.group_id))
+                needed.add(group.timer("join"))
             if group.pending_sync:
-                needed.add(sync_timer(group.group_id))
+                needed.add(group.timer("sync"))
         armed = set(self.timers)
         assert needed <= armed, f"not armed: {needed - armed}"
         assert armed <= needed | allowed, f"armed for nothing: {armed - needed - allowed}"

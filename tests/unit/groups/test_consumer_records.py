@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from fencepost.groups import consumer_records as cr
 from fencepost.groups import records
 from fencepost.groups.consumer_records import (
-    ConsumerGroupKey,
-    ConsumerMemberKey,
+    ConsumerKey,
     ConsumerRecordType,
 )
 from fencepost.logcore.errors import CorruptRecordError
@@ -101,12 +100,7 @@ def test_keys_are_kafkas_to_the_byte(expected, names):
     assert decoded is not None
     key, value = decoded
     assert value is None
-    if kind is ConsumerRecordType.REGULAR_EXPRESSION:
-        assert key == cr.RegularExpressionKey(GROUP, REGEX)
-    elif rest:
-        assert key == ConsumerMemberKey(kind, GROUP, MEMBER)
-    else:
-        assert key == ConsumerGroupKey(kind, GROUP)
+    assert key == ConsumerKey(kind, GROUP, *rest)
 
 
 @pytest.mark.parametrize(("record", "expected"), VALUES)
@@ -122,10 +116,7 @@ def test_values_are_kafkas_to_the_byte(record, expected):
 )
 def test_members_are_read(value):
     decoded = records.decode(cr.member(GROUP, MEMBER, value))
-    assert decoded == (
-        ConsumerMemberKey(ConsumerRecordType.MEMBER_METADATA, GROUP, MEMBER),
-        value,
-    )
+    assert decoded == (ConsumerKey(ConsumerRecordType.MEMBER_METADATA, GROUP, MEMBER), value)
 
 
 def test_the_rest_is_read():

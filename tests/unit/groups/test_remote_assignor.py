@@ -18,7 +18,6 @@ from fencepost.groups.assignors.remote import (
     TargetComputed,
 )
 from fencepost.groups.assignors.uniform import UniformAssignor
-from fencepost.groups.consumer_group import assignor_timer, session_timer
 
 
 def driver() -> ConsumerDriver:
@@ -105,7 +104,7 @@ def test_it_is_tried_again_by_a_timer_while_no_heartbeat_comes():
     assert one.effects == []
     one.advance(1)
     answer(one, effect := asked(one), right(effect))
-    assert assignor_timer(G) not in one.timers
+    assert ("assignor", G) not in one.timers
     settle(first)
     assert len(first.owned) == 4
 
@@ -119,7 +118,7 @@ def test_a_timer_of_a_group_that_has_changed_asks_nothing(way):
         first.leave()
     elif way == "expire":
         one.advance(ASK_AGAIN_MS - 1)
-        one.timers[session_timer(G, "a")] = one.now
+        one.timers["session", G, "a"] = one.now
         one.advance(0)
     else:
         one.client("b", server_assignor="uniform")

@@ -82,7 +82,7 @@ class ShardedCoordinator:
             for index in range(topic.partitions):
                 self._logs.partition(name, index)
                 yield
-            if not self._shards.is_open:  # nobody else has done it meanwhile
+            if not self._shards.is_open:  # another request may have done it
                 self._shards.open(self._logs, topic.partitions)
         except DomainError as error:
             raise CoordinatorNotAvailableError(f"{name}: {error}") from error

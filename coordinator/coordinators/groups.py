@@ -189,10 +189,10 @@ class GroupCoordinator(ShardedCoordinator):
         if not isinstance(effect, ComputeTarget):
             raise InvariantViolation(f"not an effect of groups: {effect!r}")
         self._computed_elsewhere.compute(effect, shard.report)
-        # Whoever asked is answered with the assignment that is; the next one comes later.
+        # The request is answered with the assignment of now; the next one comes later.
         first_attempt_done()
 
     def _while_loading(self, command: object) -> object | None:
-        # A member that is told of the loading would leave; one that hears nothing stays and comes
+        # A member that hears of the loading would leave; one that hears nothing stays and comes
         # again. Source: GroupCoordinatorService.heartbeat.
         return HeartbeatResult() if isinstance(command, Heartbeat) else None

@@ -153,10 +153,10 @@ class TxnCoordinator(ShardedCoordinator):
         turn of the event loop can't be overtaken by the transaction's end. Errors are in the
         words the API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
 
-        A future: the record that has the partitions in the transaction, be it of this call or of
-        an earlier one, is not on disk yet. The future is done once it is, and verification is due
-        anew then; only data written after that can't outlive, in a power loss, what makes it part
-        of a transaction.
+        A future: the record that puts the partitions into the transaction is not on disk yet. It
+        may be of this call or of an earlier one. The future is done once the record is on disk, and
+        verification is due anew then. Data that is written after that can not outlive, in a power
+        loss, the record that makes it part of a transaction.
         """
         adds = version >= ADDS_PARTITIONS[api]
         if not adds and not self._config.bool("transaction.partition.verification.enable"):
@@ -172,7 +172,7 @@ class TxnCoordinator(ShardedCoordinator):
         future = self._shards.submit(transactional_id, command, origin, reply_before_flush=True)
         if not future.done():
             raise InvariantViolation("AddPartitions was not answered in its own turn")
-        error = future.exception()  # looked at in any case, or the loop would tell of it
+        error = future.exception()  # asked for in any case, or the loop would log it
         disk = self._on_disk(transactional_id)
         if disk is not None:
             return disk

@@ -18,11 +18,11 @@ How to write one
 * ``run`` may be a plain function that returns the response entity (fastest), a plain function that
   returns a future, a coroutine function, or a generator function. None means that no response is
   sent (acks=0).
-* Whoever walks over all that a request names does so in a generator, and yields None after each
-  thing: others get their turn there (``fencepost.coordinator.runtime.turns``). A future that is
-  yielded is waited for, and cancelled if the client goes. After a ``yield`` the world may have
-  changed; and it is the last if the client has gone, so what must be done then stands in a
-  ``finally``.
+* A handler that walks over all that a request names does so in a generator, and yields None after
+  each thing: other requests get their turn there (``fencepost.coordinator.runtime.turns``). A
+  future that is yielded is waited for, and cancelled if the client goes. After a ``yield`` the
+  world may have changed. A ``yield`` is the last one if the client has gone, so what must be done
+  then stands in a ``finally``.
 * ``ctx.body`` is the request as kio's class of ``ctx.version``. A field that only newer versions
   have does not exist on older ones: read it with ``getattr(ctx.body, "name", default)``, or branch
   on ``ctx.version``. kio's types: durations are ``timedelta`` (``request_ms`` makes milliseconds of
@@ -68,7 +68,7 @@ class Peer(Protocol):
     """What a handler may know of the connection of a request."""
 
     client_software: tuple[str, str] | None
-    """Name and version, if the client has told (KIP-511)."""
+    """Name and version, if the client has given them (KIP-511)."""
 
 
 class CloseConnection(Exception):  # noqa: N818 - an order, not an error
@@ -106,7 +106,7 @@ class Context:
 
     @property
     def origin(self) -> Origin:
-        """Who asks, for the history."""
+        """The client, for the history."""
         return Origin(self.client_id, self.peer_host)
 
 

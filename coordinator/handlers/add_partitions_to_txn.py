@@ -115,7 +115,7 @@ def _partitions(topics: Any) -> tuple[TopicPartition, ...]:
 def _refused(
     ctx: Context, topics: Any, closed: Container[str]
 ) -> Steps[Mapping[TopicPartition, ErrorCode]]:
-    """Those that nobody may add, the topics of ``closed`` among them, with the reason."""
+    """Partitions that may not be added, those of ``closed`` topics among them, with the reason."""
     refused: dict[TopicPartition, ErrorCode] = {}
     for topic in topics:
         found = ctx.broker.metadata.topic(topic.name)

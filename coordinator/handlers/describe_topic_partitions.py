@@ -60,7 +60,7 @@ def run(ctx: Context) -> Steps[Entity]:
 
 
 def _sorted(names: list[str]) -> Steps[Iterator[str]]:
-    """The same in order."""
+    """The names in order."""
     runs = []
     for at in range(0, len(names), NAMES_PER_STEP):
         runs.append(sorted(names[at : at + NAMES_PER_STEP]))

@@ -156,6 +156,6 @@ def _described(ctx: Context, topic: Topic) -> Steps[Entity]:
 
 
 def _operations(ctx: Context) -> int:
-    """What may be done with a topic that was named, be there one or not."""
+    """What may be done with a topic that was named, whether it exists or not."""
     asked = getattr(ctx.body, "include_topic_authorized_operations", False)
     return authorized.TOPIC if asked else authorized.NOT_ASKED

@@ -91,7 +91,7 @@ def sort_out(
 
 
 def filled(refused: Refusals, others: Iterator[ErrorCode]) -> list[list[ErrorCode]]:
-    """The same with the next of ``others`` for each partition that is not refused."""
+    """A code for each partition: why it is refused, or else the next of ``others``."""
     return [[code or next(others) for code in topic] for topic in refused]
 
 

@@ -54,7 +54,7 @@ def run(ctx: Context) -> Work[Entity | None]:
             yield None
         topics.append(
             make.TopicProduceResponse(
-                # Up to version 12 a topic is named, from then on it is its id that tells it.
+                # Up to version 12 a topic has its name here, from then on its id.
                 name=getattr(topic, "name", ""),
                 topic_id=getattr(topic, "topic_id", None),
                 partition_responses=tuple(told),

@@ -99,7 +99,7 @@ def describe(broker: Services, kind: int, name: str) -> list[Described]:
 
 def _describe_topic(broker: Services, name: str) -> list[Described]:
     check_name(name)
-    overrides, config = broker.topics.known(name).configs, broker.config
+    overrides, config = broker.metadata.known(name).configs, broker.config
     return [
         Described(
             key,

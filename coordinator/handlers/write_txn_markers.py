@@ -56,7 +56,7 @@ def run(ctx: Context) -> Work[Entity]:
 
 
 def _write_all(ctx: Context) -> Steps[Entity]:
-    # Who reads the answer looks for one row of each producer, topic and partition.
+    # The reader of the answer looks for one row of each producer, topic and partition.
     codes: dict[int, dict[str, dict[int, ErrorCode]]] = {}
     for marker in ctx.body.markers:
         for topic in marker.topics:

@@ -3,8 +3,8 @@
 A decision hands its events over in its own turn, which costs an append to a queue; some
 milliseconds later the queue is written to ``__fencepost_history-0``, a topic that clients can read
 and not write, bounded by size and age. Nobody waits for it: a full queue drops and counts, a failed
-write is logged and forgotten, and a crash loses what the last :data:`FLUSH_MS` brought. It tells
-people what happened; nothing is ever decided by it.
+write is logged and forgotten, and a crash loses the events of the last :data:`FLUSH_MS`. The
+history is for people; no decision is ever based on it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FLUSH_MS = 50
 """From an event to its write: short for a person who follows, long enough to write many at once."""
 
 COMPLAINT_INTERVAL_MS = 60_000
-"""A history that can't be written is complained of once in so long."""
+"""The time between two log lines that say that the history can not be written."""
 
 _SCOPES = {CONSUMER_OFFSETS: GROUP, TRANSACTION_STATE: TRANSACTION}
 

@@ -1,4 +1,4 @@
-"""What the metadata log comes to: topics, settings, feature levels, producer ids.
+"""The state that the metadata log adds up to: topics, settings, feature levels, producer ids.
 
 Source: ``MetadataImage``, ``TopicsImage``; ours is changed in place.
 """
@@ -31,7 +31,7 @@ class Topic:
 
 @dataclass(slots=True)
 class MetadataImage:
-    """The state. Only :func:`coordinator.metadata.records.apply` changes it."""
+    """The state. Only :func:`fencepost.coordinator.metadata.records.apply` changes it."""
 
     topics: dict[str, Topic] = field(default_factory=dict)
     by_id: dict[uuid.UUID, Topic] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """What the broker knows of the cluster: topics, dynamic settings, producer-id blocks.
 
 All of it is a log, the partition ``__cluster_metadata-0``: one record per change (``records.py``).
-What they come to is the image (``image.py``), which :func:`coordinator.metadata.records.apply`
-alone changes, live and at load. Every change is forced to disk before it is answered, as Kafka's
+They add up to the image (``image.py``), which ``records.apply`` alone changes, live and at load.
+Every change is forced to disk before it is answered, as Kafka's
 controllers do: changes are rare, and a topic must not vanish with the power.
 
 A topic's directories follow its record: created when a partition is first opened, removed after
@@ -152,11 +152,6 @@ class MetadataLog:
         return self._state.topic_changes
 
     @property
-    def partition_count(self) -> int:
-        """Partitions of all topics."""
-        return self._state.partitions
-
-    @property
     def starts(self) -> int:
         """How often this data directory has been started."""
         return self._state.starts
@@ -244,17 +239,17 @@ class MetadataLog:
 
     def set_partitions(self, name: str, partitions: int) -> Topic:
         """Give a topic more partitions. Raises TopicLimitExceededError."""
-        topic = self._known(name)
+        topic = self.known(name)
         self.check_room(0, partitions - topic.partitions)
         return self._replace(replace(topic, partitions=partitions))
 
     def set_topic_configs(self, name: str, configs: Mapping[str, str]) -> Topic:
         """Replace a topic's own settings; the caller has checked them."""
-        return self._replace(replace(self._known(name), configs=dict(configs)))
+        return self._replace(replace(self.known(name), configs=dict(configs)))
 
     def delete_topic(self, name: str) -> Topic:
         """Remove a topic; its directories are the caller's to remove."""
-        topic = self._known(name)
+        topic = self.known(name)
         self._append([topic_tombstone(name)])
         return topic
 
@@ -355,7 +350,8 @@ class MetadataLog:
         self._records = len(live)
         self._state.deleted.clear()
 
-    def _known(self, name: str) -> Topic:
+    def known(self, name: str) -> Topic:
+        """The topic of that name; raises UnknownTopicOrPartitionError."""
         topic = self._state.topics.get(name)
         if topic is None:
             raise UnknownTopicOrPartitionError(f"there is no topic {name}")

@@ -116,7 +116,7 @@ def settings_record(scope: str, settings: Mapping[str, str]) -> Record:
 
 
 def live_records(state: MetadataImage) -> Iterator[Record]:
-    """The fewest records that come to the same."""
+    """The fewest records that add up to this state."""
     yield starts_record(state.starts)
     yield producer_ids_record(state.next_producer_id)
     for feature, level in state.levels.items():

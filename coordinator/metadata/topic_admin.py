@@ -24,7 +24,6 @@ from fencepost.coordinator.errors import (
     TopicAlreadyExistsError,
     TopicDeletionDisabledError,
     TopicLimitExceededError,
-    UnknownTopicOrPartitionError,
 )
 from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.metadata.log import MetadataLog
@@ -169,7 +168,7 @@ class TopicAdmin:
         InvalidTopicError for internal topics, whose partition count places groups and
         transactions, and TopicLimitExceededError.
         """
-        topic = self.known(name)
+        topic = self._metadata.known(name)
         if topic.is_internal:
             raise InvalidTopicError(f"the number of partitions of {name} is fixed")
         if count == topic.partitions:
@@ -200,7 +199,7 @@ class TopicAdmin:
         Raises ConfigError, UnknownTopicOrPartitionError.
         """
         check_topic_configs(self._config, configs)
-        self.known(name)
+        self._metadata.known(name)
         if not validate_only:
             _warn_without_effect(name, configs)
             self._metadata.set_topic_configs(name, configs)
@@ -213,15 +212,8 @@ class TopicAdmin:
         """
         if not self._config.bool("delete.topic.enable"):
             raise TopicDeletionDisabledError("delete.topic.enable is off")
-        if self.known(name).is_internal:
+        if self._metadata.known(name).is_internal:
             raise InvalidTopicError(f"{name} holds the coordinators' state")
         topic = self._metadata.delete_topic(name)
         _log.info("topic deleted", topic=name, topic_id=str(topic.topic_id))
-        return topic
-
-    def known(self, name: str) -> Topic:
-        """The topic of that name; raises UnknownTopicOrPartitionError."""
-        topic = self._metadata.topic(name)
-        if topic is None:
-            raise UnknownTopicOrPartitionError(f"there is no topic {name}")
         return topic

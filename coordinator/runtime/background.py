@@ -70,7 +70,7 @@ def survived(what: str, **where: object) -> Iterator[None]:
 
 
 def spawn(work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
-    """Run ``work`` on the running loop; a failure of it is logged, whoever awaits it or not."""
+    """Run ``work`` on the running loop; its failure is logged, awaited or not."""
 
     def ended(task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -197,7 +197,7 @@ class Threads:
         """Run a step that returns its failure; whatever else keeps it from success is returned."""
         try:
             return await self.run(step)
-        except Exception as error:  # noqa: BLE001 - whoever asks has to know
+        except Exception as error:  # noqa: BLE001 - the caller has to know
             return error
 
     async def drive(self, steps: DiskSteps[T]) -> T:

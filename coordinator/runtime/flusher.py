@@ -2,14 +2,15 @@
 
 A partition whose ``flush.messages`` is due joins the next group. The group starts when the turn is
 over, its fsyncs run in threads, and what is appended meanwhile joins the group after it: at most
-one group is under way, so a partition is never flushed twice at a time. Whoever has to wait for the
-disk before it answers says so with :meth:`Flusher.after`.
+one group is under way, so a partition is never flushed twice at a time. A caller that must wait for
+the disk before it answers says so with :meth:`Flusher.after`.
 
-A failed fsync takes its partition off line (``DurablePartition.finish_flush``). Who waits is called
-all the same and looks what became of it: nothing that shared the fsync may be acknowledged.
+A failed fsync takes its partition off line (``DurablePartition.finish_flush``). Callers that wait
+are called all the same, and look at the partition: nothing that shared the fsync may be
+acknowledged.
 
-Without ``flush.messages`` and ``flush.ms`` nobody ever joins, and nobody waits. What a roll seals
-has a queue of its own (``sealed_flushes.py``).
+Without ``flush.messages`` and ``flush.ms`` no partition joins, and no caller waits. What a roll
+seals has a queue of its own (``sealed_flushes.py``).
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Flusher:
         return True
 
     def flushed(self, partitions: Iterable[DurablePartition]) -> asyncio.Future[None] | None:
-        """The same as a future; None if nothing of it is held."""
+        """Do as :meth:`after` with a future instead of a call; None if nothing is held."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def settle() -> None:
@@ -124,7 +125,7 @@ class Flusher:
         try:
             while self._joined:
                 await self._flush_group()
-                # Those who were just answered get to send their next request into the group.
+                # Clients that were just answered get to send their next request into the group.
                 await asyncio.sleep(0)
         finally:
             self._task = None
@@ -139,7 +140,7 @@ class Flusher:
             try:
                 flush = partition.plan_flush(now_ms)
             except StorageError:
-                continue  # off line by now, or deleted: whoever waits will see
+                continue  # off line by now, or deleted: callers look at the partition
             except Exception as error:  # noqa: BLE001 - or somebody would be told that it is on disk
                 tell("flush", error, partition=partition.name)
                 partition.give_up(error)

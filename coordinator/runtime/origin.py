@@ -1,4 +1,4 @@
-"""Who asked: told with a command to a shard, and by the history."""
+"""The client behind a command: shards get it with the command, and the history keeps it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who sent the request that a decision is about."""
+    """The client that sent the request which a decision is about."""
 
     client_id: str | None
     client_host: str

@@ -8,15 +8,15 @@ loop a chance to do anything else:
 
 Replies wait until the whole turn is in the log, so nobody ever sees what a crash could take back.
 Where ``flush.messages`` asks for it they wait for the disk as well, and so do effects: a marker may
-not get to disk before the decision to write it. Turns go on meanwhile; what they answer waits for
-what they have seen, in order.
+not get to disk before the decision to write it. Turns go on meanwhile. Their answers wait until all
+that they have seen is on disk, and go out in order.
 
-A request is refused by the machine, or, where it bears a producer's identity, by the partition that
-knows a newer epoch of that producer: both before anything is written, and both are the request's
-own affair. Whatever else goes wrong in a turn, a failed append or a bug of ours, makes the shard
-FAILED: its waiting requests are answered NOT_COORDINATOR, the cause and the request that brought it
-about are logged, and the state is built anew from the log. There is no rollback, hence no second
-path to get wrong.
+The machine may refuse a request. So may the partition, if the request bears a producer's identity
+and the partition knows a newer epoch of it. Both happen before anything is written, and concern
+that request alone. Any other failure in a turn, a failed append or a bug of ours, makes the shard
+FAILED: its waiting requests are answered NOT_COORDINATOR, the cause and the request that led to it
+are logged, and the state is built anew from the log. There is no rollback, hence no second path to
+get wrong.
 
 Survives: kill -9 between any two appends (the machine resumes in ``loaded``), append failures, and
 an append by somebody else (the offset check).
@@ -117,6 +117,9 @@ WhileLoading = Callable[[object], object | None]
 """What to answer a command while the shard loads; None stands for the usual error."""
 
 
+About = tuple[str, object]
+"""What a turn is about: ``request``, ``upkeep``, ``report`` or ``timer``; its command or key."""
+
 Remember = Callable[[str, str, Event, Origin | None, str | None], None]
 """Keeps a cause: ``remember(topic, shard, event, origin, trigger)``. It must not fail."""
 
@@ -159,7 +162,7 @@ class ShardRuntime:
         self._remember = services.remember
         self._flusher = services.flusher
         self._origin: Origin | None = None
-        self._about: tuple[str, object] | None = None
+        self._about: About | None = None
         self._timers = services.timers.timers(self._fire)
         self._state = ShardState.INITIAL
         self._machine = build()
@@ -191,9 +194,8 @@ class ShardRuntime:
     ) -> asyncio.Future[object]:
         """Decide on ``command``; the future holds the result, or will once a later turn gives it.
 
-        ``origin`` is who asks, for the history of what comes of it.
-        ``reply_before_flush``: the caller sees to it that nobody hears of the result before it is
-        on disk.
+        ``origin`` is the client that asks; the history names it.
+        With ``reply_before_flush`` the caller keeps the result to itself until it is on disk.
         Fails with a :class:`DomainError`: the machine's own, or a :class:`ShardError`.
         """
         future: asyncio.Future[object] = self._loop.create_future()
@@ -206,17 +208,14 @@ class ShardRuntime:
             return future
         self._last_token = token = self._last_token + 1
         self._waiting[token] = future
-        self._origin = origin
-        self._about = "upkeep" if origin is None else "request", command
-        try:
-            self._turn(
-                partial(self._machine.decide, token, command),
-                self._clock.now_ms(),
-                token,
-                reply_before_flush=reply_before_flush,
-            )
-        finally:
-            self._origin = self._about = None
+        self._turn(
+            partial(self._machine.decide, token, command),
+            self._clock.now_ms(),
+            ("upkeep" if origin is None else "request", command),
+            token,
+            origin,
+            reply_before_flush=reply_before_flush,
+        )
         return future
 
     def report(self, command: object) -> None:
@@ -227,11 +226,7 @@ class ShardRuntime:
         if self._in_turn:
             self._inbox.append(command)
         elif self._state is ShardState.ACTIVE:
-            self._about = "report", command
-            try:
-                self._turn(self._of_report(command), self._clock.now_ms(), None)
-            finally:
-                self._about = None
+            self._turn(self._of_report(command), self._clock.now_ms(), ("report", command))
 
     def complete_transaction(self, marker: EndMarker) -> None:
         """Append the end marker of a transaction to this partition and apply it.
@@ -265,15 +260,21 @@ class ShardRuntime:
         self,
         first: Callable[[int], Decision],
         now_ms: int,
-        token: Token | None,
+        about: About | None,
+        token: Token | None = None,
+        origin: Origin | None = None,
         *,
         reply_before_flush: bool = False,
     ) -> None:
-        """Run one turn, of which ``first`` is the first decision; ``token`` is who asked for it."""
+        """Run one turn, of which ``first`` is the first decision.
+
+        ``token`` stands for the request that it answers, ``origin`` for the client that sent it.
+        """
         if self._in_turn:
             raise InvariantViolation(f"{self.name}: a turn began inside another")
         turn = _Turn()
         self._in_turn = True
+        self._about, self._origin = about, origin
         try:
             try:
                 decision = first(now_ms)
@@ -292,6 +293,7 @@ class ShardRuntime:
             return
         finally:
             self._in_turn = False
+            self._about = self._origin = None
         if reply_before_flush:
             for reply in turn.replies:
                 if reply.token == token:
@@ -384,11 +386,7 @@ class ShardRuntime:
 
     def _fire(self, key: Hashable, now_ms: int) -> None:
         if self._state is ShardState.ACTIVE:
-            self._about = "timer", key
-            try:
-                self._turn(partial(self._machine.fire, key), now_ms, None)
-            finally:
-                self._about = None
+            self._turn(partial(self._machine.fire, key), now_ms, ("timer", key))
 
     def _trigger(self) -> str | None:
         """What the turn is about, in two words: ``request JoinGroup``, ``timer session``."""
@@ -400,7 +398,7 @@ class ShardRuntime:
         return f"{kind} {what if isinstance(what, str) else type(what).__name__}"
 
     def _blame(self) -> dict[str, object]:
-        """What the turn is about, whom it is about (group, transactional id) and who asked."""
+        """What the log line of a failure says of its turn: trigger, subject, client."""
         what = None if self._about is None else self._about[1]
         if isinstance(what, tuple):  # a timer's key: its kind, and whom it is about
             subject = what[1] if len(what) > 1 else None
@@ -489,7 +487,7 @@ class ShardRuntime:
         self._enter(ShardState.ACTIVE)
         if offset and _log.is_enabled_for(logging.DEBUG):
             _log.debug("shard loaded", shard=self.name, end=offset, digest=machine.digest())
-        self._turn(machine.loaded, self._clock.now_ms(), None)
+        self._turn(machine.loaded, self._clock.now_ms(), about=None)
 
     async def _replay_log(self, machine: Machine, pace: Pace) -> int:
         """Replay the whole log into ``machine``; return the offset behind the last batch."""
@@ -522,7 +520,7 @@ class ShardRuntime:
         return end
 
     async def close(self) -> None:
-        """Stop serving for good: answer whoever waits, drop the state."""
+        """Stop serving for good: answer all that wait, drop the state."""
         if self._state is ShardState.CLOSED:
             return
         was_active = self._state is ShardState.ACTIVE

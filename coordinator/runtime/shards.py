@@ -48,7 +48,7 @@ class ShardSet:
 
     ``build`` makes an empty machine for a partition; ``run_effect`` carries out what the machines
     ask of the world, ``while_loading`` answers what a loading shard may answer, ``remember`` keeps
-    the causes of what they decide. ``flusher`` tells when their partitions are on disk.
+    the causes of what they decide. ``flusher`` knows when their partitions are on disk.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class ShardSet:
         shard.submit(command).add_done_callback(again)
 
     async def close(self) -> None:
-        """Close every shard: whoever waits is answered NOT_COORDINATOR."""
+        """Close every shard: all that wait are answered NOT_COORDINATOR."""
         self._closed = True
         if self._loading is not None:
             self._loading.cancel()

@@ -116,8 +116,8 @@ class TimerQueue:
         self._handle = call_later(self._loop, max(delay_ms, 0), "timers", self._read_first)
 
     def _read_first(self) -> None:
-        # The loop looks at its sockets between two turns, and calls whoever reads them before it
-        # calls timers of its own; hence not call_soon.
+        # Between two turns the loop looks at its sockets. It calls their readers before it calls
+        # timers; hence not call_soon.
         run_due = partial(self.run_due, self._clock.monotonic_ms())
         self._handle = call_later(self._loop, 0, "timers", run_due)
 

@@ -1,4 +1,4 @@
-"""Who may keep the event loop, and for how long: work in steps, a slice of time after another.
+"""Long work in steps, which keeps the event loop for one slice of time after another.
 
 A request may name a hundred thousand things. So its way from frame to response is a generator that
 yields between them (``fencepost.coordinator.wire.steps``); most requests are through before the
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from fencepost.coordinator.runtime.background import SLICE_MS
 
 FIRST_SLICE_MS = 1
-"""The same for what has just begun while others wait for their turn."""
+"""How long work that has just begun may keep the loop while other work waits, in milliseconds."""
 
 Wait = asyncio.Future[Any]
 """What work may yield to be gone on with when it is done; None just gives way."""
@@ -69,7 +69,7 @@ class Job:
             self.advance(self._turns.until())
 
     def drop(self) -> None:
-        """Go no further: nobody wants the result. What the work waits for is cancelled."""
+        """Go no further: the result is not wanted. What the work waits for is cancelled."""
         if self.is_over:
             return
         self.is_over = True

@@ -55,7 +55,7 @@ def test_what_was_written_is_there_after_a_kill_and_after_a_stop(tmp_path):
         assert node.log.topic("gone") is None
         assert node.log.was_deleted(gone.topic_id)
         assert not node.log.was_deleted(made.topic_id)
-        assert node.log.partition_count == 5
+        assert node.log._state.partitions == 5
         assert node.log.starts == starts
         assert node.config.int("log.retention.ms") == 7
         assert node.config.int("message.max.bytes") == 9
@@ -123,7 +123,7 @@ def test_limits_hold_at_the_limit_and_one_past_it(tmp_path):
     node.log.set_partitions("a", 5)
     with pytest.raises(TopicLimitExceededError, match="max_partitions"):
         node.log.set_partitions("a", 6)
-    assert node.log.partition_count == 5
+    assert node.log._state.partitions == 5
 
 
 def test_unknown_topics_can_not_be_changed(tmp_path):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from aiokafka import AIOKafkaProducer, TopicPartition
 
 from fencepost.coordinator.wire.client.client import ApiError, AsyncWireClient
-from fencepost.coordinator.wire.messages import offset_fetch, txn_offset_commit
+from fencepost.coordinator.wire.client.requests import offset_fetch, rows_of, txn_offset_commit
 
 ADD_OFFSETS_VERSION, TXN_COMMIT_VERSION, FETCH_VERSION = 3, 3, 7
 """AddOffsetsToTxn and TxnOffsetCommit of transaction version 1, which aiokafka speaks (EndTxn v0),
@@ -90,10 +90,9 @@ class GroupOffsets:
                 group_instance_id=member.instance_id,
             ),
         )
-        for topic in answer.topics:
-            for part in topic.partitions:
-                if part.error_code:
-                    raise ApiError(part.error_code, "TxnOffsetCommit")
+        for _, row in rows_of(answer):
+            if row.error_code:
+                raise ApiError(row.error_code, "TxnOffsetCommit")
 
     async def stable(self, sources: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Read the committed offsets, once no open transaction can change them; −1 for none.
@@ -111,14 +110,11 @@ class GroupOffsets:
                 check=False,
                 entity=lambda f: offset_fetch(f, self._group, wanted, require_stable=True),
             )
-            codes = {part.error_code for topic in answer.topics for part in topic.partitions}
-            codes = {int(code) for code in (*codes, answer.error_code) if code}
+            rows = dict(rows_of(answer))
+            told = (answer.error_code, *(row.error_code for row in rows.values()))
+            codes = {int(code) for code in told if code}
             if not codes:
-                return {
-                    TopicPartition(topic.name, part.partition_index): part.committed_offset
-                    for topic in answer.topics
-                    for part in topic.partitions
-                }
+                return {TopicPartition(*tp): row.committed_offset for tp, row in rows.items()}
             error = ApiError(min(codes), "OffsetFetch")
             if not (codes == {UNSTABLE_OFFSET_COMMIT} or error.code.retriable):
                 raise error

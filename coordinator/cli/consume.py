@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from typing import TYPE_CHECKING
 
 import click
 
-from fencepost.coordinator.cli.output import shared_options
+from fencepost.coordinator.cli.output import shared_options, utc
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -74,8 +73,7 @@ def command(
 def _line(topic: str, index: int, record: LogRecord, form: str) -> str:
     if form == "text":
         return _text(record.value)
-    when = dt.datetime.fromtimestamp(record.timestamp_ms / 1000, dt.UTC)
-    stamp = when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    stamp = utc(record.timestamp_ms)
     if form == "table":
         key, value = _text(record.key), _text(record.value)
         return f"{index:>9}  {record.offset:>10}  {stamp:<24}  {key}  {value}"

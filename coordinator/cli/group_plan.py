@@ -30,7 +30,8 @@ from fencepost.groups.regex import TopicRegex
 from fencepost.logcore.errors import CorruptRecordError
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.cli.queries.session import Partition, Session
+    from fencepost.coordinator.cli.queries.session import Session
+    from fencepost.coordinator.wire.client.requests import Partition
 
 CLIENT_SIDE: Mapping[str, ClientAssignor] = {
     one.name: one

@@ -11,18 +11,20 @@ import csv
 import datetime as dt
 import io
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST, NO_EPOCH, Position, check
+from fencepost.coordinator.cli.queries.session import NO_EPOCH, Position, check
+from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, NAMED, rows_of, topics
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.cli.queries.session import Partition, Session
+    from fencepost.coordinator.cli.queries.session import Session
+    from fencepost.coordinator.wire.client.requests import Partition
 
 NOTHING = Position(-1)
 """The position in a partition in which nothing is committed."""
@@ -212,71 +214,45 @@ def commit(session: Session, group: str, offsets: Mapping[Partition, Position]) 
     places = sorted(tp for tp, position in offsets.items() if position.offset >= 0)
     for start in range(0, len(places), COMMIT_PARTITIONS):
         part = {tp: offsets[tp] for tp in places[start : start + COMMIT_PARTITIONS]}
-        low, high = session.client.versions()[8]
-        # From version 10 on topics have ids instead of names.
         answer = session.client.call(
             "OffsetCommit",
-            max(low, min(high, 9)),
+            at_most=NAMED["OffsetCommit"],
             to_group=group,
-            entity=lambda f, part=part: _commit_request(f, group, part),
+            entity=partial(_commit_request, group=group, offsets=part),
         )
-        for topic in answer.topics:
-            for row in topic.partitions:
-                check(row.error_code, "OffsetCommit", f"{topic.name}:{row.partition_index}")
+        for (topic, index), row in rows_of(answer):
+            check(row.error_code, "OffsetCommit", f"{topic}:{index}")
     delete(session, group, [tp for tp, position in offsets.items() if position.offset < 0])
 
 
 def _commit_request(make: Any, group: str, offsets: Mapping[Partition, Position]) -> Any:
-    by_topic = _by_topic(offsets)
-    return make.message(
-        group_id=group,
-        topics=[
-            make.OffsetCommitRequestTopic(
-                name=topic,
-                partitions=[
-                    make.OffsetCommitRequestPartition(
-                        partition_index=index,
-                        committed_offset=offsets[topic, index].offset,
-                        committed_leader_epoch=offsets[topic, index].leader_epoch,
-                        committed_metadata=offsets[topic, index].metadata,
-                    )
-                    for index in indexes
-                ],
-            )
-            for topic, indexes in by_topic.items()
-        ],
+    rows = (
+        (
+            place,
+            make.OffsetCommitRequestPartition(
+                partition_index=place[1],
+                committed_offset=position.offset,
+                committed_leader_epoch=position.leader_epoch,
+                committed_metadata=position.metadata,
+            ),
+        )
+        for place, position in offsets.items()
     )
+    return make.message(group_id=group, topics=topics(make.OffsetCommitRequestTopic, rows))
 
 
 def delete(session: Session, group: str, partitions: Iterable[Partition]) -> None:
     """Delete committed offsets. Raises ApiError at the first that is refused."""
-    by_topic = _by_topic(partitions)
-    if not by_topic:
+    places = sorted(partitions)
+    if not places:
         return
-    answer = session.client.call(
-        "OffsetDelete",
-        to_group=group,
-        entity=lambda f: f.message(
-            group_id=group,
-            topics=[
-                f.OffsetDeleteRequestTopic(
-                    name=topic,
-                    partitions=[
-                        f.OffsetDeleteRequestPartition(partition_index=index) for index in indexes
-                    ],
-                )
-                for topic, indexes in by_topic.items()
-            ],
-        ),
-    )
+
+    def build(make: Any) -> Any:
+        row = make.OffsetDeleteRequestPartition
+        rows = ((place, row(partition_index=place[1])) for place in places)
+        return make.message(group_id=group, topics=topics(make.OffsetDeleteRequestTopic, rows))
+
+    answer = session.client.call("OffsetDelete", to_group=group, entity=build)
     check(answer.error_code, "OffsetDelete", group)
-    for topic in answer.topics:
-        for row in topic.partitions:
-            check(row.error_code, "OffsetDelete", f"{topic.name}:{row.partition_index}")
-
-
-def _by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
-    grouped: dict[str, list[int]] = defaultdict(list)
-    for topic, index in sorted(partitions):
-        grouped[topic].append(index)
-    return grouped
+    for (topic, index), row in rows_of(answer):
+        check(row.error_code, "OffsetDelete", f"{topic}:{index}")

@@ -13,7 +13,8 @@ from fencepost.coordinator.cli.output import emit, format_option, shared_options
 from fencepost.coordinator.history.entries import GROUP
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.cli.queries.session import Partition, Position, Session
+    from fencepost.coordinator.cli.queries.session import Position, Session
+    from fencepost.coordinator.wire.client.requests import Partition
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
-from fencepost.coordinator.cli.output import emit, text_of
+from fencepost.coordinator.cli.output import emit, text_of, utc
 from fencepost.coordinator.history.entries import Entry, encode_key
 
 if TYPE_CHECKING:
@@ -91,10 +91,9 @@ def show(
 
 def row_of(entry: Entry) -> dict[str, Any]:
     """What is printed of an entry; JSON shows all of it, ``detail`` with what has no column."""
-    when = dt.datetime.fromtimestamp(entry.at_ms / 1000, dt.UTC)
     detail = dict(entry.detail)
     return {
-        "time": when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "time": utc(entry.at_ms),
         "what": entry.what,
         "change": _change(detail),
         "why": _first(detail, _WHY),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -107,6 +108,17 @@ def emit(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:
     for row in rows:
         table.add_row(*(Text(text_of(row.get(column))) for column in columns))
     Console(width=TABLE_WIDTH, highlight=False, soft_wrap=True).print(table)
+
+
+def utc(timestamp_ms: int) -> str:
+    """A time of the wire as text."""
+    when = dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def moment(timestamp_ms: int | None) -> str | None:
+    """The same; None for none."""
+    return None if timestamp_ms is None or timestamp_ms < 0 else utc(timestamp_ms)
 
 
 def text_of(value: object) -> str:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -14,7 +15,7 @@ import click
 from fencepost.coordinator.cli.output import shared_options
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.cli.queries.session import Build, Session
+    from fencepost.coordinator.cli.queries.session import Session
 
 BATCH_LINES = 2_000
 """Lines that are sent together."""
@@ -122,20 +123,21 @@ class Writer:
         self._sequences: dict[int, int] = defaultdict(int)
         self._added: set[int] = set()
         answer = self._coordinate(
-            "InitProducerId",
-            2,
-            lambda f: f.message(transactional_id=transactional_id, transaction_timeout_ms=60_000),
+            "InitProducerId", 2, transactional_id=transactional_id, transaction_timeout_ms=60_000
         )
-        self._producer_id: int = answer.producer_id
-        self._epoch: int = answer.producer_epoch
+        self._claim = {
+            "transactional_id": transactional_id,
+            "producer_id": answer.producer_id,
+            "producer_epoch": answer.producer_epoch,
+        }
 
-    def _coordinate(self, api: str, version: int, build: Build) -> Any:
+    def _coordinate(self, api: str, version: int, **fields: Any) -> Any:
         """Ask the transaction's coordinator; what clients of transaction version 1 send.
 
         The client repeats CONCURRENT_TRANSACTIONS until the last transaction has ended.
         """
         return self._session.client.call(
-            api, version, to_transaction=self._transactional_id, entity=build
+            api, version, to_transaction=self._transactional_id, **fields
         )
 
     def write(
@@ -157,8 +159,8 @@ class Writer:
                 records,
                 base_offset=0,
                 codec=self._codec,
-                producer_id=self._producer_id,
-                producer_epoch=self._epoch,
+                producer_id=self._claim["producer_id"],
+                producer_epoch=self._claim["producer_epoch"],
                 base_sequence=self._sequences[index],
                 transactional=self._transactional_id is not None,
             )
@@ -168,6 +170,7 @@ class Writer:
 
     def _send(self, index: int, batch: bytes) -> None:
         from fencepost.coordinator.cli.queries.session import check
+        from fencepost.coordinator.wire.client.requests import produce
 
         # From version 12 on a transactional Produce adds its partition by itself, from 13 on
         # topics have ids; this writer adds partitions first, as older clients do.
@@ -175,16 +178,11 @@ class Writer:
             "Produce",
             9,
             to_leader=(self._topic, index),
-            entity=lambda f: f.message(
-                transactional_id=self._transactional_id,
-                acks=-1,
+            entity=partial(
+                produce,
+                batches={(self._topic, index): batch},
                 timeout_ms=self._session.timeout_ms,
-                topic_data=[
-                    f.TopicProduceData(
-                        name=self._topic,
-                        partition_data=[f.PartitionProduceData(index=index, records=batch)],
-                    )
-                ],
+                transactional_id=self._transactional_id,
             ),
         )
         row = answer.responses[0].partition_responses[0]
@@ -195,24 +193,18 @@ class Writer:
     def _add(self, indexes: set[int]) -> None:
         """Make ``indexes`` part of the transaction before the first batch goes there."""
         from fencepost.coordinator.cli.queries.session import check
+        from fencepost.coordinator.wire.client.requests import add_partitions, added
 
         if not indexes:
             return
+        places = [(self._topic, index) for index in indexes]
         answer = self._coordinate(
             "AddPartitionsToTxn",
             2,
-            lambda f: f.message(
-                v3_and_below_transactional_id=self._transactional_id,
-                v3_and_below_producer_id=self._producer_id,
-                v3_and_below_producer_epoch=self._epoch,
-                v3_and_below_topics=[
-                    f.AddPartitionsToTxnTopic(name=self._topic, partitions=sorted(indexes))
-                ],
-            ),
+            entity=partial(add_partitions, partitions=places, **self._claim),
         )
-        for topic in answer.results_by_topic_v3_and_below:
-            for row in topic.results_by_partition:
-                check(row.partition_error_code, "AddPartitionsToTxn", self._topic)
+        for code in added(answer):
+            check(code, "AddPartitionsToTxn", self._topic)
         self._added |= indexes
 
     def end(self, *, commit: bool) -> None:
@@ -220,13 +212,4 @@ class Writer:
         if self._transactional_id is None or not self._added:
             return
         self._added.clear()
-        self._coordinate(
-            "EndTxn",
-            3,
-            lambda f: f.message(
-                transactional_id=self._transactional_id,
-                producer_id=self._producer_id,
-                producer_epoch=self._epoch,
-                committed=commit,
-            ),
-        )
+        self._coordinate("EndTxn", 3, **self._claim, committed=commit)

@@ -92,7 +92,7 @@ def describe(session: Session, topics: tuple[str, ...], form: str, *, configs: b
 
     LATEST is the offset after the last record, STABLE the one where a read_committed reader stops.
     """
-    from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST
+    from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
 
     if configs:
         rows = _settings(session, topics)

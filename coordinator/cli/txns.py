@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.coordinator.cli.history import history_options, show
-from fencepost.coordinator.cli.output import emit, format_option, shared_options
+from fencepost.coordinator.cli.output import emit, format_option, moment, shared_options
 from fencepost.coordinator.history.entries import TRANSACTION
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.blame import Blame
     from fencepost.coordinator.cli.queries.claims import Claim
     from fencepost.coordinator.cli.queries.open_transactions import Producer, Transaction
-    from fencepost.coordinator.cli.queries.session import Partition, Session
+    from fencepost.coordinator.cli.queries.session import Session
+    from fencepost.coordinator.wire.client.requests import Partition
 
 DEFAULT_MAX_TIMEOUT_MINUTES = 15.0
 """Kafka's default of ``transaction.max.timeout.ms``: a coordinator ends older ones by itself."""
@@ -149,8 +150,6 @@ def show_producers(session: Session, where: str, form: str, *, only_open: bool) 
 
 
 def _producer_row(row: Producer) -> dict[str, object]:
-    from fencepost.coordinator.cli.queries.open_transactions import moment
-
     return {
         "topic": row.topic,
         "partition": row.partition,
@@ -200,7 +199,7 @@ def find_hanging(session: Session, topics: tuple[str, ...], max_minutes: float, 
     rows = [
         {
             **_producer_row(producer),
-            "since": tools.moment(tools.began(session, producer)),
+            "since": moment(tools.began(session, producer)),
             **_owner(
                 transaction,
                 clients.get(producer.producer_id, ()),
@@ -223,8 +222,6 @@ def _owner(
     transaction: Transaction | None, members: tuple[str, ...], claim: Claim | None
 ) -> dict[str, object]:
     """Who is behind a producer: what its coordinator knows first, then what the history does."""
-    from fencepost.coordinator.cli.queries.open_transactions import moment
-
     row: dict[str, object] = {"transactional_id": None, "client": list(members), "claimed": None}
     if claim is not None:
         row["transactional_id"] = claim.transactional_id
@@ -313,7 +310,7 @@ def terminate_txn(session: Session, transactional_id: str, *, execute: bool) -> 
         raise click.ClickException(_decided(found))
     places = ", ".join(f"{topic}:{index}" for topic, index in sorted(found.partitions))
     what = (
-        f"the transaction of {transactional_id}, open since {tools.moment(found.started_ms)}"
+        f"the transaction of {transactional_id}, open since {moment(found.started_ms)}"
         f" in {places}, and fence producer {found.producer_id} epoch {found.epoch}"
     )
     if not execute:
@@ -382,8 +379,6 @@ def show_blame(session: Session, where: str, form: str) -> None:
 
 def _blame_row(row: Blame, form: str) -> dict[str, object]:
     from dataclasses import asdict
-
-    from fencepost.coordinator.cli.queries.open_transactions import moment
 
     pin, transaction = row.pin, row.transaction
     since = transaction.started_ms if transaction is not None else None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.api import APIS
+from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.client.client import (
     ApiError,
     BrokerUnreachable,
@@ -24,7 +24,14 @@ from fencepost.coordinator.wire.client.client import (
     WireClient,
 )
 from fencepost.coordinator.wire.client.cluster import TopicMetadata
-from fencepost.coordinator.wire.messages import fetch_one, list_offsets, offset_fetch
+from fencepost.coordinator.wire.client.requests import (
+    NAMED,
+    fetch_one,
+    list_offsets,
+    of_group,
+    offset_fetch,
+    rows_of,
+)
 from fencepost.pipelines.spark.errors import BrokerError
 from fencepost.pipelines.spark.offsets import Offsets, Partition
 
@@ -37,11 +44,6 @@ DEFAULT_TIMEOUT_MS = 60_000
 """How long a call may take in all: Kafka's ``default.api.timeout.ms``."""
 RETRY_PAUSE_S = 0.05
 """Between two attempts after a lost connection."""
-
-_NAMED = {"Fetch": 12, "Produce": 12, "OffsetFetch": 9}
-"""The last version whose requests name topics by name, for those that later take ids."""
-
-_KEYS = {api.name: int(api.key) for api in APIS.values()}
 
 
 class Fetched(NamedTuple):
@@ -73,8 +75,9 @@ class Connection:
 
         Raises :class:`BrokerError` when nobody answers, ``ApiError`` for an error answer.
         """
+        at_most = NAMED.get(api) if at_most is None else at_most
         try:
-            return self._client.call(api, self._version(api, at_most), entity=build, **target)
+            return self._client.call(api, at_most=at_most, entity=build, **target)
         except (BrokerUnreachable, ConnectionLostError) as error:
             raise BrokerError(str(error)) from error
 
@@ -92,16 +95,9 @@ class Connection:
                     raise
                 time.sleep(RETRY_PAUSE_S)
 
-    def _version(self, api: str, at_most: int | None) -> int | None:
-        ceiling = _NAMED.get(api, at_most) if at_most is None else at_most
-        if ceiling is None:
-            return None
-        low, high = self._client.versions().get(_KEYS[api], (0, -1))
-        return max(low, min(high, ceiling))
-
     def produce_version(self) -> int:
         """The version that Produce requests get; from 12 on transactions grow by themselves."""
-        return self._version("Produce", None) or 0
+        return min(self._client.versions().get(ApiKey.PRODUCE, (0, 0))[1], NAMED["Produce"])
 
     def transaction_version(self) -> int:
         """The finalized level of ``transaction.version``: 2 means KIP-890's protocol."""
@@ -163,13 +159,12 @@ class Connection:
             check=False,
         )
         found: Offsets = {}
-        for topic in answer.topics:
-            for row in topic.partitions:
-                code = ErrorCode(row.error_code)
-                if not code:
-                    found[topic.name, row.partition_index] = row.offset
-                elif not code.retriable:
-                    raise ApiError(code, "ListOffsets", f"{topic.name}-{row.partition_index}")
+        for place, row in rows_of(answer):
+            code = ErrorCode(row.error_code)
+            if not code:
+                found[place] = row.offset
+            elif not code.retriable:
+                raise ApiError(code, "ListOffsets", f"{place[0]}-{place[1]}")
         return found
 
     def fetch(
@@ -210,13 +205,10 @@ class Connection:
             lambda f: offset_fetch(f, group, partitions, require_stable=True),
             to_group=group,
         )
-        found = answer.groups[0] if hasattr(answer, "groups") else answer
-        rows: dict[Partition, Any] = {}
-        for topic in found.topics:
-            for row in topic.partitions:
-                if row.error_code:
-                    raise ApiError(row.error_code, "OffsetFetch", f"group {group}")
-                rows[topic.name, row.partition_index] = row
+        rows = dict(rows_of(of_group(answer)))
+        for row in rows.values():
+            if row.error_code:
+                raise ApiError(row.error_code, "OffsetFetch", f"group {group}")
         return rows
 
 

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.client.client import ApiError, RequestFactory
-from fencepost.coordinator.wire.messages import txn_offset_commit
+from fencepost.coordinator.wire.client.client import ApiError
+from fencepost.coordinator.wire.client.requests import (
+    add_partitions,
+    added,
+    produce,
+    rows_of,
+    txn_offset_commit,
+)
 from fencepost.logcore.batch import batch_of_payload
 from fencepost.logcore.compression import Codec, compress
 from fencepost.pipelines.spark.broker import (
@@ -200,7 +207,12 @@ class Sender:
             try:
                 answer = self._link.call(
                     "Produce",
-                    self._request(group),
+                    partial(
+                        produce,
+                        batches=group,
+                        timeout_ms=self._link.timeout_ms,
+                        transactional_id=self._ticket.transactional_id,
+                    ),
                     # From 12 on it makes partitions join the transaction.
                     at_most=12 if self._ticket.implicit else 11,
                     to_node=node,
@@ -231,50 +243,18 @@ class Sender:
                 " into the transaction; the whole batch has to run again"
             )
 
-    def _request(self, group: Mapping[Partition, bytes]) -> Callable[[RequestFactory], Any]:
-        by_topic: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
-        for (topic, index), batch in group.items():
-            by_topic[topic].append((index, batch))
-
-        return lambda f: f.message(
-            transactional_id=self._ticket.transactional_id,
-            acks=-1,
-            timeout_ms=self._link.timeout_ms,
-            topic_data=[
-                f.TopicProduceData(
-                    name=topic,
-                    partition_data=[
-                        f.PartitionProduceData(index=index, records=batch) for index, batch in rows
-                    ],
-                )
-                for topic, rows in by_topic.items()
-            ],
-        )
-
-    def _join(self, parts: Iterable[Partition]) -> None:
+    def _join(self, parts: Collection[Partition]) -> None:
         """Make partitions part of the transaction before they are written to."""
-        by_topic: dict[str, list[int]] = defaultdict(list)
-        for topic, index in sorted(parts):
-            by_topic[topic].append(index)
-        if not by_topic:
+        if not parts:
             return
-        claim = {f"v3_and_below_{name}": value for name, value in self._ticket.claim.items()}
         answer = self._link.insist(
             "AddPartitionsToTxn",
-            lambda f: f.message(
-                **claim,
-                v3_and_below_topics=[
-                    f.AddPartitionsToTxnTopic(name=topic, partitions=rows)
-                    for topic, rows in by_topic.items()
-                ],
-            ),
+            lambda f: add_partitions(f, parts, **self._ticket.claim),
             at_most=3,
             to_transaction=self._ticket.transactional_id,
         )
-        for topic in answer.results_by_topic_v3_and_below:
-            for row in topic.results_by_partition:
-                if row.partition_error_code:
-                    raise _refused("AddPartitionsToTxn", ErrorCode(row.partition_error_code))
+        for code in filter(None, added(answer)):
+            raise _refused("AddPartitionsToTxn", ErrorCode(code))
         self._joined |= set(parts)
 
 
@@ -302,10 +282,9 @@ def commit_offsets(
         )
     except ApiError as error:
         raise _refused(error.api, error.code) from error
-    for topic in answer.topics:
-        for row in topic.partitions:
-            if row.error_code:
-                raise _refused("TxnOffsetCommit", ErrorCode(row.error_code))
+    for _, row in rows_of(answer):
+        if row.error_code:
+            raise _refused("TxnOffsetCommit", ErrorCode(row.error_code))
 
 
 def end(link: Connection, ticket: Ticket, *, commit: bool) -> None:

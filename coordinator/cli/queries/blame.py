@@ -21,10 +21,11 @@ from fencepost.coordinator.cli.queries.open_transactions import (
     transactions_of,
     why_hanging,
 )
-from fencepost.coordinator.cli.queries.session import LATEST
+from fencepost.coordinator.wire.client.requests import LATEST
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.cli.queries.session import Partition, Position, Session
+    from fencepost.coordinator.cli.queries.session import Position, Session
+    from fencepost.coordinator.wire.client.requests import Partition
 
 OFFSETS_TOPIC = "__consumer_offsets"
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST, assigned_partitions, check
+from fencepost.coordinator.cli.queries.session import assigned_partitions, check
+from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.cli.queries.session import Partition, Session
+    from fencepost.coordinator.cli.queries.session import Session
+    from fencepost.coordinator.wire.client.requests import Partition
 
 CONSUMER_GROUP_DESCRIBE = 69
 CLASSIC, CONSUMER = "classic", "consumer"

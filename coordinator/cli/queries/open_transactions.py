@@ -8,8 +8,6 @@ coordinator will ever end, the transaction hangs. Source: KIP-664, Kafka's ``Tra
 
 from __future__ import annotations
 
-import datetime as dt
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,9 +16,11 @@ import click
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.cli.queries.session import check
+from fencepost.coordinator.wire.client.requests import rows_of, topics
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.cli.queries.session import Partition, Session
+    from fencepost.coordinator.cli.queries.session import Session
+    from fencepost.coordinator.wire.client.requests import Partition
 
 NO_OFFSET = -1
 
@@ -113,39 +113,30 @@ def wanted_by_topic(wanted: Iterable[tuple[str, int | None]]) -> dict[str, set[i
 
 def producers(session: Session, partitions: Iterable[Partition]) -> list[Producer]:
     """Ask the leader of each of ``partitions`` for its producers; sorted by place and id."""
-    topics = session.client.metadata().topics
-    by_node: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for topic, index in partitions:
-        by_node[topics[topic].partitions[index].leader][topic].append(index)
     found: list[Producer] = []
-    for node, wanted in by_node.items():
+    for node, places in session.by_leader(partitions).items():
         answer = session.client.call(
             "DescribeProducers",
             to_node=node,
-            entity=lambda f, wanted=wanted: f.message(
-                topics=[
-                    f.TopicRequest(name=topic, partition_indexes=tuple(indexes))
-                    for topic, indexes in wanted.items()
-                ]
+            entity=lambda f, places=places: f.message(
+                topics=topics(f.TopicRequest, ((tp, tp[1]) for tp in places), "partition_indexes")
             ),
         )
-        for topic in answer.topics:
-            for row in topic.partitions:
-                place = f"{topic.name}-{row.partition_index}"
-                check(row.error_code, "DescribeProducers", place, row.error_message)
-                found.extend(
-                    Producer(
-                        topic=topic.name,
-                        partition=row.partition_index,
-                        producer_id=one.producer_id,
-                        epoch=one.producer_epoch,
-                        last_sequence=one.last_sequence,
-                        last_timestamp_ms=one.last_timestamp,
-                        coordinator_epoch=one.coordinator_epoch,
-                        start_offset=one.current_txn_start_offset,
-                    )
-                    for one in row.active_producers
+        for (topic, index), row in rows_of(answer):
+            check(row.error_code, "DescribeProducers", f"{topic}-{index}", row.error_message)
+            found.extend(
+                Producer(
+                    topic=topic,
+                    partition=index,
+                    producer_id=one.producer_id,
+                    epoch=one.producer_epoch,
+                    last_sequence=one.last_sequence,
+                    last_timestamp_ms=one.last_timestamp,
+                    coordinator_epoch=one.coordinator_epoch,
+                    start_offset=one.current_txn_start_offset,
                 )
+                for one in row.active_producers
+            )
     return sorted(found, key=lambda row: (row.topic, row.partition, row.producer_id))
 
 
@@ -257,8 +248,8 @@ def began(session: Session, producer: Producer) -> int | None:
 
     Neither the leader nor, once it hangs, a coordinator tells it; the record itself does.
     """
+    from fencepost.coordinator.cli.queries.reader import batches
     from fencepost.coordinator.wire.client.client import ApiError
-    from fencepost.logcore.batch import HEADER_SIZE, decode_records, parse_header
 
     try:
         row = session.fetch(*producer.place, producer.start_offset, committed=False, max_bytes=1)
@@ -266,14 +257,9 @@ def began(session: Session, producer: Producer) -> int | None:
         if error.code == ErrorCode.offset_out_of_range:
             return None
         raise
-    data = row.records or b""
-    if len(data) < HEADER_SIZE:
-        return None
-    header = parse_header(data)
-    if len(data) < header.size or header.producer_id != producer.producer_id:
-        return None
-    first = next(iter(decode_records(data, 0, header)), None)
-    return None if first is None else first.timestamp_ms
+    header, records = next(batches(row.records or b""), (None, []))
+    is_its_own = header is not None and header.producer_id == producer.producer_id
+    return records[0].timestamp_ms if is_its_own and records else None
 
 
 def abort(session: Session, producer: Producer) -> None:
@@ -304,9 +290,8 @@ def abort(session: Session, producer: Producer) -> None:
         ),
     )
     for marker in answer.markers:
-        for topic in marker.topics:
-            for row in topic.partitions:
-                check(row.error_code, "WriteTxnMarkers", f"{topic.name}-{row.partition_index}")
+        for (topic, index), row in rows_of(marker):
+            check(row.error_code, "WriteTxnMarkers", f"{topic}-{index}")
 
 
 def terminate(session: Session, transaction: Transaction) -> tuple[int, int]:
@@ -324,11 +309,3 @@ def terminate(session: Session, transaction: Transaction) -> tuple[int, int]:
         transaction_timeout=min(transaction.timeout_ms, MAX_CLAIM_TIMEOUT_MS),
     )
     return answer.producer_id, answer.producer_epoch
-
-
-def moment(timestamp_ms: int | None) -> str | None:
-    """A time of the wire as text, in UTC; None for none."""
-    if timestamp_ms is None or timestamp_ms < 0:
-        return None
-    when = dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC)
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 import click
 
-from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST, Session
+from fencepost.coordinator.cli.queries.session import Session
+from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
 from fencepost.logcore.batch import (
+    HEADER_SIZE,
+    BatchHeader,
     ControlType,
     LogRecord,
     decode_records,
@@ -90,24 +93,29 @@ def visible(
     """The records of ``data`` that a reader at ``position`` may see, and where he goes on.
 
     ``aborted`` holds (first offset, producer id) of aborted transactions, sorted: from its first
-    offset to its abort marker a producer's transactional batches are left out. An answer may end
-    in the middle of a batch.
+    offset to its abort marker a producer's transactional batches are left out.
     """
     seen: list[LogRecord] = []
     dead: set[int] = set()
-    at, waiting = 0, list(aborted)
-    while at + 61 <= len(data):
-        header = parse_header(data, at)
-        if at + header.size > len(data):
-            break
+    waiting = list(aborted)
+    for header, records in batches(data):
         while waiting and waiting[0][0] <= header.last_offset:
             dead.add(waiting.pop(0)[1])
-        records = decode_records(data, at, header)
         if header.is_control:
             if parse_control(records[0]).type == ControlType.ABORT:
                 dead.discard(header.producer_id)
         elif not (header.is_transactional and header.producer_id in dead):
             seen.extend(record for record in records if record.offset >= position)
         position = max(position, header.last_offset + 1)
-        at += header.size
     return seen, position
+
+
+def batches(data: bytes) -> Iterator[tuple[BatchHeader, list[LogRecord]]]:
+    """The batches of a Fetch answer with their records; at its end, half a batch may stand."""
+    at = 0
+    while at + HEADER_SIZE <= len(data):
+        header = parse_header(data, at)
+        if at + header.size > len(data):
+            return
+        yield header, decode_records(data, at, header)
+        at += header.size

@@ -7,7 +7,8 @@ Kafka broker. Shapes: a partition is a ``(topic, index)`` pair; offsets and time
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 from fencepost.coordinator import light_imports  # noqa: F401  # isort: skip - before anything that imports kio
@@ -16,15 +17,17 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 
-from fencepost.coordinator.wire.client.client import ApiError, RequestFactory, WireClient
+from fencepost.coordinator.wire.client.client import ApiError, WireClient
 from fencepost.coordinator.wire.client.cluster import TopicMetadata
-from fencepost.coordinator.wire.messages import fetch_one, list_offsets, offset_fetch
-
-Partition = tuple[str, int]
-Build = Callable[[RequestFactory], Any]
-
-LATEST = -1
-EARLIEST = -2
+from fencepost.coordinator.wire.client.requests import (
+    NAMED,
+    Partition,
+    fetch_one,
+    list_offsets,
+    of_group,
+    offset_fetch,
+    rows_of,
+)
 
 MAX_FETCH_BYTES = 4 * 1024 * 1024
 """Of one answer; memory stays bounded whatever the topic holds."""
@@ -78,27 +81,28 @@ class Session:
         self, partitions: Iterable[Partition], timestamp: int, *, committed: bool = False
     ) -> dict[Partition, int]:
         """Look up an offset per partition; ``committed`` makes LATEST the last stable offset."""
-        topics = self.client.metadata().topics
-        by_node: dict[int, dict[Partition, int]] = defaultdict(dict)
-        for topic, index in partitions:
-            if topic not in topics or index not in topics[topic].partitions:
-                raise ApiError(
-                    ErrorCode.unknown_topic_or_partition, "ListOffsets", f"{topic}-{index}"
-                )
-            by_node[topics[topic].partitions[index].leader][topic, index] = timestamp
         found: dict[Partition, int] = {}
-        for node, wanted in by_node.items():
+        for node, places in self.by_leader(partitions).items():
+            wanted = dict.fromkeys(places, timestamp)
+            build = partial(list_offsets, isolation_level=committed, timeout_ms=self.timeout_ms)
             answer = self.client.call(
-                "ListOffsets",
-                to_node=node,
-                entity=lambda f, wanted=wanted: list_offsets(
-                    f, wanted, isolation_level=int(committed), timeout_ms=self.timeout_ms
-                ),
+                "ListOffsets", to_node=node, entity=partial(build, wanted=wanted)
             )
-            for topic in answer.topics:
-                for row in topic.partitions:
-                    check(row.error_code, "ListOffsets", f"{topic.name}-{row.partition_index}")
-                    found[topic.name, row.partition_index] = row.offset
+            for (topic, index), row in rows_of(answer):
+                check(row.error_code, "ListOffsets", f"{topic}-{index}")
+                found[topic, index] = row.offset
+        return found
+
+    def by_leader(self, partitions: Iterable[Partition]) -> dict[int, list[Partition]]:
+        """The partitions that each node leads. Raises :class:`ApiError` for an unknown one."""
+        cluster = self.client.metadata()
+        found: dict[int, list[Partition]] = defaultdict(list)
+        for topic, index in partitions:
+            leader = cluster.leader(topic, index)
+            if leader is None:
+                code = ErrorCode.unknown_topic_or_partition
+                raise ApiError(code, "Metadata", f"{topic}-{index}")
+            found[leader].append((topic, index))
         return found
 
     def fetch(
@@ -115,11 +119,9 @@ class Session:
 
         The first batch comes whole, whatever ``max_bytes`` says.
         """
-        low, high = self.client.versions()[1]
-        # From version 13 on topics have ids instead of names.
         answer = self.client.call(
             "Fetch",
-            max(low, min(high, 12)),
+            at_most=NAMED["Fetch"],
             to_leader=(topic, index),
             check=False,
             entity=lambda f: fetch_one(
@@ -154,20 +156,19 @@ class Session:
         found = self._offset_fetch(group, None, require_stable=False)
         check(getattr(found, "error_code", 0), "OffsetFetch", group)
         positions = {
-            (topic.name, row.partition_index): Position(
+            place: Position(
                 row.committed_offset,
                 getattr(row, "committed_leader_epoch", NO_EPOCH),
                 row.metadata or "",
             )
-            for topic in found.topics
-            for row in topic.partitions
+            for place, row in rows_of(found)
         }
         return dict(sorted(positions.items()))
 
     def has_pending_offsets(self, group: str, partitions: Collection[Partition]) -> bool:
         """Whether an open transaction carries offsets of ``group`` for one of ``partitions``."""
         found = self._offset_fetch(group, partitions, require_stable=True)
-        codes = [row.error_code for topic in found.topics for row in topic.partitions]
+        codes = [row.error_code for _, row in rows_of(found)]
         codes.append(getattr(found, "error_code", ErrorCode.none))
         return ErrorCode.unstable_offset_commit in codes
 
@@ -175,18 +176,15 @@ class Session:
         self, group: str, partitions: Collection[Partition] | None, *, require_stable: bool
     ) -> Any:
         """The part of an OffsetFetch answer that is about ``group``; None asks for all."""
-        low, high = self.client.versions()[9]
-        # Above version 9 topics have ids instead of names.
-        version = max(low, min(high, 9))
         answer = self.client.call(
             "OffsetFetch",
-            version,
+            at_most=NAMED["OffsetFetch"],
             to_group=group,
             # An unstable offset is an answer, not a reason to ask again.
             check=not require_stable,
             entity=lambda f: offset_fetch(f, group, partitions, require_stable=require_stable),
         )
-        return answer.groups[0] if hasattr(answer, "groups") else answer
+        return of_group(answer)
 
 
 def assigned_partitions(assignment: bytes) -> list[Partition]:

@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING
 
 from fencepost.coordinator.cli.queries.blame import blame
 from fencepost.coordinator.cli.queries.open_transactions import UNFINISHED
-from fencepost.coordinator.cli.queries.reader import visible
-from fencepost.coordinator.cli.queries.session import EARLIEST, LATEST, Partition, Session, check
+from fencepost.coordinator.cli.queries.reader import batches, visible
+from fencepost.coordinator.cli.queries.session import Session, check
+from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, Partition
 from fencepost.logcore.batch import (
-    HEADER_SIZE,
     BatchHeader,
     ControlType,
     LogRecord,
-    decode_records,
     parse_control,
-    parse_header,
 )
 
 if TYPE_CHECKING:
@@ -117,15 +115,12 @@ def _batches(session: Session, place: Partition) -> Iterator[tuple[BatchHeader, 
     offset = session.offsets([place], EARLIEST)[place]
     end = session.offsets([place], LATEST)[place]
     while offset < end:
-        data = session.fetch(*place, offset, committed=False).records or b""
-        at, before = 0, offset
-        while at + HEADER_SIZE <= len(data):
-            header = parse_header(data, at)
-            if at + header.size > len(data):
-                break
-            yield header, decode_records(data, at, header)
+        before = offset
+        for header, records in batches(
+            session.fetch(*place, offset, committed=False).records or b""
+        ):
+            yield header, records
             offset = header.last_offset + 1
-            at += header.size
         if offset == before:
             return
 

@@ -74,6 +74,7 @@ class _Client:
         api: int | str,
         version: int | None = None,
         *,
+        at_most: int | None = None,
         to_node: int = ANY_NODE,
         to_leader: tuple[str, int] | None = None,
         to_group: str | None = None,
@@ -85,10 +86,11 @@ class _Client:
         """Send a request to the right broker and return its response.
 
         ``api`` is a key or a name (``"OffsetCommit"``); ``version`` None takes the highest that
-        both sides know. The request is built from ``fields`` as ``MessageFactory`` does, or given
-        as ``entity=``: a kio entity, or a function from the version's :class:`RequestFactory` to
-        one. It goes to the leader of partition ``to_leader``, to the coordinator of group
-        ``to_group`` or of transactional id ``to_transaction``, to broker ``to_node``, or to any.
+        both sides know and that is not above ``at_most``. The request is built from ``fields`` as
+        ``MessageFactory`` does, or given as ``entity=``: a kio entity, or a function from the
+        version's :class:`RequestFactory` to one. It goes to the leader of partition ``to_leader``,
+        to the coordinator of group ``to_group`` or of transactional id ``to_transaction``, to
+        broker ``to_node``, or to any.
 
         While all errors in the answer are retriable, the call is repeated until ``deadline_ms`` are
         over. Then, and for other top-level errors, it raises :class:`ApiError`; errors of single
@@ -97,7 +99,7 @@ class _Client:
         is lost under a request that may not be repeated, and :class:`UnsupportedVersion`.
         """
         target = _target(to_node, to_leader, to_group, to_transaction)
-        return await self._router.call(api, version, target, deadline_ms, check, fields)
+        return await self._router.call(api, version, at_most, target, deadline_ms, check, fields)
 
     async def _metadata(self, *, refresh: bool = False) -> ClusterMetadata:
         """Brokers and topics; from the cache unless it is old or ``refresh`` is asked for."""

@@ -225,14 +225,16 @@ class Router:
             raise ConnectionLostError(f"response {answered_id} to request {correlation_id}")
         return entity
 
-    def _version(self, node: Node, api: Api, version: int | None) -> int:
+    def _version(
+        self, node: Node, api: Api, version: int | None = None, at_most: int | None = None
+    ) -> int:
         """The version to use: the one asked for, else the highest that both sides know."""
         if version is not None:
             if not api.min_version <= version <= api.max_version:
                 raise UnsupportedVersion(api.key, version)
             return version
         low, high = node.versions.get(api.key, (0, -1))
-        best = min(high, api.stable_max)
+        best = min(high, api.stable_max if at_most is None else at_most)
         if best < max(low, api.min_version):
             raise UnsupportedVersion(api.key, best)
         return best
@@ -251,6 +253,7 @@ class Router:
         self,
         api: int | str,
         version: int | None,
+        at_most: int | None,
         target: Target,
         timeout_ms: float | None,
         check: bool,
@@ -266,7 +269,7 @@ class Router:
             problem: WireError
             try:
                 node = await target.find(self, deadline)
-                used = self._version(node, entry, version)
+                used = self._version(node, entry, version, at_most)
                 body = _body(entry, used, fields)
                 sent = True
                 answer = await self._exchange(node, entry, used, body, deadline)
@@ -335,7 +338,7 @@ class Router:
         while True:
             attempts -= 1
             node = await self._any(deadline)
-            version = self._version(node, api, None)
+            version = self._version(node, api)
             # Version 0 has no null: there an empty list means all topics.
             body = request_factory(api.key, version).message(
                 topics=None if version else (), allow_auto_topic_creation=False
@@ -367,7 +370,7 @@ class Router:
         if address is None:
             node = await self._any(deadline)
             api = APIS[ApiKey.FIND_COORDINATOR]
-            version = self._version(node, api, None)
+            version = self._version(node, api)
             body = request_factory(api.key, version).message(
                 key=key, key_type=key_type, coordinator_keys=[key]
             )

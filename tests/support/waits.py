@@ -53,3 +53,18 @@ async def until_async(
         if time.monotonic() > end:
             raise TimeoutError(f"{what}: not within {deadline_s} s; last seen: {seen!r}")
         await asyncio.sleep(poll_s)
+
+
+async def until_true(
+    probe: Callable[[], object],
+    what: str = "the state",
+    *,
+    deadline_s: float = DEADLINE_S,
+    poll_s: float = POLL_S,
+) -> None:
+    """Do as :func:`until_async` does, for a function that looks at something of this loop."""
+
+    async def asked() -> object:
+        return probe()
+
+    await until_async(asked, what, deadline_s=deadline_s, poll_s=poll_s)

@@ -20,7 +20,7 @@ from fencepost.coordinator.runtime.background import (
     report,
     spawn,
 )
-from tests.support.waits import until_async
+from tests.support.waits import until_true
 
 FOREVER_MS = 2**63 - 1
 
@@ -35,13 +35,6 @@ class Failing:
     def __call__(self) -> None:
         self.calls += 1
         raise self.error
-
-
-async def until_true(probe: Callable[[], bool], what: str) -> None:
-    async def asked() -> bool:
-        return probe()
-
-    await until_async(asked, what)
 
 
 async def test_a_round_that_fails_is_told_and_followed_by_the_next() -> None:

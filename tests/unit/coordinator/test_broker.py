@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +19,9 @@ from fencepost.coordinator.config.broker_config import ConfigError
 from fencepost.coordinator.daemon.broker import Broker, BrokerError, split_address
 from tests.support.cluster import LATEST, Cluster
 from tests.support.raw import RawClient
+from tests.support.waits import until_true
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-async def soon(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - the broker tells nobody
-            await asyncio.sleep(0.01)
 
 
 def test_the_class_is_exported_lazily():
@@ -165,7 +160,7 @@ async def test_a_stop_does_not_wait_for_long_polls(tmp_path):
                 client.fetch("a", max_wait_ms=600_000)
 
         waiting = asyncio.get_running_loop().run_in_executor(None, poll)
-        await soon(lambda: len(broker.services.fetches.delayed) == 1)
+        await until_true(lambda: len(broker.services.fetches.delayed) == 1)
     await waiting  # it was answered, and not cut off; the client's patience is 20 s
 
 
@@ -184,10 +179,10 @@ async def test_a_poll_of_a_client_that_left_is_forgotten(tmp_path):
 
         waiting = threading.Event()
         leaving = asyncio.create_task(asyncio.to_thread(leave))
-        await soon(lambda: len(broker.services.fetches.delayed) == 1)
+        await until_true(lambda: len(broker.services.fetches.delayed) == 1)
         waiting.set()
         await leaving
-        await soon(lambda: len(broker.services.fetches.delayed) == 0)
+        await until_true(lambda: len(broker.services.fetches.delayed) == 0)
 
 
 def test_a_broker_in_a_thread(tmp_path):

@@ -23,6 +23,7 @@ from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from tests.support.clock import ManualClock
 from tests.support.faults import CHANGES, FaultyDisk, Killed, MortalDisk
+from tests.support.waits import until_true
 from tests.unit.coordinator.services import storage
 
 pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
@@ -362,9 +363,7 @@ async def test_the_tasks_run_by_themselves_and_stop(tmp_path):
     work = Maintenance(node.logs, node.config, node.clock)
     work.start()
     checkpoint = tmp_path / "replication-offset-checkpoint"
-    async with asyncio.timeout(30):
-        while partition.log_start_offset != 3 or not checkpoint.exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until_true(lambda: partition.log_start_offset == 3 and checkpoint.exists())
     await work.stop()
     assert not work._tasks
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from fencepost.coordinator.runtime.timers import TimerQueue, Timers
 from fencepost.logcore.clock import SystemClock
 from tests.support.clock import ManualClock
+from tests.support.waits import until_true
 
 
 class Recorder:
@@ -18,12 +19,6 @@ class Recorder:
 
     def __call__(self, key: Hashable, now_ms: int) -> None:
         self.fired.append((key, now_ms))
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not happened():  # noqa: ASYNC110 - the queue tells nobody
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -143,7 +138,7 @@ async def test_a_pass_is_bounded_by_time(
         timers.set(key, 1_001)
     clock.advance(1)
     assert queue.run_due() == fired_at_once
-    await until(lambda: len(fired.fired) == 5)
+    await until_true(lambda: len(fired.fired) == 5)
 
 
 async def test_what_had_arrived_is_read_before_a_deadline_passes(clock: ManualClock) -> None:
@@ -165,7 +160,7 @@ async def test_what_had_arrived_is_read_before_a_deadline_passes(clock: ManualCl
         clock.advance(20)
         theirs.send(b"alive")
         timers.set("next", 1_009)
-        await until(lambda: len(fired.fired) == 3)
+        await until_true(lambda: len(fired.fired) == 3)
         loop.remove_reader(ours)
     assert [key for key, _ in fired.fired] == ["next", "silent", "also silent"]
     assert timers.deadline_ms("alive") == 9_000
@@ -192,7 +187,7 @@ async def test_what_arrives_while_others_expire_is_read_before_they_all_have(
             timers.set(key, 1_001)
         clock.advance(1)
         queue.run_due()
-        await until(lambda: len(order) == 6)
+        await until_true(lambda: len(order) == 6)
         loop.remove_reader(ours)
     assert order == [0, 1, b"!", 2, 3, 4]
 
@@ -206,7 +201,7 @@ async def test_real_time_drives_it() -> None:
     timers.set("late", now + 40)
     timers.set("soon", now + 10)
     timers.set("past", now - 10)
-    await until(lambda: len(fired.fired) == 3)
+    await until_true(lambda: len(fired.fired) == 3)
     assert [key for key, _ in fired.fired] == ["past", "soon", "late"]
 
 

@@ -573,13 +573,10 @@ def test_words_of_the_coordinator_for_partition_clients(
     assert type(verification_error(error("why"), api, version)) is expected
 
 
-async def test_hundred_empty_shards_open_quickly(tmp_path: Path) -> None:
+async def test_fifty_empty_shards_of_each_coordinator(tmp_path: Path) -> None:
     services = await Services(tmp_path).start()
-    loop = asyncio.get_running_loop()
-    begin = loop.time()
-    finish(services.groups.open_in_steps())
-    finish(services.txns.open_in_steps())
-    assert loop.time() - begin < 1, "typically 30 ms; generous for a busy machine"
-    assert len(services.txns._shards.shards) == 50
+    for one in (services.groups, services.txns):
+        finish(one.open_in_steps())
+        assert len(one._shards.shards) == 50
     assert services.metadata.topic(TRANSACTION_STATE) is not None
     await services.stop()

@@ -24,7 +24,7 @@ from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import Partition
 from tests.support.clock import ManualClock
 from tests.support.faults import FaultyDisk
-from tests.support.waits import DEADLINE_S, until_async
+from tests.support.waits import until_true
 from tests.unit.coordinator.services import Services
 
 COMPACTED = {
@@ -53,15 +53,6 @@ async def serving(directory: Path, disk: FaultyDisk, **config: str) -> AsyncIter
     settings = CALM | {key.replace("_", "."): value for key, value in config.items()}
     async with Broker(directory, config=settings, fs=disk) as broker:
         yield broker
-
-
-async def until_true(
-    probe: Callable[[], object], what: str, *, deadline_s: float = DEADLINE_S
-) -> None:
-    async def asked() -> object:
-        return probe()
-
-    await until_async(asked, what, deadline_s=deadline_s)
 
 
 def fill(broker: Broker, topic: str, *, dead: bool = False) -> Partition:

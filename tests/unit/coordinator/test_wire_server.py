@@ -27,6 +27,7 @@ from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.fs import held_handles
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.reading import Isolation
+from tests.support.waits import until_true
 from tests.unit.logcore.partition_driver import append, open_partition, read_log
 
 FEATURES = {"group.version": (0, 1, 0), "transaction.version": (0, 2, 2), "odd.version": (1, 3, 1)}
@@ -181,7 +182,7 @@ async def test_the_next_request_waits_for_the_answer_of_the_one_before() -> None
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(heartbeat(1, "slow"))
-        await wait_until(lambda: service.seen)
+        await until_true(lambda: service.seen)
         peer.send(heartbeat(2))
         await asyncio.sleep(0.05)
         assert [n for n, _ in service.seen] == [1]
@@ -193,7 +194,7 @@ async def test_while_a_request_is_served_what_follows_stays_in_the_kernel() -> N
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(heartbeat(1, "slow"))
-        await wait_until(lambda: service.seen)
+        await until_true(lambda: service.seen)
         peer.send(produce(2, bytes(8 << 20)))
         await asyncio.sleep(0.1)
         (connection,) = service.server.connections
@@ -238,7 +239,7 @@ async def test_a_request_of_many_parts_gives_way_and_is_answered_in_its_order() 
         many, other = await Peer.of(service), await Peer.of(service)
         rest = produce(3, b"\1" * 200_000)
         many.send(produce(1, b"\1", topics=49_000) + heartbeat(2) + rest)
-        await wait_until(lambda: service.server.turns._queue)
+        await until_true(lambda: service.server.turns._queue)
         other.send(heartbeat(4))
         assert (await other.answer(12, 4))[0] == 4
         answer = (await many.answer(0, 9))[1]
@@ -262,7 +263,7 @@ async def test_a_client_that_does_not_read_is_not_served_further() -> None:
         peer = await Peer.of(service)
         count = 30
         peer.send(b"".join(fetch(n, 1 << 20) for n in range(count)))
-        await wait_until(lambda: len(service.seen) > 1)
+        await until_true(lambda: len(service.seen) > 1)
         await asyncio.sleep(0.2)
         assert len(service.seen) < count
         for n in range(count):
@@ -285,7 +286,7 @@ async def stuck(service: Service, size: int) -> Peer:
     peer = await Peer.of(service)
     peer.writer.transport.pause_reading()
     peer.send(fetch(1, size))
-    await wait_until(lambda: len(service.seen) > before)
+    await until_true(lambda: len(service.seen) > before)
     return peer
 
 
@@ -299,7 +300,7 @@ async def test_responses_that_are_not_taken_stay_within_one_budget() -> None:
         assert 3 * size > budget.held_bytes > 2 * size
         waiting, small = await Peer.of(service), await Peer.of(service)
         waiting.send(fetch(2, 1) + heartbeat(3))
-        await wait_until(lambda: budget.contended)
+        await until_true(lambda: budget.contended)
         small.send(heartbeat(4))  # what has no large answer is served meanwhile
         assert (await small.answer(12, 4))[0] == 4
         assert budget.contended
@@ -309,7 +310,7 @@ async def test_responses_that_are_not_taken_stay_within_one_budget() -> None:
         assert (await waiting.answer(12, 4))[0] == 3
         for peer in held:
             peer.writer.transport.abort()
-        await wait_until(lambda: budget.held_bytes == 0)
+        await until_true(lambda: budget.held_bytes == 0)
 
 
 async def test_who_waits_for_room_and_goes_lets_the_next_one_on() -> None:
@@ -320,9 +321,9 @@ async def test_who_waits_for_room_and_goes_lets_the_next_one_on() -> None:
         gone, waiting = await Peer.of(service), await Peer.of(service)
         for number, peer in enumerate((gone, waiting), 2):
             peer.send(fetch(number, 1))
-            await wait_until(lambda number=number: len(budget._for_room) == number - 1)
+            await until_true(lambda number=number: len(budget._for_room) == number - 1)
         gone.writer.transport.abort()
-        await wait_until(lambda: len(budget._for_room) == 1)
+        await until_true(lambda: len(budget._for_room) == 1)
         held.writer.transport.abort()
         assert (await waiting.answer(1, 11))[0] == 3
 
@@ -345,7 +346,7 @@ async def test_a_slow_reader_is_cut_off_only_when_others_wait() -> None:
 async def test_an_idle_connection_with_an_answer_not_taken_is_cut_off() -> None:
     async with serving(max_idle_ms=200) as service:
         peer = await stuck(service, 20 << 20)
-        await wait_until(lambda: not service.server.connections)
+        await until_true(lambda: not service.server.connections)
         assert service.server.responses.held_bytes == 0
         peer.writer.transport.resume_reading()
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
@@ -393,9 +394,9 @@ async def test_who_asks_for_much_and_takes_nothing_costs_little_memory(tmp_path:
         try:
             peer.send(fetch(1, 0) * 1_000)
             budget = service.server.responses
-            await wait_until(lambda: budget.held_bytes > 0)
+            await until_true(lambda: budget.held_bytes > 0)
             (connection,) = service.server.connections
-            await wait_until(lambda: not connection._reading)
+            await until_true(lambda: not connection._reading)
             assert 0 < budget.held_bytes <= WRITE_BYTES
             assert tracemalloc.get_traced_memory()[1] < 4 * WRITE_BYTES
         finally:
@@ -408,7 +409,7 @@ async def test_what_a_slow_client_has_not_taken_is_sent_before_the_server_stops(
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(fetch(1, 30_000_000))
-        await wait_until(lambda: service.seen)
+        await until_true(lambda: service.seen)
         stopping = asyncio.create_task(service.server.stop())
         fetched = (await peer.answer(1, 11))[1].responses[0].partitions[0].records
         assert fetched == bytes(30_000_000)
@@ -455,7 +456,7 @@ async def test_what_cannot_be_answered_closes_its_own_connection_only(bad: bytes
     async with serving(max_request_bytes=2_000_000) as service:
         bystander, culprit = await Peer.of(service), await Peer.of(service)
         bystander.send(heartbeat(7, "slow"))
-        await wait_until(lambda: service.seen)
+        await until_true(lambda: service.seen)
         culprit.send(bad + heartbeat(2))
         assert await culprit.closed()
         service.gate.set()
@@ -478,9 +479,9 @@ async def test_a_prefix_alone_reserves_no_memory() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(struct.pack(">i", 100_000_000) + bytes(1000))
-        await wait_until(lambda: service.server.connections)
+        await until_true(lambda: service.server.connections)
         (connection,) = service.server.connections
-        await wait_until(lambda: connection._frames.pending > 1000)
+        await until_true(lambda: connection._frames.pending > 1000)
         assert connection._frames.capacity <= 64 << 10
 
 
@@ -498,9 +499,9 @@ async def test_frames_of_all_connections_stay_within_one_budget() -> None:
         first, second, third = [await Peer.of(service) for _ in range(3)]
         for count, peer in enumerate((first, second), 1):
             peer.send(large(count, size)[:-1])
-            await wait_until(lambda count=count: budget.held_bytes == count * size)
+            await until_true(lambda count=count: budget.held_bytes == count * size)
         third.send(large(3, size))
-        await wait_until(lambda: budget.contended)
+        await until_true(lambda: budget.contended)
         assert budget.held_bytes == 2 * size
         waiting = next(c for c in service.server.connections if c._waiting)
         assert waiting._frames.pending <= 128 << 10
@@ -520,11 +521,11 @@ async def test_one_byte_below_the_budget_another_frame_is_let_in() -> None:
         budget = service.server.budget
         first, second, third = [await Peer.of(service) for _ in range(3)]
         first.send(large(1, size)[:-1])
-        await wait_until(lambda: budget.held_bytes == size)
+        await until_true(lambda: budget.held_bytes == size)
         second.send(large(2, size)[:-1])
-        await wait_until(lambda: budget.held_bytes == 2 * size)
+        await until_true(lambda: budget.held_bytes == 2 * size)
         third.send(large(3, size)[:-1])
-        await wait_until(lambda: budget.contended)
+        await until_true(lambda: budget.contended)
 
 
 async def test_a_buffer_kept_for_the_next_frame_is_given_up_when_another_needs_it() -> None:
@@ -583,9 +584,9 @@ async def test_a_client_that_leaves_does_not_disturb_its_request() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(heartbeat(1, "slow"))
-        await wait_until(lambda: service.seen)
+        await until_true(lambda: service.seen)
         peer.writer.close()
-        await wait_until(lambda: not service.server.connections)
+        await until_true(lambda: not service.server.connections)
         service.gate.set()
         await asyncio.sleep(0.01)
         other = await Peer.of(service)
@@ -606,11 +607,11 @@ async def test_steps_that_wait_may_fail_and_end_with_their_client() -> None:
         service.registry.add(run)
         staying, leaving = await Peer.of(service), await Peer.of(service)
         staying.send(heartbeat(1))
-        await wait_until(lambda: waits)
+        await until_true(lambda: waits)
         leaving.send(heartbeat(2))
-        await wait_until(lambda: len(waits) == 2)
+        await until_true(lambda: len(waits) == 2)
         leaving.writer.close()
-        await wait_until(waits[1].cancelled)
+        await until_true(waits[1].cancelled)
         waits[0].set_result(None)
         assert (await staying.answer(12, 4))[1].error_code == ErrorCode.unknown_server_error
 
@@ -677,7 +678,7 @@ async def test_connection_limits_on_both_sides(limit: str) -> None:
         assert await (await Peer.of(service)).closed()
         assert service.server.refused == 1
         peers[0].writer.close()
-        await wait_until(lambda: len(service.server.connections) == 1)
+        await until_true(lambda: len(service.server.connections) == 1)
         again = await Peer.of(service)
         again.send(heartbeat(2))
         assert (await again.answer(12, 4))[0] == 2
@@ -688,7 +689,7 @@ async def test_stop_lets_requests_under_way_finish() -> None:
     await service.server.start("127.0.0.1", 0)
     peer = await Peer.of(service)
     peer.send(heartbeat(1, "slow"))
-    await wait_until(lambda: service.seen)
+    await until_true(lambda: service.seen)
     stopping = asyncio.create_task(service.server.stop())
     await asyncio.sleep(0.05)
     assert not stopping.done()
@@ -703,7 +704,7 @@ async def test_stop_cuts_off_what_does_not_finish() -> None:
     await service.server.start("127.0.0.1", 0)
     peer = await Peer.of(service)
     peer.send(heartbeat(1, "slow"))
-    await wait_until(lambda: service.seen)
+    await until_true(lambda: service.seen)
     await asyncio.wait_for(service.server.stop(), 30)
     assert await peer.closed()
 
@@ -800,12 +801,6 @@ def test_a_handler_must_name_the_versions_that_are_served() -> None:
 def test_a_module_must_handle_the_api_it_is_named_after() -> None:
     with pytest.raises(ValueError, match="ApiVersions"):
         Registry(modules={12: "api_versions"}).handler(12)
-
-
-async def wait_until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.002)
 
 
 def test_request_ms() -> None:

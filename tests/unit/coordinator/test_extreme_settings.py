@@ -73,55 +73,64 @@ def extreme(largest: bool) -> dict[str, str]:
     return chosen
 
 
-async def bear(directory: Path, configs: Mapping[str, str], broker_key: Change | None) -> None:
-    """Write, roll, clean, retain, flush, forget, checkpoint, stop, and do it again on the same."""
+async def bear(
+    directory: Path, topics: Mapping[str, Mapping[str, str]], broker_key: Change | None = None
+) -> None:
+    """Write, roll, clean, retain, flush, forget, checkpoint, stop, and do it again on the same.
+
+    ``topics`` has the settings of each by its name.
+    """
     for start in range(2):
         async with Broker(directory, config=CALM) as broker:
-            if not start:
-                broker.services.topics.create("t", partitions=1, configs={**TOPIC, **configs})
+            for topic, configs in topics.items() if not start else ():
+                broker.services.topics.create(topic, partitions=1, configs={**TOPIC, **configs})
             if broker_key is not None and not start:
                 change(broker.services, ResourceType.BROKER, "", [broker_key], validate_only=False)
             assert broker.cleaner is not None
             assert broker._maintenance is not None
-            partition = broker.services.logs.partition("t", 0)
-            for number in range(4):
-                records = [Record(b"k", b"%d" % number * 300), Record(b"%d" % number, None)]
-                partition.append_records(records, now_ms=broker.clock.now_ms())
-                partition._roll(broker.clock.now_ms())
+            partitions = {name: broker.services.logs.partition(name, 0) for name in topics}
+            for partition in partitions.values():
+                for number in range(4):
+                    records = [Record(b"k", b"%d" % number * 300), Record(b"%d" % number, None)]
+                    partition.append_records(records, now_ms=broker.clock.now_ms())
+                    partition._roll(broker.clock.now_ms())
             for _ in range(3):
-                await broker.cleaner.run_once()
+                for _ in topics:
+                    await broker.cleaner.run_once()
                 for one in broker.services.logs:
                     broker._maintenance.run_flush(one)
                     await broker._maintenance.run_retention(one)
                     broker._maintenance.run_producer_expiry(one)
             assert not broker.cleaner.uncleanable
             assert [one.offline for one in broker.services.logs if one.offline] == []
-            assert partition.log_end_offset == 8 * (start + 1)
+            ends = {name: one.log_end_offset for name, one in partitions.items()}
+            assert ends == dict.fromkeys(topics, 8 * (start + 1))
     assert (directory / ".kafka_cleanshutdown").exists()
 
 
-@pytest.mark.parametrize(("name", "text"), [*numbers(TOPIC_KEYS)])
-async def test_a_topics_number_at_its_ends(tmp_path: Path, name: str, text: str) -> None:
-    await bear(tmp_path, {name: text}, None)
+async def test_a_topics_number_at_its_ends(tmp_path: Path) -> None:
+    topics = {f"{name}_{text}": {name: text} for name, text in numbers(TOPIC_KEYS)}
+    assert len(topics) > 60
+    await bear(tmp_path, topics)
 
 
 @pytest.mark.parametrize(("name", "text"), [*numbers(DYNAMIC)])
 async def test_a_brokers_number_at_its_ends(tmp_path: Path, name: str, text: str) -> None:
-    await bear(tmp_path, {}, Change(name, Operation.SET, text))
+    await bear(tmp_path, {"t": {}}, Change(name, Operation.SET, text))
 
 
 @pytest.mark.parametrize("largest", [False, True])
 async def test_all_numbers_of_a_topic_at_the_same_end(tmp_path: Path, largest: bool) -> None:
     configs = extreme(largest)
     assert len(configs) > 20
-    await bear(tmp_path, configs, None)
+    await bear(tmp_path, {"t": configs})
 
 
 async def test_a_setting_of_the_broker_that_contradicts_a_topics_own(tmp_path: Path) -> None:
     """Each is right by itself: the topic keeps its own, and is cleaned as soon as both allow it."""
     await bear(
         tmp_path,
-        {"min.compaction.lag.ms": "1000"},
+        {"t": {"min.compaction.lag.ms": "1000"}},
         Change("log.cleaner.max.compaction.lag.ms", Operation.SET, "500"),
     )
 

@@ -86,9 +86,10 @@ def test_all_or_none_and_only_looking(store: Storage) -> None:
 
 def test_it_survives_restart_and_compaction_of_the_log(tmp_path: Path) -> None:
     first = storage(tmp_path)
-    for _ in range(COMPACT_SLACK_RECORDS // 2 + 50):
-        update(first, FeatureUpdate(TRANSACTION_VERSION, 0, SAFE))
-        update(first, FeatureUpdate(TRANSACTION_VERSION, 1))
+    with first.metadata.unforced():
+        for _ in range(COMPACT_SLACK_RECORDS // 2 + 50):
+            update(first, FeatureUpdate(TRANSACTION_VERSION, 0, SAFE))
+            update(first, FeatureUpdate(TRANSACTION_VERSION, 1))
     before = level(first)
     assert before[0] == 1
     start = first.metadata.partition.log_start_offset

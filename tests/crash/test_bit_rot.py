@@ -57,6 +57,7 @@ def stopped() -> Recorder:
     return run
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_directory(stopped: Recorder) -> None:
     files = stopped.disk.names[f"{ROOT}/t-0"]
     assert {name.rpartition(".")[2] for name in files} >= {
@@ -105,6 +106,7 @@ BLIND = {"log", "index", "timeindex", "txnindex"}
 """Files in which damage may show as a wrong answer after a clean stop, as in Apache Kafka."""
 
 
+@pytest.mark.slow
 def test_every_byte_after_a_clean_stop() -> None:
     """Nothing is scanned then. What a flipped bit can do is written down here, and in the README.
 

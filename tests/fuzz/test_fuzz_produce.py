@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 from fencepost.coordinator.daemon.broker import Broker
@@ -28,6 +29,7 @@ ANSWERS = {
 }
 
 
+@pytest.mark.slow
 def test_what_is_let_in_is_read_to_the_end(tmp_path: Path) -> None:
     rng = random.Random(1)
     seen: dict[str, int] = {}

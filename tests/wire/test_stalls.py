@@ -485,6 +485,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_the_largest_request(case: Case, crowded: BrokerThread) -> None:
     frame = case.frame()

@@ -17,6 +17,8 @@ from tests.support.raw import errors_in
 from tests.support.stalls import LoopWatch, watched_loop
 from tests.support.waits import until
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
 PARTITIONS = 2_000
 IDS = 2_000

@@ -176,6 +176,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_batch_keeps_the_loop(broker: Running, turns: Watch, tiny: bytes, shape: str) -> None:
     make, configs, code = SHAPES[shape]
@@ -188,6 +189,7 @@ def test_no_batch_keeps_the_loop(broker: Running, turns: Watch, tiny: bytes, sha
     watch.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_no_number_of_partitions_keeps_the_loop(
     broker: Running, turns: Watch, *, known: bool

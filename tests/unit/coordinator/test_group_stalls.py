@@ -17,6 +17,8 @@ from tests.support.cluster import GROUP, Cluster
 from tests.support.stalls import watched_loop
 from tests.support.waits import until
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {
     "group.initial.rebalance.delay.ms": "0",
     "group.consumer.min.session.timeout.ms": "1000",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.groups.commands import FetchOffsets, FetchOffsetsResult, ListGroups
 from fencepost.groups.records import OffsetCommitValue, offset_commit
@@ -14,6 +16,8 @@ from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from tests.support.partitions import append_batch
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_async
+
+pytestmark = pytest.mark.slow
 
 PARTITIONS = 300
 PRODUCERS = 20_000

@@ -100,6 +100,7 @@ async def test_thousands_of_topics_in_one_request_leave_room_for_others(tmp_path
         assert not broker.services.metadata.topics
 
 
+@pytest.mark.slow
 async def test_a_partition_of_many_producers_is_forgotten_in_turns(tmp_path):
     async with Broker(tmp_path, config=CALM) as broker:
         broker.services.topics.create("t", partitions=1)

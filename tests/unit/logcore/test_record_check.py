@@ -221,6 +221,7 @@ def test_times_out_of_bounds(codec: Codec) -> None:
     admitted(encode_batch(within, codec=codec), config)
 
 
+@pytest.mark.slow
 @given(
     records=record_lists().map(as_client),
     codec=st.sampled_from(list(Codec)),

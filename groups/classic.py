@@ -54,11 +54,16 @@ def _group_of_member(shard: GroupShardState, group_id: str) -> ClassicGroup:
     return group
 
 
-def _require_generation(group: ClassicGroup, generation_id: int) -> None:
-    if generation_id != group.generation_id:
+def _member(
+    shard: GroupShardState, command: SyncGroup | Heartbeat
+) -> tuple[ClassicGroup, ClassicMember]:
+    group = _group_of_member(shard, command.group_id)
+    member = group.validate_member(command.member_id, command.group_instance_id)
+    if command.generation_id != group.generation_id:
         raise IllegalGenerationError(
-            f"generation {generation_id} is not {group.generation_id} of {group.group_id!r}"
+            f"generation {command.generation_id} is not {group.generation_id} of {group.group_id!r}"
         )
+    return group, member
 
 
 # --- SyncGroup -----------------------------------------------------------------------------------
@@ -72,9 +77,7 @@ def sync_group(
     if isinstance(consumers, ConsumerGroup):
         classic_in_consumer.sync_group(shard, decision, consumers, token, command)
         return
-    group = _group_of_member(shard, command.group_id)
-    member = group.validate_member(command.member_id, command.group_instance_id)
-    _require_generation(group, command.generation_id)
+    group, member = _member(shard, command)
     for told, known in (
         (command.protocol_type, group.protocol_type),
         (command.protocol_name, group.protocol_name),
@@ -137,9 +140,7 @@ def heartbeat(
     if isinstance(consumers, ConsumerGroup):
         classic_in_consumer.heartbeat(shard, decision, consumers, token, command)
         return
-    group = _group_of_member(shard, command.group_id)
-    member = group.validate_member(command.member_id, command.group_instance_id)
-    _require_generation(group, command.generation_id)
+    group, member = _member(shard, command)
     arm_session(decision, group, member)
     if group.state is ClassicState.PREPARING_REBALANCE:
         decision.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))

@@ -15,6 +15,7 @@ from fencepost.groups.classic_rebalance import (
     arm_session,
     current_generation,
     drop_pending,
+    identity,
     maybe_complete_join,
     maybe_prepare_rebalance,
     prepare_rebalance,
@@ -25,7 +26,6 @@ from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.errors import (
     FencedInstanceIdError,
     GroupDeadError,
-    GroupLimitExceededError,
     GroupMaxSizeReachedError,
     InconsistentGroupProtocolError,
     InvalidGroupIdError,
@@ -81,12 +81,8 @@ def _validate(shard: GroupShardState, command: JoinGroup) -> None:
         raise InvalidSessionTimeoutError(
             f"session timeout of {command.session_timeout_ms} ms is not in {shortest}..{longest}"
         )
-    if len(command.protocols) > limits.max_protocols:
-        raise GroupLimitExceededError(f"more than max_protocols={limits.max_protocols} offered")
-    if sum(len(metadata) for _, metadata in command.protocols) > limits.max_metadata_bytes:
-        raise GroupLimitExceededError(
-            f"metadata exceeds max_metadata_bytes={limits.max_metadata_bytes}"
-        )
+    shard.require("the member", len(command.protocols), "max_protocols")
+    shard.require("the member", _metadata_bytes(command), "max_metadata_bytes")
     shard.require_short("member id", command.member_id, "max_member_id_bytes")
     for what, text in (
         ("instance id", command.group_instance_id or ""),
@@ -250,11 +246,8 @@ def _add_member(
     decision.event(
         EventKind.MEMBER_JOINED,
         group.group_id,
-        member=member_id,
-        group_instance_id=command.group_instance_id,
-        client_id=command.client_id,
-        client_host=command.client_host,
         reason=command.reason[: shard.limits.max_reason_chars],
+        **identity(member),
     )
     reason = f"new member {member_id}{_client_reason(command)}"
     maybe_prepare_rebalance(shard, decision, group, reason, member)
@@ -320,10 +313,7 @@ def _persist_successor(
     leader = successor.member_id if is_leader else group.leader_id
     value = group.metadata_value(members, leader)
     record = records.group_metadata(group.group_id, value)
-    if len(record.value or b"") > shard.limits.max_group_record_bytes:
-        raise GroupLimitExceededError(
-            f"the group would exceed max_group_record_bytes={shard.limits.max_group_record_bytes}"
-        )
+    shard.require("the group", len(record.value or b""), "max_group_record_bytes")
     shard.handover = Handover(group, successor)
     decision.append(record)
     _fence(decision, group, old, successor)
@@ -350,11 +340,8 @@ def _fence(
     decision.event(
         EventKind.MEMBER_FENCED,
         group.group_id,
-        member=old.member_id,
         successor=successor.member_id,
-        group_instance_id=old.group_instance_id,
-        client_id=old.client_id,
-        client_host=old.client_host,
+        **identity(old),
         reason="another member joined with its instance id",
         generation=group.generation_id,
     )

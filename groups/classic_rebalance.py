@@ -58,7 +58,7 @@ def prepare_rebalance(
         state=group.state_name,
         old_generation=group.generation_id,
         members=len(group.members),
-        **_identity(member),
+        **identity(member),
     )
     if group.state is ClassicState.COMPLETING_REBALANCE:
         refuse_syncs(decision, group, RebalanceInProgressError("the group rebalances again"))
@@ -271,7 +271,7 @@ def detach(
 ) -> None:
     """Remove a member, telling its parked requests to start anew. The caller rebalances."""
     decision.event(
-        kind, group.group_id, reason=reason, generation=group.generation_id, **_identity(member)
+        kind, group.group_id, reason=reason, generation=group.generation_id, **identity(member)
     )
     group.remove(member.member_id)
     decision.disarm(group.timer("session", member.member_id))
@@ -280,7 +280,8 @@ def detach(
             decision.reply(token, UnknownMemberIdError(f"{member.member_id!r} was removed"))
 
 
-def _identity(member: ClassicMember | None) -> dict[str, object]:
+def identity(member: ClassicMember | None) -> dict[str, object]:
+    """Return what events tell of a member."""
     if member is None:
         return {}
     return {

@@ -5,8 +5,7 @@ A command goes into :meth:`fencepost.groups.machine.GroupMachine.decide`; its re
 :class:`fencepost.groups.errors.GroupError` may come back, listed per command. Text is ``str``,
 opaque blobs are ``bytes``, times are milliseconds, topic ids are their 16 bytes. Topic existence,
 authorisation and topic names behind ids are the caller's business; group ids, members, generations
-and limits are checked here. ``topics`` is the cluster's topics where a classic request may meet a
-consumer group, None stands for those last told; ``settings`` are that group's own, if any.
+and limits are checked here.
 
 Source: the request and response schemas of Apache Kafka, without what only the wire needs.
 """
@@ -351,20 +350,12 @@ class TopicsDeleted:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicsDeletedResult:
-    """How many offsets were forgotten. ``more``: not all were looked at, send the command again."""
-
-    offsets: int
-    more: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class ExpireOffsets:
     """Forget expired offsets and empty groups (Kafka: every 10 minutes)."""
 
 
 @dataclass(frozen=True, slots=True)
-class ExpireOffsetsResult:
+class ForgottenResult:
     """What was forgotten. ``more``: not all were looked at, send the command again."""
 
     offsets: int

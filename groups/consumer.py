@@ -28,6 +28,7 @@ from fencepost.groups.consumer_group import (
     ConsumerGroup,
     by_topic,
     flat,
+    identity,
     write_current,
 )
 from fencepost.groups.consumer_members import remove_members
@@ -262,10 +263,7 @@ def _leave(
         decision.event(
             EventKind.MEMBER_LEFT,
             group.group_id,
-            member=member_id,
-            group_instance_id=command.instance_id,
-            client_id=group.members[member_id].client_id,
-            client_host=group.members[member_id].client_host,
+            **identity(member_id, group.members[member_id]),
             reason="static, for a while",
         )
     else:

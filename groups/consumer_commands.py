@@ -17,6 +17,7 @@ from typing import Final
 from fencepost.groups.assignors.model import AssignorRegistry
 from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.uniform import UniformAssignor
+from fencepost.groups.consumer_records import TopicPartitions
 
 JOIN_EPOCH: Final = 0
 """The member (re)joins and owns nothing."""
@@ -26,9 +27,6 @@ STATIC_LEAVE_EPOCH: Final = -2
 """The static member leaves and means to be back within its session."""
 NO_TIMEOUT: Final = -1
 """``rebalance_timeout_ms`` when it did not change since the last heartbeat."""
-
-TopicPartitions = tuple[bytes, tuple[int, ...]]
-"""A topic id (16 bytes) and partition indexes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

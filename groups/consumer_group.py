@@ -16,7 +16,6 @@ from typing import ClassVar, Final
 
 from fencepost.groups import consumer_records as cr
 from fencepost.groups.commands import ListedGroup, OffsetToCommit
-from fencepost.groups.consumer_commands import TopicPartitions
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.errors import (
     GroupError,
@@ -47,7 +46,7 @@ class ConsumerState(StrEnum):
     """All have."""
 
 
-def by_topic(partitions: Iterable[TopicIdPartition]) -> tuple[TopicPartitions, ...]:
+def by_topic(partitions: Iterable[TopicIdPartition]) -> tuple[cr.TopicPartitions, ...]:
     """Return partitions grouped by topic, everything in order."""
     grouped: dict[bytes, list[int]] = {}
     for topic_id, index in sorted(partitions):
@@ -55,7 +54,7 @@ def by_topic(partitions: Iterable[TopicIdPartition]) -> tuple[TopicPartitions, .
     return tuple((topic_id, tuple(indexes)) for topic_id, indexes in grouped.items())
 
 
-def flat(topics: Iterable[TopicPartitions]) -> frozenset[TopicIdPartition]:
+def flat(topics: Iterable[cr.TopicPartitions]) -> frozenset[TopicIdPartition]:
     """Return (topic id, partition) pairs."""
     return frozenset((topic_id, index) for topic_id, indexes in topics for index in indexes)
 
@@ -442,6 +441,16 @@ def topics_of(
     if resolved is not None:
         topics.update(resolved.topics)
     return topics
+
+
+def identity(member_id: str, member: cr.ConsumerMemberValue) -> dict[str, object]:
+    """Return what events tell of a member."""
+    return {
+        "member": member_id,
+        "group_instance_id": member.instance_id,
+        "client_id": member.client_id,
+        "client_host": member.client_host,
+    }
 
 
 def metadata_bytes(member: cr.ConsumerMemberValue) -> int:

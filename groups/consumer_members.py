@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fencepost.groups import consumer_records as cr
-from fencepost.groups.consumer_group import (
-    ConsumerGroup,
-    subscribed_topics,
-)
+from fencepost.groups.consumer_group import ConsumerGroup, identity, subscribed_topics
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.consumer_target import metadata_hash, write_epoch
 from fencepost.groups.conversion import downgrade, may_downgrade
@@ -35,16 +32,8 @@ def remove_members(
     """
     group_id = group.group_id
     for member_id in member_ids:
-        member = group.members[member_id]
-        decision.event(
-            kind,
-            group_id,
-            member=member_id,
-            group_instance_id=member.instance_id,
-            client_id=member.client_id,
-            client_host=member.client_host,
-            reason=reason,
-        )
+        told = identity(member_id, group.members[member_id])
+        decision.event(kind, group_id, reason=reason, **told)
     if may_downgrade(shard, group, member_ids):
         why = f"the group became classic; {', '.join(member_ids)}: {reason}"
         if downgrade(shard, decision, group, member_ids, rebalance_reason=why):

@@ -11,7 +11,7 @@ Source: the ``ConsumerGroup*Key.json`` and ``ConsumerGroup*Value.json`` schemas 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
@@ -259,17 +259,15 @@ def regular_expression(group_id: str, regex: str, value: RegularExpressionValue)
     return Record(_key(ConsumerRecordType.REGULAR_EXPRESSION, group_id, regex), writer.done())
 
 
-def _write_strings(writer: FieldWriter, texts: Iterable[str]) -> None:
-    everything = tuple(texts)
-    writer.count(len(everything))
-    for text in everything:
+def _write_strings(writer: FieldWriter, texts: tuple[str, ...]) -> None:
+    writer.count(len(texts))
+    for text in texts:
         writer.string(text)
 
 
 def _write_int32s(writer: FieldWriter, numbers: tuple[int, ...]) -> None:
     writer.count(len(numbers))
-    for number in numbers:
-        writer.int32(number)
+    writer.int32s(numbers)
 
 
 def _tag_int64(value: int) -> dict[int, bytes]:
@@ -299,14 +297,6 @@ def _read_tag_int64(reader: FieldReader) -> int:
     return 0 if field is None else FieldReader(field).int64()
 
 
-def _read_group_epoch(reader: FieldReader) -> GroupEpochValue:
-    return GroupEpochValue(reader.int32(), _read_tag_int64(reader))
-
-
-def _read_partition_metadata(reader: FieldReader) -> PartitionMetadataValue:  # noqa: ARG001
-    return PartitionMetadataValue()
-
-
 def _read_member(reader: FieldReader) -> ConsumerMemberValue:
     return ConsumerMemberValue(
         instance_id=reader.nullable_string(),
@@ -333,10 +323,6 @@ def _read_classic(field: bytes | None) -> ClassicMemberMetadata | None:
         protocols.append((reader.string(), reader.bytes_()))
         reader.tags()
     return ClassicMemberMetadata(session_timeout_ms, tuple(protocols))
-
-
-def _read_assignment_epoch(reader: FieldReader) -> AssignmentEpochValue:
-    return AssignmentEpochValue(reader.int32(), _read_tag_int64(reader))
 
 
 def _read_target(reader: FieldReader) -> TargetAssignmentValue:
@@ -372,10 +358,6 @@ def _read_current(reader: FieldReader) -> CurrentAssignmentValue:
     )
 
 
-def _read_regular_expression(reader: FieldReader) -> RegularExpressionValue:
-    return RegularExpressionValue(_read_strings(reader), reader.int64(), reader.int64())
-
-
 def read_key(kind: ConsumerRecordType, reader: FieldReader) -> ConsumerKey:
     """Read a key of one of this module's types, after its leading number."""
     group_id = reader.string()
@@ -385,13 +367,19 @@ def read_key(kind: ConsumerRecordType, reader: FieldReader) -> ConsumerKey:
 VALUE_READERS: Final[Mapping[ConsumerRecordType, Callable[[FieldReader], ConsumerValue]]] = (
     MappingProxyType(
         {
-            ConsumerRecordType.GROUP_METADATA: _read_group_epoch,
-            ConsumerRecordType.PARTITION_METADATA: _read_partition_metadata,
+            ConsumerRecordType.GROUP_METADATA: lambda r: GroupEpochValue(
+                r.int32(), _read_tag_int64(r)
+            ),
+            ConsumerRecordType.PARTITION_METADATA: lambda _: PartitionMetadataValue(),
             ConsumerRecordType.MEMBER_METADATA: _read_member,
-            ConsumerRecordType.TARGET_ASSIGNMENT_METADATA: _read_assignment_epoch,
+            ConsumerRecordType.TARGET_ASSIGNMENT_METADATA: lambda r: AssignmentEpochValue(
+                r.int32(), _read_tag_int64(r)
+            ),
             ConsumerRecordType.TARGET_ASSIGNMENT_MEMBER: _read_target,
             ConsumerRecordType.CURRENT_MEMBER_ASSIGNMENT: _read_current,
-            ConsumerRecordType.REGULAR_EXPRESSION: _read_regular_expression,
+            ConsumerRecordType.REGULAR_EXPRESSION: lambda r: RegularExpressionValue(
+                _read_strings(r), r.int64(), r.int64()
+            ),
         }
     )
 )

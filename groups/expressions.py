@@ -15,7 +15,6 @@ from fencepost.groups import consumer_records as cr
 from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.consumer_target import GroupDraft, bump_epoch
-from fencepost.groups.errors import GroupLimitExceededError
 from fencepost.groups.events import EventKind
 from fencepost.groups.regex import RegexScan
 from fencepost.groups.shard import GroupShardState
@@ -35,9 +34,7 @@ def refresh_regexes(
     Why the epoch must be bumped, if it must, is added to ``reasons``.
     """
     used = _used(draft)
-    if len(used) > shard.limits.max_group_regexes:
-        limit = shard.limits.max_group_regexes
-        raise GroupLimitExceededError(f"the group has max_group_regexes={limit}")
+    shard.require("the group", len(used), "max_group_regexes")
     for regex in draft.regexes.keys() - used:
         del draft.regexes[regex]
         decision.append(cr.tombstone(Kind.REGULAR_EXPRESSION, draft.group.group_id, regex))

@@ -24,6 +24,7 @@ from fencepost.groups.consumer_group import (
     ConsumerGroup,
     by_topic,
     flat,
+    identity,
     metadata_bytes,
     write_current,
 )
@@ -31,7 +32,6 @@ from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.consumer_target import GroupDraft, bump_epoch, update_target
 from fencepost.groups.errors import (
     FencedInstanceIdError,
-    GroupLimitExceededError,
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
 )
@@ -91,9 +91,7 @@ def move_member(shard: GroupShardState, decision: DecisionBuilder, update: Membe
 def require_small(shard: GroupShardState, decision: DecisionBuilder) -> None:
     """Raise :class:`GroupLimitExceededError` unless the records fit one batch."""
     size = sum(len(record.key) + len(record.value or b"") for record in decision.records)
-    limit = shard.limits.max_group_record_bytes
-    if size > limit:
-        raise GroupLimitExceededError(f"the group's change exceeds max_group_record_bytes={limit}")
+    shard.require("the group's change", size, "max_group_record_bytes")
 
 
 def remember(decision: DecisionBuilder, update: MemberUpdate) -> None:
@@ -145,11 +143,8 @@ def take_over(decision: DecisionBuilder, update: MemberUpdate, owner: str) -> No
     decision.event(
         EventKind.MEMBER_FENCED,
         group.group_id,
-        member=owner,
         successor=member_id,
-        group_instance_id=command.instance_id,
-        client_id=group.members[owner].client_id,
-        client_host=group.members[owner].client_host,
+        **identity(owner, group.members[owner]),
         reason="the static member came back under a new id",
     )
 
@@ -189,10 +184,7 @@ def _subscribe(shard: GroupShardState, decision: DecisionBuilder, update: Member
         decision.event(
             EventKind.MEMBER_JOINED,
             group.group_id,
-            member=update.member_id,
-            group_instance_id=new.instance_id,
-            client_id=new.client_id,
-            client_host=new.client_host,
+            **identity(update.member_id, new),
         )
     elif (
         new.subscribed_topic_names != old.subscribed_topic_names

@@ -19,17 +19,15 @@ from fencepost.groups.commands import (
     DeleteOffsets,
     DeleteOffsetsResult,
     ExpireOffsets,
-    ExpireOffsetsResult,
     FetchedOffset,
     FetchOffsets,
     FetchOffsetsResult,
+    ForgottenResult,
     OffsetToCommit,
     TopicsDeleted,
-    TopicsDeletedResult,
     TxnCommitOffsets,
 )
 from fencepost.groups.errors import (
-    GroupLimitExceededError,
     GroupSubscribedToTopicError,
     IllegalGenerationError,
     InvalidGroupIdError,
@@ -150,11 +148,9 @@ def _append_commits(
         partition = (topic, index)
         if partition not in committed and partition not in pending:
             added.add(partition)
-    limits = shard.limits
-    if new_bytes > limits.max_commit_bytes:
-        raise GroupLimitExceededError(f"one commit exceeds {limits.max_commit_bytes=}")
-    if added and stored.count + len(added) > limits.max_group_offsets:
-        raise GroupLimitExceededError(f"the group would exceed {limits.max_group_offsets=}")
+    shard.require("one commit", new_bytes, "max_commit_bytes")
+    if added:
+        shard.require("the group", stored.count + len(added), "max_group_offsets")
     decision.reply(token, CommitOffsetsResult(tuple(answers)))
 
 
@@ -300,7 +296,7 @@ def topics_deleted(
                 topics=sorted({topic for topic, _ in doomed}),
                 offsets=len(doomed),
             )
-    decision.reply(token, TopicsDeletedResult(len(decision.records), more))
+    decision.reply(token, ForgottenResult(len(decision.records), 0, more))
 
 
 def _entries(offsets: GroupOffsets, partition: TopicPartition) -> list[StoredOffset]:
@@ -338,7 +334,7 @@ def expire_offsets(
             tombstone_group(decision, group, "empty and without offsets")
             expired_groups += 1
         expired_offsets += len(expired)
-    decision.reply(token, ExpireOffsetsResult(expired_offsets, expired_groups, more))
+    decision.reply(token, ForgottenResult(expired_offsets, expired_groups, more))
 
 
 def _is_expired(

@@ -35,30 +35,21 @@ class MemberState(IntEnum):
     """A newer coordinator wrote a state that this one does not know."""
 
 
+_STABLE, _UNKNOWN = MemberState.STABLE, MemberState.UNKNOWN
+_UNREVOKED, _UNRELEASED = MemberState.UNREVOKED_PARTITIONS, MemberState.UNRELEASED_PARTITIONS
+
 TRANSITIONS: Final[Mapping[tuple[MemberState, MemberState], str]] = {
-    (MemberState.STABLE, MemberState.STABLE): "target changed, nothing to wait for",
-    (MemberState.STABLE, MemberState.UNREVOKED_PARTITIONS): "target lost partitions it owns",
-    (MemberState.STABLE, MemberState.UNRELEASED_PARTITIONS): "target has partitions of others",
-    (MemberState.UNREVOKED_PARTITIONS, MemberState.STABLE): "revoked, nothing to wait for",
-    (
-        MemberState.UNREVOKED_PARTITIONS,
-        MemberState.UNREVOKED_PARTITIONS,
-    ): "revoked, but a newer target or subscription lost more",
-    (
-        MemberState.UNREVOKED_PARTITIONS,
-        MemberState.UNRELEASED_PARTITIONS,
-    ): "revoked, target has partitions of others",
-    (MemberState.UNRELEASED_PARTITIONS, MemberState.STABLE): "the last partition became free",
-    (
-        MemberState.UNRELEASED_PARTITIONS,
-        MemberState.UNREVOKED_PARTITIONS,
-    ): "a newer target lost partitions it owns",
-    (
-        MemberState.UNRELEASED_PARTITIONS,
-        MemberState.UNRELEASED_PARTITIONS,
-    ): "some partitions became free, or the target changed",
-    (MemberState.UNKNOWN, MemberState.STABLE): "it owns nothing, nothing to wait for",
-    (MemberState.UNKNOWN, MemberState.UNRELEASED_PARTITIONS): "target has partitions of others",
+    (_STABLE, _STABLE): "target changed, nothing to wait for",
+    (_STABLE, _UNREVOKED): "target lost partitions it owns",
+    (_STABLE, _UNRELEASED): "target has partitions of others",
+    (_UNREVOKED, _STABLE): "revoked, nothing to wait for",
+    (_UNREVOKED, _UNREVOKED): "revoked, but a newer target or subscription lost more",
+    (_UNREVOKED, _UNRELEASED): "revoked, target has partitions of others",
+    (_UNRELEASED, _STABLE): "the last partition became free",
+    (_UNRELEASED, _UNREVOKED): "a newer target lost partitions it owns",
+    (_UNRELEASED, _UNRELEASED): "some partitions became free, or the target changed",
+    (_UNKNOWN, _STABLE): "it owns nothing, nothing to wait for",
+    (_UNKNOWN, _UNRELEASED): "target has partitions of others",
 }
 """(from, to) → what causes it."""
 

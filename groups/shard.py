@@ -84,42 +84,35 @@ class GroupShardState:
         if len(self.given_ids) > self.limits.max_shard_pending_members:
             del self.given_ids[next(iter(self.given_ids))]
 
+    def require(self, what: str, amount: int, limit: str) -> None:
+        """Raise :class:`GroupLimitExceededError` if ``amount`` is more than a limit allows."""
+        most: int = getattr(self.limits, limit)
+        if amount > most:
+            raise GroupLimitExceededError(f"{what} exceeds {limit}={most}")
+
     def require_room_for_group(self, group_id: str) -> None:
         """Raise :class:`GroupLimitExceededError` unless a group may be created."""
         self.require_short("group id", group_id)
-        if len(self.groups) >= self.limits.max_groups:
-            raise GroupLimitExceededError(f"the shard has max_groups={self.limits.max_groups}")
+        self.require("the shard", len(self.groups) + 1, "max_groups")
 
     def require_room_for_members(self, members: int, metadata_bytes: int) -> None:
         """Raise :class:`GroupLimitExceededError` unless so much more fits into the shard."""
-        limits, totals = self.limits, self.totals
-        if totals.members + members > limits.max_shard_members:
-            raise GroupLimitExceededError(
-                f"the shard has max_shard_members={limits.max_shard_members}"
-            )
-        if totals.metadata_bytes + metadata_bytes > limits.max_shard_metadata_bytes:
-            raise GroupLimitExceededError(
-                f"the shard has max_shard_metadata_bytes={limits.max_shard_metadata_bytes}"
-            )
+        totals = self.totals
+        self.require("the shard", totals.members + members, "max_shard_members")
+        more_bytes = totals.metadata_bytes + metadata_bytes
+        self.require("the shard", more_bytes, "max_shard_metadata_bytes")
 
     def require_short(self, what: str, text: str, limit: str = "max_identifier_bytes") -> None:
         """Raise :class:`GroupLimitExceededError` if an identifier is longer than a limit allows."""
-        most: int = getattr(self.limits, limit)
         # A character takes at most four bytes, so most texts need not be encoded to know.
-        if len(text) * 4 > most and len(text.encode()) > most:
-            raise GroupLimitExceededError(f"{what} exceeds {limit}={most}")
+        if len(text) * 4 > getattr(self.limits, limit):
+            self.require(what, len(text.encode()), limit)
 
     def require_small_subscription(self, names: Collection[str], rack_id: str | None) -> None:
         """Raise :class:`GroupLimitExceededError` if a consumer's subscription is too large."""
-        limits = self.limits
-        if len(names) > limits.max_subscribed_topics:
-            raise GroupLimitExceededError(
-                f"more than max_subscribed_topics={limits.max_subscribed_topics}"
-            )
-        if sum(len(name.encode()) for name in names) > limits.max_metadata_bytes:
-            raise GroupLimitExceededError(
-                f"the subscription exceeds max_metadata_bytes={limits.max_metadata_bytes}"
-            )
+        self.require("the subscription", len(names), "max_subscribed_topics")
+        size = sum(len(name.encode()) for name in names)
+        self.require("the subscription", size, "max_metadata_bytes")
         for name in names:
             self.require_short("a topic name", name, "max_topic_name_bytes")
         self.require_short("rack id", rack_id or "")

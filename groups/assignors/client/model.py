@@ -62,11 +62,16 @@ class ClientAssignor(Protocol):
         ``topics``.
         """
 
-    def user_data(self, owned: Iterable[TopicPartition] | None, generation: int) -> bytes | None:
-        """Return what a member sends along when it joins.
+    def user_data(
+        self,
+        owned: Iterable[TopicPartition] | None,  # noqa: ARG002 - nothing to tell
+        generation: int,  # noqa: ARG002 - nothing to tell
+    ) -> bytes | None:
+        """Return what a member sends along when it joins; nothing unless an assignor says more.
 
         ``owned`` is its last assignment, of ``generation``; None before the first.
         """
+        return None
 
 
 def topics_without_racks(counts: Mapping[str, int]) -> dict[str, tuple[Racks, ...]]:

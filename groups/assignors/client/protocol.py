@@ -155,8 +155,7 @@ def _topics(out: FieldWriter, grouped: dict[str, list[int]]) -> None:
     for topic, indexes in grouped.items():
         out.string(topic)
         out.count(len(indexes))
-        for index in indexes:
-            out.int32(index)
+        out.int32s(indexes)
 
 
 def _read_topics(reader: FieldReader) -> tuple[TopicPartition, ...]:

@@ -9,14 +9,14 @@ Source: Kafka's ``RangeAssignor``, KIP-881.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fencepost.groups.assignors.client.java_order import utf16
 from fencepost.groups.assignors.client.model import (
+    ClientAssignor,
     Racks,
     Result,
     Subscription,
-    TopicPartition,
     Topics,
     in_table_order,
     member_order,
@@ -25,7 +25,7 @@ from fencepost.groups.assignors.client.model import (
 )
 
 
-class RangeAssignor:
+class RangeAssignor(ClientAssignor):
     """See the module."""
 
     name = "range"
@@ -48,14 +48,6 @@ class RangeAssignor:
             for mine in given.values():
                 mine.sort(key=lambda partition: (utf16(partition[0]), partition[1]))
         return given
-
-    def user_data(
-        self,
-        owned: Iterable[TopicPartition] | None,  # noqa: ARG002 - nothing to tell
-        generation: int,  # noqa: ARG002 - nothing to tell
-    ) -> bytes | None:
-        """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
-        return None
 
 
 class _Topic:

@@ -7,19 +7,19 @@ Source: Kafka's ``RoundRobinAssignor``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from fencepost.groups.assignors.client.java_order import utf16
 from fencepost.groups.assignors.client.model import (
+    ClientAssignor,
     Result,
     Subscription,
-    TopicPartition,
     Topics,
     member_order,
 )
 
 
-class RoundRobinAssignor:
+class RoundRobinAssignor(ClientAssignor):
     """See the module."""
 
     name = "roundrobin"
@@ -41,11 +41,3 @@ class RoundRobinAssignor:
                 given[ring[turn % len(ring)][0]].append((topic, index))
                 turn += 1
         return given
-
-    def user_data(
-        self,
-        owned: Iterable[TopicPartition] | None,  # noqa: ARG002 - nothing to tell
-        generation: int,  # noqa: ARG002 - nothing to tell
-    ) -> bytes | None:
-        """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
-        return None

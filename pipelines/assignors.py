@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from io import BytesIO
-from typing import Any, Final
+from typing import Any
 
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.coordinator.assignors.abstract import AbstractPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocol, ConsumerProtocolMemberMetadata
 
+from fencepost.groups.assignors.client.built_in import BUILT_IN
 from fencepost.groups.assignors.client.model import (
     NO_GENERATION,
     ClientAssignor,
@@ -32,20 +33,6 @@ from fencepost.groups.assignors.client.protocol import (
     encode_assignment,
     encode_subscription,
 )
-from fencepost.groups.assignors.client.range import RangeAssignor
-from fencepost.groups.assignors.client.roundrobin import RoundRobinAssignor
-from fencepost.groups.assignors.client.sticky import CooperativeStickyAssignor, StickyAssignor
-
-BUILT_IN: Final[Mapping[str, ClientAssignor]] = {
-    one.name: one
-    for one in (
-        RangeAssignor(),
-        RoundRobinAssignor(),
-        StickyAssignor(),
-        CooperativeStickyAssignor(),
-    )
-}
-"""The assignors that go by a name."""
 
 
 class WholeMetadata(ConsumerProtocolMemberMetadata):  # type: ignore[misc]  # it has no types

@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING
 import click
 
 from fencepost.coordinator.cli.queries.group_view import CLASSIC, Group, Member
+from fencepost.groups.assignors.client.built_in import BUILT_IN as CLIENT_SIDE
 from fencepost.groups.assignors.client.model import ClientAssignor, Subscription
 from fencepost.groups.assignors.client.protocol import decode_subscription
-from fencepost.groups.assignors.client.range import RangeAssignor as ClientRange
-from fencepost.groups.assignors.client.roundrobin import RoundRobinAssignor
-from fencepost.groups.assignors.client.sticky import CooperativeStickyAssignor, StickyAssignor
 from fencepost.groups.assignors.model import Assignor, AssignorFault, GroupSpec, MemberSpec, run
 from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.uniform import UniformAssignor
@@ -33,10 +31,6 @@ if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
     from fencepost.coordinator.wire.client.requests import Partition
 
-CLIENT_SIDE: Mapping[str, ClientAssignor] = {
-    one.name: one
-    for one in (ClientRange(), RoundRobinAssignor(), StickyAssignor(), CooperativeStickyAssignor())
-}
 SERVER_SIDE: Mapping[str, Assignor] = {
     one.name: one for one in (UniformAssignor(), RangeAssignor())
 }

@@ -52,7 +52,7 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
         stands = standing(wanted, begun.done, name)
         if stands is Standing.DONE or ticket is None:
             return
-        link = plan.link
+        link = checked.link
         tally = Tally(is_exact=not wanted.digest)
         rows = RowWriter(checked, lambda topic: len(link.partitions(topic)), tally)
         batches = df.toArrow().to_batches()

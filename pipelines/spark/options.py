@@ -21,6 +21,8 @@ from fencepost.pipelines.spark.broker import (
     LATEST,
     READ_COMMITTED,
     READ_UNCOMMITTED,
+    Connection,
+    connection,
 )
 from fencepost.pipelines.spark.errors import OptionError
 from fencepost.pipelines.spark.offsets import Offsets, Partition
@@ -43,70 +45,31 @@ _LEAST = -(1 << 17)
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 MODES = ("auto", "direct", "staged")
 
-_SHARED = frozenset(
-    {
-        "kafka.bootstrap.servers",
-        "kafka.client.id",
-        "kafka.default.api.timeout.ms",
-        "kafka.security.protocol",
-    }
-)
-_OF_SOURCE = frozenset(
-    {
-        "subscribe",
-        "subscribepattern",
-        "assign",
-        "startingoffsets",
-        "endingoffsets",
-        "startingtimestamp",
-        "endingtimestamp",
-        "startingoffsetsbytimestamp",
-        "endingoffsetsbytimestamp",
-        "startingoffsetsbytimestampstrategy",
-        "maxoffsetspertrigger",
-        "minoffsetspertrigger",
-        "maxtriggerdelay",
-        "minpartitions",
-        "maxrecordsperpartition",
-        "failondataloss",
-        "includeheaders",
-        "kafka.isolation.level",
-        "kafka.fetch.max.bytes",
-        "kafka.max.partition.fetch.bytes",
-    }
-)
-_OF_SINK = frozenset(
-    {
-        "topic",
-        "mode",
-        "progress.topic",
-        "checkpointlocation",
-        "includeheaders",
-        "includetimestamp",
-        "kafka.transactional.id",
-        "kafka.transaction.timeout.ms",
-        "kafka.compression.type",
-        "kafka.compression.level",
-        "kafka.compression.gzip.level",
-        "kafka.compression.lz4.level",
-        "kafka.compression.zstd.level",
-        "kafka.max.request.size",
-        "kafka.delivery.timeout.ms",
-    }
-)
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SHARED = _names("""
+    kafka.bootstrap.servers kafka.client.id kafka.default.api.timeout.ms kafka.security.protocol
+""")
+_OF_SOURCE = _names("""
+    subscribe subscribepattern assign startingoffsets endingoffsets startingtimestamp
+    endingtimestamp startingoffsetsbytimestamp endingoffsetsbytimestamp
+    startingoffsetsbytimestampstrategy maxoffsetspertrigger minoffsetspertrigger maxtriggerdelay
+    minpartitions maxrecordsperpartition failondataloss includeheaders kafka.isolation.level
+    kafka.fetch.max.bytes kafka.max.partition.fetch.bytes
+""")
+_OF_SINK = _names("""
+    topic mode progress.topic checkpointlocation includeheaders includetimestamp
+    kafka.transactional.id kafka.transaction.timeout.ms kafka.compression.type
+    kafka.compression.level kafka.compression.gzip.level kafka.compression.lz4.level
+    kafka.compression.zstd.level kafka.max.request.size kafka.delivery.timeout.ms
+""")
 _OF_SPARK = frozenset({"path", "queryname", "__partition_columns"})
 """What Spark itself may put among a sink's options."""
 
-
-_UNITS_MS = {
-    "": 1,
-    "ms": 1,
-    "s": 1000,
-    "m": 60_000,
-    "min": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-}
+_UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 """Of times in Spark's options; a bare number is milliseconds."""
 
 
@@ -145,14 +108,20 @@ class _Reader:
         return default if value is None else value.strip()
 
     def number(self, name: str, default: int, lowest: int = 1) -> int:
-        value = self.get(name)
-        if value is None:
-            return default
-        return _integer(name, value, lowest)
+        value = self.maybe(name, lowest)
+        return default if value is None else value
 
     def maybe(self, name: str, lowest: int = 1) -> int | None:
         value = self.get(name)
-        return None if value is None else _integer(name, value, lowest)
+        if value is None:
+            return None
+        try:
+            number = int(value)
+        except ValueError:
+            raise OptionError(f"{name} is a whole number, not {value!r}") from None
+        if number < lowest:
+            raise OptionError(f"{name} is at least {lowest}, not {number}")
+        return number
 
     def duration_ms(self, name: str, default_ms: int) -> int:
         value = self.get(name)
@@ -189,16 +158,6 @@ class _Reader:
         return value
 
 
-def _integer(name: str, value: str, lowest: int) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        raise OptionError(f"{name} is a whole number, not {value!r}") from None
-    if number < lowest:
-        raise OptionError(f"{name} is at least {lowest}, not {number}")
-    return number
-
-
 @dataclass(frozen=True, slots=True)
 class Bound:
     """Where to begin or to end, before a broker was asked.
@@ -213,12 +172,23 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """What a source was asked for."""
+class ClusterOptions:
+    """Where the cluster is, and as whom to ask it."""
 
     bootstrap: str
     client_id: str
     timeout_ms: int
+
+    @property
+    def link(self) -> Connection:
+        """This thread's connection to the cluster."""
+        return connection(self.bootstrap, self.client_id, self.timeout_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions(ClusterOptions):
+    """What a source was asked for."""
+
     topics: tuple[str, ...]
     pattern: str | None
     assigned: tuple[Partition, ...]
@@ -239,12 +209,9 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkOptions:
+class SinkOptions(ClusterOptions):
     """What a sink was asked for."""
 
-    bootstrap: str
-    client_id: str
-    timeout_ms: int
     topic: str | None
     progress_topic: str | None
     mode: str

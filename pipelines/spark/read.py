@@ -33,7 +33,6 @@ from fencepost.pipelines.spark.broker import (
     RETRY_PAUSE_S,
     Connection,
     Fetched,
-    connection,
 )
 from fencepost.pipelines.spark.columns import HEADERS, Columns, decode
 from fencepost.pipelines.spark.errors import BrokerError, DataLossError
@@ -102,7 +101,7 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch
 
     Raises :class:`DataLossError` if a part of it is gone and the options do not allow that.
     """
-    link = connection(options.bootstrap, options.client_id, options.timeout_ms)
+    link = options.link
     position = wanted.start
     patience = options.timeout_ms / 1000
     stuck_until = time.monotonic() + patience

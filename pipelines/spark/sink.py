@@ -26,7 +26,6 @@ from fencepost.coordinator.wire.errors import WireError
 from fencepost.logcore.compression import Codec, compress
 from fencepost.pipelines.spark import spool
 from fencepost.pipelines.spark import transaction as txn
-from fencepost.pipelines.spark.broker import Connection, connection
 from fencepost.pipelines.spark.checkpoint import PlannedBatch, local_folder, read_checkpoint
 from fencepost.pipelines.spark.columns import Piece
 from fencepost.pipelines.spark.errors import (
@@ -85,12 +84,6 @@ class Plan:
     """Direct: what was committed before the ticket's transaction."""
     spool: Spool | None = None
 
-    @property
-    def link(self) -> Connection:
-        """The process's connection to the cluster."""
-        options = self.options
-        return connection(options.bootstrap, options.client_id, options.timeout_ms)
-
     def planned_for(self, batch_id: int, query_id: str) -> PlannedBatch | None:
         """What is planned for the batch that runs; None where the checkpoint is another's."""
         planned = self.planned
@@ -117,7 +110,7 @@ def write_rows(plan: Plan, batches: Iterable[RecordBatch]) -> Written:
     options = plan.options
     rows = RowWriter(
         options,
-        lambda topic: len(plan.link.partitions(topic)),
+        lambda topic: len(plan.options.link.partitions(topic)),
         Tally(is_exact=plan.is_streaming and not wanted.digest),
         1 + context.taskAttemptId() % _FIRST_SIZES if plan.ticket else None,
     )
@@ -143,7 +136,7 @@ def write_rows(plan: Plan, batches: Iterable[RecordBatch]) -> Written:
             " spark.task.maxFailures to 1, and restart the query"
             " (fencepost.pipelines.spark.supervise)"
         )
-    sender = txn.Sender(plan.link, plan.ticket, codec, options.level, guarded=True)
+    sender = txn.Sender(plan.options.link, plan.ticket, codec, options.level, guarded=True)
     task = context.partitionId()
     for piece in pieces:
         if plan.prepared is None or piece.partition % plan.prepared.writers != task:
@@ -189,7 +182,7 @@ def _stage(
 def send_staged(plan: Plan, ticket: Ticket, messages: Iterable[Written]) -> None:
     """Write what tasks have left, in the order of the tasks."""
     options = plan.options
-    sender = txn.Sender(plan.link, ticket, Codec[options.codec.upper()], options.level)
+    sender = txn.Sender(plan.options.link, ticket, Codec[options.codec.upper()], options.level)
     for message in messages:
         spooled = message.spooled
         for piece in message.pieces if spooled is None else spool.read(spooled):
@@ -240,14 +233,14 @@ class Exactly:
         The order matters: only when they are fenced is the outcome final.
         """
         plan = self._plan
-        ticket = txn.begin(plan.link, self._id, plan.options.transaction_timeout_ms)
+        ticket = txn.begin(plan.options.link, self._id, plan.options.transaction_timeout_ms)
         return replace(plan, ticket=ticket, done=self.progress())
 
     def progress(self) -> Progress | None:
         """What is committed. Raises :class:`ProgressError` if it is not ours."""
         topic = self._plan.options.progress_topic or ""
         group = group_of(self._id)
-        row = self._plan.link.committed(group, [(topic, 0)])[topic, 0]
+        row = self._plan.options.link.committed(group, [(topic, 0)])[topic, 0]
         if row.committed_offset < 0:
             return None
         return Progress.from_text(row.metadata or "", group)
@@ -264,7 +257,7 @@ class Exactly:
 
     def commit(self, ticket: Ticket, progress: Progress) -> None:
         """Let offsets and progress join the transaction, and end it."""
-        link = self._plan.link
+        link = self._plan.options.link
         topic = self._plan.options.progress_topic or ""
         planned = self._plan.planned_for(progress.batch_id, progress.query_id)
         try:
@@ -352,7 +345,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         name = transactional_id_of(options, planned.query_id if planned else "")
         with contextlib.suppress(SparkPipelineError, WireError):
-            txn.begin(self._plan.link, name, options.transaction_timeout_ms)
+            txn.begin(self._plan.options.link, name, options.transaction_timeout_ms)
 
 
 def _subject(options: SinkOptions) -> str | None:
@@ -371,7 +364,7 @@ def aborting(plan: Plan, ticket: Ticket) -> Iterator[None]:
         yield
     except BaseException:
         with contextlib.suppress(SparkPipelineError, WireError):
-            txn.end(plan.link, ticket, commit=False)
+            txn.end(plan.options.link, ticket, commit=False)
         raise
 
 
@@ -381,7 +374,7 @@ def _abort(plan: Plan, messages: Iterable[WriterCommitMessage | None]) -> bool:
     tickets = {ticket for ticket in {plan.ticket, *found} if ticket is not None}
     for ticket in tickets:
         with contextlib.suppress(SparkPipelineError, WireError):
-            txn.end(plan.link, ticket, commit=False)
+            txn.end(plan.options.link, ticket, commit=False)
     return bool(tickets)
 
 
@@ -405,12 +398,12 @@ class BatchWriter(DataSourceArrowWriter):
             ticket = plan.ticket
             if ticket is None:
                 name = plan.options.transactional_id or f"fencepost-batch-{uuid.uuid4()}"
-                ticket = txn.begin(plan.link, name, plan.options.transaction_timeout_ms)
+                ticket = txn.begin(plan.options.link, name, plan.options.transaction_timeout_ms)
             with aborting(plan, ticket):
                 if plan.ticket is None:
                     send_staged(plan, ticket, written)
                 if any(message.rows for message in written):
-                    txn.end(plan.link, ticket, commit=True)
+                    txn.end(plan.options.link, ticket, commit=True)
         finally:
             spool.sweep(self._subject)
 
@@ -463,5 +456,5 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
     if mode == "staged":
         return BatchWriter(replace(plan, spool=Spool.new(subject)), subject)
     name = checked.transactional_id or f"fencepost-batch-{uuid.uuid4()}"
-    ticket = txn.begin(plan.link, name, checked.transaction_timeout_ms)
+    ticket = txn.begin(plan.options.link, name, checked.transaction_timeout_ms)
     return BatchWriter(replace(plan, ticket=ticket), subject)

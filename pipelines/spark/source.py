@@ -26,12 +26,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from fencepost.pipelines.spark import offsets as plan
-from fencepost.pipelines.spark.broker import (
-    LATEST,
-    RETRY_PAUSE_S,
-    Connection,
-    connection,
-)
+from fencepost.pipelines.spark.broker import LATEST, RETRY_PAUSE_S
 from fencepost.pipelines.spark.errors import BrokerError, DataLossError, OptionError
 from fencepost.pipelines.spark.offsets import Offsets, Partition, Range
 from fencepost.pipelines.spark.options import Bound, SourceOptions, source_options
@@ -61,12 +56,6 @@ class Planner:
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
 
-    @property
-    def link(self) -> Connection:
-        """The process's connection to the cluster."""
-        options = self.options
-        return connection(options.bootstrap, options.client_id, options.timeout_ms)
-
     def partitions(self, known: Iterable[Partition] = ()) -> list[Partition]:
         """Every partition that the query reads now, with those that have been added since.
 
@@ -91,7 +80,7 @@ class Planner:
 
     def _look(self) -> tuple[list[Partition], list[str]]:
         """Partitions, and those topics that are named and not there."""
-        topics = self.link.topics(refresh=True)
+        topics = self.options.link.topics(refresh=True)
         if self.options.assigned:
             return list(self.options.assigned), []
         names = list(self.options.topics)
@@ -114,7 +103,7 @@ class Planner:
 
     def latest(self, partitions: Sequence[Partition]) -> Offsets:
         """The end of each partition: under read_committed the last stable offset."""
-        return self.link.list_offsets(dict.fromkeys(partitions, LATEST), self.options.isolation)
+        return self._look_up(dict.fromkeys(partitions, LATEST))
 
     def beginning(self, end: Offsets) -> Offsets:
         """Where a new query begins whose first batch ends at ``end``.
@@ -169,7 +158,7 @@ class Planner:
         return found | {part: ends[part] for part in none}
 
     def _look_up(self, asked: Offsets) -> Offsets:
-        return self.link.list_offsets(asked, self.options.isolation) if asked else {}
+        return self.options.link.list_offsets(asked, self.options.isolation) if asked else {}
 
     def split(self, start: Offsets, end: Offsets) -> list[RangePartition]:
         """The tasks of a batch: a pure function, so that a replay reads the same rows."""

@@ -6,25 +6,13 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from fencepost.groups.assignors.client.built_in import BUILT_IN as ASSIGNORS
 from fencepost.groups.assignors.client.model import (
     ClientAssignor,
     Racks,
     Subscription,
     TopicPartition,
 )
-from fencepost.groups.assignors.client.range import RangeAssignor
-from fencepost.groups.assignors.client.roundrobin import RoundRobinAssignor
-from fencepost.groups.assignors.client.sticky import CooperativeStickyAssignor, StickyAssignor
-
-ASSIGNORS: dict[str, ClientAssignor] = {
-    assignor.name: assignor
-    for assignor in (
-        RangeAssignor(),
-        RoundRobinAssignor(),
-        StickyAssignor(),
-        CooperativeStickyAssignor(),
-    )
-}
 
 Topics = dict[str, tuple[Racks, ...]]
 Members = dict[str, Subscription]

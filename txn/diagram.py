@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from fencepost.txn.end_txn import ABORT, COMMIT, CURRENT, RETRY, TV1_TABLE, TV2_TABLE, Verdict
-from fencepost.txn.state import CAUSES, LEGAL_PREDECESSORS, TransactionState
+from fencepost.txn.end_txn import TV1_COLUMNS, TV1_TABLE, TV2_COLUMNS, TV2_TABLE, Verdict
+from fencepost.txn.state import TRANSITIONS
 
 _WORDS = {
     Verdict.END: "**recorded**",
@@ -19,24 +19,20 @@ _WORDS = {
 def states() -> str:
     """Return the states of a transaction as a Mermaid diagram."""
     lines = ["stateDiagram-v2", "    [*] --> Empty: InitProducerId of a new id"]
-    for new in TransactionState:
-        lines += [
-            f"    {old.kafka_name} --> {new.kafka_name}: {CAUSES[old, new]}"
-            for old in sorted(LEGAL_PREDECESSORS[new])
-        ]
+    for (old, new), cause in sorted(TRANSITIONS.items(), key=lambda one: one[0][::-1]):
+        lines.append(f"    {old.kafka_name} --> {new.kafka_name}: {cause}")
     return "\n".join([*lines, "    Dead --> [*]: tombstone"])
 
 
 def ends() -> str:
     """Return what EndTxn leads to, as a Markdown table."""
-    columns = [(COMMIT, CURRENT), (COMMIT, RETRY), (ABORT, CURRENT), (ABORT, RETRY)]
     lines = [
         "| state | TV1 commit | TV1 abort | TV2 commit | its retry | TV2 abort | its retry |",
         "|---|---|---|---|---|---|---|",
     ]
     for where in sorted({state for state, _ in TV1_TABLE}):
-        verdicts = [TV1_TABLE[where, COMMIT], TV1_TABLE[where, ABORT]]
-        verdicts += [TV2_TABLE[where, commit, relation] for commit, relation in columns]
+        verdicts = [TV1_TABLE[where, column] for column in TV1_COLUMNS]
+        verdicts += [TV2_TABLE[where, *column] for column in TV2_COLUMNS]
         cells = " | ".join(_WORDS[verdict] for verdict in verdicts)
         lines.append(f"| {where.kafka_name} | {cells} |")
     return "\n".join(lines)

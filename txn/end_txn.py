@@ -44,53 +44,39 @@ class Verdict(Enum):
 _S, _V = TransactionState, Verdict
 
 COMMIT, ABORT = True, False
+CURRENT, RETRY = Relation.CURRENT, Relation.RETRY
+
+TV1_COLUMNS = (COMMIT, ABORT)
+TV2_COLUMNS = ((COMMIT, CURRENT), (COMMIT, RETRY), (ABORT, CURRENT), (ABORT, RETRY))
 
 TV1_TABLE: Mapping[tuple[TransactionState, bool], Verdict] = MappingProxyType(
     {
-        (_S.EMPTY, COMMIT): _V.ILLEGAL,
-        (_S.EMPTY, ABORT): _V.ILLEGAL,
-        (_S.ONGOING, COMMIT): _V.END,
-        (_S.ONGOING, ABORT): _V.END,
-        (_S.PREPARE_COMMIT, COMMIT): _V.WAIT,
-        (_S.PREPARE_COMMIT, ABORT): _V.ILLEGAL,
-        (_S.PREPARE_ABORT, COMMIT): _V.ILLEGAL,
-        (_S.PREPARE_ABORT, ABORT): _V.WAIT,
-        (_S.COMPLETE_COMMIT, COMMIT): _V.DONE,
-        (_S.COMPLETE_COMMIT, ABORT): _V.ILLEGAL,
-        (_S.COMPLETE_ABORT, COMMIT): _V.ILLEGAL,
-        (_S.COMPLETE_ABORT, ABORT): _V.DONE,
+        (where, column): cell
+        for where, row in (
+            (_S.EMPTY, (_V.ILLEGAL, _V.ILLEGAL)),
+            (_S.ONGOING, (_V.END, _V.END)),
+            (_S.PREPARE_COMMIT, (_V.WAIT, _V.ILLEGAL)),
+            (_S.PREPARE_ABORT, (_V.ILLEGAL, _V.WAIT)),
+            (_S.COMPLETE_COMMIT, (_V.DONE, _V.ILLEGAL)),
+            (_S.COMPLETE_ABORT, (_V.ILLEGAL, _V.DONE)),
+        )
+        for column, cell in zip(TV1_COLUMNS, row, strict=True)
     }
 )
 """By state and wanted outcome. The identity must be the stored one."""
 
-CURRENT, RETRY = Relation.CURRENT, Relation.RETRY
-
 TV2_TABLE: Mapping[tuple[TransactionState, bool, Relation], Verdict] = MappingProxyType(
     {
-        (_S.EMPTY, COMMIT, CURRENT): _V.ILLEGAL,
-        (_S.EMPTY, COMMIT, RETRY): _V.FENCED,
-        (_S.EMPTY, ABORT, CURRENT): _V.END,
-        (_S.EMPTY, ABORT, RETRY): _V.FENCED,
-        (_S.ONGOING, COMMIT, CURRENT): _V.END,
-        (_S.ONGOING, COMMIT, RETRY): _V.FENCED,
-        (_S.ONGOING, ABORT, CURRENT): _V.END,
-        (_S.ONGOING, ABORT, RETRY): _V.FENCED,
-        (_S.PREPARE_COMMIT, COMMIT, CURRENT): _V.FENCED,
-        (_S.PREPARE_COMMIT, COMMIT, RETRY): _V.WAIT,
-        (_S.PREPARE_COMMIT, ABORT, CURRENT): _V.FENCED,
-        (_S.PREPARE_COMMIT, ABORT, RETRY): _V.ILLEGAL,
-        (_S.PREPARE_ABORT, COMMIT, CURRENT): _V.FENCED,
-        (_S.PREPARE_ABORT, COMMIT, RETRY): _V.ILLEGAL,
-        (_S.PREPARE_ABORT, ABORT, CURRENT): _V.FENCED,
-        (_S.PREPARE_ABORT, ABORT, RETRY): _V.WAIT,
-        (_S.COMPLETE_COMMIT, COMMIT, CURRENT): _V.ILLEGAL,
-        (_S.COMPLETE_COMMIT, COMMIT, RETRY): _V.DONE,
-        (_S.COMPLETE_COMMIT, ABORT, CURRENT): _V.END,
-        (_S.COMPLETE_COMMIT, ABORT, RETRY): _V.ILLEGAL,
-        (_S.COMPLETE_ABORT, COMMIT, CURRENT): _V.ILLEGAL,
-        (_S.COMPLETE_ABORT, COMMIT, RETRY): _V.ILLEGAL,
-        (_S.COMPLETE_ABORT, ABORT, CURRENT): _V.END,
-        (_S.COMPLETE_ABORT, ABORT, RETRY): _V.DONE,
+        (where, *column): cell
+        for where, row in (
+            (_S.EMPTY, (_V.ILLEGAL, _V.FENCED, _V.END, _V.FENCED)),
+            (_S.ONGOING, (_V.END, _V.FENCED, _V.END, _V.FENCED)),
+            (_S.PREPARE_COMMIT, (_V.FENCED, _V.WAIT, _V.FENCED, _V.ILLEGAL)),
+            (_S.PREPARE_ABORT, (_V.FENCED, _V.ILLEGAL, _V.FENCED, _V.WAIT)),
+            (_S.COMPLETE_COMMIT, (_V.ILLEGAL, _V.DONE, _V.END, _V.ILLEGAL)),
+            (_S.COMPLETE_ABORT, (_V.ILLEGAL, _V.ILLEGAL, _V.END, _V.DONE)),
+        )
+        for column, cell in zip(TV2_COLUMNS, row, strict=True)
     }
 )
 """By state, wanted outcome, and whether the identity is the stored one or the one before it."""

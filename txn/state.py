@@ -1,7 +1,7 @@
 """The states of a transaction, which may follow which, and the step from each to the next.
 
-The table :data:`LEGAL_PREDECESSORS` is the whole truth about transitions: a pair that is not in it
-raises InvariantViolation, and the diagram of the README is drawn from it.
+The table :data:`TRANSITIONS` is the whole truth: a pair of states that is not in it raises
+InvariantViolation, and the diagram of the README is drawn from it.
 
 Sources: ``TransactionState``, ``TransactionMetadata`` (its ``prepare…`` methods and the checks of
 ``completeTransitionTo``).
@@ -54,21 +54,7 @@ AT_REST = frozenset({_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT})
 PREPARED = frozenset({_S.PREPARE_COMMIT, _S.PREPARE_ABORT})
 """The outcome is decided and can no longer change; markers are being written."""
 
-LEGAL_PREDECESSORS: Mapping[TransactionState, frozenset[TransactionState]] = MappingProxyType(
-    {
-        _S.EMPTY: AT_REST,
-        _S.ONGOING: AT_REST | {_S.ONGOING},
-        _S.PREPARE_COMMIT: frozenset({_S.ONGOING}),
-        _S.PREPARE_ABORT: AT_REST | {_S.ONGOING, _S.PREPARE_EPOCH_FENCE},
-        _S.COMPLETE_COMMIT: frozenset({_S.PREPARE_COMMIT}),
-        _S.COMPLETE_ABORT: frozenset({_S.PREPARE_ABORT}),
-        _S.DEAD: AT_REST,
-        _S.PREPARE_EPOCH_FENCE: frozenset({_S.ONGOING}),
-    }
-)
-"""For each state those it may be entered from."""
-
-CAUSES: Mapping[tuple[TransactionState, TransactionState], str] = MappingProxyType(
+TRANSITIONS: Mapping[tuple[TransactionState, TransactionState], str] = MappingProxyType(
     {(old, _S.EMPTY): "InitProducerId" for old in AT_REST}
     | {(old, _S.ONGOING): "AddPartitions" for old in AT_REST}
     | {(old, _S.PREPARE_ABORT): "EndTxn abort, TV2" for old in AT_REST}
@@ -83,7 +69,7 @@ CAUSES: Mapping[tuple[TransactionState, TransactionState], str] = MappingProxyTy
         (_S.PREPARE_ABORT, _S.COMPLETE_ABORT): "markers written",
     }
 )
-"""What brings each transition about."""
+"""Every legal transition, from one state to the next, and what brings it about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +124,7 @@ class TransactionMetadata:
 
 def require_legal(old: TransactionState, new: TransactionState) -> None:
     """Raise InvariantViolation unless the table lists the transition."""
-    if old not in LEGAL_PREDECESSORS[new]:
+    if (old, new) not in TRANSITIONS:
         raise InvariantViolation(f"a transaction can not go from {old.name} to {new.name}")
 
 

@@ -36,7 +36,7 @@ async def start_bridge(bootstrap: str, port: int, topic: str) -> asyncio.subproc
 
 
 async def at_work(bridge: asyncio.subprocess.Process) -> None:
-    """Wait until it says so."""
+    """Wait until the bridge says that it works."""
     async with asyncio.timeout(30):
         while bridge.stdout is not None and (line := await bridge.stdout.readline()):
             if b"bridge at work" in line:
@@ -50,7 +50,7 @@ async def example(bootstrap: str) -> str | None:
 
 
 async def ingest(bootstrap: str, broker: str | None, readings: int = READINGS) -> str | None:
-    """The same with the MQTT broker at path ``broker``; None: whichever is installed."""
+    """Do that with the MQTT broker at path ``broker``, or the one that is installed."""
     fetch(CACHE)
     topic = fresh("weather")
     await create_topics(bootstrap, (topic, 1))

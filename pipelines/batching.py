@@ -67,7 +67,7 @@ class Batcher(Generic[T]):
         )
 
     def take(self, now_ms: float) -> list[T]:
-        """Remove and return the items of one transaction; what is over waits for the next."""
+        """Remove and return the items of one transaction; the rest waits for the next one."""
         taken: list[T] = []
         total = 0
         while self._waiting and len(taken) < self._limits.max_records:

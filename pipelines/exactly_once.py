@@ -187,7 +187,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         await self._give_up_producer()
         await close_consumer(self._consumer)
         await self._offsets.close()
-        # Whoever runs another pipeline on the handler's state begins with a state at rest.
+        # Another pipeline may run on the handler's state next, and must find it at rest.
         await self._call.settled()
 
     # --- the group's calls ---
@@ -370,8 +370,8 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
     async def _transact(self, records: list[ConsumerRecord], member: Membership) -> None:
         """One transaction: handler, outputs, offsets, commit.
 
-        ``member`` is as whom the records were read. Whoever takes part in the group again before
-        this ends must not commit them: they may be someone else's by then.
+        ``member`` says as whom the records were read. A worker that has joined the group anew since
+        then must not commit them, because they may be someone else's by now.
         """
         producer = self._producer
         if producer is None:

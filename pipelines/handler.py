@@ -39,7 +39,7 @@ class HandlerCall:
     async def settled(self) -> None:
         """Wait until no thread of an earlier call, which was cancelled, is still at work.
 
-        A thread can't be cancelled, and the handler may change its own state until it returns.
+        A thread cannot be cancelled, and the handler may change its own state until it returns.
         """
         if self._thread is not None and not self._thread.done():
             await asyncio.wait([self._thread])
@@ -64,7 +64,7 @@ class HandlerCall:
         return batch, outputs, [self._letter(refusal) for refusal in batch.refusals]
 
     async def _call(self, batch: Batch) -> list[Output]:
-        await self.settled()  # two calls at once never are
+        await self.settled()  # two calls never run at once
         result: Outputs | Awaitable[Outputs]
         if self._is_async:
             result = self._handler(batch)

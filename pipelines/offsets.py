@@ -29,7 +29,7 @@ NO_OFFSET = -1
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Who commits: what the group's coordinator compares with the current generation."""
+    """The member that commits. The group's coordinator compares it with the generation of now."""
 
     generation: int
     member_id: str

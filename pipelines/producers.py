@@ -67,7 +67,7 @@ async def close_consumer(consumer: AIOKafkaConsumer) -> None:
     """Leave the group and stop, also while the broker is away.
 
     aiokafka's ``stop`` ends with the cancellation of its own fetch if that one was pausing after
-    a lost connection. In a task of its own that can't be taken for a cancellation of the caller.
+    a lost connection. In a task of its own that cannot be taken for a cancellation of the caller.
     """
     stopping = asyncio.create_task(consumer.stop())
     await asyncio.wait([stopping], timeout=STOP_S)

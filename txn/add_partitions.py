@@ -27,7 +27,7 @@ def decide(
     """Add or verify partitions."""
     transactional_id = command.transactional_id
     require_id(transactional_id)
-    # Before the identity: a TV2 client may use a producer id that the running completion brings.
+    # This comes before the identity: a TV2 client may use one that the completion has yet to store.
     if shard.is_pending(transactional_id):
         raise ConcurrentTransactionsError("the last transaction is being completed")
     txn = shard.transactions.get(transactional_id)

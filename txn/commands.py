@@ -135,7 +135,7 @@ class MarkersWritten:
 
 @dataclass(frozen=True, slots=True)
 class MarkersWrittenResult:
-    """``completed``: this answer was the last one awaited, and Complete was recorded."""
+    """``completed`` says that this was the last answer awaited, and that Complete was recorded."""
 
     completed: bool
 

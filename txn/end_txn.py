@@ -32,11 +32,11 @@ class Verdict(Enum):
     END = auto()
     """The outcome is recorded and markers are ordered."""
     DONE = auto()
-    """It has happened already: the answer is given again."""
+    """The transaction has ended so already: the answer is given again."""
     WAIT = auto()
-    """It is happening: CONCURRENT_TRANSACTIONS."""
+    """The transaction is being ended so: CONCURRENT_TRANSACTIONS."""
     ILLEGAL = auto()
-    """It does not fit: INVALID_TXN_STATE."""
+    """The request does not fit the state: INVALID_TXN_STATE."""
     FENCED = auto()
     """The sender is behind: PRODUCER_FENCED."""
 
@@ -99,8 +99,8 @@ def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, comman
     require_id(transactional_id)
     version = _rules(command.client_transaction_version)
     pending = shard.is_pending(transactional_id)
-    # TV2 looks at this before the identity: its client has the identity of the next transaction
-    # from the answer to this one, and may use it before the completion has brought it about.
+    # Under TV2 this comes before the identity. The answer to an EndTxn gives its client that of the
+    # next transaction, and the client may use it before the completion has stored it.
     if version >= TV2 and pending:
         raise ConcurrentTransactionsError("the last transaction is being completed")
     txn = shard.transactions.get(transactional_id)
@@ -133,7 +133,7 @@ def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, comman
 def abort_fenced(
     shard: TxnShardState, decision: DecisionBuilder, transactional_id: str, *, cause: str
 ) -> None:
-    """Abort an open transaction so that its producer can not go on.
+    """Abort an open transaction so that its producer cannot go on.
 
     Raises ProducerIdsUnavailableError; nothing is decided then.
     """

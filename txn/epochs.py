@@ -65,7 +65,7 @@ def is_exhausted(epoch: int) -> bool:
 def bump(epoch: int) -> int:
     """Return the next epoch; beyond int16 there is none, and asking is our own bug."""
     if not NO_EPOCH <= epoch < FENCE_EPOCH:
-        raise InvariantViolation(f"epoch {epoch} can not be bumped")
+        raise InvariantViolation(f"epoch {epoch} cannot be bumped")
     return epoch + 1
 
 

@@ -52,7 +52,7 @@ class ProducerIdBlock:
 class BlockProducerIds:
     """Hands out ids from blocks whose reservation is durable already.
 
-    It only draws from memory: whoever reserves does so before an id is needed, not in a decision.
+    It only draws from memory. Blocks are reserved before an id is needed, never in a decision.
     """
 
     def __init__(self) -> None:

@@ -120,7 +120,7 @@ def grant_parked(
     """Answer the request that waited for ``txn`` to come to rest, if there is one.
 
     It gets what a repetition sent now would get, so a client that waits and one that was told
-    CONCURRENT_TRANSACTIONS can not tell the difference.
+    CONCURRENT_TRANSACTIONS cannot tell the difference.
     """
     parked = shard.parked.pop(transactional_id, None)
     if parked is None:
@@ -227,7 +227,7 @@ def _validate(shard: TxnShardState, command: InitProducerId) -> None:
     if command.keep_prepared and not shard.limits.two_phase_commit_enable:
         raise KeepPreparedUnsupportedError("prepared transactions are not kept on this broker")
     if command.keep_prepared and id_given:
-        raise InvalidTxnRequestError("a producer that has an identity can not keep a transaction")
+        raise InvalidTxnRequestError("a producer that has an identity cannot keep a transaction")
     longest_ms = shard.limits.max_transaction_timeout_ms
     if not command.enable_2pc and not 0 < command.transaction_timeout_ms <= longest_ms:
         raise InvalidTransactionTimeoutError(

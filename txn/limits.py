@@ -38,7 +38,7 @@ class TxnLimits:
 
     max_parked_requests: int = 1_000
     """InitProducerId requests per shard that wait for markers. Beyond it they are answered
-    CONCURRENT_TRANSACTIONS at once, and the client asks again, as with Kafka."""
+    CONCURRENT_TRANSACTIONS at once, and the client asks again, as it does with Kafka."""
 
     max_park_ms: int = 5_000
     """Milliseconds such a request waits before it is answered CONCURRENT_TRANSACTIONS after all.

@@ -50,7 +50,7 @@ def encode(transactional_id: str, txn: TransactionMetadata, transaction_version:
 
     ``transaction_version`` is the cluster's: value version 1 from 1 on, as in Kafka. A transaction
     of a TV2 client, and one that was kept, is written as version 1 in any case, because version 0
-    can not say which identity the client was promised.
+    cannot say which identity the client was promised.
     """
     promised = txn.client_transaction_version >= TV2 or txn.is_kept
     flexible = transaction_version >= FLEXIBLE_VERSION or promised
@@ -93,8 +93,8 @@ class _Section(NamedTuple):
 
 
 _last_section = _Section(frozenset(), False, b"")
-"""The last large set that was encoded. It is replayed at once, and is the same in the record that
-ends the transaction: both would take as long again, while nobody else is served."""
+"""The last large set that was encoded. Replay decodes it at once, and the record that ends the
+transaction holds it again: each would take as long as the first, while nobody else is served."""
 
 
 def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool) -> bytes:
@@ -123,7 +123,7 @@ def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool)
 def decode(record: Record) -> Decoded | None:
     """Read a record; None for one whose key or value version is unknown.
 
-    Raises CorruptRecordError for a known version that can not be read.
+    Raises CorruptRecordError for a known version that cannot be read.
     """
     key = FieldReader(record.key)
     if key.int16() != KEY_VERSION:

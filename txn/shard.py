@@ -127,7 +127,7 @@ def arm_timeout(decision: DecisionBuilder, transactional_id: str, txn: Transacti
 
 
 def require_id(transactional_id: str) -> None:
-    """Refuse an id that can not be a key of the log. Raises InvalidTxnRequestError."""
+    """Refuse an id that cannot be a key of the log. Raises InvalidTxnRequestError."""
     if not transactional_id:
         raise InvalidTxnRequestError("the transactional id is empty")
     if len(transactional_id.encode()) > MAX_STRING_BYTES:

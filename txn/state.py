@@ -125,7 +125,7 @@ class TransactionMetadata:
 def require_legal(old: TransactionState, new: TransactionState) -> None:
     """Raise InvariantViolation unless the table lists the transition."""
     if (old, new) not in TRANSITIONS:
-        raise InvariantViolation(f"a transaction can not go from {old.name} to {new.name}")
+        raise InvariantViolation(f"a transaction cannot go from {old.name} to {new.name}")
 
 
 def created(producer_id: int, timeout_ms: int, now_ms: int) -> TransactionMetadata:
@@ -299,7 +299,7 @@ def check_step(old: TransactionMetadata | None, new: TransactionMetadata) -> Non
     """
     if old is None:
         if new.state is not _S.EMPTY or new.producer_epoch != 0:
-            raise InvariantViolation(f"an id can not begin as {new}")
+            raise InvariantViolation(f"an id cannot begin as {new}")
         return
     # The fence itself leaves no record: the step to PREPARE_ABORT is all that replay can see.
     require_legal(old.state, new.state)

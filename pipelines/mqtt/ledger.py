@@ -121,7 +121,7 @@ class Ledger:
     def __init__(self, slots: int = SLOTS, ids_per_slot: int = IDS_PER_SLOT) -> None:
         self._id_ring: Ring[str | bytes] = Ring(slots, ids_per_slot)
         self._ids: set[str | bytes] = set()
-        """Identities; a bridge that told ids of different topics not apart left the ids."""
+        """Identities, and plain ids from a version that did not tell topics apart."""
         self._packet_ring: Ring[tuple[int, bytes]] = Ring(PACKET_SLOTS, PACKETS_PER_SLOT)
         self._released: dict[int, tuple[bytes, int]] = {}
         """Released packet ids: digest, and the sequence of their slot."""
@@ -180,7 +180,7 @@ class Ledger:
         self._seen.add(packet_id)
 
     def release(self, packet_id: int) -> None:
-        """Its id may from now on come again with another message."""
+        """Give a packet id up: it may come again with another message from now on."""
         mark = self.open.pop(packet_id, None)
         self._seen.discard(packet_id)
         if mark is None:
@@ -195,7 +195,7 @@ class Ledger:
         self._released_here.add(packet_id)
 
     def settle(self) -> int:
-        """The broker has repeated what it had under way. Return how much of it it has forgotten."""
+        """The broker has repeated what it had under way. Return how many packets it forgot."""
         self._is_settled = True
         return len(self.open.keys() - self._seen)
 

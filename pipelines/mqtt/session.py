@@ -90,7 +90,7 @@ class Address:
     max_queued: int = 10_000
     """At so many waiting events the socket is not read until half of them are gone."""
     max_queued_bytes: int = 64 * 1024 * 1024
-    """The same for what they hold: 2,000 messages under way may be of any size."""
+    """At so many bytes it is not read either: 2,000 messages under way may be of any size."""
 
 
 class Session:
@@ -240,7 +240,7 @@ class Session:
     async def subscribe(self, mapped: Mapped) -> None:
         """Subscribe to what the routes need. Raises aiomqtt.MqttError if a filter is refused.
 
-        MQTT 5 has the broker send retained messages for a new subscription only; 3.1.1 can't ask
+        MQTT 5 has the broker send retained messages for a new subscription only; 3.1.1 cannot ask
         for that, and they come again with every connection.
         """
         if mapped.covered:  # a bridge with other routes may have left them in the session

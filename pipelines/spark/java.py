@@ -7,7 +7,7 @@ lack that module and refuse to start. Two ways round it:
   that calls ``SparkSession.builder`` afterwards works.
 * :func:`launch` starts Spark's JVM itself, without the ``spark-submit`` script and the JVM that
   only composes its command line, and lets PySpark attach to it. With an archive of loaded classes
-  (AppCDS) and without the zipped copy of PySpark, which workers can't cache compiled, a session
+  (AppCDS) and without the zipped copy of PySpark, which workers cannot cache compiled, a session
   with Python workers starts more than twice as fast.
 """
 

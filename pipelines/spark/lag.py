@@ -1,6 +1,6 @@
 """How far a query is behind, in the words of Spark's own Kafka connector.
 
-Python data sources can't add metrics to a query's progress; what these need is in the progress.
+Python data sources cannot add metrics to a query's progress; what these need is in the progress.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
 
 
 def from_json(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """The opposite of :func:`to_json`."""
+    """Read the form of Spark's checkpoint."""
     return {
         (topic, int(index)): offset
         for topic, rows in offsets.items()

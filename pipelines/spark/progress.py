@@ -46,7 +46,7 @@ class Progress:
 
     @classmethod
     def from_text(cls, text: str, group: str) -> Self:
-        """The opposite. Raises :class:`ProgressError` if somebody else wrote it."""
+        """Read what ``to_text`` wrote. Raises :class:`ProgressError` if somebody else wrote it."""
         try:
             found = json.loads(text)
             return cls(
@@ -71,7 +71,7 @@ class Standing(enum.Enum):
     DONE = "done"
     """It was committed by an earlier attempt."""
     LOOKS_DONE = "looks done"
-    """One of its number was. Whether it is the same only its rows tell: :func:`check_same`."""
+    """A batch of its number was. Only the rows tell whether it is the same: :func:`check_same`."""
 
 
 def standing(planned: Progress, done: Progress | None, transactional_id: str) -> Standing:

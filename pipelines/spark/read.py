@@ -69,7 +69,7 @@ def arrow_schema(*, with_headers: bool) -> pa.Schema:
 
 
 def ddl(*, with_headers: bool) -> str:
-    """The same for Spark."""
+    """The same columns as Spark's schemas name them."""
     text = (
         "key binary, value binary, topic string, partition int, offset bigint,"
         " timestamp timestamp, timestampType int"

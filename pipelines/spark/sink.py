@@ -328,7 +328,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Abort the batch's transaction, if it still is one.
 
-        Raises nothing: Spark would tell that instead of what went wrong. What can't be aborted now
+        Raises nothing: Spark would tell that instead of what went wrong. What cannot be aborted now
         is aborted by the next attempt's beginning.
         """
         if not _abort(self._plan, messages) and self._plan.mode == "direct":
@@ -369,7 +369,7 @@ def aborting(plan: Plan, ticket: Ticket) -> Iterator[None]:
 
 
 def _abort(plan: Plan, messages: Iterable[WriterCommitMessage | None]) -> bool:
-    """Abort what the tasks have written under; whether that is known."""
+    """Abort every transaction that tasks wrote under; say whether any is known."""
     found = {message.ticket for message in messages if isinstance(message, Written)}
     tickets = {ticket for ticket in {plan.ticket, *found} if ticket is not None}
     for ticket in tickets:
@@ -421,7 +421,7 @@ def stream_writer(
 
     In output mode complete each batch's result is appended, as by the stock sink.
 
-    Raises :class:`OptionError` and :class:`ProgressError` for what can't be exactly once.
+    Raises :class:`OptionError` and :class:`ProgressError` for what cannot be exactly once.
     """
     checked = sink_options(options, streaming=True)
     prepared = check_schema(schema, checked)

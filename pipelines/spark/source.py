@@ -79,7 +79,7 @@ class Planner:
         return found
 
     def _look(self) -> tuple[list[Partition], list[str]]:
-        """Partitions, and those topics that are named and not there."""
+        """The partitions that are there, and the named topics that are not."""
         topics = self.options.link.topics(refresh=True)
         if self.options.assigned:
             return list(self.options.assigned), []

@@ -80,7 +80,7 @@ def read(path: str) -> Iterator[Piece]:
 
 
 def sweep(subject: str | None) -> None:
-    """Remove all that was ever spooled for it."""
+    """Remove every folder that was ever made for ``subject``."""
     if subject is None:
         return
     stem = Path(_stem(subject))

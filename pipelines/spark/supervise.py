@@ -34,11 +34,11 @@ def run_supervised(
     first_pause_s: float = FIRST_PAUSE_S,
     max_pause_s: float = MAX_PAUSE_S,
 ) -> StreamingQuery:
-    """Run the query that ``start`` starts, and start it again when it fails; returns its last run.
+    """Run the query that ``start`` starts, and start it again when it fails.
 
-    That is when it was stopped, or has ended (``availableNow``). Raises ``StreamingQueryException``
-    for an error that a restart can't cure, or after ``max_restarts`` failures in a row in which no
-    batch was committed.
+    Returns the last run once it was stopped or has ended (``availableNow``). Raises
+    ``StreamingQueryException`` for an error that a restart cannot cure, or after ``max_restarts``
+    failures in a row in which no batch was committed.
     """
     failures = 0
     pause_s = first_pause_s

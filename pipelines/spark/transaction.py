@@ -146,7 +146,7 @@ class Sender:
         self.add_sealed(piece._replace(payload=payload))
 
     def add_sealed(self, piece: Piece) -> None:
-        """The same for a payload that is compressed already."""
+        """Seal a batch whose payload is compressed already."""
         part = piece.topic, piece.partition
         # A Produce request holds one batch per partition.
         if part in self._waiting or self._waiting_bytes >= MAX_REQUEST_BYTES:

@@ -52,7 +52,7 @@ class Services:
 
     async def start(self) -> None:
         """Load what the coordinators know; those with large logs go on loading after the return."""
-        await self.groups.start()
+        await self.groups.start()  # first, for transactions that loading completes end there
         await self.txns.start()
 
     def steps_of_a_stop(self) -> list[Step]:

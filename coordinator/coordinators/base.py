@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 from fencepost.coordinator.data.storage import Storage
@@ -28,9 +28,14 @@ class ShardedCoordinator:
 
     The topic, and with it the shards, come into being with the first FindCoordinator; until then a
     broker without groups has neither 50 directories nor 50 machines.
+
+    All shards get the command ``upkeep`` again and again; ``interval`` is the key of the setting
+    that says how many milliseconds lie between.
     """
 
-    def __init__(self, storage: Storage, remember: Remember, topic: str) -> None:
+    def __init__(
+        self, storage: Storage, remember: Remember, topic: str, *, upkeep: object, interval: str
+    ) -> None:
         self._config, self._clock = storage.config, storage.clock
         self._metadata, self._logs = storage.metadata, storage.logs
         self._shards = ShardSet(
@@ -42,6 +47,8 @@ class ShardedCoordinator:
             remember=remember,
             flusher=storage.flusher,
         )
+        self._upkeep, self._interval = upkeep, interval
+        self._upkeep_timer = self._shards.timers.timers(self._send_upkeep)
 
     def _build(self, partition: Partition) -> Machine:
         """Make an empty machine."""
@@ -61,8 +68,17 @@ class ShardedCoordinator:
         """Answer what a loading shard may answer; None is COORDINATOR_LOAD_IN_PROGRESS."""
         return None
 
-    async def _open_existing(self) -> None:
+    def _send_upkeep(self, _key: Hashable, _now_ms: int) -> None:
+        self._set_upkeep()
+        self._shards.sweep(self._upkeep, f"upkeep of {self._shards.topic}")
+
+    def _set_upkeep(self) -> None:
+        interval_ms = self._config.int(self._interval)
+        self._upkeep_timer.set("upkeep", self._clock.now_ms() + interval_ms)
+
+    async def start(self) -> None:
         """Open the shards if the topic exists; large logs go on loading after the return."""
+        self._set_upkeep()
         topic = self._metadata.topic(self._shards.topic)
         if topic is not None:
             self._shards.open(self._logs, topic.partitions)

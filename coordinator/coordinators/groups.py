@@ -5,7 +5,7 @@ Source: ``GroupCoordinatorService``: route by the hash of the group id, merge wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from fencepost.coordinator.config.group_settings import applied
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from fencepost.groups.machine import GroupMachine
 
 _MINUTE_MS = 60_000
-_EXPIRE = "expire offsets"
 
 
 BUILT_IN: Mapping[str, Callable[[], Assignor]] = {
@@ -57,17 +56,14 @@ class GroupCoordinator(ShardedCoordinator):
     """``services.groups``: every group of this broker."""
 
     def __init__(self, storage: Storage, remember: Remember) -> None:
-        super().__init__(storage, remember, CONSUMER_OFFSETS)
+        interval = "offsets.retention.check.interval.ms"
+        super().__init__(
+            storage, remember, CONSUMER_OFFSETS, upkeep=ExpireOffsets(), interval=interval
+        )
         self._topic_image: TopicImage | None = None
         names = self._config.items("group.consumer.assignors")
         self._computed_elsewhere = AssignorProcesses(name for name in names if name not in BUILT_IN)
         self._base_settings: ConsumerSettings | None = None
-        self._upkeep = self._shards.timers.timers(self._expire_offsets)
-
-    async def start(self) -> None:
-        """Open the shards if the topic exists; large logs go on loading after the return."""
-        self._set_upkeep()
-        await self._open_existing()
 
     async def stop(self) -> None:
         """Close every shard; parked requests are answered NOT_COORDINATOR."""
@@ -111,14 +107,6 @@ class GroupCoordinator(ShardedCoordinator):
         if index >= len(self._shards.shards):
             raise CoordinatorNotAvailableError(f"{CONSUMER_OFFSETS}-{index} is not open")
         self._shards.shards[index].complete_transaction(marker)
-
-    def _expire_offsets(self, _key: Hashable, _now_ms: int) -> None:
-        self._set_upkeep()
-        self._shards.sweep(ExpireOffsets(), "expiry of offsets")
-
-    def _set_upkeep(self) -> None:
-        interval_ms = self._config.int("offsets.retention.check.interval.ms")
-        self._upkeep.set(_EXPIRE, self._clock.now_ms() + interval_ms)
 
     @property
     def serves_consumer_protocol(self) -> bool:

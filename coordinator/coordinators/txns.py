@@ -10,7 +10,7 @@ Source: ``TransactionCoordinator``, ``TransactionStateManager``, ``AddPartitions
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -63,9 +63,6 @@ ADDS_PARTITIONS = {"Produce": 12, "TxnOffsetCommit": 5}
 KNOWS_ABORTABLE = {"Produce": 11, "TxnOffsetCommit": 4}
 """From which version an API may be answered TRANSACTION_ABORTABLE."""
 
-_EXPIRY_INTERVAL = "transaction.remove.expired.transaction.cleanup.interval.ms"
-_EXPIRE_IDS = "expire transactional ids"
-
 
 class TxnCoordinator(ShardedCoordinator):
     """``services.txns``: every transactional id of this broker, and the source of producer ids.
@@ -77,20 +74,17 @@ class TxnCoordinator(ShardedCoordinator):
     def __init__(
         self, storage: Storage, remember: Remember, *, complete_offsets: CompleteOffsets
     ) -> None:
-        super().__init__(storage, remember, TRANSACTION_STATE)
+        super().__init__(
+            storage,
+            remember,
+            TRANSACTION_STATE,
+            upkeep=ExpireTransactionalIds(),
+            interval="transaction.remove.expired.transaction.cleanup.interval.ms",
+        )
         self._flusher = storage.flusher
         self._ids = BlockProducerIds()
         self._reservation: asyncio.Task[None] | None = None
         self.markers = LocalMarkerWriter(storage, self._shards.timers, complete_offsets)
-        self._upkeep = self._shards.timers.timers(self._sweep_ids)
-
-    async def start(self) -> None:
-        """Open the shards if the topic exists, after the group coordinator has started.
-
-        Transactions that a crash left in Prepare are completed as their shards load.
-        """
-        self._set_expiry()
-        await self._open_existing()
 
     async def stop(self) -> None:
         """Close every shard; parked requests are answered NOT_COORDINATOR."""
@@ -262,14 +256,6 @@ class TxnCoordinator(ShardedCoordinator):
         if flushed is not None:
             await flushed
         self._ids.add(ProducerIdBlock(first, length))
-
-    def _sweep_ids(self, _key: Hashable, _now_ms: int) -> None:
-        self._set_expiry()
-        self._shards.sweep(ExpireTransactionalIds(), _EXPIRE_IDS)
-
-    def _set_expiry(self) -> None:
-        interval_ms = self._config.int(_EXPIRY_INTERVAL)
-        self._upkeep.set(_EXPIRE_IDS, self._clock.now_ms() + interval_ms)
 
     def _build(self, partition: Partition) -> TxnMachine:
         # A broker without transactions does without their machine, and starts sooner.

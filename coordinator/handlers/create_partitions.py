@@ -30,20 +30,16 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Entity:
     try:
         if topic is None:
             raise InvalidRequestError("Duplicate topic name.")
-        _grow(ctx, topic)
+        assignments, topics = topic.assignments, ctx.broker.topics
+        topics.check_request_size(len(assignments or ()))
+        topics.grow(
+            name,
+            topic.count,
+            assignments=None if assignments is None else [one.broker_ids for one in assignments],
+            validate_only=ctx.body.validate_only,
+        )
     except DomainError as error:
         code, message = error_code(error), str(error)
     return ctx.respond.CreatePartitionsTopicResult(
         name=name, error_code=code, error_message=message
-    )
-
-
-def _grow(ctx: Context, topic: Any) -> None:
-    assignments = topic.assignments
-    ctx.broker.topics.check_request_size(len(assignments or ()))
-    ctx.broker.topics.grow(
-        topic.name,
-        topic.count,
-        assignments=None if assignments is None else [list(one.broker_ids) for one in assignments],
-        validate_only=ctx.body.validate_only,
     )

@@ -6,6 +6,7 @@ Versions: 2 null topics (all of them) and an error at the top, 5 leader epochs, 
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -75,13 +76,9 @@ def _wanted(ctx: Context, name: str, topic: Any, seen: set[tuple[str, int]]) -> 
     asked = dict.fromkeys((name, index) for index in topic.partition_indexes)
     new = tuple(index for _, index in asked if (name, index) not in seen)
     seen.update(asked)
-    return FetchTopic(name, new, _id_bytes(ctx, name))
-
-
-def _id_bytes(ctx: Context, name: str) -> bytes | None:
-    """The topic's id, so that offsets of a deleted topic of that name are not taken for its own."""
-    topic = ctx.broker.metadata.topic(name)
-    return None if topic is None else topic.topic_id.bytes
+    # With its id, so that offsets of a deleted topic of that name are not taken for its own.
+    topic_id = _id_of(ctx, name)
+    return FetchTopic(name, new, None if topic_id is None else topic_id.bytes)
 
 
 # --- version 8 and above -------------------------------------------------------------------------
@@ -195,7 +192,7 @@ def _each(
     return tuple(told)
 
 
-def _id_of(ctx: Context, name: str) -> Any:
+def _id_of(ctx: Context, name: str) -> uuid.UUID | None:
     topic = ctx.broker.metadata.topic(name)
     return None if topic is None else topic.topic_id
 

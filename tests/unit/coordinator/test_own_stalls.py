@@ -142,6 +142,6 @@ async def test_offsets_of_a_deleted_topic_and_expired_ones_in_a_large_shard(tmp_
                 return await groups.submit("mixed", asked) == FetchOffsetsResult(())
 
             await until_async(without_topic, "the topic is forgotten")
-            groups._expire_offsets("upkeep", now_ms)
+            groups._send_upkeep("upkeep", now_ms)
             await until_async(only_large_ones, "expired ones are forgotten")
         watch.check()

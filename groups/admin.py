@@ -93,17 +93,11 @@ def describe_consumer_group(
         assignor_name=preferred_assignor(group.members, environment.settings).name,
         members=tuple(
             DescribedConsumer(
-                member_id=member_id,
-                instance_id=member.instance_id,
-                rack_id=member.rack_id,
-                member_epoch=group.current(member_id).member_epoch,
-                client_id=member.client_id,
-                client_host=member.client_host,
-                subscribed_topic_names=member.subscribed_topic_names,
-                subscribed_topic_regex=member.subscribed_topic_regex,
+                member_id,
+                member,
+                group.current(member_id).member_epoch,
                 assignment=named(group.current(member_id).held),
                 target_assignment=named(group.targets.get(member_id, ())),
-                is_classic=member.classic is not None,
             )
             for member_id, member in sorted(group.members.items(), key=lambda item: item[0])
         ),

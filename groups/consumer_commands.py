@@ -17,7 +17,7 @@ from typing import Final
 from fencepost.groups.assignors.model import AssignorRegistry
 from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.uniform import UniformAssignor
-from fencepost.groups.consumer_records import TopicPartitions
+from fencepost.groups.consumer_records import ConsumerMemberValue, TopicPartitions
 
 JOIN_EPOCH: Final = 0
 """The member (re)joins and owns nothing."""
@@ -155,16 +155,11 @@ class DescribedConsumer:
     """One member. Topics that no longer exist are left out of both assignments."""
 
     member_id: str
-    instance_id: str | None
-    rack_id: str | None
+    said: ConsumerMemberValue
+    """What it said of itself."""
     member_epoch: int
-    client_id: str
-    client_host: str
-    subscribed_topic_names: tuple[str, ...]
-    subscribed_topic_regex: str | None
     assignment: tuple[NamedPartitions, ...]
     target_assignment: tuple[NamedPartitions, ...]
-    is_classic: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,6 @@ NO_TIMESTAMP: Final = -1
 
 _TOPIC_ID_TAG: Final = 0
 _ZERO_ID: Final = bytes(16)
-_NEWEST_VERSION: Final = 4
-_FIRST_FLEXIBLE_VERSION: Final = 4
 
 MAX_KEY_PREFIXES: Final = 256
 """Beginnings of keys (group and topic) that are kept encoded, and as many decoded: a request
@@ -121,8 +119,7 @@ Value = OffsetCommitValue | GroupMetadataValue | ConsumerValue
 # --- writing -------------------------------------------------------------------------------------
 
 
-def offset_commit_key(group_id: str, topic: str, partition: int) -> bytes:
-    """Return the key of a committed offset (type 1)."""
+def _offset_key(group_id: str, topic: str, partition: int) -> bytes:
     return _key_prefix(group_id, topic) + _PARTITION.pack(partition)
 
 
@@ -134,18 +131,14 @@ def _key_prefix(group_id: str, topic: str) -> bytes:
     return writer.done()
 
 
-def group_metadata_key(group_id: str) -> bytes:
-    """Return the key of a classic group (type 2)."""
+def _group_key(group_id: str) -> bytes:
     writer = FieldWriter(RecordType.GROUP_METADATA)
     writer.string(group_id)
     return writer.done()
 
 
-def offset_commit_value(value: OffsetCommitValue) -> bytes:
-    """Return the bytes of a committed offset: v1 with an expiry, else v4.
-
-    v1 is the only version with an expiry field; it has no leader epoch and no topic id.
-    """
+def _offset_value(value: OffsetCommitValue) -> bytes:
+    """Write v1 if there is an expiry, which v4 lacks; v1 has no leader epoch and no topic id."""
     if value.expire_timestamp_ms != NO_TIMESTAMP:
         writer = FieldWriter(1)
         writer.int64(value.offset)
@@ -168,8 +161,18 @@ def offset_commit_value(value: OffsetCommitValue) -> bytes:
     return writer.done()
 
 
-def group_metadata_value(value: GroupMetadataValue) -> bytes:
-    """Return the bytes of a group's generation (v3)."""
+def offset_commit(group_id: str, topic: str, partition: int, value: OffsetCommitValue) -> Record:
+    """Return the record that commits one offset."""
+    return Record(_offset_key(group_id, topic, partition), _offset_value(value))
+
+
+def offset_tombstone(group_id: str, topic: str, partition: int) -> Record:
+    """Return the record that forgets one offset, committed and pending."""
+    return Record(_offset_key(group_id, topic, partition), None)
+
+
+def group_metadata(group_id: str, value: GroupMetadataValue) -> Record:
+    """Return the record of a group's generation (v3)."""
     writer = FieldWriter(3)
     writer.string(value.protocol_type)
     writer.int32(value.generation_id)
@@ -186,38 +189,15 @@ def group_metadata_value(value: GroupMetadataValue) -> bytes:
         writer.int32(member.session_timeout_ms)
         writer.bytes_(member.subscription)
         writer.bytes_(member.assignment)
-    return writer.done()
-
-
-def offset_commit(group_id: str, topic: str, partition: int, value: OffsetCommitValue) -> Record:
-    """Return the record that commits one offset."""
-    return Record(offset_commit_key(group_id, topic, partition), offset_commit_value(value))
-
-
-def offset_tombstone(group_id: str, topic: str, partition: int) -> Record:
-    """Return the record that forgets one offset, committed and pending."""
-    return Record(offset_commit_key(group_id, topic, partition), None)
-
-
-def group_metadata(group_id: str, value: GroupMetadataValue) -> Record:
-    """Return the record of a group's generation."""
-    return Record(group_metadata_key(group_id), group_metadata_value(value))
+    return Record(_group_key(group_id), writer.done())
 
 
 def group_tombstone(group_id: str) -> Record:
     """Return the record that removes a classic group."""
-    return Record(group_metadata_key(group_id), None)
+    return Record(_group_key(group_id), None)
 
 
 # --- reading -------------------------------------------------------------------------------------
-
-
-def _read_offset_commit_key(reader: FieldReader) -> OffsetCommitKey:
-    return OffsetCommitKey(reader.string(), reader.string(), reader.int32())
-
-
-def _read_group_metadata_key(reader: FieldReader) -> GroupMetadataKey:
-    return GroupMetadataKey(reader.string())
 
 
 def _read_offset_commit_value(reader: FieldReader, version: int) -> OffsetCommitValue:
@@ -278,8 +258,8 @@ class _Codec:
 
     read_key: Callable[[FieldReader], Key]
     read_value: Callable[[FieldReader, int], Value]
-    newest_version: int
-    first_flexible_version: int
+    newest_version: int = 4
+    first_flexible_version: int = 4
 
 
 def _consumer_codec(
@@ -295,17 +275,15 @@ def _consumer_codec(
 
 
 _OFFSET_COMMIT_CODEC: Final = _Codec(
-    _read_offset_commit_key, _read_offset_commit_value, _NEWEST_VERSION, _FIRST_FLEXIBLE_VERSION
+    lambda reader: OffsetCommitKey(reader.string(), reader.string(), reader.int32()),
+    _read_offset_commit_value,
 )
 _CODECS: Final[Mapping[int, _Codec]] = MappingProxyType(
     {
         RecordType.LEGACY_OFFSET_COMMIT: _OFFSET_COMMIT_CODEC,
         RecordType.OFFSET_COMMIT: _OFFSET_COMMIT_CODEC,
         RecordType.GROUP_METADATA: _Codec(
-            _read_group_metadata_key,
-            _read_group_metadata_value,
-            _NEWEST_VERSION,
-            _FIRST_FLEXIBLE_VERSION,
+            lambda reader: GroupMetadataKey(reader.string()), _read_group_metadata_value
         ),
         **{kind: _consumer_codec(kind, reader) for kind, reader in VALUE_READERS.items()},
     }

@@ -68,18 +68,19 @@ def _described(
 
 
 def _member(ctx: Context, member: DescribedConsumer) -> Entity:
+    said = member.said
     return ctx.respond.Member(
         member_id=member.member_id,
-        instance_id=member.instance_id,
-        rack_id=member.rack_id,
+        instance_id=said.instance_id,
+        rack_id=said.rack_id,
         member_epoch=member.member_epoch,
-        client_id=member.client_id,
-        client_host=member.client_host,
-        subscribed_topic_names=member.subscribed_topic_names,
-        subscribed_topic_regex=member.subscribed_topic_regex or "",
+        client_id=said.client_id,
+        client_host=said.client_host,
+        subscribed_topic_names=said.subscribed_topic_names,
+        subscribed_topic_regex=said.subscribed_topic_regex or "",
         assignment=_assignment(ctx, member.assignment),
         target_assignment=_assignment(ctx, member.target_assignment),
-        member_type=CLASSIC if member.is_classic else CONSUMER,
+        member_type=CONSUMER if said.classic is None else CLASSIC,
     )
 
 

@@ -527,8 +527,8 @@ def test_described_and_listed():
     described = driver.describe()
     assert (described.state, described.group_epoch, described.assignment_epoch) == ("Stable", 2, 2)
     member = described.members[0]
-    assert (member.member_id, member.instance_id, member.rack_id) == ("m", "i", "r")
-    assert member.subscribed_topic_names == ("gone", "t")
+    assert (member.member_id, member.said.instance_id, member.said.rack_id) == ("m", "i", "r")
+    assert member.said.subscribed_topic_names == ("gone", "t")
     assert member.assignment == member.target_assignment
     assert member.assignment[0].topic == "t"
     assert member.assignment[0].partitions == (0, 1, 2, 3)

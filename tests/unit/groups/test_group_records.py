@@ -72,8 +72,8 @@ def decode_value(key: bytes, value: str):
 
 
 def test_keys():
-    assert records.offset_commit_key("grüp", "top", 3) == OFFSET_KEY
-    assert records.group_metadata_key("grüp") == GROUP_KEY
+    assert records.offset_tombstone("grüp", "top", 3).key == OFFSET_KEY
+    assert records.group_tombstone("grüp").key == GROUP_KEY
     assert records.decode(Record(OFFSET_KEY, None)) == (OffsetCommitKey("grüp", "top", 3), None)
     assert records.decode(Record(GROUP_KEY, None)) == (GroupMetadataKey("grüp"), None)
     legacy = b"\x00\x00" + OFFSET_KEY[2:]
@@ -81,20 +81,23 @@ def test_keys():
 
 
 def test_written_offsets_are_kafkas_to_the_byte():
-    assert records.offset_commit_value(OFFSET).hex() == OFFSET_BYTES[4]
+    assert records.offset_commit("g", "t", 0, OFFSET).value.hex() == OFFSET_BYTES[4]
     with_id = OffsetCommitValue(OFFSET.offset, 7, "méta", TIME, topic_id=TOPIC_ID)
-    assert records.offset_commit_value(with_id).hex() == OFFSET_WITH_ID_BYTES
+    assert records.offset_commit("g", "t", 0, with_id).value.hex() == OFFSET_WITH_ID_BYTES
     expiring = OffsetCommitValue(OFFSET.offset, -1, "méta", TIME, TIME + 5_000)
-    assert records.offset_commit_value(expiring).hex() == OFFSET_WITH_EXPIRY_BYTES
-    assert records.offset_commit_value(OffsetCommitValue(0, -1, "", 0)).hex() == OFFSET_EMPTY_BYTES
+    assert records.offset_commit("g", "t", 0, expiring).value.hex() == OFFSET_WITH_EXPIRY_BYTES
+    assert (
+        records.offset_commit("g", "t", 0, OffsetCommitValue(0, -1, "", 0)).value.hex()
+        == OFFSET_EMPTY_BYTES
+    )
     zero_id = OffsetCommitValue(0, -1, "", 0, topic_id=bytes(16))
-    assert records.offset_commit_value(zero_id).hex() == OFFSET_EMPTY_BYTES
+    assert records.offset_commit("g", "t", 0, zero_id).value.hex() == OFFSET_EMPTY_BYTES
 
 
 def test_written_groups_are_kafkas_to_the_byte():
-    assert records.group_metadata_value(GROUP).hex() == GROUP_BYTES[3]
+    assert records.group_metadata("g", GROUP).value.hex() == GROUP_BYTES[3]
     created = GroupMetadataValue("", 0, None, None, 1, ())
-    assert records.group_metadata_value(created).hex() == GROUP_EMPTY_BYTES
+    assert records.group_metadata("g", created).value.hex() == GROUP_EMPTY_BYTES
 
 
 @pytest.mark.parametrize("version", range(5))
@@ -203,7 +206,7 @@ texts = st.text(max_size=20)
     )
 )
 def test_offsets_round_trip(value):
-    assert decode_value(OFFSET_KEY, records.offset_commit_value(value).hex()) == value
+    assert decode_value(OFFSET_KEY, records.offset_commit("g", "t", 0, value).value.hex()) == value
 
 
 @given(
@@ -231,7 +234,7 @@ def test_offsets_round_trip(value):
     )
 )
 def test_groups_round_trip(value):
-    assert decode_value(GROUP_KEY, records.group_metadata_value(value).hex()) == value
+    assert decode_value(GROUP_KEY, records.group_metadata("g", value).value.hex()) == value
 
 
 @pytest.mark.parametrize("number", [0, 1, 127, 128, 16_383, 16_384, 2**31, 2**32 - 1])

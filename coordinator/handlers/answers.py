@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.metadata.image import Topic
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import Entity
 from fencepost.coordinator.wire.steps import Steps
@@ -90,6 +91,18 @@ def each_topic(
         return tuple(answers)
 
     return forced(ctx, changes())
+
+
+def open_coordinator(ctx: Context, topic: str) -> Steps[bool]:
+    """Create a coordinator's topic, if it is not there, and serve it; False for another topic.
+
+    Raises CoordinatorNotAvailableError.
+    """
+    coordinators = {CONSUMER_OFFSETS: ctx.broker.groups, TRANSACTION_STATE: ctx.broker.txns}
+    if topic not in coordinators:
+        return False
+    yield from coordinators[topic].open_in_steps()
+    return True
 
 
 def by_name(topics: Iterable[Any]) -> Steps[dict[str, Any | None]]:

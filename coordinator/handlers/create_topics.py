@@ -5,6 +5,7 @@ Source: ``ReplicationControlManager.createTopics``.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -14,7 +15,7 @@ from fencepost.coordinator.config.key import text_of
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidReplicaAssignmentError, InvalidRequestError
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import each_topic
+from fencepost.coordinator.handlers.answers import each_topic, open_coordinator
 from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -25,6 +26,11 @@ from fencepost.logcore.machine import DomainError
 def run(ctx: Context) -> Work[Entity]:
     """Create, or only check, each topic by itself; a name that stands there twice is refused."""
     topics = yield from each_topic(ctx, _create)
+    for topic in topics:
+        if topic.error_code is ErrorCode.none and not ctx.body.validate_only:
+            # Whoever knows this broker may ask its coordinators without a FindCoordinator.
+            with suppress(DomainError):  # the topic is there all the same
+                yield from open_coordinator(ctx, topic.name)
     return ctx.respond.CreateTopicsResponse(topics=topics)
 
 

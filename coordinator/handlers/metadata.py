@@ -19,9 +19,9 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.handlers import Context, authorized, handles
-from fencepost.coordinator.handlers.answers import forced, leadership
+from fencepost.coordinator.handlers.answers import forced, leadership, open_coordinator
 from fencepost.coordinator.metadata.image import Topic
-from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.topic_admin import check_name
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -120,14 +120,9 @@ def _unknown(ctx: Context, name: str) -> Steps[Entity]:
 
 
 def _create(ctx: Context, name: str) -> Steps[None]:
-    broker = ctx.broker
-    if name == CONSUMER_OFFSETS:
-        yield from broker.groups.open_in_steps()
-    elif name == TRANSACTION_STATE:
-        yield from broker.txns.open_in_steps()
-    elif name != METADATA_TOPIC:
-        with broker.metadata.unforced():
-            broker.topics.create(name)
+    if not (yield from open_coordinator(ctx, name)) and name != METADATA_TOPIC:
+        with ctx.broker.metadata.unforced():
+            ctx.broker.topics.create(name)
 
 
 def _refused(ctx: Context, name: str | None, topic_id: Any, code: ErrorCode) -> Entity:

@@ -162,3 +162,32 @@ def test_deletion_can_be_disabled(tmp_path):
         for version, code in ((1, "invalid_request"), (3, "topic_deletion_disabled")):
             answer = client.call("delete_topics", version, topic_names=["a"])
             assert answer["responses"][0]["error_code"] == code
+
+
+def test_a_coordinator_serves_as_soon_as_its_topic_is_created(tmp_path):
+    """Kafka's brokers serve a coordinator's topic, however it came; nobody has to look for it."""
+    with Broker.in_thread(tmp_path) as broker, Cluster(broker.bootstrap) as client:
+        group = {"group_id": "g", "generation_id": 1, "member_id": "m"}
+        producer = {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0}
+
+        def errors():
+            beat = client.call("heartbeat", 4, **group)
+            end = client.call("end_txn", 3, **producer, committed=True)
+            return beat["error_code"], end["error_code"]
+
+        for name in ("__consumer_offsets", "__transaction_state"):
+            assert (
+                client.call(
+                    "create_topics",
+                    7,
+                    topics=[{"name": name, "num_partitions": 2, "replication_factor": 1}],
+                    timeout=1000,
+                    validate_only=True,
+                )["topics"][0]["error_code"]
+                == "none"
+            )
+        assert errors() == ("not_coordinator", "not_coordinator")
+        for name in ("__consumer_offsets", "__transaction_state"):
+            assert create(client, name, num_partitions=2)[0] == "none"
+            assert client.leaders(name) == 2
+        assert errors() == ("unknown_member_id", "invalid_producer_id_mapping")

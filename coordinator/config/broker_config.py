@@ -205,8 +205,8 @@ class BrokerConfig:
         if name in overrides:
             found.append(Setting(name, overrides[name], ConfigSource.TOPIC))
         key = TOPIC_KEYS[name]
-        # Level by level, and as in Kafka (ConfigHelper) nothing that is stronger than the first
-        # setting of the key's own name: hours alone are not shown, only behind milliseconds.
+        # Level by level. As in Kafka (ConfigHelper) the list begins with the first setting of the
+        # synonym of the same unit: hours are shown behind milliseconds, and not alone.
         named = [synonym.name for synonym in key.synonyms]
         settings = [item for synonym in named for item in self.settings(synonym)]
         settings.sort(key=lambda item: item.source)
@@ -281,7 +281,7 @@ def _broker_name(given: str, text: str) -> str:
 
 
 def _check_together(values: Mapping[str, Value]) -> None:
-    """Bounds must not contradict each other, at least not those that lock every client out."""
+    """Raise ConfigError where two bounds contradict each other, so that no client could get in."""
     for low, high in (
         ("group.min.session.timeout.ms", "group.max.session.timeout.ms"),
         ("log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"),
@@ -318,9 +318,10 @@ def check_topic_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> N
 
 
 def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
-    """What settings that a topic has mean to its logs.
+    """The configuration of the logs of a topic with these settings of its own.
 
-    They may contradict what has become of the broker's since they were checked; the log bears it.
+    The broker's settings may have changed since the topic's were checked, so that they contradict
+    each other. A log bears that.
     """
     values: dict[str, Any] = {
         name.replace(".", "_"): config.topic_value(name, overrides)

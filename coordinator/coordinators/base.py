@@ -117,7 +117,7 @@ class ShardedCoordinator:
         return self._shards.index_for(key)
 
     async def _everywhere(self, command: object, kind: type[R]) -> list[R]:
-        """What all shards answer; one that does not serve here has nothing to say.
+        """The answers of all shards; a shard that does not serve here is passed over.
 
         Raises CoordinatorLoadInProgressError while any shard loads, and the command's own errors.
         """

@@ -79,7 +79,7 @@ class GroupCoordinator(ShardedCoordinator):
         return self._shards.shards[self.partition_for(group_id)].partition
 
     async def list_groups(self, command: ListGroups) -> ListGroupsResult:
-        """Merge what all shards list; one that does not serve here has none to list.
+        """Merge what all shards list; a shard that does not serve here is passed over.
 
         Raises CoordinatorLoadInProgressError while any shard loads.
         """

@@ -40,8 +40,8 @@ MAX_RETRY_BACKOFF_MS = 5_000
 """The longest wait; a partition that is off line stays so for as long as its disk is bad."""
 
 MIN_SLICE_PARTITIONS = 4
-"""So many partitions are tried before the time is looked at: a transaction of common size is always
-over in one turn, however busy the machine; opening one that was never used takes about 1 ms."""
+"""Partitions that are tried before the clock is read. A transaction of common size is over in one
+turn then, on a busy machine too. To open a partition that was never used takes about 1 ms."""
 
 Report = Callable[[MarkersWritten], None]
 
@@ -182,9 +182,9 @@ class LocalMarkerWriter:
         try:
             exists = self.write_one(partition, request.marker)
         except (InvalidProducerEpochError, TransactionCoordinatorFencedError) as error:
-            # Somebody with a higher epoch has written here, which on one node only a marker sent
-            # by an administrator can have done. It ended the transaction, or it left it open: then
-            # it is not settled, and the log says so at each retry.
+            # A producer or coordinator with a higher epoch has written here. On one node that can
+            # only be a marker that an administrator has sent. If it left the transaction open, the
+            # partition is not settled, and a log line says so at each retry.
             settled = not self._is_open(request.stamp.producer_id, partition)
             self._complain(request, partition, error)
             return settled

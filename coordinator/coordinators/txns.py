@@ -119,7 +119,7 @@ class TxnCoordinator(ShardedCoordinator):
         return future
 
     async def list_transactions(self, command: ListTransactions) -> ListTransactionsResult:
-        """Merge what all shards list; one that does not serve here has none to list.
+        """Merge what all shards list; a shard that does not serve here is passed over.
 
         Raises CoordinatorLoadInProgressError while any shard loads, InvalidIdPatternError.
         """
@@ -215,10 +215,10 @@ class TxnCoordinator(ShardedCoordinator):
             raise InvariantViolation(f"not an effect of transactions: {effect!r}")
 
     def _with_ids(self, ask: Callable[[], asyncio.Future[object]]) -> asyncio.Future[object]:
-        """What ``ask`` gives, called once there is an id that it may draw.
+        """Call ``ask`` once there is an id that it may draw, and return its answer.
 
-        That is now, except behind a start. Where none can be reserved ``ask`` is called all the
-        same: not every command needs one, and those that do are refused.
+        That is now, except right after a start. Where no id can be reserved ``ask`` is called all
+        the same: not every command needs one, and those that do are refused.
         """
         if self._ids.remaining:
             answer = ask()

@@ -41,7 +41,7 @@ def answer(future: Future, build: Build, refuse: Refuse) -> Entity | Awaitable[E
 
 
 async def _later(future: Future, build: Build, refuse: Refuse) -> Entity:
-    # Cancelled with its connection, this cancels the future too, and the shard drops the answer.
+    # The end of the connection cancels this, and so the future; the shard drops its answer then.
     try:
         result = await future
     except DomainError as error:

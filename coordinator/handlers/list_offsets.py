@@ -62,7 +62,7 @@ def run(ctx: Context) -> Steps[Entity]:
             if count:
                 answer = yield from _partition(ctx, topic.name, part, count)
                 parts.append(answer)
-                # It is answered once.
+                # A partition has one answer.
                 counts[part.partition_index] = 0
             yield
     topics = []
@@ -106,7 +106,7 @@ def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
         return end, NONE, partition.leader_epoch
     if asked in {EARLIEST, EARLIEST_LOCAL}:
         start = partition.log_start_offset
-        # Nothing is written there yet: what comes will be of the present epoch.
+        # No record is there yet, and the next one will be of the present epoch.
         is_empty = start == partition.log_end_offset
         return start, NONE, partition.leader_epoch if is_empty else partition.epoch_of(start)
     if asked in {LATEST_TIERED, EARLIEST_PENDING}:

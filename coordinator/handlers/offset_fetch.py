@@ -76,7 +76,7 @@ def _wanted(ctx: Context, name: str, topic: Any, seen: set[tuple[str, int]]) -> 
     asked = dict.fromkeys((name, index) for index in topic.partition_indexes)
     new = tuple(index for _, index in asked if (name, index) not in seen)
     seen.update(asked)
-    # With its id, so that offsets of a deleted topic of that name are not taken for its own.
+    # The id keeps offsets of a deleted topic of that name from being taken for this one's.
     topic_id = _id_of(ctx, name)
     return FetchTopic(name, new, None if topic_id is None else topic_id.bytes)
 
@@ -91,7 +91,7 @@ def _run_many(ctx: Context) -> Work[Entity]:
     seen: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
     for group in ctx.body.groups:
         if group.topics is None:
-            # All offsets of a group are told once: a small request could ask for gigabytes.
+            # All offsets of a group are answered once: a small request could ask for gigabytes.
             if group.group_id in whole:
                 continue
             whole.add(group.group_id)
@@ -144,7 +144,7 @@ def _group(
     topics = []
     if group.topics is None:
         for name, partitions in result.topics:
-            # By id a topic that is gone can't be named.
+            # Version 10 names topics by id, and a topic that is gone has none.
             if ctx.version < 10 or _id_of(ctx, name) is not None:
                 topics.append((yield from _topic(ctx, name, _id_of(ctx, name), partitions)))
     else:
@@ -153,7 +153,7 @@ def _group(
         for topic, (name, partitions) in zip(known, result.topics, strict=True):
             topic_id = getattr(topic, "topic_id", None)
             topics.append((yield from _topic(ctx, name, topic_id, partitions)))
-        # As in Kafka they follow those that exist, whatever the order they were asked in.
+        # As in Kafka topics with an unknown id come last, wherever the request names them.
         for topic, known_name in pairs:
             if known_name is None:
                 topics.append((yield from _unknown_id(ctx, topic)))

@@ -51,7 +51,7 @@ def run(ctx: Context) -> Work[Entity]:
     disk = ctx.broker.flusher.flushed(held)
     if disk is not None:
         yield disk
-    # A marker may be written twice: what is off line by now says so at the second time.
+    # A marker may be written twice. A partition that is off line by now refuses the second one.
     return (yield from _write_all(ctx)) if any(one.offline for one in held) else answer
 
 

@@ -60,8 +60,8 @@ METADATA_LOG_CONFIG = LogConfig(segment_bytes=16 << 20, retention_ms=-1, cleanup
 
 COMPACT_SLACK_RECORDS = 2_000
 COMPACT_FACTOR = 4
-"""The log is rewritten at start when it holds more records than this many times what lives in it,
-and some more, so that replaying it stays a matter of milliseconds."""
+"""A start rewrites the log when it holds more records than this many times the live ones, plus the
+slack. So it replays in milliseconds."""
 
 _RECORDS_PER_BATCH = 500
 
@@ -74,7 +74,7 @@ FEATURES: Mapping[str, tuple[int, int, int]] = {
     GROUP_VERSION: (0, 1, 1),
     TRANSACTION_VERSION: (0, 2, 2),
 }
-"""Lowest and highest supported level of each feature, and the level until somebody sets another:
+"""Lowest and highest supported level of each feature, and the level until another one is finalized:
 the consumer protocol (KIP-848), and transactions with an epoch of their own (KIP-890)."""
 
 GROUP_SCOPE = "group:"
@@ -335,10 +335,10 @@ class MetadataLog:
         return self._state.starts
 
     def compact(self) -> None:
-        """Rewrite the log as what lives in it, if it has grown far beyond that.
+        """Rewrite the log as its live records, if it has grown far beyond them.
 
-        The new records go to the end, then the log start moves up to them. Killed in between, the
-        next start replays both, which gives the same state.
+        The new records go to the end, then the log start moves up to them. After a kill in between
+        the next start replays old and new records, which gives the same state.
         """
         live = list(live_records(self._state))
         if self._records <= COMPACT_FACTOR * len(live) + COMPACT_SLACK_RECORDS:

@@ -205,7 +205,7 @@ class TopicAdmin:
             self._metadata.set_topic_configs(name, configs)
 
     def delete(self, name: str) -> Topic:
-        """Remove a topic's record; ``Broker.drop_topics`` has to remove the rest afterwards.
+        """Remove a topic's record; ``Services.drop_topics`` has to remove the rest afterwards.
 
         Raises TopicDeletionDisabledError, UnknownTopicOrPartitionError, InvalidTopicError for
         internal topics: the coordinators' state is in them.

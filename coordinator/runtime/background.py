@@ -1,10 +1,10 @@
-"""Work that no request waits for: begun, repeated and ended here, and never ended by a failure.
+"""Work that no request waits for. It begins, repeats and ends here; no failure ends it.
 
-Cleaning, retention, checkpoints, flushes, sweeps, loads: whatever the daemon does by itself goes
-through this module, and so one rule holds for all of it. A failure that nobody expected is logged
-with its place in the code, what it was about is marked where that helps, and the next piece of work
-is done as if nothing had happened. ``tests/test_tidy.py`` sees to it that no task and no timer is
-made in another way.
+Cleaning, retention, checkpoints, flushes, sweeps, loads: all that the daemon does by itself goes
+through this module, and so one rule holds for all of it. An unexpected failure is logged with its
+place in the code. The partition that it concerns is marked where that helps. Then the next piece of
+work is done as if nothing had happened. A test in ``tests/test_tidy.py`` lets no module make tasks
+or timers in another way.
 
 Source: ``KafkaScheduler`` and ``CoreUtils.swallow``, which log and go on as well.
 """
@@ -188,7 +188,7 @@ class Threads:
         try:
             future = asyncio.get_running_loop().run_in_executor(self._pool, begin)
         except RuntimeError:
-            # No thread can be started, but one that is there may still find it in the queue.
+            # No thread can be started, but a running one may still find the step in the queue.
             is_given_up = True
             raise
         return await future
@@ -231,7 +231,7 @@ Step = tuple[str, Callable[[], Awaitable[None] | None]]
 
 
 async def each_in_turn(steps: Sequence[Step]) -> None:
-    """Take every step, whatever became of those before it.
+    """Take every step, even if one before it has failed.
 
     A cancellation on the way is raised again when the last step is done.
     """

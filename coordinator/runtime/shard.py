@@ -412,7 +412,7 @@ class ShardRuntime:
         return {name: value for name, value in told.items() if value is not None}
 
     def _answer(self, reply: Reply) -> None:
-        # Not there: a report's token. Done already: the request's connection is gone.
+        # No future waits for a report. A future is done if its request's connection is gone.
         future = self._waiting.pop(reply.token, None)
         if future is None or future.done():
             return

@@ -100,7 +100,7 @@ async def test_a_message_too_large_for_a_record_comes_in_parts(gateway: Gateway)
     async with aio_consumer(gateway.bootstrap, dead, auto_offset_reset="earliest") as consumer:
         whole: dict[bytes, bytes] = {}
         while len(whole.get(b"l", b"")) < len(last):
-            letter = await asyncio.wait_for(consumer.getone(), 30)
+            letter = await asyncio.wait_for(consumer.getone(), 60)
             headers = dict(letter.headers)
             assert b"more than max_record_bytes" in headers[REASON]
             number, count = map(int, headers[PART].split(b"/"))

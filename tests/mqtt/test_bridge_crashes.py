@@ -80,7 +80,7 @@ class Rig:
         self.broker = Mosquitto(home / "mqtt").start()
         self.bridge = Bridge(self.daemon, self.broker, qos, version).start()
         assert self.bridge.child is not None
-        self.bridge.child.wait_for_line("bridge at work", deadline_s=30)
+        self.bridge.child.wait_for_line("bridge at work", deadline_s=60)
         self.publisher = Publisher(self.broker.port, qos, with_ids=with_ids)
 
     def publish(self, batch: list[Message], first: int) -> None:

@@ -159,13 +159,13 @@ async def test_mosquitto_publishes_again_what_it_could_not_release_again(
     seen = len(broker.lines)
     with socket.create_connection(("127.0.0.1", gateway.broker.port)) as dying:
         address = f"New connection from 127.0.0.1:{dying.getsockname()[1]} "
-        await asyncio.to_thread(broker.wait_for_line, address, deadline_s=20, since=seen)
+        await asyncio.to_thread(broker.wait_for_line, address, deadline_s=60, since=seen)
         os.kill(broker.pid, signal.SIGSTOP)
         dying.sendall(connect_packet(gateway.client_id, gateway.version))
         dying.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     os.kill(broker.pid, signal.SIGCONT)
     await asyncio.to_thread(
-        broker.wait_for_line, f"as {gateway.client_id} ", deadline_s=20, since=seen
+        broker.wait_for_line, f"as {gateway.client_id} ", deadline_s=60, since=seen
     )
     bridge = gateway.bridge()
     async with gateway.running(bridge):

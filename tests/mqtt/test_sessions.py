@@ -73,7 +73,7 @@ class Gateway:
             yield
         finally:
             bridge.stop()
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, 60)
 
     def client(self, client_id: str, *, persistent: bool = False) -> paho.Client:
         """A raw MQTT client, connected; the caller ends its loop."""

@@ -106,7 +106,7 @@ class Bench:
         finally:
             for pipeline in pipelines:
                 pipeline.stop()
-            await asyncio.wait_for(asyncio.gather(*tasks), 40)
+            await asyncio.wait_for(asyncio.gather(*tasks), 60)
 
     async def all_copied(self, count: int) -> None:
         async def probe() -> bool:
@@ -211,7 +211,7 @@ async def test_a_worker_that_lost_its_partitions_can_commit_nothing(bench: Bench
     zombie = bench.pipeline(name="zombie", before_commit=hold, revoke_ms=60_000)
     heir = bench.pipeline(name="heir")
     async with bench.running(zombie):
-        await asyncio.wait_for(inside.wait(), 30)
+        await asyncio.wait_for(inside.wait(), 60)
         # It stops its heartbeats, as a stalled process would.
         coordinator = zombie._consumer._coordinator
         await coordinator._stop_heartbeat_task()
@@ -261,7 +261,7 @@ async def test_the_state_is_read_back_when_the_handler_has_ended(bench: Bench) -
             await asyncio.wait([asyncio.ensure_future(restored.wait())], timeout=1)
             release.set()
             await bench.all_copied(60)
-            await asyncio.wait_for(restored.wait(), 30)
+            await asyncio.wait_for(restored.wait(), 60)
     bench.check(60)
     assert not any(at_work)
     assert max(state.values(), default=1) == 1

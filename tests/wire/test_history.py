@@ -216,11 +216,11 @@ def test_the_timeline_of_a_group_while_it_happens(daemon: Daemon) -> None:
             cluster.coordinator(group, 0)
             member = join(cluster, group, join(cluster, group)["member_id"])["member_id"]
             for pattern in (r" member-joined .*raw +127\.0\.0\.1", r"generation 0 → 1"):
-                people.wait_for_line(pattern, deadline_s=20)
-            seen = programs.wait_for_line(r'^\{.*"what": "generation-started"', deadline_s=20)
+                people.wait_for_line(pattern, deadline_s=60)
+            seen = programs.wait_for_line(r'^\{.*"what": "generation-started"', deadline_s=60)
             cluster.call("leave_group", 2, group_id=group, member_id=member)
-            people.wait_for_line(r" member-left .*request LeaveGroup", deadline_s=20)
-            programs.wait_for_line(r'"what": "member-left"', deadline_s=20)
+            people.wait_for_line(r" member-left .*request LeaveGroup", deadline_s=60)
+            programs.wait_for_line(r'"what": "member-left"', deadline_s=60)
     finally:
         people.kill()
         programs.kill()

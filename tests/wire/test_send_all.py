@@ -80,7 +80,7 @@ async def test_what_belongs_to_a_record_stays_with_it(bootstrap: str, topic: str
     ]
     await write(bootstrap, *sent)
     async with aio_consumer(bootstrap, topic, auto_offset_reset="earliest") as consumer:
-        found = [await asyncio.wait_for(consumer.getone(), 30) for _ in sent]
+        found = [await asyncio.wait_for(consumer.getone(), 60) for _ in sent]
     assert [(r.value, r.key, r.partition, tuple(r.headers), r.timestamp) for r in found] == [
         (o.value, o.key, o.partition, o.headers, o.timestamp_ms) for o in sent
     ]

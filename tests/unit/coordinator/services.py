@@ -20,7 +20,7 @@ from fencepost.logcore.clock import Clock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
 from fencepost.logcore.machine import EndMarker, ProducerStamp
 from tests.support.clock import ManualClock
-from tests.support.waits import until_async
+from tests.support.waits import until_true
 
 QUICK = {"group.initial.rebalance.delay.ms": "0"}
 
@@ -98,10 +98,7 @@ def fail(shard: ShardRuntime) -> None:
 
 
 async def serves(shard: ShardRuntime) -> None:
-    async def probe() -> bool:
-        return shard.state is ShardState.ACTIVE
-
-    await until_async(probe, f"{shard.name} serves")
+    await until_true(lambda: shard.state is ShardState.ACTIVE, f"{shard.name} serves")
 
 
 @asynccontextmanager

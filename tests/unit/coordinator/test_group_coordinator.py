@@ -152,9 +152,11 @@ async def test_a_loading_shard_hears_of_deleted_topics_later(
     async with loading(shard, monkeypatch):
         await services.groups.on_topics_deleted([("t", None)])
         await asyncio.sleep(0.02)
-    async with asyncio.timeout(30):
-        while await committed(services, "g") != -1:  # noqa: ASYNC110 - a timer, not an event
-            await asyncio.sleep(0.005)
+
+    async def is_gone() -> bool:
+        return await committed(services, "g") == -1
+
+    await until_async(is_gone, "the offset is gone")
 
 
 async def test_offsets_expire_on_the_timer(tmp_path: Path) -> None:

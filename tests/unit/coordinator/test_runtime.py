@@ -36,6 +36,7 @@ from fencepost.logcore.machine import (
 )
 from fencepost.logcore.partition import Partition
 from tests.support.clock import ManualClock
+from tests.unit.coordinator.services import serves
 
 
 @dataclass(frozen=True)
@@ -263,11 +264,6 @@ class Bench:
         assert isinstance(machine, TableMachine)
         return {key: value for key, (value, _) in machine.table.items()}
 
-    async def reloaded(self) -> None:
-        async with asyncio.timeout(30):
-            while self.shard.state is not ShardState.ACTIVE:  # noqa: ASYNC110 - it tells nobody
-                await asyncio.sleep(0.005)
-
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> Bench:
@@ -374,7 +370,7 @@ async def test_failed_append_reloads_and_parked_requests_hear_of_it(bench: Bench
     assert shard.state is ShardState.FAILED
     with pytest.raises(NotCoordinatorError):
         await shard.submit(Get("a"))
-    await bench.reloaded()
+    await serves(bench.shard)
     assert bench.table() == {"a": "1"}
     bench.clock.advance(100)
     bench.timers.run_due()
@@ -386,7 +382,7 @@ async def test_append_that_failed_after_it_was_written(bench: Bench) -> None:
     bench.partition.fail_after.append(StorageError("in doubt"))
     with pytest.raises(NotCoordinatorError):
         await shard.submit(Put("a", "1"))
-    await bench.reloaded()
+    await serves(bench.shard)
     assert bench.table() == {"a": "1"}, "the log is the truth"
 
 
@@ -401,7 +397,7 @@ async def test_failure_between_the_steps_of_a_turn(bench: Bench) -> None:
     bench.answer = answer
     with pytest.raises(NotCoordinatorError):
         await shard.submit(PutAndTell("a"))
-    await bench.reloaded()
+    await serves(bench.shard)
     assert bench.table() == {"a": "complete"}
 
 
@@ -430,12 +426,12 @@ async def test_a_failure_says_what_brought_it_about(bench: Bench) -> None:
         ):
             with pytest.raises(NotCoordinatorError):
                 await shard.submit(command, origin)
-            await bench.reloaded()
+            await serves(bench.shard)
         await shard.submit(Later("a", 10))
         bench.partition.fail_next.append(StorageError("a bad disk"))
         bench.clock.advance(10)
         bench.timers.run_due()
-        await bench.reloaded()
+        await serves(bench.shard)
         bench.partition.inner.append_records((_record("a", "poison"),), now_ms=1)
         await shard.close()
         again = bench.new_shard()
@@ -466,7 +462,7 @@ async def test_our_own_bugs_stop_the_shard(bench: Bench, key: str) -> None:
     with pytest.raises(NotCoordinatorError):
         await shard.submit(Put(key, "x"))
     assert shard.state is ShardState.FAILED
-    await bench.reloaded()
+    await serves(bench.shard)
     assert bench.table() == {"a": "1"}
 
 
@@ -476,7 +472,7 @@ async def test_foreign_append_is_noticed(bench: Bench) -> None:
     bench.partition.inner.append_records((_record("x", "foreign"),), now_ms=1)
     with pytest.raises(NotCoordinatorError):
         await shard.submit(Put("b", "2"))
-    await bench.reloaded()
+    await serves(bench.shard)
     assert bench.table() == {"a": "1", "x": "foreign", "b": "2"}
 
 

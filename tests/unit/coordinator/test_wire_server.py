@@ -621,9 +621,10 @@ async def test_steps_that_wait_may_fail_and_end_with_their_client() -> None:
 
 async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
     async with serving(max_idle_ms=150) as service:
-        idle, busy = await Peer.of(service), await Peer.of(service)
+        busy = await Peer.of(service)
         busy.send(heartbeat(1, "slow"))
-        assert await idle.closed()
+        await until_true(lambda: service.seen)
+        assert await (await Peer.of(service)).closed()
         await asyncio.sleep(0.2)
         service.gate.set()
         assert (await busy.answer(12, 4))[0] == 1

@@ -83,7 +83,7 @@ async def test_a_cancelled_call_is_settled_when_its_thread_has_ended() -> None:
     assert not settling.done()
     assert not state
     release.set()
-    await asyncio.wait_for(settling, 30)
+    await asyncio.wait_for(settling, 60)
     assert state == ["changed"]
 
 

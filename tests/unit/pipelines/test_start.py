@@ -55,11 +55,11 @@ async def test_a_start_waits_for_a_broker_that_hangs_up_and_then_comes(tmp_path:
         async def is_refused_twice() -> bool:
             return hung_up >= 2
 
-        await until_async(is_refused_twice, "two attempts", deadline_s=20)
+        await until_async(is_refused_twice, "two attempts", deadline_s=60)
         server.close()
         await server.wait_closed()
         await stack.enter_async_context(Broker(tmp_path, listen=address))
-        started = await asyncio.wait_for(starting, 20)
+        started = await asyncio.wait_for(starting, 60)
         stack.push_async_exit(started.__aexit__)
         started.stop()
         await started.run(handle_signals=False)
@@ -81,5 +81,5 @@ async def test_an_end_does_not_mind_that_the_broker_went_first(
     async def is_lost() -> bool:
         return "Failed fetch messages" in caplog.text
 
-    await until_async(is_lost, "a lost fetch", deadline_s=20)
+    await until_async(is_lost, "a lost fetch", deadline_s=60)
     await close_consumer(consumer)

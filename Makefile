@@ -44,16 +44,17 @@ demo: $(VENV)/.story  ## the main job: flights over MQTT and a loader, through P
 # Two workers full of daemons need not wait for one disk: their files are in memory, if there is
 # enough (MEMORY= is the disk). A kill finds there what it finds on a disk; power loss is simulated.
 MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4194304 { print "/dev/shm" }')
-TEST_RUN := $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest --numprocesses 2 --dist loadfile tests/unit tests/test_tidy.py tests/fuzz tests/lives tests/wire tests/mqtt tests/crash --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_failed_appends.py
+TEST_RUN := $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest --numprocesses 2 --dist loadfile tests/crash tests/lives tests/wire tests/fuzz tests/unit tests/test_tidy.py tests/mqtt --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_failed_appends.py
 
 test: export POWER_STATES ?= 2100
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (under five minutes)
 	$(TEST_RUN) -m "not slow" $(ARGS)
 
-# What `make crash` runs larger, and what needs stages of its own, is in neither.
+# What `make crash` runs larger, and what needs stages of its own, is in neither. The longest files,
+# of few tests each, begin first.
 slow: export POWER_STATES ?= 2100
 slow: $(VENV)/.dev  ## the rest of the same: kills at every step, a random life of all clients, whole searches
-	$(TEST_RUN) -m slow $(ARGS)
+	$(TEST_RUN) --no-loadscope-reorder -m slow $(ARGS)
 
 # The types of the Spark source and sink can only be checked beside Spark's own.
 lint: $(VENV)/.spark  ## ruff, mypy --strict, import directions

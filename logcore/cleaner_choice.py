@@ -44,17 +44,17 @@ class CleanerChoice:
         One whose files fail while it is looked at goes off line and is passed over.
         """
         key = (partition.topic, partition.index)
-        if not partition.config.is_compacted or key in self.uncleanable:
+        if not partition.log.config.is_compacted or key in self.uncleanable:
             return
         try:
-            dirty = partition.dirty_range(self._offsets.get(key), now_ms)
+            dirty = partition.cleanup.dirty_range(self._offsets.get(key), now_ms)
         except StorageError:
             return
         except Exception as error:  # noqa: BLE001 - the others have to be looked at as well
             self.failed(partition, error)
             return
         ratio = dirty.dirty_ratio
-        due = ratio > partition.config.min_cleanable_dirty_ratio or dirty.overdue_ms > 0
+        due = ratio > partition.log.config.min_cleanable_dirty_ratio or dirty.overdue_ms > 0
         if dirty.dirty_bytes and due and (self._best is None or ratio > self._best[1].dirty_ratio):
             self._best = partition, dirty
 
@@ -70,7 +70,9 @@ class CleanerChoice:
             return None
         partition, dirty = best
         try:
-            planned = partition.plan_compaction(dirty, now_ms=now_ms, budget_bytes=budget_bytes)
+            planned = partition.cleanup.plan_compaction(
+                dirty, now_ms=now_ms, budget_bytes=budget_bytes
+            )
         except StorageError:
             return None
         except Exception as error:  # noqa: BLE001 - as above

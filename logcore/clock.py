@@ -20,9 +20,7 @@ class SystemClock:
     """The machine's own clock."""
 
     def now_ms(self) -> int:
-        """See :class:`Clock`."""
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
-        """See :class:`Clock`."""
         return time.monotonic_ns() // 1_000_000

@@ -6,7 +6,7 @@ A round has three kinds of steps, so that a daemon can keep the long ones off it
   the sealed segments of the range, the aborted transactions, the last record of every producer;
 * *clean* (:meth:`CompactionRound.map_keys`, then :meth:`CompactionRound.clean_next` per group of
   segments, on any thread) reads with handles of its own and writes ``.cleaned`` files;
-* *install* (``Partition.install_cleaned``, on the owner's thread, after each ``clean_next``) puts
+* *install* (``Cleanup.install_cleaned``, on the owner's thread, after each ``clean_next``) puts
   the files in the place of the segments they were made from, or drops the round if the log was cut
   meanwhile. Groups go in oldest first: a tombstone may only go when what it deletes has gone.
 
@@ -224,7 +224,7 @@ def plan_round(
 
 
 class CompactionRound:
-    """The cleaning of one range of one log. Made by ``Partition.plan_compaction``.
+    """The cleaning of one range of one log. Made by ``Cleanup.plan_compaction``.
 
     :meth:`map_keys` once, then :meth:`clean_next` until it returns False, with an
     ``install_cleaned`` by the owner after each True. Both may raise CompactionCancelled, and

@@ -2,7 +2,7 @@
 
 With a flusher the end of the log is *held* while a flush that ``flush.messages`` asked for is under
 way: the high watermark stays where the disk is, readers see nothing beyond it, and who appended has
-to wait until :attr:`ReadablePartition.recovery_point` is behind the append.
+to wait until :attr:`Marks.recovery_point` is behind the append.
 
 What a roll has sealed is forced to disk as well, by nobody's wish and with nobody waiting: from
 then on a recovery has no business there, and no damage in it can cost what lies behind.
@@ -16,55 +16,96 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from fencepost.logcore.checkpoints import PARTITION_METADATA
-from fencepost.logcore.errors import StorageError
+from fencepost.logcore.epochs import LeaderEpochs
 from fencepost.logcore.flush import Flush, is_refusal
-from fencepost.logcore.reading import STORAGE_FAILURES, ReadablePartition
+from fencepost.logcore.log import Log
+from fencepost.logcore.marks import Marks
+from fencepost.logcore.producers import ProducerStateManager
+from fencepost.logcore.segment import Segment
 
 SEALED_AT_ONCE: Final = 16
 """Sealed segments of one flush. After an upgrade, or a kill, there may be thousands; the recovery
 point moves on the way, and others get their turn."""
 
 
-class FlushQueue(Protocol):
-    """Runs the flushes of partitions for whoever waits for them, several appends with one."""
+class FlushScheduler(Protocol):
+    """Runs the flushes of logs for whoever waits for them, several appends with one."""
 
-    def join(self, partition: DurablePartition) -> None:
-        """Flush the partition soon: plan, run, and hand the result to ``finish_flush``."""
+    def join(self, flushes: FlushState) -> None:
+        """Flush the log soon: plan, run, and hand the result to ``finish``."""
 
-    def join_sealed(self, partition: DurablePartition) -> None:
+    def join_sealed(self, flushes: FlushState) -> None:
         """Flush what is sealed of it, when there is time: likewise, from ``plan_sealed`` on."""
 
 
-class DurablePartition(ReadablePartition):
-    """What a partition shows, and its flushes."""
+class FlushState:
+    """What of one log is not on disk yet, and who sees to it."""
 
-    _flusher: FlushQueue | None = None
+    def __init__(
+        self,
+        log: Log,
+        producers: ProducerStateManager,
+        epochs: LeaderEpochs,
+        marks: Marks,
+        scheduler: FlushScheduler | None,
+        now_ms: int,
+    ) -> None:
+        self.marks = marks
+        self._log = log
+        self._producers = producers
+        self._epochs = epochs
+        self._scheduler = scheduler
+        self._flushed_at_ms = now_ms
+        self.is_new = False
+        """Whether power loss may still take the directory's name and identity."""
 
     @property
-    def awaits_flush(self) -> bool:
+    def is_awaited(self) -> bool:
         """Whether the end of the log waits for a flush and nobody may be told of it yet."""
-        return self._high_watermark != self._log.log_end_offset and self._stopped is None
+        marks = self.marks
+        return marks.high_watermark != self._log.log_end_offset and marks.stopped is None
 
-    def flush(self) -> int:
-        """Make everything survive power loss; return the recovery point, now the log end."""
-        self._throw_if_stopped()
-        self._flush_now(self._clock.now_ms())
-        return self._recovery_point
+    def appended(self, offset: int, now_ms: int) -> None:
+        """Show readers what was just written at ``offset``, and flush if that is due.
 
-    def _flush_now(self, now_ms: int) -> None:
-        flush = self.plan_flush(now_ms)
+        With a scheduler the high watermark stays, and who appended waits, until the flush is done
+        that ``flush_messages`` asks for; what ``flush_ms`` asks for is waited for by nobody.
+        """
+        marks, config, end = self.marks, self._log.config, self._log.log_end_offset
+        held = marks.high_watermark != offset or end - marks.recovery_point >= config.flush_messages
+        if held or now_ms - self._flushed_at_ms >= config.flush_ms:
+            if self._scheduler is None:
+                self.run(now_ms)
+                held = False
+            else:
+                self._scheduler.join(self)
+        if not held:
+            marks.move_high_watermark(end)
+            marks.notify()
+
+    def roll(self, now_ms: int) -> Segment:
+        """Begin a new segment, and see to it that the sealed one gets to disk."""
+        # The snapshot comes first: a roll that is refused half-way is begun anew, and then has it.
+        self._producers.take_snapshot()
+        segment = self._log.roll(now_ms)
+        self._run_sealed()
+        return segment
+
+    def run(self, now_ms: int) -> None:
+        """Make everything survive power loss: the recovery point is the log end then."""
+        flush = self.plan(now_ms)
         if flush is not None:
-            self.finish_flush(flush, flush.run())
-            self._throw_if_stopped()
+            self.finish(flush, flush.run())
+            self.marks.throw_if_stopped()
 
-    def plan_flush(self, now_ms: int) -> Flush | None:
+    def plan(self, now_ms: int) -> Flush | None:
         """Plan to force to disk what is not there yet; None if all is. StorageError.
 
-        :meth:`finish_flush` has to follow.
+        :meth:`finish` has to follow.
         """
-        self._throw_if_stopped()
+        self.marks.throw_if_stopped()
         self._flushed_at_ms = now_ms
-        log, point = self._log, self._recovery_point
+        log, point = self._log, self.marks.recovery_point
         end = log.log_end_offset
         if (
             end <= point
@@ -80,134 +121,86 @@ class DurablePartition(ReadablePartition):
 
         There may be more of them than go into one flush.
         """
-        self._throw_if_stopped()
-        if not self.has_unflushed_segments:
+        self.marks.throw_if_stopped()
+        if not self.has_sealed:
             return None
-        segments = self._log.from_offset(self._recovery_point)
+        segments = self._log.from_offset(self.marks.recovery_point)
         return self._plan(segments[min(SEALED_AT_ONCE, len(segments) - 1)].base_offset)
 
     def _plan(self, upto: int) -> Flush:
-        point = self._recovery_point
+        point = self.marks.recovery_point
         self._log.flushes.take_back()
         further = self._producers.snapshots_in(point, upto)
         parent = None
-        if self._is_new:
-            further.append(f"{self._directory}/{PARTITION_METADATA}")
-            parent = str(Path(self._directory).parent)
+        if self.is_new:
+            further.append(f"{self._log.directory}/{PARTITION_METADATA}")
+            parent = str(Path(self._log.directory).parent)
         epochs = self._epochs.plan_flush()
         flush = self._log.plan_flush(point, upto, further, epochs=epochs, parent=parent)
-        was_new, self._is_new = self._is_new, False
+        was_new, self.is_new = self.is_new, False
 
         def again() -> None:
-            self._is_new = self._is_new or was_new
+            self.is_new = self.is_new or was_new
             self._epochs.is_synced = self._epochs.is_synced and epochs is None
 
         flush.on_taken_back.append(again)
         return flush
 
     @property
-    def has_unflushed_segments(self) -> bool:
+    def has_sealed(self) -> bool:
         """Whether power loss may still take something of a sealed segment."""
-        return self._log.active.base_offset > self._recovery_point
+        return self._log.active.base_offset > self.marks.recovery_point
 
-    def _flush_sealed(self) -> None:
+    def _run_sealed(self) -> None:
         """See to it that what a roll has sealed gets to disk."""
-        if self._flusher is not None:
-            self._flusher.join_sealed(self)
+        if self._scheduler is not None:
+            self._scheduler.join_sealed(self)
             return
         while (flush := self.plan_sealed()) is not None:
             failure = flush.run()
-            self.finish_flush(flush, failure)
-            self._throw_if_stopped()
+            self.finish(flush, failure)
+            self.marks.throw_if_stopped()
             if failure is not None:
                 return  # it was refused; the next flush or roll tries again
 
-    def give_up(self, error: Exception) -> None:
-        """Go off line: what became of a flush is not known."""
-        self._fail(error)
-
-    def finish_flush(self, flush: Flush, failure: Exception | None) -> None:
-        """Take over how a planned flush went. After a failed one the partition is off line.
+    def finish(self, flush: Flush, failure: Exception | None) -> None:
+        """Take over how a planned flush went. After a failed one the log is off line.
 
         Where nobody waits for it, a flush that was refused is due again.
         """
         flush.done()
-        if self._stopped is not None:
+        if self.marks.stopped is not None:
             return
         if failure is not None:
-            is_awaited = self.awaits_flush and flush.end > self._high_watermark
+            is_awaited = self.is_awaited and flush.end > self.marks.high_watermark
             if is_refusal(failure) and not is_awaited:
                 flush.take_back()
                 return
-            self._fail(failure)
+            self.marks.fail(failure)
             return
-        self._recovery_point = max(self._recovery_point, flush.end)
-        if flush.end > self._high_watermark:
-            self._high_watermark = flush.end
-            self._producers.high_watermark_moved(flush.end)
-            self._notify()
+        self.marks.recovery_point = max(self.marks.recovery_point, flush.end)
+        if flush.end > self.marks.high_watermark:
+            self.marks.move_high_watermark(flush.end)
+            self.marks.notify()
 
-    def flush_if_due(self, now_ms: int) -> bool:
+    def run_if_due(self, now_ms: int) -> bool:
         """Flush what ``flush_ms`` has waited for, also without a further append.
 
-        And what is sealed, for a log that was recovered, or whose flush was refused. Whether it
-        did, or will soon where there is a flusher.
+        What is sealed is flushed as well, for the log may have been recovered, or a flush refused.
+        Whether there was anything to do.
         """
-        if self._stopped is not None:
+        if self.marks.stopped is not None:
             return False
         if (
-            now_ms - self._flushed_at_ms >= self._config.flush_ms
-            and self._log.log_end_offset > self._recovery_point
+            now_ms - self._flushed_at_ms >= self._log.config.flush_ms
+            and self._log.log_end_offset > self.marks.recovery_point
         ):
-            if self._flusher is None:
-                self.flush()
+            if self._scheduler is None:
+                self.run(now_ms)
             else:
-                self._flusher.join(self)
+                self._scheduler.join(self)
             return True
-        if self.has_unflushed_segments:
-            self._flush_sealed()
+        if self.has_sealed:
+            self._run_sealed()
             return True
         return False
-
-    # --- the end ---
-
-    def close(self) -> None:
-        """Leave the files as a clean shutdown does: flushed, indexes trimmed, producers saved."""
-        flush = self.plan_close()
-        self.finish_close(flush, None if flush is None else flush.run())
-
-    def plan_close(self) -> Flush | None:
-        """Do all of :meth:`close` that needs no disk, and plan what does; None if nothing.
-
-        :meth:`finish_close` has to follow. StorageError, and the partition is closed.
-        """
-        if self._stopped is not None:
-            return None
-        try:
-            self._log.active.seal()
-            self._producers.take_snapshot()
-            self._log.remove_doomed(None)
-            return self.plan_flush(self._clock.now_ms())
-        except STORAGE_FAILURES as error:
-            failure = self._fail(error)
-            self._stop("is closed")
-            raise failure from error
-
-    def finish_close(self, flush: Flush | None, failure: Exception | None) -> None:
-        """Take over how the flush went, and give all files back. StorageError if it failed."""
-        try:
-            if flush is not None:
-                self.finish_flush(flush, failure)
-            if failure is not None:
-                raise self._fail(failure) from failure
-        finally:
-            if self._stopped is None:
-                self._stop("is closed")
-            elif not self._log.is_empty:
-                self._log.close()
-
-    def _stop(self, why: str) -> None:
-        self._log.close()
-        self._producers.release()
-        if self._stopped is None:
-            self._stopped = StorageError(f"{self.topic}-{self.index} {why}")

@@ -173,32 +173,26 @@ class OsFileSystem:
     """The operating system's own."""
 
     def open(self, path: str, *, create: bool = False) -> int:
-        """See :class:`FileSystem`."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
 
     def open_for_good(self, path: str, *, create: bool = False) -> int:
-        """See :class:`FileSystem`."""
         _refuse_at_limit(path)
         handle = self.open(path, create=create)
         _handles.add(handle)
         return handle
 
     def open_for_reading(self, path: str) -> int:
-        """See :class:`FileSystem`."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self, handle: int) -> None:
-        """See :class:`FileSystem`."""
         # Before the close, behind which the number may be another thread's.
         _handles.discard(handle)
         os.close(handle)
 
     def size(self, handle: int) -> int:
-        """See :class:`FileSystem`."""
         return os.fstat(handle).st_size
 
     def read(self, handle: int, count: int, position: int) -> bytes:
-        """See :class:`FileSystem`."""
         data = os.pread(handle, count, position)
         if len(data) == count or not data:
             return data
@@ -211,19 +205,15 @@ class OsFileSystem:
         return b"".join(parts)
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
-        """See :class:`FileSystem`."""
         return os.pwritev(handle, buffers, position)
 
     def truncate(self, handle: int, size: int) -> None:
-        """See :class:`FileSystem`."""
         os.ftruncate(handle, size)
 
     def allocate(self, handle: int, position: int, count: int) -> None:
-        """See :class:`FileSystem`."""
         os.posix_fallocate(handle, position, count)
 
     def data_from(self, handle: int, position: int) -> int:
-        """See :class:`FileSystem`."""
         try:
             return os.lseek(handle, position, os.SEEK_DATA)
         except OSError as error:
@@ -232,11 +222,9 @@ class OsFileSystem:
             return position
 
     def sync(self, handle: int) -> None:
-        """See :class:`FileSystem`."""
         os.fdatasync(handle)
 
     def map(self, handle: int, size: int) -> FileMap:
-        """See :class:`FileSystem`."""
         _refuse_at_limit()
         try:
             mapped = _Map(handle, size)
@@ -252,29 +240,24 @@ class OsFileSystem:
         return mapped
 
     def rename(self, source: str, target: str) -> None:
-        """See :class:`FileSystem`."""
         os.replace(source, target)  # noqa: PTH105 - pathlib costs more than the call
 
     def remove(self, path: str) -> None:
-        """See :class:`FileSystem`."""
         try:
             os.unlink(path)  # noqa: PTH108 - the same
         except FileNotFoundError:
             return
 
     def remove_tree(self, path: str) -> None:
-        """See :class:`FileSystem`."""
         try:
             shutil.rmtree(path)
         except FileNotFoundError:
             return
 
     def make_directory(self, path: str) -> None:
-        """See :class:`FileSystem`."""
         os.makedirs(path, exist_ok=True)  # noqa: PTH103 - the same
 
     def sync_directory(self, path: str) -> None:
-        """See :class:`FileSystem`."""
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
@@ -282,18 +265,15 @@ class OsFileSystem:
             os.close(handle)
 
     def list_directory(self, path: str) -> list[str] | None:
-        """See :class:`FileSystem`."""
         try:
             return os.listdir(path)  # noqa: PTH208 - the same
         except FileNotFoundError:
             return None
 
     def is_directory(self, path: str) -> bool:
-        """See :class:`FileSystem`."""
         return os.path.isdir(path)  # noqa: PTH112 - the same
 
     def read_file(self, path: str) -> bytes | None:
-        """See :class:`FileSystem`."""
         try:
             handle = self.open_for_reading(path)
         except FileNotFoundError:
@@ -304,11 +284,9 @@ class OsFileSystem:
             os.close(handle)
 
     def modified_ms(self, path: str) -> int:
-        """See :class:`FileSystem`."""
         return os.stat(path).st_mtime_ns // 1_000_000  # noqa: PTH116 - the same
 
     def lock(self, path: str) -> int:
-        """See :class:`FileSystem`."""
         handle = self.open(path, create=True)
         try:
             _lock_handle(handle)

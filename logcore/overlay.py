@@ -140,7 +140,6 @@ class OverlayFileSystem:
     # --- FileSystem ---
 
     def open(self, path: str, *, create: bool = False) -> int:
-        """See :class:`FileSystem`."""
         file = self._find(path)
         if file is None:
             names, name = self._known(path)
@@ -156,33 +155,26 @@ class OverlayFileSystem:
         return handle
 
     def open_for_good(self, path: str, *, create: bool = False) -> int:
-        """See :class:`FileSystem`."""
         return self.open(path, create=create)
 
     def open_for_reading(self, path: str) -> int:
-        """See :class:`FileSystem`."""
         return self.open(path)
 
     def close(self, handle: int) -> None:
-        """See :class:`FileSystem`."""
         self.release(self._handles.pop(handle))
 
     def size(self, handle: int) -> int:
-        """See :class:`FileSystem`."""
         return self._handles[handle].size
 
     def read(self, handle: int, count: int, position: int) -> bytes:
-        """See :class:`FileSystem`."""
         return self.read_from(self._handles[handle], count, position)
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
-        """See :class:`FileSystem`."""
         data = b"".join(buffers)
         self.write_to(self._handles[handle], data, position)
         return len(data)
 
     def truncate(self, handle: int, size: int) -> None:
-        """See :class:`FileSystem`."""
         file = self._handles[handle]
         if size < file.size:
             whole, rest = divmod(size, PAGE_BYTES)
@@ -199,7 +191,6 @@ class OverlayFileSystem:
         file.size = max(file.size, position + count)
 
     def data_from(self, handle: int, position: int) -> int:
-        """See :class:`FileSystem`."""
         file = self._handles[handle]
         if file.pages or file.limit < file.size or not file.size:
             return min(position, file.size)
@@ -209,14 +200,12 @@ class OverlayFileSystem:
         """There is no disk to wait for."""
 
     def map(self, handle: int, size: int) -> _Map:
-        """See :class:`FileSystem`."""
         del size
         file = self._handles[handle]
         file.users += 1
         return _Map(self, file)
 
     def rename(self, source: str, target: str) -> None:
-        """See :class:`FileSystem`."""
         file = self._find(source)
         if file is None:
             inside = self.list_directory(source)
@@ -230,19 +219,16 @@ class OverlayFileSystem:
             names[name] = found
 
     def remove(self, path: str) -> None:
-        """See :class:`FileSystem`."""
         names, name = self._known(path)
         names[name] = None
 
     def remove_tree(self, path: str) -> None:
-        """See :class:`FileSystem`."""
         for name in self.list_directory(path) or ():
             inside = f"{path}/{name}"
             (self.remove_tree if self.is_directory(inside) else self.remove)(inside)
         self.remove(path)
 
     def make_directory(self, path: str) -> None:
-        """See :class:`FileSystem`."""
         if path and not self.is_directory(path):
             self.make_directory(path.rpartition("/")[0])
             names, name = self._known(path)
@@ -252,7 +238,6 @@ class OverlayFileSystem:
         """There is no disk to wait for."""
 
     def list_directory(self, path: str) -> list[str] | None:
-        """See :class:`FileSystem`."""
         if not self.is_directory(path):
             return None
         known = self._names.get(path, {})
@@ -260,14 +245,12 @@ class OverlayFileSystem:
         return [*names, *(name for name, found in known.items() if found is not None)]
 
     def is_directory(self, path: str) -> bool:
-        """See :class:`FileSystem`."""
         names, name = self._known(path)
         if name in names:
             return isinstance(names[name], _Folder)
         return self._base.is_directory(path)
 
     def read_file(self, path: str) -> bytes | None:
-        """See :class:`FileSystem`."""
         try:
             handle = self.open(path)
         except FileNotFoundError:
@@ -278,7 +261,6 @@ class OverlayFileSystem:
             self.close(handle)
 
     def modified_ms(self, path: str) -> int:
-        """See :class:`FileSystem`."""
         file = self._find(path)
         if file is None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
@@ -287,7 +269,6 @@ class OverlayFileSystem:
         return self._clock.now_ms()
 
     def lock(self, path: str) -> int:
-        """See :class:`FileSystem`."""
         file = self._find(path)
         if file is None or not file.source:
             return self.open(path, create=True)

@@ -1,10 +1,7 @@
-"""A partition as the daemon uses it: one log with its producers, epochs and high watermark.
+"""A partition as the daemon uses it: one log with its marks, producers and leader epochs.
 
 Everything is synchronous and belongs to one thread. An append is one system call; state changes
-only after it succeeded. When the file system fails, nothing can be said about the end of the file
-any more: the partition goes off line with a :class:`StorageError`, which every later call raises,
-and the next start recovers what is there. A full disk is another matter: what was begun is taken
-back, :class:`NoRoomError` says so, and the partition goes on.
+only after it succeeded.
 
 Source: ``UnifiedLog``, ``Partition``.
 """
@@ -32,27 +29,29 @@ from fencepost.logcore.checkpoints import (
     read_partition_metadata,
     write_partition_metadata,
 )
+from fencepost.logcore.cleanup import Cleanup
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.config import LOG_APPEND_TIME, LogConfig
-from fencepost.logcore.durable import FlushQueue
+from fencepost.logcore.durable import FlushScheduler, FlushState
 from fencepost.logcore.epochs import LeaderEpochs
 from fencepost.logcore.errors import (
     CorruptRecordError,
     LogError,
     StorageError,
 )
+from fencepost.logcore.flush import Flush
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.index import AbortedTxn, CorruptIndexError
 from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
+from fencepost.logcore.marks import STORAGE_FAILURES, Marks
 from fencepost.logcore.producer_limit import ProducerLimit
 from fencepost.logcore.producers import (
     PRODUCER_ID_EXPIRATION_MS,
     ProducerStateManager,
 )
-from fencepost.logcore.reading import STORAGE_FAILURES
-from fencepost.logcore.recovery import OpenOptions, RecoveryReport, load_log, replay_producers
+from fencepost.logcore.reading import LogReader
+from fencepost.logcore.recovery import LoadedLog, OpenOptions, load_log, replay_producers
 from fencepost.logcore.segment import Segment
-from fencepost.logcore.shrinking import ShrinkingPartition
 from fencepost.logcore.validation import Admitted
 
 __all__ = ["Appended", "Partition"]
@@ -81,8 +80,40 @@ class Appended(NamedTuple):
     duplicate: bool
 
 
-class Partition(ShrinkingPartition):
-    """One partition's log. Made by :meth:`open`; ended by :meth:`close` or a failure."""
+class Partition:
+    """One partition's log and its parts. Made by :meth:`open`; ended by :meth:`close` or a failure.
+
+    Records are appended here; they are read by :attr:`reader`, get to disk by :attr:`flushes`, and
+    go by :attr:`cleanup`.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        topic: str,
+        index: int,
+        topic_id: uuid.UUID,
+        loaded: LoadedLog,
+        producers: ProducerStateManager,
+        epochs: LeaderEpochs,
+        flushes: FlushState,
+        clock: Clock,
+    ) -> None:
+        self.topic = topic
+        self.index = index
+        self.topic_id = topic_id
+        self.log = loaded.log
+        self.producers = producers
+        self.flushes = flushes
+        self.marks = flushes.marks
+        self.reader = LogReader(self.log, epochs, self.marks)
+        self.cleanup = Cleanup(fs, self.log, producers, epochs, flushes, clock)
+        self.recovery = loaded.report
+        """What recovery found at open, None if nothing had to be scanned."""
+        self._fs = fs
+        self._epochs = epochs
+        self._clock = clock
+        self._metadata_pending = False
 
     @classmethod
     def open(
@@ -98,14 +129,14 @@ class Partition(ShrinkingPartition):
         clean: bool,
         recovery_point: int = 0,
         log_start_offset: int = 0,
-        high_watermark: int | None = None,
+        high_watermark: int = 0,
         leader_epoch: int = 0,
         compacted_below: int = 0,
         is_replica: bool = False,
         keeps_removed: bool = True,
         producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
         producer_limit: ProducerLimit | None = None,
-        flusher: FlushQueue | None = None,
+        flusher: FlushScheduler | None = None,
         remove_later: Callable[[str], None] | None = None,
     ) -> Partition:
         """Open the partition in ``directory`` (``…/<topic>-<index>``), made if it is not there.
@@ -124,6 +155,7 @@ class Partition(ShrinkingPartition):
             now_ms=clock.now_ms(),
             clean=clean,
             recovery_point=recovery_point,
+            high_watermark=high_watermark,
             log_start_offset=log_start_offset,
             leader_epoch=leader_epoch,
             compacted_below=compacted_below,
@@ -136,34 +168,48 @@ class Partition(ShrinkingPartition):
             loaded = load_log(fs, path, options, producers, epochs)
         except (OSError, CorruptIndexError, CorruptRecordError) as error:
             raise StorageError(f"{name} can't be opened: {error}") from error
-        partition = cls(
-            fs,
-            path,
-            topic=topic,
-            index=index,
-            topic_id=topic_id,
-            config=config,
-            clock=clock,
-            leader_epoch=leader_epoch,
-            producers=producers,
-            epochs=epochs,
-            loaded=loaded,
-        )
-        partition._metadata_pending, partition._is_new = not is_known, not clean
-        partition._flusher = flusher
-        partition._know(options, high_watermark or 0)
+        # What is in the log can't be from the future of its leader.
+        marks = Marks(name, loaded, producers, leader_epoch=max(leader_epoch, epochs.latest))
+        flushes = FlushState(loaded.log, producers, epochs, marks, flusher, clock.now_ms())
+        flushes.is_new = not clean
+        partition = cls(fs, topic, index, topic_id, loaded, producers, epochs, flushes, clock)
+        partition._metadata_pending = not is_known
         return partition
 
-    def _know(self, options: OpenOptions, high_watermark: int) -> None:
-        """Take over what the checkpoints say of a log that was just opened."""
-        end = self._log.log_end_offset
-        known = end if options.clean else min(options.recovery_point, end)
-        self._recovery_point = max(known, self._log_start_offset)
-        lost = max(options.recovery_point, high_watermark) - end
-        if lost > 0:
-            self.recovery = self.recovery or RecoveryReport()
-            self.recovery.lost_offsets = lost
-        self._producers.high_watermark_moved(self._high_watermark)
+    @property
+    def name(self) -> str:
+        """See :class:`Marks`."""
+        return self.marks.name
+
+    @property
+    def log_start_offset(self) -> int:
+        """See :class:`Marks`."""
+        return self.marks.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record gets."""
+        return self.log.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """See :class:`Marks`."""
+        return self.marks.high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """See :class:`Marks`."""
+        return self.marks.last_stable_offset
+
+    @property
+    def recovery_point(self) -> int:
+        """See :class:`Marks`."""
+        return self.marks.recovery_point
+
+    @property
+    def offline(self) -> StorageError | None:
+        """See :class:`Marks`."""
+        return self.marks.offline
 
     # --- appending ---
 
@@ -183,33 +229,29 @@ class Partition(ShrinkingPartition):
 
         Raises the errors of ``ProducerStateManager.check_batch``; StorageError.
         """
-        self._throw_if_stopped()
+        self.marks.throw_if_stopped()
         header, data, now_ms = batch
         if header.producer_id >= 0:
-            known = self._producers.find_duplicate(header)
+            known = self.producers.find_duplicate(header)
             if known is not None:
                 return Appended(
                     known.first_offset,
                     known.last_offset,
                     known.timestamp,
-                    self._log_start_offset,
+                    self.marks.log_start_offset,
                     duplicate=True,
                 )
             try:
-                self._producers.check_batch(
+                self.producers.check_batch(
                     header,
                     verified=transaction_verified,
                     transaction_version=transaction_version,
                 )
                 return self._append_data(header, data, now_ms)
             except LogError:
-                self._producers.refused(header)
+                self.producers.refused(header)
                 raise
         return self._append_data(header, data, now_ms)
-
-    def refuse_unverified(self, data: Buffer) -> None:
-        """Take note that a batch was refused by its transaction's coordinator."""
-        self._producers.refused_unread(data)
 
     def append_records(
         self, records: Sequence[Record], *, now_ms: int, producer: ProducerStamp | None = None
@@ -219,11 +261,10 @@ class Partition(ShrinkingPartition):
         The producer's epoch is checked, its sequence is not: InvalidProducerEpochError,
         StorageError. ValueError without records.
         """
-        if self._stopped is not None:
-            raise self._stopped
+        self.marks.throw_if_stopped()
         if producer is not None:
-            self.check_producer(producer)
-        append_time = self._config.message_timestamp_type == LOG_APPEND_TIME
+            self.producers.check_epoch(producer.producer_id, producer.producer_epoch)
+        append_time = self.log.config.message_timestamp_type == LOG_APPEND_TIME
         data = encode_batch(
             [LogRecord(at, now_ms, one.key, one.value) for at, one in enumerate(records)],
             producer_id=-1 if producer is None else producer.producer_id,
@@ -235,21 +276,16 @@ class Partition(ShrinkingPartition):
         header = parse_header(data)
         return self._append_data(header, data, now_ms)
 
-    def check_producer(self, producer: ProducerStamp) -> None:
-        """Raise InvalidProducerEpochError if a newer epoch of the producer has written here."""
-        self._producers.check_epoch(producer.producer_id, producer.producer_epoch)
-
     def append_marker(self, marker: EndMarker, now_ms: int) -> Appended:
         """Append the marker that ends a producer's transaction here, open or not.
 
         Raises TransactionCoordinatorFencedError, InvalidProducerEpochError, StorageError.
         """
-        if self._stopped is not None:
-            raise self._stopped
+        self.marks.throw_if_stopped()
         producer_id, epoch = marker.stamp.producer_id, marker.stamp.producer_epoch
         commit, coordinator_epoch = marker.commit, marker.coordinator_epoch
         version = marker.transaction_version
-        self._producers.check_marker(producer_id, epoch, coordinator_epoch, version)
+        self.producers.check_marker(producer_id, epoch, coordinator_epoch, version)
         data: Buffer = end_marker(
             commit=commit,
             producer_id=producer_id,
@@ -257,22 +293,22 @@ class Partition(ShrinkingPartition):
             coordinator_epoch=coordinator_epoch,
             timestamp_ms=now_ms,
         )
-        if self._config.message_timestamp_type == LOG_APPEND_TIME:
+        if self.log.config.message_timestamp_type == LOG_APPEND_TIME:
             data = bytearray(data)
             stamp_log_append_time(data, 0, now_ms)
-        offset = self._log.log_end_offset
-        aborted = None if commit else self._producers.would_abort(producer_id, offset)
+        offset = self.log.log_end_offset
+        aborted = None if commit else self.producers.would_abort(producer_id, offset)
         self._write(parse_header(data), data, now_ms, aborted)
-        self._producers.apply_marker(
+        self.producers.apply_marker(
             producer_id, epoch, coordinator_epoch, offset, now_ms, commit=commit
         )
         return self._appended(offset, offset, now_ms)
 
     def _append_data(self, header: BatchHeader, data: Buffer, now_ms: int) -> Appended:
-        offset = self._log.log_end_offset
+        offset = self.log.log_end_offset
         self._write(header, data, now_ms)
         if header.producer_id >= 0:
-            self._producers.apply_batch(header, offset)
+            self.producers.apply_batch(header, offset)
         return self._appended(offset, offset + header.last_offset_delta, now_ms)
 
     def _write(
@@ -282,11 +318,11 @@ class Partition(ShrinkingPartition):
 
         StorageError. Without room on disk nothing has changed then, but for a roll.
         """
-        log = self._log
+        log = self.log
         offset = log.log_end_offset
         try:
             segment = self._segment_for(header, offset, now_ms)
-            place = _PLACE.pack(offset, header.size - LOG_OVERHEAD, self.leader_epoch)
+            place = _PLACE.pack(offset, header.size - LOG_OVERHEAD, self.marks.leader_epoch)
             buffers = place, memoryview(data)[16:]
             last_offset = offset + header.last_offset_delta
             if aborted is None:
@@ -297,46 +333,32 @@ class Partition(ShrinkingPartition):
             with segment.txn_index.adding(aborted):
                 log.append(buffers, header.size, last_offset, header.max_timestamp, segment)
         except STORAGE_FAILURES as error:
-            raise self._refuse(error) from error
+            raise self.marks.refuse(error) from error
 
     def _segment_for(self, header: BatchHeader, offset: int, now_ms: int) -> Segment:
         """Return the segment the batch goes to, once all is there that has to be before it."""
         if self._metadata_pending:
-            write_partition_metadata(self._fs, self._directory, self.topic_id, sync=False)
+            write_partition_metadata(self._fs, self.log.directory, self.topic_id, sync=False)
             self._metadata_pending = False
-            self._is_new = True
+            self.flushes.is_new = True
         if not self._epochs.is_checked:
-            self._check_epochs()
-        if self._epochs.latest != self.leader_epoch:
-            self._epochs.assign(self.leader_epoch, offset)
+            self.reader.check_epochs()
+        if self._epochs.latest != self.marks.leader_epoch:
+            self._epochs.assign(self.marks.leader_epoch, offset)
         last_offset = offset + header.last_offset_delta
-        if self._log.must_roll(header.size, last_offset, header.max_timestamp, now_ms):
-            return self._roll(now_ms)
-        return self._log.active
+        if self.log.must_roll(header.size, last_offset, header.max_timestamp, now_ms):
+            return self.flushes.roll(now_ms)
+        return self.log.active
 
     def _appended(self, offset: int, last_offset: int, now_ms: int) -> Appended:
-        """Move the marks behind what was written, flush if that is due, wake the readers.
-
-        With a flusher the high watermark stays, and who appended waits, until the flush is done
-        that ``flush_messages`` asks for; what ``flush_ms`` asks for is waited for by nobody.
-        """
-        end = last_offset + 1
-        config = self._config
-        self._producers.map_end_offset = end
-        held = self._high_watermark != offset or end - self._recovery_point >= config.flush_messages
-        if held or now_ms - self._flushed_at_ms >= config.flush_ms:
-            if self._flusher is None:
-                self._flush_now(now_ms)
-                held = False
-            else:
-                self._flusher.join(self)
-        if not held:
-            self._high_watermark = end
-            self._producers.high_watermark_moved(end)
-            if self._listeners:
-                self._notify()
-        append_time = now_ms if config.message_timestamp_type == LOG_APPEND_TIME else NO_TIMESTAMP
-        return Appended(offset, last_offset, append_time, self._log_start_offset, duplicate=False)
+        """Move the marks behind what was written, flush if that is due, wake the readers."""
+        self.producers.map_end_offset = last_offset + 1
+        self.flushes.appended(offset, now_ms)
+        is_stamped = self.log.config.message_timestamp_type == LOG_APPEND_TIME
+        append_time = now_ms if is_stamped else NO_TIMESTAMP
+        return Appended(
+            offset, last_offset, append_time, self.marks.log_start_offset, duplicate=False
+        )
 
     # --- replication ---
 
@@ -346,44 +368,80 @@ class Partition(ShrinkingPartition):
         For a replica that has to agree with its leader; never called for acknowledged data of a
         log that stands alone.
         """
-        self._throw_if_stopped()
-        log, now_ms = self._log, self._clock.now_ms()
+        log, marks, now_ms = self.log, self.marks, self._clock.now_ms()
+        marks.throw_if_stopped()
         try:
             if offset < log.first_offset:
                 log.restart_at(offset, now_ms)
-                self._producers.remove_snapshots_above(-1)
+                self.producers.remove_snapshots_above(-1)
             elif offset < log.log_end_offset:
                 log.truncate_to(offset)
-                if self._config.is_compacted or log.active.next_offset() != offset:
+                if self.log.config.is_compacted or log.active.next_offset() != offset:
                     # Recovery expects no holes in the last segment; compaction may have made some,
                     # and a cut inside of a batch leaves one before what comes next. No flush to
                     # come looks at that segment any more.
                     log.active.file.sync()
-                    self._roll(now_ms)
+                    self.flushes.roll(now_ms)
             self._epochs.truncate_from_end(offset)
             end = log.log_end_offset
-            self._log_start_offset = min(self._log_start_offset, end)
-            self._recovery_point = min(self._recovery_point, end)
-            self._high_watermark = min(self._high_watermark, end)
-            self._producers.remove_snapshots_above(end)
-            start = self._producers.load_snapshot(end, log.first_offset, now_ms)
-            replay_producers(log, self._producers, start, end)
-            self._producers.high_watermark_moved(self._high_watermark)
+            marks.log_start_offset = min(marks.log_start_offset, end)
+            marks.recovery_point = min(marks.recovery_point, end)
+            self.producers.remove_snapshots_above(end)
+            start = self.producers.load_snapshot(end, log.first_offset, now_ms)
+            replay_producers(log, self.producers, start, end)
+            marks.move_high_watermark(min(marks.high_watermark, end))
         except STORAGE_FAILURES as error:
-            raise self._fail(error) from error
-        self._notify()
+            raise marks.fail(error) from error
+        marks.notify()
 
     # --- the end ---
 
+    def close(self) -> None:
+        """Leave the files as a clean shutdown does: flushed, indexes trimmed, producers saved."""
+        flush = self.plan_close()
+        self.finish_close(flush, None if flush is None else flush.run())
+
+    def plan_close(self) -> Flush | None:
+        """Do all of :meth:`close` that needs no disk, and plan what does; None if nothing.
+
+        :meth:`finish_close` has to follow. StorageError, and the partition is closed.
+        """
+        if self.marks.stopped is not None:
+            return None
+        try:
+            self.log.active.seal()
+            self.producers.take_snapshot()
+            self.log.remove_doomed(None)
+            return self.flushes.plan(self._clock.now_ms())
+        except STORAGE_FAILURES as error:
+            failure = self.marks.fail(error)
+            self._stop("is closed")
+            raise failure from error
+
+    def finish_close(self, flush: Flush | None, failure: Exception | None) -> None:
+        """Take over how the flush went, and give all files back. StorageError if it failed."""
+        try:
+            if flush is not None:
+                self.flushes.finish(flush, failure)
+            if failure is not None:
+                raise self.marks.fail(failure) from failure
+        finally:
+            if self.marks.stopped is None:
+                self._stop("is closed")
+            elif not self.log.is_empty:
+                self.log.close()
+
+    def _stop(self, why: str) -> None:
+        self.log.close()
+        self.producers.release()
+        if self.marks.stopped is None:
+            self.marks.stopped = StorageError(f"{self.topic}-{self.index} {why}")
+
     def doom(self) -> None:
         """Serve nothing more: the topic is deleted. :meth:`rename_doomed` has to follow."""
-        if self._stopped is None:
-            self._stopped = StorageError(f"{self.name} is deleted")
-        self._notify()
-
-    def forget_producers(self, most: int) -> bool:
-        """Let go of up to ``most`` producers of a doomed partition; whether of all."""
-        return self._producers.release(most)
+        if self.marks.stopped is None:
+            self.marks.stopped = StorageError(f"{self.name} is deleted")
+        self.marks.notify()
 
     def rename_doomed(self) -> str:
         """Close all files and rename the directory; return its path, for the owner to remove.
@@ -391,12 +449,12 @@ class Partition(ShrinkingPartition):
         The parent directory is to be synced before. Raises StorageError.
         """
         self._stop("is deleted")
-        path = Path(self._directory)
+        path = Path(self.log.directory)
         suffix = f".{uuid.uuid4().hex}{DELETE_SUFFIX}"
         room = MAX_NAME_BYTES - len(suffix) - len(f"-{self.index}")
         doomed = str(path.with_name(f"{self.topic[:room]}-{self.index}{suffix}"))
         try:
-            self._fs.rename(self._directory, doomed)
+            self._fs.rename(self.log.directory, doomed)
         except OSError as error:
             raise StorageError(f"{self.name} can't be removed: {error}") from error
         return doomed

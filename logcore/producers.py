@@ -101,7 +101,7 @@ class ProducerStateManager:
     ) -> None:
         self._fs = fs
         self._directory = directory
-        self.expiration_ms = expiration_ms
+        self._expiration_ms = expiration_ms
         self._limit = limit or ProducerLimit()
         self._producers: dict[int, ProducerEntry] = {}
         self._refused = RefusedSequences()
@@ -385,8 +385,9 @@ class ProducerStateManager:
 
     # --- expiry, truncation ---
 
-    def expire(self, now_ms: int) -> int:
+    def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forget up to EXPIRED_AT_ONCE that are silent too long, with nothing open; how many."""
+        self._expiration_ms = expiration_ms
         expired = [key for key, one in self._producers.items() if self._is_expired(one, now_ms)]
         for producer_id in expired[:EXPIRED_AT_ONCE]:
             self._limit.remove(self._producers.pop(producer_id))
@@ -395,7 +396,7 @@ class ProducerStateManager:
     def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
         return (
             entry.current_txn_first_offset is None
-            and now_ms - entry.last_timestamp >= self.expiration_ms
+            and now_ms - entry.last_timestamp >= self._expiration_ms
         )
 
     def clear(self, offset: int) -> None:

@@ -99,6 +99,7 @@ class OpenOptions:
     now_ms: int
     clean: bool
     recovery_point: int = 0
+    high_watermark: int = 0
     log_start_offset: int = 0
     leader_epoch: int = 0
     compacted_below: int = 0
@@ -118,6 +119,7 @@ class LoadedLog:
 
     log: Log
     log_start_offset: int
+    recovery_point: int
     report: RecoveryReport | None
 
 
@@ -203,7 +205,7 @@ class _Loader:
         self._log.log_end_offset = start
         self._log.create_segment(start, self._options.now_ms)
         self._producers.clear(start)
-        return LoadedLog(self._log, start, None)
+        return self._loaded(start, None)
 
     # --- files ---
 
@@ -511,7 +513,17 @@ class _Loader:
         self._epochs.truncate_from_start(start)
         report = self._report
         is_told = report.scanned_segments or report.reason or report.damaged
-        return LoadedLog(log, start, report if is_told else None)
+        return self._loaded(start, report if is_told else None)
+
+    def _loaded(self, start: int, report: RecoveryReport | None) -> LoadedLog:
+        """Compare the log's end with what the checkpoints say of it."""
+        options, end = self._options, self._log.log_end_offset
+        known = end if options.clean else min(options.recovery_point, end)
+        lost = max(options.recovery_point, options.high_watermark) - end
+        if lost > 0:
+            report = report or RecoveryReport()
+            report.lost_offsets = lost
+        return LoadedLog(self._log, start, max(known, start), report)
 
 
 def replay_producers(

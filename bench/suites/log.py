@@ -91,7 +91,7 @@ def append_and_read(records: int) -> Callable[[Path], Figures]:
         for _ in range(count):
             append_batch(partition, data, now_ms=clock.now_ms())
         appended = time.perf_counter()
-        partition.flush()
+        partition.flushes.run(clock.now_ms())
         flushed = time.perf_counter()
         offset = got = 0
         while offset < partition.log_end_offset:
@@ -147,7 +147,7 @@ def _time_lookups(partition: Partition, offsets: Iterator[int] | list[int] | ran
     samples = []
     for offset in offsets:
         begin = time.perf_counter()
-        partition.fetch(offset, 0, Isolation.READ_UNCOMMITTED, at_least_one=False)
+        partition.reader.fetch(offset, 0, Isolation.READ_UNCOMMITTED, at_least_one=False)
         samples.append(time.perf_counter() - begin)
     return samples
 
@@ -160,7 +160,7 @@ def recovery(home: Path) -> Figures:
     clock = SystemClock()
     for _ in range(LOG_BYTES // len(data)):
         append_batch(partition, data, now_ms=clock.now_ms())
-    end, size = partition.log_end_offset, partition.size_bytes
+    end, size = partition.log_end_offset, partition.log.size_bytes
     partition.close()
     seconds = {}
     for how, clean in (("clean stop", True), ("kill", False)):
@@ -185,17 +185,18 @@ def compaction(home: Path) -> Figures:
     for _ in range(4):
         for piece in pieces:
             append_batch(partition, piece, now_ms=clock.now_ms())
-    before = partition.size_bytes
+    before = partition.log.size_bytes
     begin = time.perf_counter()
-    dirty = partition.dirty_range(0, clock.now_ms())
-    compacting = partition.plan_compaction(
+    dirty = partition.cleanup.dirty_range(0, clock.now_ms())
+    compacting = partition.cleanup.plan_compaction(
         dirty, now_ms=clock.now_ms(), budget_bytes=DEDUPE_BUFFER_BYTES
     )
     if compacting is None:
         raise RuntimeError("nothing to compact")
+    partition.flushes.run(clock.now_ms())
     compacting.map_keys()
     while compacting.clean_next():
-        partition.install_cleaned(compacting)
+        partition.cleanup.install_cleaned(compacting)
     seconds = time.perf_counter() - begin
     figures = compacting.figures
     partition.close()

@@ -220,7 +220,7 @@ class LocalMarkerWriter:
             found = self._logs.find(*partition)
         except LogError:
             return True
-        return found is not None and found.has_open_transaction(producer_id)
+        return found is not None and found.producers.has_open_transaction(producer_id)
 
     def _complain(self, request: WriteMarkers, partition: TopicPartition, error: Exception) -> None:
         _log.warning(

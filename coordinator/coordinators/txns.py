@@ -271,7 +271,7 @@ class TxnCoordinator(ShardedCoordinator):
         return TxnMachine(
             limits,
             self._ids,
-            partition.leader_epoch,
+            partition.marks.leader_epoch,
             lambda: metadata.feature_level(TRANSACTION_VERSION),
         )
 

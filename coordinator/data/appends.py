@@ -51,7 +51,7 @@ from fencepost.logcore.errors import (
     RecordTooLargeError,
     StorageError,
 )
-from fencepost.logcore.machine import DomainError, ProducerStamp
+from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Appended, Partition
 from fencepost.logcore.record_check import MAX_RECORD_ERRORS, Room, TooMuchForATurnError
 from fencepost.logcore.validation import Admitted, admit
@@ -302,7 +302,7 @@ class Appends:
         return partial(
             admit,
             part.data,
-            partition.config,
+            partition.log.config,
             now_ms=now_ms,
             min_zstd_ok=append.version >= FIRST_WITH_ZSTD,
         )
@@ -348,7 +348,7 @@ class Appends:
                 raise _deleted()
             error = verified.get(part.key)
             if error is not None:
-                partition.refuse_unverified(part.data or b"")
+                partition.producers.refused_unread(part.data or b"")
                 # The log was not asked to append, so the answer tells nothing of it.
                 part.partition = None
                 raise error
@@ -383,16 +383,15 @@ class Appends:
             )
             return {key: mixed for key, _ in batches}
         ((producer_id, epoch),) = append.producers
-        stamp = ProducerStamp(producer_id, epoch)
         verdicts: dict[TopicPartition, DomainError | None] = {}
         asked: list[TopicPartition] = []
         for key, partition in batches:
             try:
-                partition.check_producer(stamp)
+                partition.producers.check_epoch(producer_id, epoch)
             except InvalidProducerEpochError as error:
                 verdicts[key] = error
                 continue
-            if not partition.has_open_transaction(producer_id, epoch):
+            if not partition.producers.has_open_transaction(producer_id, epoch):
                 asked.append(key)
         if not asked:
             return verdicts
@@ -412,7 +411,7 @@ class Appends:
             for part in parts
             if part.appended is not None
             and part.partition is not None
-            and part.partition.awaits_flush
+            and part.partition.flushes.is_awaited
         ]
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -108,15 +108,15 @@ class Cleaner:
     async def _clean(self, partition: Partition, compaction: CompactionRound) -> bool:
         """Run a round; False if the log changed under it and nothing more can be installed."""
         throttle = self._throttle()
-        flush = partition.plan_flush(self._clock.now_ms())
+        flush = partition.flushes.plan(self._clock.now_ms())
         if flush is not None:
             failure = await self._thread.attempt(flush.run)
-            partition.finish_flush(flush, failure)
+            partition.flushes.finish(flush, failure)
             if failure is not None:
                 raise failure
         await self._thread.run(lambda: compaction.map_keys(throttle))
         while await self._thread.run(lambda: compaction.clean_next(throttle)):
-            if not partition.install_cleaned(compaction):
+            if not partition.cleanup.install_cleaned(compaction):
                 return False
         return True
 

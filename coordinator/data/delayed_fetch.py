@@ -63,7 +63,7 @@ class DelayedFetch:
         """Listen to one more partition."""
         place, now = len(self._bytes), self._available(one)
         self._bytes.append(now)
-        self._undo.append(one.partition.listen(self._listener(place, one)))
+        self._undo.append(one.partition.marks.listen(self._listener(place, one)))
         self._total += now
         if self._total >= self._min_bytes:
             self.wake()
@@ -91,7 +91,7 @@ class DelayedFetch:
         return changed
 
     def _available(self, one: Watched) -> int:
-        return min(one.partition.available_bytes(one.offset, self._isolation), one.max_bytes)
+        return min(one.partition.reader.available_bytes(one.offset, self._isolation), one.max_bytes)
 
     def wake(self) -> None:
         """Be over in the next turn of the loop."""

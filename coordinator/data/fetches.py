@@ -186,7 +186,7 @@ class _Reading:
 
     def _read_one(self, asked: PartitionFetch) -> FetchedPartition:
         partition = self._fetches.partition(asked.key)
-        partition.check_leader_epoch(asked.leader_epoch)
+        partition.reader.check_leader_epoch(asked.leader_epoch)
         if self._fetch.is_follower:
             raise _no_replica(asked.leader_epoch)
         if asked.last_epoch >= 0:
@@ -194,7 +194,7 @@ class _Reading:
             if diverging is not None:
                 return FetchedPartition(asked, self._marks(partition), diverging=diverging)
         # Only the first partition that has anything may go beyond the limits, by one batch.
-        read = partition.fetch(
+        read = partition.reader.fetch(
             asked.offset,
             max(0, min(asked.max_bytes, self._max_bytes - self._bytes)),
             self._isolation,
@@ -265,7 +265,7 @@ class _Reading:
 
 def _diverging(partition: Partition, asked: PartitionFetch) -> tuple[int, int] | None:
     """Epoch and end offset where the reader's log parts from ours, if it does."""
-    epoch, end_offset = partition.end_of_epoch(asked.last_epoch)
+    epoch, end_offset = partition.reader.end_of_epoch(asked.last_epoch)
     if epoch < 0 or end_offset < 0:
         raise OffsetOutOfRangeError(f"nothing is known of leader epoch {asked.last_epoch}")
     if epoch >= asked.last_epoch and end_offset >= asked.offset:

@@ -41,13 +41,12 @@ from fencepost.logcore.checkpoints import (
 )
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.config import LogConfig
-from fencepost.logcore.durable import FlushQueue
+from fencepost.logcore.durable import FlushScheduler
 from fencepost.logcore.errors import LogError, StorageError
 from fencepost.logcore.flush import Flush
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.partition import DELETE_SUFFIX, MAX_NAME_BYTES, Partition
 from fencepost.logcore.producer_limit import ProducerLimit
-from fencepost.logcore.reading import ReadablePartition
 from fencepost.logcore.recovery import RecoveryReport
 
 STRAY_SUFFIX: Final = "-stray"
@@ -92,7 +91,7 @@ class LogManager:
         directory: str,
         config: BrokerConfig,
         clock: Clock,
-        flusher: FlushQueue | None,
+        flusher: FlushScheduler,
         read_metadata: Callable[[Partition], MetadataLog],
     ) -> None:
         self._fs = fs
@@ -287,7 +286,7 @@ class LogManager:
             )
         except OSError as error:
             raise StorageError(f"{path} can not be opened: {error}") from error
-        partition.on_offline = _report_offline
+        partition.marks.on_offline = partial(_report_offline, partition.name, path)
         if partition.recovery is not None:
             _report_recovery(partition, partition.recovery)
         if partition.recovery_point < self._recovery_points.get(key, 0):
@@ -318,7 +317,7 @@ class LogManager:
         for index in range(topic.partitions):
             partition = self._open.get((topic.name, index))
             if partition is not None:
-                partition.config = config
+                partition.log.config = config
 
     def _reconfigure_all(self) -> None:
         """Let every open log follow the broker's settings; where there are many, soon."""
@@ -464,14 +463,9 @@ def _report_recovery(partition: Partition, report: RecoveryReport) -> None:
         bytes=report.truncated_bytes,
         cause=report.reason or "the files end before what was on disk or acknowledged",
         acknowledged_offsets_lost=report.lost_offsets,
-        kept=[f"{partition.directory}/{name}" for name in report.kept],
+        kept=[f"{partition.log.directory}/{name}" for name in report.kept],
     )
 
 
-def _report_offline(partition: ReadablePartition, cause: StorageError) -> None:
-    _log.error(
-        "partition off line",
-        partition=f"{partition.topic}-{partition.index}",
-        directory=partition.directory,
-        cause=str(cause),
-    )
+def _report_offline(name: str, directory: str, cause: StorageError) -> None:
+    _log.error("partition off line", partition=name, directory=directory, cause=str(cause))

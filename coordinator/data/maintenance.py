@@ -86,7 +86,7 @@ class Maintenance:
 
     async def run_retention(self, partition: Partition) -> None:
         """Delete what ``retention.ms``, ``retention.bytes`` and the log start offset let go."""
-        deleted = await self._thread.drive(partition.retaining(self._clock.now_ms()))
+        deleted = await self._thread.drive(partition.cleanup.retaining(self._clock.now_ms()))
         if deleted:
             _log.info(
                 "segments deleted",
@@ -98,7 +98,7 @@ class Maintenance:
     def run_producer_expiry(self, partition: Partition) -> None:
         """Forget producers that wrote nothing for ``producer.id.expiration.ms``."""
         limit_ms = self._config.int("producer.id.expiration.ms")
-        partition.expire_producers(self._clock.now_ms(), limit_ms)
+        partition.producers.expire(self._clock.now_ms(), limit_ms)
 
     def report_forgotten_producers(self) -> None:
         """Say that ``max.producer.ids`` is too low for what the clients do."""
@@ -114,7 +114,7 @@ class Maintenance:
 
     def run_flush(self, partition: Partition) -> None:
         """Force a log to disk that holds unforced records for longer than its ``flush.ms``."""
-        partition.flush_if_due(self._clock.now_ms())
+        partition.flushes.run_if_due(self._clock.now_ms())
 
     def _each(self, what: str, interval_ms: int, step: Step, first_ms: int | None = None) -> None:
         async def work() -> None:

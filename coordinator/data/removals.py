@@ -83,7 +83,7 @@ class Removals:
         pace = Pace()
         while self._doomed:
             key, partition = next(iter(self._doomed.items()))
-            while not partition.forget_producers(PRODUCERS_AT_ONCE):
+            while not partition.producers.release(PRODUCERS_AT_ONCE):
                 await pace()
             if self._doomed.get(key) is partition:
                 self._rename(key)

@@ -59,10 +59,10 @@ def _delete(ctx: Context, topic: str, index: int, offset: int) -> int:
     if topic in INTERNAL_TOPICS:
         raise InvalidTopicError(f"records of {topic} can not be deleted")
     partition = ctx.broker.logs.partition(topic, index)
-    policy = partition.config.cleanup_policy
+    policy = partition.log.config.cleanup_policy
     if policy and "delete" not in policy:
         raise PolicyViolationError(f"the cleanup.policy of {topic} is not delete")
     if offset < HIGH_WATERMARK:
         raise OffsetOutOfRangeError(f"{offset} is no offset")
-    low_watermark: int = partition.delete_records_before(offset)
+    low_watermark: int = partition.cleanup.delete_records_before(offset)
     return low_watermark

@@ -40,7 +40,7 @@ def _partition(ctx: Context, topic: str, index: int) -> Steps[Entity]:
     try:
         if ctx.broker.metadata.topic(topic) is None:
             check_name(topic)
-        for one in ctx.broker.logs.partition(topic, index).producers():
+        for one in ctx.broker.logs.partition(topic, index).producers.view():
             active.append(
                 make.ProducerState(
                     producer_id=one.producer_id,

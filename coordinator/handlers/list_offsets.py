@@ -98,23 +98,24 @@ def _partition(ctx: Context, topic: str, part: Any, count: int) -> Steps[Entity]
 def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
     isolation = isolation_of(getattr(ctx.body, "isolation_level", 0))
     partition: Partition = ctx.broker.logs.partition(topic, part.partition_index)
-    partition.check_leader_epoch(getattr(part, "current_leader_epoch", NONE))
+    partition.reader.check_leader_epoch(getattr(part, "current_leader_epoch", NONE))
     asked = part.timestamp
     if asked == LATEST:
         committed = isolation is Isolation.READ_COMMITTED
         end = partition.last_stable_offset if committed else partition.high_watermark
-        return end, NONE, partition.leader_epoch
+        return end, NONE, partition.marks.leader_epoch
     if asked in {EARLIEST, EARLIEST_LOCAL}:
         start = partition.log_start_offset
         # No record is there yet, and the next one will be of the present epoch.
-        is_empty = start == partition.log_end_offset
-        return start, NONE, partition.leader_epoch if is_empty else partition.epoch_of(start)
+        if start == partition.log_end_offset:
+            return start, NONE, partition.marks.leader_epoch
+        return start, NONE, partition.reader.epoch_of(start)
     if asked in {LATEST_TIERED, EARLIEST_PENDING}:
         return NONE, NONE, NONE
     if asked == MAX_TIMESTAMP:
-        found = yield from partition.max_timestamp_offset(isolation)
+        found = yield from partition.reader.max_timestamp_offset(isolation)
     else:
-        found = yield from partition.offset_for_timestamp(asked, isolation)
+        found = yield from partition.reader.offset_for_timestamp(asked, isolation)
     if found is None:
         return NONE, NONE, NONE
     return found.offset, found.timestamp_ms, found.leader_epoch

@@ -34,8 +34,8 @@ def _partition(ctx: Context, topic: str, part: Any) -> Entity:
     code, epoch, end_offset = ErrorCode.none, -1, -1
     try:
         partition = ctx.broker.logs.partition(topic, part.partition)
-        partition.check_leader_epoch(part.current_leader_epoch)
-        epoch, end_offset = partition.end_of_epoch(part.leader_epoch)
+        partition.reader.check_leader_epoch(part.current_leader_epoch)
+        epoch, end_offset = partition.reader.end_of_epoch(part.leader_epoch)
     except DomainError as error:
         code = error_code(error)
     return ctx.respond.EpochEndOffset(

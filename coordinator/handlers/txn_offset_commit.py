@@ -86,8 +86,9 @@ def _verify(ctx: Context) -> asyncio.Future[None] | None:
     if body.producer_id < 0:
         raise InvalidProducerIdMappingError("only a producer with an id has transactions")
     partition = groups.partition_of(body.group_id)
-    partition.check_producer(ProducerStamp(body.producer_id, body.producer_epoch))
-    if partition.has_open_transaction(body.producer_id, body.producer_epoch):
+    producers = partition.producers
+    producers.check_epoch(body.producer_id, body.producer_epoch)
+    if producers.has_open_transaction(body.producer_id, body.producer_epoch):
         return None
     key = CONSUMER_OFFSETS, partition.index
     verdicts = ctx.broker.txns.verify(

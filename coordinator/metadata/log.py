@@ -130,7 +130,7 @@ class MetadataLog:
         self._load()
 
     def _load(self) -> None:
-        for header, batch in self.partition.read_all():
+        for header, batch in self.partition.reader.read_all():
             if header.is_control:
                 continue
             for record in decode_records(batch, 0, header):
@@ -346,7 +346,7 @@ class MetadataLog:
         begin = self.partition.log_end_offset
         for at in range(0, len(live), _RECORDS_PER_BATCH):
             self._append(live[at : at + _RECORDS_PER_BATCH])
-        self.partition.delete_records_before(begin)
+        self.partition.cleanup.delete_records_before(begin)
         self._records = len(live)
         self._state.deleted.clear()
 
@@ -378,12 +378,12 @@ class MetadataLog:
     def force(self) -> None:
         """Have all changes on disk. Raises ``LogError``: answer none then."""
         if self.partition.recovery_point < self.partition.log_end_offset:
-            self.partition.flush()
+            self.partition.flushes.run(self._clock.now_ms())
 
     def _append(self, records: list[Record]) -> None:
         self.partition.append_records(records, now_ms=self._clock.now_ms())
         if self._forces:
-            self.partition.flush()
+            self.partition.flushes.run(self._clock.now_ms())
         for record in records:
             self._apply(record)
             kind, name = unpack_key(record.key)

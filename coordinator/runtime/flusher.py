@@ -5,7 +5,7 @@ over, its fsyncs run in threads, and what is appended meanwhile joins the group 
 one group is under way, so a partition is never flushed twice at a time. A caller that must wait for
 the disk before it answers says so with :meth:`Flusher.after`.
 
-A failed fsync takes its partition off line (``DurablePartition.finish_flush``). Callers that wait
+A failed fsync takes its partition off line (``FlushState.finish``). Callers that wait
 are called all the same, and look at the partition: nothing that shared the fsync may be
 acknowledged.
 
@@ -22,9 +22,10 @@ from typing import Final
 from fencepost.coordinator.runtime.background import Threads, spawn, survived, tell
 from fencepost.coordinator.runtime.sealed_flushes import SealedFlushes
 from fencepost.logcore.clock import Clock
-from fencepost.logcore.durable import DurablePartition
+from fencepost.logcore.durable import FlushState
 from fencepost.logcore.errors import NoRoomError, StorageError
 from fencepost.logcore.flush import Flush
+from fencepost.logcore.partition import Partition
 
 FLUSH_THREADS: Final = 4
 """Files that are forced to disk at the same time. A journaling file system settles fsyncs that
@@ -38,9 +39,9 @@ class Flusher:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._joined: dict[DurablePartition, None] = {}
+        self._joined: dict[FlushState, None] = {}
         self._after_joined: list[Callback] = []
-        self._running: dict[DurablePartition, None] = {}
+        self._running: dict[FlushState, None] = {}
         self._after_running: list[Callback] = []
         self._task: asyncio.Task[None] | None = None
         self._threads = Threads("fsync", FLUSH_THREADS)
@@ -53,31 +54,31 @@ class Flusher:
         """Whether nothing waits for the disk."""
         return self._task is None
 
-    def join(self, partition: DurablePartition) -> None:
-        """Flush the partition with the next group."""
-        self._joined[partition] = None
+    def join(self, flushes: FlushState) -> None:
+        """Flush the log with the next group."""
+        self._joined[flushes] = None
         if self._task is None:
             self._task = spawn(self._flush(), "group commit")
 
-    def join_sealed(self, partition: DurablePartition) -> None:
+    def join_sealed(self, flushes: FlushState) -> None:
         """Flush what is sealed of it in the background, beside the groups."""
-        self.sealed.join(partition)
+        self.sealed.join(flushes)
 
-    def after(self, partitions: Iterable[DurablePartition], callback: Callback) -> bool:
+    def after(self, partitions: Iterable[Partition], callback: Callback) -> bool:
         """Call ``callback`` once all that these partitions hold now is on disk, or has failed.
 
         False, and no call, if nothing of it is held. Calls come in the order of their requests.
         """
-        held = [partition for partition in partitions if partition.awaits_flush]
+        held = [one.flushes for one in partitions if one.flushes.is_awaited]
         if not held:
             return False
-        if any(partition in self._joined for partition in held):
+        if any(one in self._joined for one in held):
             self._after_joined.append(callback)
         else:
             self._after_running.append(callback)
         return True
 
-    def flushed(self, partitions: Iterable[DurablePartition]) -> asyncio.Future[None] | None:
+    def flushed(self, partitions: Iterable[Partition]) -> asyncio.Future[None] | None:
         """Do as :meth:`after` with a future instead of a call; None if nothing is held."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -87,7 +88,7 @@ class Flusher:
 
         return done if self.after(partitions, settle) else None
 
-    def forced(self, partition: DurablePartition) -> asyncio.Future[None] | None:
+    def forced(self, partition: Partition) -> asyncio.Future[None] | None:
         """Begin to force to disk all that the partition holds now; None if it is there.
 
         The future raises StorageError if it did not get there.
@@ -106,7 +107,7 @@ class Flusher:
             else:
                 done.set_result(None)
 
-        self.join(partition)
+        self.join(partition.flushes)
         self._after_joined.append(settle)
         return done
 
@@ -135,22 +136,22 @@ class Flusher:
         self._after_running, self._after_joined = self._after_joined, []
         self.rounds += 1
         now_ms = self._clock.now_ms()
-        planned: list[tuple[DurablePartition, Flush]] = []
-        for partition in self._running:
+        planned: list[tuple[FlushState, Flush]] = []
+        for flushes in self._running:
             try:
-                flush = partition.plan_flush(now_ms)
+                flush = flushes.plan(now_ms)
             except StorageError:
                 continue  # off line by now, or deleted: callers look at the partition
             except Exception as error:  # noqa: BLE001 - or somebody would be told that it is on disk
-                tell("flush", error, partition=partition.name)
-                partition.give_up(error)
+                tell("flush", error, partition=flushes.marks.name)
+                flushes.marks.fail(error)
                 continue
             if flush is not None:
-                planned.append((partition, flush))
+                planned.append((flushes, flush))
         failures = await self._run([flush for _, flush in planned])
-        for (partition, flush), failure in zip(planned, failures, strict=True):
-            with survived("flush", partition=partition.name):
-                partition.finish_flush(flush, failure)
+        for (flushes, flush), failure in zip(planned, failures, strict=True):
+            with survived("flush", partition=flushes.marks.name):
+                flushes.finish(flush, failure)
         self._running = {}
         callbacks, self._after_running = self._after_running, []
         for callback in callbacks:

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from fencepost.coordinator.runtime.background import Threads, spawn, survived
-from fencepost.logcore.durable import DurablePartition
+from fencepost.logcore.durable import FlushState
 from fencepost.logcore.errors import StorageError
 
 
@@ -28,7 +28,7 @@ class SealedFlushes:
     def __init__(self) -> None:
         self.checkpoint: Callable[[], Awaitable[object]] | None = None
         """Writes the recovery points down; called when some have moved."""
-        self._waiting: dict[DurablePartition, None] = {}
+        self._waiting: dict[FlushState, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._thread = Threads("fsync-sealed")
 
@@ -37,13 +37,13 @@ class SealedFlushes:
         """Whether nothing is under way."""
         return self._task is None
 
-    def join(self, partition: DurablePartition) -> None:
-        """Flush what is sealed of the partition when its turn comes."""
+    def join(self, flushes: FlushState) -> None:
+        """Flush what is sealed of the log when its turn comes."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return  # a command, which closes the log and so flushes it
-        self._waiting[partition] = None
+        self._waiting[flushes] = None
         if self._task is None:
             self._task = spawn(self._run(), "flush of sealed segments")
 
@@ -57,24 +57,24 @@ class SealedFlushes:
     async def _run(self) -> None:
         try:
             while self._waiting:
-                partition = next(iter(self._waiting))
-                del self._waiting[partition]
-                with survived("flush of sealed segments", partition=partition.name):
-                    await self._flush(partition)
+                flushes = next(iter(self._waiting))
+                del self._waiting[flushes]
+                with survived("flush of sealed segments", partition=flushes.marks.name):
+                    await self._flush(flushes)
         finally:
             self._task = None
 
-    async def _flush(self, partition: DurablePartition) -> None:
+    async def _flush(self, flushes: FlushState) -> None:
         try:
-            flush = partition.plan_sealed()
+            flush = flushes.plan_sealed()
         except StorageError:
             return  # off line by now, closed or deleted
         if flush is None:
             return
-        partition.finish_flush(flush, await self._thread.attempt(flush.run))
-        if partition.recovery_point < flush.end:
+        flushes.finish(flush, await self._thread.attempt(flush.run))
+        if flushes.marks.recovery_point < flush.end:
             return  # it was refused; the next look at the log finds it again
-        if partition.has_unflushed_segments:
-            self._waiting[partition] = None
+        if flushes.has_sealed:
+            self._waiting[flushes] = None
         if self.checkpoint is not None:
             await self.checkpoint()

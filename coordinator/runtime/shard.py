@@ -278,8 +278,10 @@ class ShardRuntime:
         try:
             try:
                 decision = first(now_ms)
-                if decision.stamp is not None and decision.records:
-                    self.partition.check_producer(decision.stamp)
+                stamp = decision.stamp
+                if stamp is not None and decision.records:
+                    producers = self.partition.producers
+                    producers.check_epoch(stamp.producer_id, stamp.producer_epoch)
             except DomainError as refusal:
                 if token is None:
                     raise
@@ -492,7 +494,7 @@ class ShardRuntime:
     async def _replay_log(self, machine: Machine, pace: Pace) -> int:
         """Replay the whole log into ``machine``; return the offset behind the last batch."""
         end = self.partition.log_end_offset
-        for header, batch in self.partition.read_all():
+        for header, batch in self.partition.reader.read_all():
             self._next_offset = header.base_offset
             verify_crc(batch, 0, header)
             stamp = (

@@ -83,7 +83,7 @@ class ShardSet:
         self.shards = [self._shard(partition) for partition in opened]
         waiting = [shard for shard in self.shards if not shard.load_empty()]
         if waiting:
-            waiting.sort(key=lambda shard: shard.partition.size_bytes)
+            waiting.sort(key=lambda shard: shard.partition.log.size_bytes)
             self._loading = spawn(self._load(waiting), f"load {self.topic}")
 
     def _shard(self, partition: Partition) -> ShardRuntime:

@@ -278,7 +278,7 @@ def _stage(
             " left out, good batches among them (--accept-damage does so)"
         )
     highest_id, highest_epoch = -1, known
-    for header, batch in partition.read_all():
+    for header, batch in partition.reader.read_all():
         highest_epoch = max(highest_epoch, header.leader_epoch)
         highest_id = max(highest_id, header.producer_id)
         if topic == TRANSACTION_STATE:
@@ -341,7 +341,7 @@ def export_topic(
         stable = partition.last_stable_offset
         partition.close()
         staging = str(target / _doomed_name(name, index))
-        _copy_directory(fs, partition.directory, staging)
+        _copy_directory(fs, partition.log.directory, staging)
         highest_id = _restart_epochs(fs, staging, partition.log_start_offset)
         start, end = partition.log_start_offset, partition.log_end_offset
         moved.append(Moved(name, index, topic_id, start, end, stable, 0, 0, highest_id))

@@ -129,7 +129,7 @@ def _state(partition: Partition) -> tuple[object, ...]:
         partition.log_end_offset,
         partition.last_stable_offset,
         _batches(partition),
-        sorted(partition.producers()),
+        sorted(partition.producers.view()),
         _aborted(partition),
         partition._epochs.entries,
     )
@@ -142,12 +142,12 @@ def _aborted(partition: Partition) -> list[AbortedTxn]:
     """
     hidden = [
         (header.producer_id, header.last_offset)
-        for header, _ in partition.read_all()
+        for header, _ in partition.reader.read_all()
         if header.is_transactional and not header.is_control
     ]
     return [
         entry
-        for segment in partition._log.segments
+        for segment in partition.log.segments
         for entry in segment.txn_index.entries
         if any(
             producer == entry.producer_id and entry.first_offset <= last <= entry.last_offset
@@ -157,7 +157,7 @@ def _aborted(partition: Partition) -> list[AbortedTxn]:
 
 
 def _batches(partition: Partition) -> list[tuple[int, bytes]]:
-    return [(header.base_offset, bytes(batch)) for header, batch in partition.read_all()]
+    return [(header.base_offset, bytes(batch)) for header, batch in partition.reader.read_all()]
 
 
 def check_log(
@@ -191,7 +191,7 @@ def _check_producers(
 ) -> None:
     seen = {
         one.producer_id: (one.producer_epoch, one.last_sequence, one.coordinator_epoch)
-        for one in partition.producers()
+        for one in partition.producers.view()
     }
     expected = dict(model.producers)
     if not run.is_forced:
@@ -201,7 +201,7 @@ def _check_producers(
     _same("producers", seen, expected)
     open_now = {
         one.producer_id: one.current_txn_first_offset
-        for one in partition.producers()
+        for one in partition.producers.view()
         if one.current_txn_first_offset >= 0
     }
     _same("open transactions", open_now, model.open)
@@ -289,7 +289,7 @@ def _check_look_ups(partition: Partition, left: Sequence[Written], choice: rando
     for _ in range(LOOK_UPS):
         time_ms = T0 + choice.randrange(10 * len(left) + 20)
         first = next((one for one in records if one.timestamp_ms >= time_ms), None)
-        found = finish(partition.offset_for_timestamp(time_ms, Isolation.READ_UNCOMMITTED))
+        found = finish(partition.reader.offset_for_timestamp(time_ms, Isolation.READ_UNCOMMITTED))
         _same(
             f"the offset for time {time_ms}",
             None if found is None else (found.offset, found.timestamp_ms),

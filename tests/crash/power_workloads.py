@@ -184,7 +184,7 @@ class Recorder:
     def delete_before(self, offset: int) -> None:
         """DeleteRecords: acknowledged when the new log start is written down."""
         begin = len(self.disk.steps)
-        self.partition.delete_records_before(offset)
+        self.partition.cleanup.delete_records_before(offset)
         self.promise(begin)
         self.checkpoint()
 
@@ -197,12 +197,13 @@ class Recorder:
         """One round of compaction."""
         partition, now_ms = self.partition, self.clock.now_ms()
         begin = len(self.disk.steps)
-        dirty = partition.dirty_range(self.cleaned, now_ms)
-        compaction = partition.plan_compaction(dirty, now_ms=now_ms, budget_bytes=1 << 20)
+        dirty = partition.cleanup.dirty_range(self.cleaned, now_ms)
+        compaction = partition.cleanup.plan_compaction(dirty, now_ms=now_ms, budget_bytes=1 << 20)
         if compaction is not None:
+            partition.flushes.run(now_ms)
             compaction.map_keys(unthrottled)
             while compaction.clean_next(unthrottled):
-                partition.install_cleaned(compaction)
+                partition.cleanup.install_cleaned(compaction)
             self.cleaned = compaction.next_dirty_offset
         self.promise(begin)
 

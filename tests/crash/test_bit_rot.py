@@ -190,7 +190,7 @@ def _each_bit(run: Recorder, directory: str, name: str, *, clean: bool) -> None:
     whole = run.history[-1].last_offset + 1
     promise = run.promises[-1]
     sound = open_log(run.disk.after_kill(), run.config, promise.epoch)
-    ends = [sound.offset_for_leader_epoch(epoch) for epoch in range(promise.epoch + 2)]
+    ends = [sound.reader.offset_for_leader_epoch(epoch) for epoch in range(promise.epoch + 2)]
     content = run.disk.contents[run.disk.names[directory][name]]
     for position in range(len(content)):
         for bit in range(8):
@@ -201,7 +201,9 @@ def _each_bit(run: Recorder, directory: str, name: str, *, clean: bool) -> None:
             assert (partition.recovery is None) == clean, where
             assert partition.log_end_offset == whole, where
             assert partition.log_start_offset == sound.log_start_offset, where
-            found = [partition.offset_for_leader_epoch(one) for one in range(promise.epoch + 2)]
+            found = [
+                partition.reader.offset_for_leader_epoch(one) for one in range(promise.epoch + 2)
+            ]
             assert found == ends, where
             check_log(run, len(run.disk.steps), promise, partition, random.Random(position))
 
@@ -249,7 +251,7 @@ def _is_noticed_or_harmless(run: Recorder, rotten: MemoryDisk, seed: int) -> boo
     promise = replace(run.promises[-1], end=0)
     try:
         partition = open_log(rotten, run.config, promise.epoch)
-        for header, batch in partition.read_all():
+        for header, batch in partition.reader.read_all():
             verify_crc(batch, 0, header)
         check_log(run, len(run.disk.steps), promise, partition, random.Random(seed))
     except BrokenPromiseError:

@@ -78,7 +78,8 @@ def told(partition: Partition) -> dict[str, Any]:
         "start": partition.log_start_offset,
         "end": partition.log_end_offset,
         "batches": {
-            header.base_offset: zlib.crc32(bytes(batch)) for header, batch in partition.read_all()
+            header.base_offset: zlib.crc32(bytes(batch))
+            for header, batch in partition.reader.read_all()
         },
     }
 

@@ -49,10 +49,10 @@ def cleaned_logs(steps: Sequence[Step], ends: Iterable[int] = ()) -> Iterator[li
         )
         for number, step in enumerate(steps):
             if number == end:
-                partition._roll(NOW_MS)
+                partition.flushes.roll(NOW_MS)
             _append(partition, step)
         if end == len(steps):
-            partition._roll(NOW_MS)
+            partition.flushes.roll(NOW_MS)
         for now_ms in (NOW_MS, NOW_MS + RETENTION_MS):
             if _compact(partition, now_ms):
                 yield list(_steps(partition))
@@ -74,18 +74,19 @@ def _append(partition: Partition, step: Step) -> None:
 
 
 def _compact(partition: Partition, now_ms: int) -> bool:
-    dirty = partition.dirty_range(None, now_ms)
-    compaction = partition.plan_compaction(dirty, now_ms=now_ms)
+    dirty = partition.cleanup.dirty_range(None, now_ms)
+    compaction = partition.cleanup.plan_compaction(dirty, now_ms=now_ms)
     if compaction is None:
         return False
+    partition.flushes.run(now_ms)
     compaction.map_keys(unthrottled)
     while compaction.clean_next(unthrottled):
-        assert partition.install_cleaned(compaction)
+        assert partition.cleanup.install_cleaned(compaction)
     return True
 
 
 def _steps(partition: Partition) -> Iterator[Step]:
-    for header, batch in partition.read_all():
+    for header, batch in partition.reader.read_all():
         producer = ProducerStamp(header.producer_id, header.producer_epoch)
         for one in decode_records(batch, 0, header):
             if header.is_control:

@@ -20,7 +20,7 @@ def append_batch(
 ) -> Appended:
     """Check a client's batch and append it; raises what the two steps do."""
     return partition.append_admitted(
-        admit(data, partition.config, now_ms=now_ms, min_zstd_ok=True),
+        admit(data, partition.log.config, now_ms=now_ms, min_zstd_ok=True),
         transaction_verified=transaction_verified,
         transaction_version=transaction_version,
     )
@@ -35,7 +35,7 @@ def fetch_bytes(
     at_least_one: bool = True,
 ) -> LogReadInfo:
     """Fetch, and read what was left in its file."""
-    fetched = partition.fetch(offset, max_bytes, isolation, at_least_one=at_least_one)
+    fetched = partition.reader.fetch(offset, max_bytes, isolation, at_least_one=at_least_one)
     records = fetched.records
     if isinstance(records, FileRange):
         records = records.take(len(records))
@@ -44,4 +44,4 @@ def fetch_bytes(
 
 def retain(partition: Partition, now_ms: int) -> int:
     """Do all of a retention at once; return how many segments it removed."""
-    return run_here(partition.retaining(now_ms))
+    return run_here(partition.cleanup.retaining(now_ms))

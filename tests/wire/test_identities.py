@@ -71,7 +71,7 @@ def age(daemon: Daemon, name: str, epoch: int) -> int:
         index = services.txns.partition_for(name)
         partition = services.logs.partition(TRANSACTION_STATE, index)
         found: TransactionMetadata | None = None
-        for header, data in partition.read_all():
+        for header, data in partition.reader.read_all():
             for one in decode_records(data, 0, header):
                 decoded = records.decode(Record(one.key or b"", one.value))
                 if decoded is not None and decoded.transactional_id == name:

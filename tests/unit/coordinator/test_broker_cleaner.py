@@ -38,7 +38,7 @@ def contents(broker: Broker, topic: str) -> dict[bytes, bytes]:
     partition = broker.services.logs.partition(topic, 0)
     return {
         record.key: record.value
-        for header, view in partition.read_all()
+        for header, view in partition.reader.read_all()
         for record in decode_records(view, 0, header)
     }
 
@@ -55,7 +55,7 @@ async def test_a_compacted_topic_shrinks_and_keeps_every_last_value(tmp_path: Pa
         before = contents(broker, "c")
         full = 8 * 1_000_000
         partition = broker.services.logs.partition("c", 0)
-        await until_true(lambda: partition.size_bytes < full / 2, "the log shrinks")
+        await until_true(lambda: partition.log.size_bytes < full / 2, "the log shrinks")
         await until_true((tmp_path / "cleaner-offset-checkpoint").exists, "the round ends")
         assert contents(broker, "c") == before
         end = partition.log_end_offset
@@ -71,7 +71,7 @@ async def test_the_loop_stays_responsive_while_a_log_is_compacted(tmp_path: Path
         fill(broker, "c", 30)
         partition = broker.services.logs.partition("c", 0)
         with watched_loop() as watch:
-            await until_true(lambda: partition.size_bytes < 15_000_000, "half of it is gone")
+            await until_true(lambda: partition.log.size_bytes < 15_000_000, "half of it is gone")
         watch.check()
 
 

@@ -93,7 +93,7 @@ async def bear(
                 for number in range(4):
                     records = [Record(b"k", b"%d" % number * 300), Record(b"%d" % number, None)]
                     partition.append_records(records, now_ms=broker.clock.now_ms())
-                    partition._roll(broker.clock.now_ms())
+                    partition.flushes.roll(broker.clock.now_ms())
             for _ in range(3):
                 for _ in topics:
                     await broker.cleaner.run_once()

@@ -106,7 +106,7 @@ async def test_records_of_the_coordinator_follow(tmp_path: Path, version: int, f
     finish(services.txns.open_in_steps())
     await services.txns.submit("t", InitProducerId("t", 1000))
     partition = services.logs.partition("__transaction_state", services.txns.partition_for("t"))
-    ((header, batch),) = partition.read_all()
+    ((header, batch),) = partition.reader.read_all()
     (record,) = decode_records(batch, 0, header)
     assert record.value is not None
     assert int.from_bytes(record.value[:2], "big") == form

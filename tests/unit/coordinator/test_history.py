@@ -52,7 +52,7 @@ def entries(services: Services) -> list[Entry]:
     if services.metadata.topic(HISTORY_TOPIC) is None:
         return []
     found = []
-    for header, data in services.logs.partition(HISTORY_TOPIC, 0).read_all():
+    for header, data in services.logs.partition(HISTORY_TOPIC, 0).reader.read_all():
         for record in decode_records(data, 0, header):
             assert record.value is not None
             entry = decode_value(record.value)
@@ -150,7 +150,7 @@ async def test_much_is_written_in_several_turns(services: Services) -> None:
         remember(services, Event("group-created", str(number)))
     found = await written(services, 20)
     assert [entry.subject for entry in found] == [str(number) for number in range(20)]
-    batches = list(services.logs.partition(HISTORY_TOPIC, 0).read_all())
+    batches = list(services.logs.partition(HISTORY_TOPIC, 0).reader.read_all())
     assert len(batches) == 20
 
 
@@ -222,7 +222,7 @@ def test_the_topic_is_bounded_and_nobody_elses(tmp_path: Path) -> None:
     )
     topic = store.metadata.ensure_internal_topic(HISTORY_TOPIC)
     assert topic.is_internal
-    config = store.logs.partition(HISTORY_TOPIC, 0).config
+    config = store.logs.partition(HISTORY_TOPIC, 0).log.config
     assert (config.retention_bytes, config.retention_ms) == (16_777_216, 8_000)
     assert (config.segment_bytes, config.segment_ms) == (2_097_152, 1_000)
     assert config.cleanup_policy == {"delete"}

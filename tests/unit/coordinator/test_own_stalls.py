@@ -66,7 +66,7 @@ async def test_upkeep_of_many_partitions_and_producers_beside_a_compaction(tmp_p
                 return ("keyed", 0) in broker.services.logs.cleaned
 
             await until_async(compacted, "a round of compaction")
-            broker.services.logs.partition("many", 0)._roll(now_ms)
+            broker.services.logs.partition("many", 0).flushes.roll(now_ms)
             await broker.services.logs.save(RECOVERY_POINT_CHECKPOINT)
         watch.check()
         assert broker.cleaner is not None
@@ -79,7 +79,7 @@ async def test_retention_that_lets_thousands_of_segments_go(tmp_path: Path) -> N
         partition, now_ms = broker.services.logs.partition("t", 0), broker.clock.now_ms()
         for _ in range(SEGMENTS):
             partition.append_records([Record(b"k", b"v")], now_ms=1)
-            partition._roll(now_ms)
+            partition.flushes.roll(now_ms)
             await asyncio.sleep(0)
         assert broker._maintenance is not None
         with watched_loop() as watch:
@@ -102,13 +102,13 @@ async def test_a_broker_setting_that_thousands_of_topics_follow(tmp_path: Path) 
             metadata.set_settings("1", {"log.segment.bytes": "1048576"})
 
         async def followed() -> bool:
-            return all(one.config.segment_bytes == 1_048_576 for one in ends)
+            return all(one.log.config.segment_bytes == 1_048_576 for one in ends)
 
         with watched_loop() as watch:
             await asyncio.create_task(change())
             await until_async(followed, "all logs have the new setting")
         watch.check()
-        assert [one.config.retention_ms for one in ends] == [0, TOPICS - 1]
+        assert [one.log.config.retention_ms for one in ends] == [0, TOPICS - 1]
 
 
 async def test_offsets_of_a_deleted_topic_and_expired_ones_in_a_large_shard(tmp_path: Path) -> None:

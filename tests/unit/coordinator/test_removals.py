@@ -123,7 +123,7 @@ async def test_a_topic_of_the_same_name_does_not_meet_the_old_one(tmp_path):
         for index in range(3):
             write(broker, "t", index, count=5)
         old = broker.services.logs.partition("t", 2)
-        old.delete_records_before(5)
+        old.cleanup.delete_records_before(5)
         await broker.services.logs.save(LOG_START_CHECKPOINT)
         gone = broker.services.topics.delete("t")
         broker.services.drop_topics([gone])
@@ -253,7 +253,7 @@ async def test_segments_that_retention_gives_up_are_removed_in_the_thread(tmp_pa
         partition, now_ms = broker.services.logs.partition("t", 0), broker.clock.now_ms()
         for _ in range(3):
             partition.append_records([Record(b"k", b"v" * 1_000)], now_ms=1)
-            partition._roll(now_ms)
+            partition.flushes.roll(now_ms)
         assert broker._maintenance is not None
         disk.watched = True
         await broker._maintenance.run_retention(partition)

@@ -104,7 +104,7 @@ def test_records_are_there_after_a_restart(tmp_path, clean):
     partition = node.logs.partition("a", 1)
     assert (partition.log_end_offset, partition.high_watermark) == (5, 5)
     assert (partition.recovery is None) is clean
-    assert partition.leader_epoch == 1
+    assert partition.marks.leader_epoch == 1
 
 
 @pytest.mark.parametrize(("silent_ms", "known"), [(172_799_999, [7]), (172_800_000, [])])
@@ -117,7 +117,7 @@ def test_a_start_forgets_producers_by_the_configured_time(tmp_path, silent_ms, k
     partition.append_marker(EndMarker(ProducerStamp(7, 0), True), node.clock.now_ms())
     node.logs.close()
     again = Node(tmp_path, config, clock=ManualClock(node.clock.now_ms() + silent_ms))
-    found = list(again.logs.partition("a", 0).producers())
+    found = list(again.logs.partition("a", 0).producers.view())
     assert [one.producer_id for one in found] == known
 
 
@@ -134,7 +134,7 @@ def test_the_limit_of_producers_is_the_brokers(tmp_path):
         return {
             (one.topic, one.index, state.producer_id)
             for one in node.logs
-            for state in one.producers()
+            for state in one.producers.view()
         }
 
     write("a", 0, 1)
@@ -153,7 +153,7 @@ def test_the_limit_of_producers_is_the_brokers(tmp_path):
 def test_the_checkpoints_of_a_clean_stop(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a", partitions=2)
-    node.write("a", 0, count=4).delete_records_before(3)
+    node.write("a", 0, count=4).cleanup.delete_records_before(3)
     node.write("a", 1, count=2)
     node.logs.close()
     ends = {("a", 0): 4, ("a", 1): 2}
@@ -202,7 +202,7 @@ def test_an_old_high_watermark_hides_nothing_after_a_kill(tmp_path):
 def test_a_deleted_topic_leaves_nothing_for_one_of_the_same_name(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a", partitions=2)
-    node.write("a", 1, count=9).delete_records_before(9)
+    node.write("a", 1, count=9).cleanup.delete_records_before(9)
     node.logs.checkpoint()
     node.delete("a")
     assert directories(tmp_path) == {"__cluster_metadata-0"}
@@ -217,7 +217,7 @@ def test_a_deleted_topic_leaves_nothing_for_one_of_the_same_name(tmp_path):
 def test_checkpointed_offsets_of_a_partition_that_is_gone_are_dropped_at_start(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a")
-    node.write("a", count=9).delete_records_before(9)
+    node.write("a", count=9).cleanup.delete_records_before(9)
     node.logs.checkpoint()
     # Killed between the tombstone and the removal of the directory and the offsets.
     node.metadata.delete_topic("a")
@@ -259,10 +259,10 @@ def test_settings_reach_open_partitions(tmp_path):
     node.topics.create("b", configs={"retention.ms": "5"})
     a, b = node.write("a"), node.write("b")
     node.metadata.set_settings("", {"log.retention.ms": "7"})
-    assert (a.config.retention_ms, b.config.retention_ms) == (7, 5)
+    assert (a.log.config.retention_ms, b.log.config.retention_ms) == (7, 5)
     node.topics.configure("a", {"retention.ms": "8"})
     node.topics.configure("b", {})
-    assert (a.config.retention_ms, b.config.retention_ms) == (8, 7)
+    assert (a.log.config.retention_ms, b.log.config.retention_ms) == (8, 7)
 
 
 @pytest.mark.parametrize("killed_at", range(40))
@@ -301,7 +301,7 @@ def test_a_kill_at_any_step_of_creation_and_deletion(tmp_path, killed_at):
 def test_a_start_that_fails_half_way_leaves_no_clean_mark(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a")
-    node.write("a", count=3).delete_records_before(2)
+    node.write("a", count=3).cleanup.delete_records_before(2)
     node.logs.close()
 
     full = FaultyDisk()
@@ -408,14 +408,14 @@ async def test_a_poll_ends_when_enough_was_appended(tmp_path):
     assert await reader.end_offset() == 6
     await asyncio.sleep(0)
     assert len(polls) == 0
-    assert not reader.partition._listeners
+    assert not reader.partition.marks._listeners
 
 
 async def test_a_poll_does_not_wait_for_what_is_there(tmp_path):
     node, polls = Node(tmp_path), DelayedFetches()
     node.topics.create("a")
     node.write("a", count=5)
-    size = node.logs.partition("a", 0).size_bytes
+    size = node.logs.partition("a", 0).log.size_bytes
     assert await Reader(node, polls, size, offset=0).end_offset() == 5
     waiting = Reader(node, polls, size + 1, offset=0)
     await asyncio.sleep(0.01)
@@ -438,7 +438,7 @@ async def test_a_poll_ends_when_its_time_is_over_or_nobody_waits_or_the_broker_s
     assert await late.end_offset() == 0
     await asyncio.sleep(0)
     assert len(polls) == 0
-    assert not last.partition._listeners
+    assert not last.partition.marks._listeners
 
 
 async def test_a_poll_ends_when_its_offset_is_deleted(tmp_path):
@@ -448,7 +448,7 @@ async def test_a_poll_ends_when_its_offset_is_deleted(tmp_path):
     node.write("a", count=3)
     await asyncio.sleep(0)
     assert not reader.poll.over.done()
-    reader.partition.delete_records_before(2)
+    reader.partition.cleanup.delete_records_before(2)
     assert await reader.end_offset() == 3
 
 
@@ -522,7 +522,7 @@ def test_a_log_that_has_lost_its_end_without_a_trace_is_an_error(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a", partitions=2)
     for index in (0, 1):
-        node.write("a", index, 4).flush()
+        node.write("a", index, 4).flushes.run(node.clock.now_ms())
     node.logs.checkpoint(RECOVERY_POINT_CHECKPOINT)
     path = tmp_path / "a-0" / f"{0:020d}.log"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -541,7 +541,7 @@ def test_a_log_that_has_lost_its_end_without_a_trace_is_an_error(tmp_path):
 def test_damage_below_the_recovery_point_is_told_and_left(tmp_path):
     node = Node(tmp_path)
     node.topics.create("a", partitions=1)
-    node.write("a", 0, 4).flush()
+    node.write("a", 0, 4).flushes.run(node.clock.now_ms())
     node.logs.checkpoint(RECOVERY_POINT_CHECKPOINT)
     path = tmp_path / "a-0" / f"{0:020d}.log"
     damage(path, 50)

@@ -369,7 +369,7 @@ async def test_no_marker_goes_to_the_log_of_a_shard_that_writes_no_transactions(
     assert await state(services) == "CompleteCommit"
     assert stable(services) == end(services) == 2
     for topic, index in others:
-        read = services.logs.partition(topic, index).read_all()
+        read = services.logs.partition(topic, index).reader.read_all()
         assert not any(header.is_control for header, _ in read)
     assert {one.state for one in services.txns._shards.shards} == {ShardState.ACTIVE}
 

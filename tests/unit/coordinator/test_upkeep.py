@@ -64,7 +64,7 @@ def fill(broker: Broker, topic: str, *, dead: bool = False) -> Partition:
         value = None if dead and number == 5 else b"%d" % number * 100
         partition.append_records([Record(b"key", value)], now_ms=now_ms)
         if number % 2:
-            partition._roll(now_ms)
+            partition.flushes.roll(now_ms)
     return partition
 
 
@@ -162,7 +162,7 @@ async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_pa
                 for key in range(8):
                     record = Record(b"%d" % (number * 8 + key), b"v" * 200)
                     partition.append_records([record], now_ms=now_ms)
-                partition._roll(now_ms)
+                partition.flushes.roll(now_ms)
                 events = ("segments deleted", "compacted")
                 done = [one["event"] for one in told if one["event"] in events]
                 return list(pairwise(done)).count(events) >= 5
@@ -181,7 +181,7 @@ async def cleaned_twice(services: Services, topic: str) -> dict[bytes | None, by
     cleaner = Cleaner(services.logs, services.config, services.clock)
     partition = services.logs.partition(topic, 0)
     for _ in range(2):
-        partition._roll(services.clock.now_ms())
+        partition.flushes.roll(services.clock.now_ms())
         while await cleaner.run_once():
             pass
         assert isinstance(services.clock, ManualClock)
@@ -190,7 +190,7 @@ async def cleaned_twice(services: Services, topic: str) -> dict[bytes | None, by
     await cleaner.stop()
     return {
         one.key: one.value
-        for header, batch in partition.read_all()
+        for header, batch in partition.reader.read_all()
         for one in decode_records(batch, 0, header)
     }
 
@@ -208,7 +208,7 @@ async def compacted(directory: Path) -> Services:
     partition = services.logs.partition("t", 0)
     for number in range(6):
         partition.append_records([Record(b"%d" % (number % 2), b"x")], now_ms=number)
-    partition._roll(6)
+    partition.flushes.roll(6)
     partition.append_records([Record(b"7", b"")], now_ms=6)
     cleaner = Cleaner(services.logs, services.config, services.clock)
     assert await cleaner.run_once()
@@ -250,7 +250,7 @@ async def test_a_checkpoint_that_can_not_be_written_makes_no_topic_of_a_deleted_
 @pytest.mark.usefixtures("killed_logs_are_closed")
 async def test_a_log_that_lost_its_cleaned_end_keeps_no_record_that_was_taken_back(tmp_path):
     services = await compacted(tmp_path)
-    services.logs.partition("t", 0).flush()
+    services.logs.partition("t", 0).flushes.run(0)
     services.logs.checkpoint()
     # A power loss took all but the first segment's beginning.
     directory = tmp_path / "t-0"
@@ -274,7 +274,7 @@ async def test_a_round_on_a_topic_that_is_deleted_meanwhile_says_nothing_of_the_
     services.metadata.create_topic("t", 1, COMPACTED)
     write_and_take_back(services, "t")
     partition = services.logs.partition("t", 0)
-    partition._roll(services.clock.now_ms())
+    partition.flushes.roll(services.clock.now_ms())
     cleaner = Cleaner(services.logs, services.config, services.clock)
     cleaner.start()
     await cleaner.stop()
@@ -343,8 +343,8 @@ async def test_a_checkpoint_that_fails_is_written_next_time(tmp_path, interval, 
             partition = broker.services.logs.partition("t", 0)
             partition.append_records([Record(b"k", b"v")], now_ms=1)
             disk.before = before
-            partition.delete_records_before(1)
-            partition.flush()
+            partition.cleanup.delete_records_before(1)
+            partition.flushes.run(0)
             await until_true(lambda: len(failures) >= 2, "two failures")
             disk.before = lambda _kind, _path: None
 
@@ -408,7 +408,7 @@ async def test_a_stop_closes_every_log_but_the_one_that_fails(tmp_path):
     stored = read_offsets(OsFileSystem(), str(tmp_path), "recovery-point-offset-checkpoint")
     assert [stored[name, 0] for name in ("a", "z")] == [1, 1]
     for partition in partitions:
-        assert partition._log.is_empty, "its files are closed"
+        assert partition.log.is_empty, "its files are closed"
     # The directory is free, and nothing is lost.
     async with serving(tmp_path, FaultyDisk()) as broker:
         assert broker.services.logs.partition("bad", 0).log_end_offset == 1

@@ -361,7 +361,7 @@ async def test_a_range_of_a_file_arrives_whole_or_ends_the_connection(
     for _ in range(40):
         append(partition, 1, size=500_000)
     asked = 0, 1 << 30, Isolation.READ_UNCOMMITTED
-    records = partition.fetch(*asked, at_least_one=True).records
+    records = partition.reader.fetch(*asked, at_least_one=True).records
     expected = b"".join(data for _, data in read_log(partition))
     assert isinstance(records, FileRange)
     if cut:
@@ -385,7 +385,7 @@ async def test_who_asks_for_much_and_takes_nothing_costs_little_memory(tmp_path:
         append(partition, 1, size=1_000_000)
     asked = 0, 1 << 30, Isolation.READ_UNCOMMITTED
     async with serving() as service:
-        service.records = partition.fetch(*asked, at_least_one=True).records
+        service.records = partition.reader.fetch(*asked, at_least_one=True).records
         size = len(service.records)
         assert size > 50 << 20
         peer = await Peer.of(service)

@@ -47,7 +47,7 @@ def put(
     """Append one batch as a client; sequences follow on."""
     sequence = -1
     if producer_id >= 0:
-        known = {one.producer_id: one for one in partition.producers()}.get(producer_id)
+        known = {one.producer_id: one for one in partition.producers.view()}.get(producer_id)
         sequence = 0
         if known is not None and known.producer_epoch == epoch:
             sequence = known.last_sequence + 1
@@ -79,8 +79,8 @@ def end(
 
 def fill_active(partition: Partition) -> None:
     """Append plain records until the segment rolls, so that all before them can be cleaned."""
-    count = len(partition._log.segments)
-    while len(partition._log.segments) == count:
+    count = len(partition.log.segments)
+    while len(partition.log.segments) == count:
         put(partition, [(b"filler", b"f" * 100)])
 
 
@@ -93,13 +93,14 @@ def compact(
     throttle: Callable[[int], None] = unthrottled,
 ) -> int | None:
     """One whole round; where the next begins, None if nothing was dirty or it was dropped."""
-    dirty = partition.dirty_range(checkpoint, now_ms)
-    compaction = partition.plan_compaction(dirty, now_ms=now_ms, budget_bytes=budget_bytes)
+    dirty = partition.cleanup.dirty_range(checkpoint, now_ms)
+    compaction = partition.cleanup.plan_compaction(dirty, now_ms=now_ms, budget_bytes=budget_bytes)
     if compaction is None:
         return None
+    partition.flushes.run(now_ms)
     compaction.map_keys(throttle)
     while compaction.clean_next(throttle):
-        if not partition.install_cleaned(compaction):
+        if not partition.cleanup.install_cleaned(compaction):
             return None
     return compaction.next_dirty_offset
 
@@ -153,7 +154,7 @@ def essence(partition: Partition) -> tuple[object, ...]:
                 one.coordinator_epoch,
                 one.current_txn_first_offset,
             )
-            for one in partition.producers()
+            for one in partition.producers.view()
         ),
     )
 

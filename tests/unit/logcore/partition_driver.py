@@ -12,7 +12,7 @@ from typing import Any
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.config import LogConfig
-from fencepost.logcore.durable import DurablePartition
+from fencepost.logcore.durable import FlushState
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.fs import FileSystem, OsFileSystem
 from fencepost.logcore.machine import EndMarker, ProducerStamp
@@ -98,7 +98,7 @@ def marker(
 
 def read_log(partition: Partition) -> list[tuple[int, bytes]]:
     """Every batch from log start to log end: base offset and bytes."""
-    return [(header.base_offset, bytes(batch)) for header, batch in partition.read_all()]
+    return [(header.base_offset, bytes(batch)) for header, batch in partition.reader.read_all()]
 
 
 def fetch_all(partition: Partition, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> bytes:
@@ -122,7 +122,7 @@ def last_offset(records: bytes) -> int:
 
 def crash_image(partition: Partition, root: Path) -> Path:
     """Copy the files as ``kill -9`` would leave them now; returns a new root."""
-    shutil.copytree(partition.directory, root / Path(partition.directory).name)
+    shutil.copytree(partition.log.directory, root / Path(partition.log.directory).name)
     return root
 
 
@@ -133,9 +133,9 @@ def state_of(partition: Partition) -> tuple[object, ...]:
         partition.log_end_offset,
         partition.last_stable_offset,
         read_log(partition),
-        sorted(partition.producers()),
+        sorted(partition.producers.view()),
         partition._epochs.entries,
-        [entry for one in partition._log.segments for entry in one.txn_index.entries],
+        [entry for one in partition.log.segments for entry in one.txn_index.entries],
     )
 
 
@@ -143,14 +143,14 @@ class LateFlusher:
     """Flushes what has joined when it is told to."""
 
     def __init__(self) -> None:
-        self.joined: dict[DurablePartition, None] = {}
-        self.sealed: dict[DurablePartition, None] = {}
+        self.joined: dict[FlushState, None] = {}
+        self.sealed: dict[FlushState, None] = {}
 
-    def join(self, partition: DurablePartition) -> None:
-        self.joined[partition] = None
+    def join(self, flushes: FlushState) -> None:
+        self.joined[flushes] = None
 
-    def join_sealed(self, partition: DurablePartition) -> None:
-        self.sealed[partition] = None
+    def join_sealed(self, flushes: FlushState) -> None:
+        self.sealed[flushes] = None
 
     def run(self) -> None:
         while self.sealed or self.joined:
@@ -165,14 +165,14 @@ class LateFlusher:
     ) -> None:
         """One flush, and what happens meanwhile."""
         is_sealed = not self.joined
-        partition, _ = (self.sealed if is_sealed else self.joined).popitem()
+        flushes, _ = (self.sealed if is_sealed else self.joined).popitem()
         before_it_is_planned()
         try:
-            flush = partition.plan_sealed() if is_sealed else partition.plan_flush(T0)
+            flush = flushes.plan_sealed() if is_sealed else flushes.plan(T0)
         except StorageError:
             return
         before_it_runs()
         if flush is not None:
             failure = flush.run()
             before_it_ends()
-            partition.finish_flush(flush, failure)
+            flushes.finish(flush, failure)

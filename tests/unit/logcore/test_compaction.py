@@ -39,7 +39,7 @@ def opened(root: Path, **changes: object) -> Partition:
 
 
 def bases(partition: Partition) -> list[int]:
-    return [segment.base_offset for segment in partition._log.segments]
+    return [segment.base_offset for segment in partition.log.segments]
 
 
 def updates(partition: Partition, count: int = 12, key: bytes = b"k") -> None:
@@ -52,18 +52,18 @@ def test_a_round_leaves_the_last_value_of_each_key(tmp_path: Path) -> None:
     put(partition, [(b"once", b"1")])
     updates(partition)
     fill_active(partition)
-    before, size = essence(partition), partition.size_bytes
+    before, size = essence(partition), partition.log.size_bytes
     end_offset = bases(partition)[-1]
     assert compact(partition) == end_offset
     assert essence(partition) == before
-    assert partition.size_bytes < size / 2
+    assert partition.log.size_bytes < size / 2
     cleaned = [one for one in committed(partition) if one < end_offset]
     assert cleaned == sorted({0, 12, end_offset - 1})
     # Groups go by the sizes before a round, so that the next one puts the rests together.
     assert compact(partition, 0) == end_offset
     assert bases(partition) == [0, end_offset]
     assert essence(partition) == before
-    assert not [one for one in names(partition.directory) if "swap" in one or "cleaned" in one]
+    assert not [one for one in names(partition.log.directory) if "swap" in one or "cleaned" in one]
     # Nothing is dirty any more, and a round that finds nothing to drop writes nothing.
     assert compact(partition, end_offset) is None
     fill_active(partition)
@@ -79,9 +79,9 @@ def test_a_segment_without_change_is_passed_over(tmp_path: Path) -> None:
         put(partition, [(b"%d" % turn, b"." * 150)])
         if len(bases(partition)) == 4:
             break
-    before = partition._log.segments
+    before = partition.log.segments
     assert compact(partition) == bases(partition)[-1]
-    assert partition._log.segments == before
+    assert partition.log.segments == before
 
 
 def test_small_segments_are_put_together_and_their_snapshots_go(tmp_path: Path) -> None:
@@ -90,12 +90,12 @@ def test_small_segments_are_put_together_and_their_snapshots_go(tmp_path: Path) 
         put(partition, [(b"k%d" % (turn % 4), b"v" * 100)], producer_id=5)
     fill_active(partition)
     before = essence(partition)
-    offsets = set(partition._producers.snapshot_offsets)
+    offsets = set(partition.producers.snapshot_offsets)
     compact(partition)
     assert essence(partition) == before
     kept = set(bases(partition))
-    assert partition._producers.snapshot_offsets == offsets & kept
-    files = {int(one[:20]) for one in names(partition.directory) if one.endswith(".snapshot")}
+    assert partition.producers.snapshot_offsets == offsets & kept
+    files = {int(one[:20]) for one in names(partition.log.directory) if one.endswith(".snapshot")}
     assert files == offsets & kept
 
 
@@ -105,11 +105,11 @@ def test_an_open_transaction_stops_it(tmp_path: Path) -> None:
     first = partition.log_end_offset
     commit_offsets(partition, 1, [(b"k", b"open")])
     updates(partition, 12)
-    dirty = partition.dirty_range(None, T0)
+    dirty = partition.cleanup.dirty_range(None, T0)
     assert dirty.end_offset == max(base for base in bases(partition) if base <= first)
     marker(partition, 1, commit=True)
     fill_active(partition)
-    assert partition.dirty_range(None, T0).end_offset == bases(partition)[-1]
+    assert partition.cleanup.dirty_range(None, T0).end_offset == bases(partition)[-1]
 
 
 def test_young_segments_are_left_alone(tmp_path: Path) -> None:
@@ -118,19 +118,19 @@ def test_young_segments_are_left_alone(tmp_path: Path) -> None:
     young = partition.log_end_offset
     put(partition, [(b"k", b"young" * 30)], now_ms=T0 + 500)
     fill_active(partition)
-    dirty = partition.dirty_range(None, T0 + 1_200)
+    dirty = partition.cleanup.dirty_range(None, T0 + 1_200)
     assert dirty.end_offset == max(base for base in bases(partition) if base <= young)
-    assert partition.dirty_range(None, T0 + 2_000).end_offset == bases(partition)[-1]
+    assert partition.cleanup.dirty_range(None, T0 + 2_000).end_offset == bases(partition)[-1]
 
 
 def test_a_checkpoint_outside_of_the_log_is_not_used(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     updates(partition)
     for checkpoint in (None, -5, 10_000):
-        assert partition.dirty_range(checkpoint, T0).first_dirty_offset == 0
-    partition.delete_records_before(3)
-    assert partition.dirty_range(2, T0).first_dirty_offset == 3
-    assert partition.dirty_range(5, T0).first_dirty_offset == 5
+        assert partition.cleanup.dirty_range(checkpoint, T0).first_dirty_offset == 0
+    partition.cleanup.delete_records_before(3)
+    assert partition.cleanup.dirty_range(2, T0).first_dirty_offset == 3
+    assert partition.cleanup.dirty_range(5, T0).first_dirty_offset == 5
 
 
 def test_a_map_too_small_takes_more_rounds(tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ def test_aborted_data_goes_and_its_index_entries_follow(tmp_path: Path) -> None:
     commit_offsets(partition, 1, [(b"k", b"bad")])
     end(partition, 1, commit=False)
     fill_active(partition)
-    assert [path for path in names(partition.directory) if path.endswith(".txnindex")]
+    assert [path for path in names(partition.log.directory) if path.endswith(".txnindex")]
     before = essence(partition)
     compact(partition)
     assert essence(partition) == before
-    entries = partition._log.segments[0].txn_index.entries
+    entries = partition.log.segments[0].txn_index.entries
     assert [entry[:3] for entry in entries] == [(1, 1, 2)]
     everything = fetch_bytes(partition, 0, 1 << 20, Isolation.READ_UNCOMMITTED)
     assert b"bad" not in everything.records
@@ -183,11 +183,11 @@ def test_who_reads_an_old_segment_goes_on(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     updates(partition, 30)
     fill_active(partition)
-    expected = [(header.base_offset, bytes(batch)) for header, batch in partition.read_all()]
-    old = partition._log.segments
-    reader = partition.read_all()
+    expected = [(header.base_offset, bytes(batch)) for header, batch in partition.reader.read_all()]
+    old = partition.log.segments
+    reader = partition.reader.read_all()
     seen = [next(reader) for _ in range(2)]
-    files = len(names(partition.directory))
+    files = len(names(partition.log.directory))
     compact(partition)
     compact(partition, 0)
     put(partition, [(b"other", b"content" * 20)])
@@ -197,9 +197,9 @@ def test_who_reads_an_old_segment_goes_on(tmp_path: Path) -> None:
     found = [(header.base_offset, bytes(batch)) for header, batch in seen]
     assert found[: len(expected)] == expected
     # Nothing of the old ones came back on disk.
-    assert len(names(partition.directory)) < files
+    assert len(names(partition.log.directory)) < files
     assert bases(partition) == sorted(
-        int(one[:20]) for one in names(partition.directory) if one.endswith(".log")
+        int(one[:20]) for one in names(partition.log.directory) if one.endswith(".log")
     )
 
 
@@ -208,11 +208,11 @@ def test_old_files_wait_for_their_delay(tmp_path: Path) -> None:
     updates(partition)
     fill_active(partition)
     compact(partition)
-    assert [one for one in names(partition.directory) if one.endswith(".log.deleted")]
+    assert [one for one in names(partition.log.directory) if one.endswith(".log.deleted")]
     retain(partition, T0 + 499)
-    assert [one for one in names(partition.directory) if one.endswith(".log.deleted")]
+    assert [one for one in names(partition.log.directory) if one.endswith(".log.deleted")]
     retain(partition, T0 + 500)
-    assert not [one for one in names(partition.directory) if one.endswith(".deleted")]
+    assert not [one for one in names(partition.log.directory) if one.endswith(".deleted")]
 
 
 @pytest.mark.parametrize("what", ["cut", "restarted", "closed"])
@@ -220,24 +220,26 @@ def test_a_log_that_changes_meanwhile_ends_the_round(tmp_path: Path, what: str) 
     partition = opened(tmp_path)
     updates(partition, 20)
     fill_active(partition)
-    compaction = partition.plan_compaction(partition.dirty_range(None, T0), now_ms=T0)
+    dirty = partition.cleanup.dirty_range(None, T0)
+    compaction = partition.cleanup.plan_compaction(dirty, now_ms=T0)
     assert compaction is not None
+    partition.flushes.run(T0)
     compaction.map_keys()
     assert compaction.clean_next()
     if what == "cut":
         partition.truncate_to(7)
     elif what == "restarted":
-        partition.delete_records_before(5)
+        partition.cleanup.delete_records_before(5)
         partition.truncate_to(5)
-        partition._log.restart_at(0, T0)
+        partition.log.restart_at(0, T0)
     else:
         partition.close()
         compaction.discard()
         with pytest.raises(CompactionCancelled):
             compaction.clean_next()
         return
-    assert not partition.install_cleaned(compaction)
-    assert not [one for one in names(partition.directory) if one.endswith(".cleaned")]
+    assert not partition.cleanup.install_cleaned(compaction)
+    assert not [one for one in names(partition.log.directory) if one.endswith(".cleaned")]
     with pytest.raises(CompactionCancelled):
         compaction.map_keys()
 
@@ -260,10 +262,11 @@ def test_retention_meanwhile_takes_segments_out_of_the_round(
     found = choice.next_round(T0)
     assert found is not None
     compaction = found[1]
+    partition.flushes.run(T0)
 
     def remove(point: int) -> None:
         if point == when:
-            partition.delete_records_before(start)
+            partition.cleanup.delete_records_before(start)
             retain(partition, T0)
 
     remove(0)
@@ -273,7 +276,7 @@ def test_retention_meanwhile_takes_segments_out_of_the_round(
     while compaction.clean_next():
         installs += 1
         remove(2 * installs)
-        assert partition.install_cleaned(compaction)
+        assert partition.cleanup.install_cleaned(compaction)
         remove(2 * installs + 1)
     choice.finished(partition, compaction)
     assert compaction.next_dirty_offset == end_offset
@@ -283,7 +286,7 @@ def test_retention_meanwhile_takes_segments_out_of_the_round(
     # The last batch of a segment stays, for the sake of its offset.
     assert last_values(seen).get(b"k") == (b"029" + b"." * 100 if gone != "all" else None)
     assert sum(key == b"k" for key, _ in seen.values()) <= 4
-    assert not [one for one in names(partition.directory) if "cleaned" in one or "swap" in one]
+    assert not [one for one in names(partition.log.directory) if "cleaned" in one or "swap" in one]
     before = essence(partition)
     partition.close()
     again = open_partition(tmp_path, config=COMPACTED, clean=False, log_start_offset=start)
@@ -296,9 +299,11 @@ def test_a_segment_that_somebody_else_removed_is_damage(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     updates(partition, 20)
     fill_active(partition)
-    compaction = partition.plan_compaction(partition.dirty_range(None, T0), now_ms=T0)
+    dirty = partition.cleanup.dirty_range(None, T0)
+    compaction = partition.cleanup.plan_compaction(dirty, now_ms=T0)
     assert compaction is not None
-    Path(partition._log.segments[1].path).unlink()
+    partition.flushes.run(T0)
+    Path(partition.log.segments[1].path).unlink()
     with pytest.raises(FileNotFoundError):
         compaction.map_keys()
 
@@ -307,12 +312,14 @@ def test_damage_is_reported_and_not_rewritten(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     updates(partition)
     fill_active(partition)
-    path = Path(partition._log.segments[0].path)
+    path = Path(partition.log.segments[0].path)
     raw = bytearray(path.read_bytes())
     raw[-20] ^= 1
     path.write_bytes(raw)
-    compaction = partition.plan_compaction(partition.dirty_range(None, T0), now_ms=T0)
+    dirty = partition.cleanup.dirty_range(None, T0)
+    compaction = partition.cleanup.plan_compaction(dirty, now_ms=T0)
     assert compaction is not None
+    partition.flushes.run(T0)
     with pytest.raises(CorruptRecordError):
         compaction.map_keys()
     compaction.discard()
@@ -344,7 +351,7 @@ def test_one_damaged_log_does_not_stop_the_choice(tmp_path: Path) -> None:
         updates(partition, 10)
         fill_active(partition)
     damaged.close()
-    path = Path(damaged.directory, f"{0:020}.log")
+    path = Path(damaged.log.directory, f"{0:020}.log")
     path.write_bytes(b"\xff" * 61 + path.read_bytes()[61:])
     damaged = open_partition(tmp_path, name="damaged", config=small(), fs=MortalDisk())
     choice = CleanerChoice({})
@@ -372,17 +379,18 @@ def test_the_dirtiest_partition_above_its_ratio_is_chosen(tmp_path: Path) -> Non
     found = choice.next_round(T0)
     assert found is not None
     compaction = found[1]
+    clean.flushes.run(T0)
     compaction.map_keys()
     while compaction.clean_next():
-        assert clean.install_cleaned(compaction)
+        assert clean.cleanup.install_cleaned(compaction)
     choice.finished(clean, compaction)
     assert offsets == {("clean", 0): bases(clean)[-1]}
     fill_active(clean)
     assert chosen(choice, *partitions) is dirty
     # Below the ratio nothing is due, until the oldest dirty record has waited too long.
-    clean.config = small(min_cleanable_dirty_ratio=0.99)
+    clean.log.config = small(min_cleanable_dirty_ratio=0.99)
     assert chosen(choice, clean) is None
-    clean.config = small(min_cleanable_dirty_ratio=0.99, max_compaction_lag_ms=1_000)
+    clean.log.config = small(min_cleanable_dirty_ratio=0.99, max_compaction_lag_ms=1_000)
     assert chosen(choice, clean, now_ms=T0 + 1_000) is None
     assert chosen(choice, clean, now_ms=T0 + 1_001) is clean
 

@@ -53,7 +53,7 @@ def offsets_log(partition: Partition) -> None:
         end(partition, 2, commit=turn == 5)
         put(partition, [(b"meta", b"%d" % turn * 30)])
         if turn == 4:
-            newcomer = 3 + len(list(partition.producers()))
+            newcomer = 3 + len(list(partition.producers.view()))
             commit_offsets(partition, newcomer, [(b"g/t/1", None)])
             end(partition, newcomer, commit=True, epoch=1)
     fill_active(partition)
@@ -70,7 +70,7 @@ def prepare(root: Path, kind: str) -> tuple[Path, LogConfig]:
     assert compact(partition, now_ms=T0) is not None
     history(partition)
     # Larger segments now, so that what is left of the first history is put together.
-    return Path(partition.directory), replace(settings, segment_bytes=1_200)
+    return Path(partition.log.directory), replace(settings, segment_bytes=1_200)
 
 
 def copy(source: Path, target: Path) -> Path:
@@ -124,7 +124,7 @@ def test_a_kill_at_any_operation_loses_nothing(root_path: Path, kind: str, torn:
         twin = copy(root / source.name, root_path / "twin")
         again = reopen(root, settings, recovery_point=end_offset)
         assert essence(again) == expected, after
-        left = names(again.directory)
+        left = names(again.log.directory)
         assert not [one for one in left if one.endswith((".cleaned", ".swap"))], after
         assert again.recovery is None or not again.recovery.reason, after
         compact(again, now_ms=LATER)

@@ -64,7 +64,7 @@ def test_the_logs_leave_a_reserve_and_work_on_at_their_own_limit(tmp_path: Path)
             append(first)
         assert first.offline is None
         # What is open for a moment may take of the reserve.
-        first.flush()
+        first.flushes.run(T0)
         append(second)
         assert fetch_bytes(second, *ALL).records
         opened.pop().close()

@@ -56,7 +56,7 @@ def directory(tmp_path: Path) -> Path:
     fill_active(partition)
     put(partition, [(b"last", None)])
     partition.close()
-    return Path(partition.directory)
+    return Path(partition.log.directory)
 
 
 def test_whole_files_have_no_problems(directory: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_compacted_log_has_no_problems(tmp_path: Path) -> None:
     fill_active(partition)
     compact(partition)
     compact(partition, 0)
-    for path in sorted(Path(partition.directory).iterdir()):
+    for path in sorted(Path(partition.log.directory).iterdir()):
         assert not problems(path), path.name
 
 

@@ -17,7 +17,7 @@ ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
 
 
 def ranged(partition: Partition) -> FileRange:
-    records = partition.fetch(*ALL, at_least_one=True).records
+    records = partition.reader.fetch(*ALL, at_least_one=True).records
     assert isinstance(records, FileRange)
     return records
 
@@ -53,7 +53,7 @@ def test_what_is_short_is_read_at_once(size: int, kind: type, tmp_path: Path) ->
     overhead = len(client_batch(1, size=size)) - size
     partition = open_partition(tmp_path)
     append(partition, 1, size=size - overhead)
-    records = partition.fetch(*ALL, at_least_one=True).records
+    records = partition.reader.fetch(*ALL, at_least_one=True).records
     assert isinstance(records, kind)
     assert len(records) == size
 

@@ -30,7 +30,7 @@ SMALL = config(segment_bytes=500, index_interval_bytes=100)
 
 def rolled(partition: Partition, segments: int) -> Partition:
     """Fill segments until there are so many, the last of which has a batch."""
-    while len(partition._log.segments) < segments:
+    while len(partition.log.segments) < segments:
         append(partition, 2, size=90)
     return partition
 
@@ -41,13 +41,13 @@ def late(root: Path, segments: int = 4) -> tuple[Partition, LateFlusher, FaultyD
     partition = open_partition(root, config=SMALL, fs=disk, flusher=flusher)
     rolled(partition, segments)
     assert partition.recovery_point == 0
-    assert list(flusher.sealed) == [partition]
+    assert list(flusher.sealed) == [partition.flushes]
     disk.steps.clear()
     return partition, flusher, disk
 
 
 def active_base(partition: Partition) -> int:
-    return partition._log.active.base_offset
+    return partition.log.active.base_offset
 
 
 def test_a_roll_moves_the_recovery_point_to_the_new_segment(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_sealed_segment_is_forced_to_disk_whole_and_the_active_one_left_alone(
     rolled(partition, 4)
     disk.steps.clear()
     flusher.run()
-    first, second, third, active = (one.base_offset for one in partition._log.segments)
+    first, second, third, active = (one.base_offset for one in partition.log.segments)
     synced = {Path(one.path).name for one in disk.steps if one.kind == "sync"}
     assert synced == {
         *(
@@ -100,7 +100,7 @@ def test_damage_in_a_sealed_segment_costs_nothing_behind_it(tmp_path: Path) -> N
     partition = rolled(open_partition(tmp_path / "whole", config=SMALL), 20)
     before = read_log(partition)
     root = crash_image(partition, tmp_path / "crash")
-    path = root / "orders-0" / f"{partition._log.segments[1].base_offset:020d}.log"
+    path = root / "orders-0" / f"{partition.log.segments[1].base_offset:020d}.log"
     raw = bytearray(path.read_bytes())
     raw[100] ^= 1
     path.write_bytes(raw)
@@ -122,9 +122,9 @@ def test_many_segments_go_in_several_flushes_and_the_recovery_point_with_them(
     while flusher.sealed:
         flusher.run_one()
         points.append(partition.recovery_point)
-        if partition.has_unflushed_segments:
-            assert partition.flush_if_due(T0)
-    bases = [one.base_offset for one in partition._log.segments]
+        if partition.flushes.has_sealed:
+            assert partition.flushes.run_if_due(T0)
+    bases = [one.base_offset for one in partition.log.segments]
     assert points == [bases[SEALED_AT_ONCE], bases[2 * SEALED_AT_ONCE], bases[-1]]
 
 
@@ -133,17 +133,17 @@ def test_a_log_that_was_recovered_gets_to_disk_as_well(tmp_path: Path) -> None:
     flusher = LateFlusher()
     again = open_partition(root, config=SMALL, clean=False, flusher=flusher)
     assert (again.recovery_point, flusher.sealed) == (0, {})
-    assert again.flush_if_due(T0)
+    assert again.flushes.run_if_due(T0)
     flusher.run()
     assert again.recovery_point == active_base(again)
-    assert not again.flush_if_due(T0)
+    assert not again.flushes.run_if_due(T0)
 
 
 # --- what comes in between ---
 
 
 def retention_takes_all(partition: Partition) -> None:
-    partition.config = config(segment_bytes=500, retention_bytes=0, file_delete_delay_ms=0)
+    partition.log.config = config(segment_bytes=500, retention_bytes=0, file_delete_delay_ms=0)
     assert retain(partition, T0) > 2
 
 
@@ -155,7 +155,7 @@ def retention_takes_all(partition: Partition) -> None:
         (lambda one: one.truncate_to(0), 0),
         (retention_takes_all, None),
         (lambda one: rolled(one, 9), None),
-        (Partition.flush, None),
+        (lambda partition: partition.flushes.run(T0), None),
     ],
     ids=["truncated", "truncated inside a batch", "emptied", "deleted", "rolled", "flushed"],
 )
@@ -196,7 +196,7 @@ def test_who_waits_for_a_flush_is_not_forgotten_by_a_cut(
     partition = open_partition(tmp_path, config=config(flush_messages=1), flusher=flusher)
     for _ in range(4):
         append(partition)
-    assert (partition.high_watermark, partition.awaits_flush) == (0, True)
+    assert (partition.high_watermark, partition.flushes.is_awaited) == (0, True)
 
     def cut() -> None:
         partition.truncate_to(3)
@@ -205,7 +205,7 @@ def test_who_waits_for_a_flush_is_not_forgotten_by_a_cut(
 
     flusher.run_one(before_it_runs=cut)
     assert (partition.recovery_point, partition.high_watermark) == (3, 3)
-    assert partition.awaits_flush == bool(meanwhile_appended) == bool(flusher.joined)
+    assert partition.flushes.is_awaited == bool(meanwhile_appended) == bool(flusher.joined)
     flusher.run()
     assert partition.high_watermark == partition.log_end_offset == 3 + meanwhile_appended
 
@@ -254,7 +254,7 @@ def test_a_flush_that_finds_no_descriptor_or_no_room_is_due_again(
     assert partition.recovery_point == 0
     disk.before = lambda _kind, _path: None
     disk.steps.clear()
-    assert partition.flush_if_due(T0)
+    assert partition.flushes.run_if_due(T0)
     flusher.run()
     assert partition.recovery_point == active_base(partition)
     assert any(refused in one.path for one in disk.steps if one.kind == "sync")

@@ -154,10 +154,10 @@ class History:
                 EndMarker(ProducerStamp(who % 3, 0), what % 2 == 0), now_ms
             )
         elif kind == "roll":
-            self.partition._roll(now_ms)
+            self.partition.flushes.roll(now_ms)
         elif kind == "delete":
             offset = self.model.start + (self.model.end - self.model.start) * what // 63
-            self.partition.delete_records_before(offset)
+            self.partition.cleanup.delete_records_before(offset)
             self.model.delete_before(offset)
         elif kind == "retain":
             self.retain(self.clock.advance(what * 10))
@@ -224,14 +224,14 @@ class History:
 
     def rot(self, who: int, what: int) -> None:
         """A kill, and a bit is wrong in what was on disk: it costs nothing that is elsewhere."""
-        self.partition.flush_if_due(self.clock.now_ms())
+        self.partition.flushes.run_if_due(self.clock.now_ms())
         newest = self.written[-1]._replace(recovery_point=self.partition.recovery_point)
         marks = self.drawn(who, what) if what % 4 == 3 else newest
         # By now that is all that is sealed. An older recovery point does not know of all of it.
         upto = min(marks.recovery_point if marks is not newest else self.model.end, self.active)
         places = [
             (segment.path, at)
-            for segment in self.partition._log.segments
+            for segment in self.partition.log.segments
             for position, header, _ in segment.batches()
             if header.last_offset < upto
             for at in range(position, position + header.size)
@@ -258,7 +258,7 @@ class History:
         low = max(marks.recovery_point, self.model.start)
         found: list[tuple[str, int, int]] = []
         holed: list[tuple[str, int, int]] = []
-        for segment in self.partition._log.segments:
+        for segment in self.partition.log.segments:
             end, is_holed = segment.base_offset, False
             for position, header, _ in segment.batches():
                 if end >= low:
@@ -278,8 +278,8 @@ class History:
         # What compaction took before is known of no producer that lost the rest.
         entries = [
             entry
-            for one in self.partition.producers()
-            if (entry := self.partition._producers.get(one.producer_id)) is not None
+            for one in self.partition.producers.view()
+            if (entry := self.partition.producers.get(one.producer_id)) is not None
         ]
         self.sequences = {one.producer_id: one.last_sequence + 1 for one in entries}
         begun = {one.producer_id: one.current_txn_first_offset for one in entries}
@@ -296,7 +296,7 @@ class History:
 
         Not where compaction has made holes before it: its name was on disk by then.
         """
-        *_, before, last = [None, *self.partition._log.segments]
+        *_, before, last = [None, *self.partition.log.segments]
         self.disk = self.disk.after_kill()
         found = before.batches() if before and not last.size else ()
         offsets = sum(header.next_offset - header.base_offset for _, header, _ in found)
@@ -339,7 +339,7 @@ class History:
                 # The files go as well, in one case of four all that the round is about.
                 if what % 16 > 11:
                     self.model.delete_before(end)
-                    self.partition.delete_records_before(end)
+                    self.partition.cleanup.delete_records_before(end)
                 self.step("retain", who, 0)
 
     def compact(self, now_ms: int, keys: int, meanwhile: tuple[int, int] | None = None) -> None:
@@ -349,11 +349,13 @@ class History:
         if self.cleaned is None or not self.model.start <= self.cleaned <= self.model.end:
             self.cleaned = self.model.start
         budget = (keys % 4 + 1) * BYTES_PER_KEY if keys < 4 else 1 << 20
-        dirty = self.partition.dirty_range(self.cleaned, now_ms)
+        dirty = self.partition.cleanup.dirty_range(self.cleaned, now_ms)
         assert dirty.first_dirty_offset == self.cleaned
-        compaction = self.partition.plan_compaction(dirty, now_ms=now_ms, budget_bytes=budget)
+        cleanup = self.partition.cleanup
+        compaction = cleanup.plan_compaction(dirty, now_ms=now_ms, budget_bytes=budget)
         if compaction is None:
             return
+        self.partition.flushes.run(now_ms)
         bases = sorted(self.sizes())
         compaction.map_keys(unthrottled)
         mapped, number = compaction.next_dirty_offset, 0
@@ -371,8 +373,8 @@ class History:
             self.model.compact(model, cleaned.base_offset)
             if meanwhile is not None:
                 self.interrupt(number + 1, *meanwhile, end)
-            is_whole = self.partition._log.holds(cleaned.replaced)
-            assert self.partition.install_cleaned(compaction)
+            is_whole = self.partition.log.holds(cleaned.replaced)
+            assert self.partition.cleanup.install_cleaned(compaction)
             if is_whole:
                 last = cleaned.replaced[-1].base_offset
                 self.model.compact(model, next(base for base in bases if base > last))
@@ -384,10 +386,10 @@ class History:
 
     def make_holes(self, who: int) -> None:
         """A segment of small batches, of which a round of compaction takes one in the middle."""
-        self.partition._roll(self.clock.now_ms())
+        self.partition.flushes.roll(self.clock.now_ms())
         for key in (0, 1, 1, 2, 3):
             self.put(-1, who + key, 0)
-        self.partition._roll(self.clock.now_ms())
+        self.partition.flushes.roll(self.clock.now_ms())
         self.compact(self.clock.now_ms(), 7)
 
     def settle(self, model: DumbRound) -> None:
@@ -409,7 +411,7 @@ class History:
 
     def chunks(self) -> Iterator[Chunk]:
         """What is in the files, as the model has it."""
-        for _, header, batch in self.partition._log.batches():
+        for _, header, batch in self.partition.log.batches():
             verify_crc(batch, 0, header)
             records = decode_records(batch, 0, header)
             commit = None
@@ -432,7 +434,7 @@ class History:
         partition, model = self.partition, self.model
         assert (partition.log_start_offset, partition.log_end_offset) == (model.start, model.end)
         assert partition.last_stable_offset == model.stable
-        known = {one.producer_id: one for one in partition.producers()}
+        known = {one.producer_id: one for one in partition.producers.view()}
         assert known.keys() == model.last_data.keys()
         for producer, one in known.items():
             assert one.current_txn_first_offset == model.open.get(producer, -1)
@@ -448,16 +450,18 @@ class History:
             (Isolation.READ_COMMITTED, model.stable),
         ):
             time_ms = T0 + (self.clock.now_ms() - T0) * what // 60
-            found = finish(partition.offset_for_timestamp(time_ms, isolation))
+            found = finish(partition.reader.offset_for_timestamp(time_ms, isolation))
             assert (found and found[:2]) == model.by_time(time_ms, limit)
-            found, latest = finish(partition.max_timestamp_offset(isolation)), model.latest()
+            found, latest = finish(partition.reader.max_timestamp_offset(isolation)), model.latest()
             assert (found and found[:2]) == (latest if latest and latest[0] < limit else None)
             held = sum(
                 len(batch)
-                for _, header, batch in partition._log.batches()
+                for _, header, batch in partition.log.batches()
                 if header.last_offset >= offset and header.base_offset < limit
             )
-            assert partition.available_bytes(offset, isolation) == (held if offset < limit else 0)
+            assert partition.reader.available_bytes(offset, isolation) == (
+                held if offset < limit else 0
+            )
         for outside in (model.start - 1, model.end + 1):
             with pytest.raises(OffsetOutOfRangeError):
                 fetch_bytes(partition, outside, 1, Isolation.READ_COMMITTED)

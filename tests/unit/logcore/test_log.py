@@ -25,7 +25,7 @@ SIZE = len(client_batch())
 
 
 def bases(partition: Partition) -> list[int]:
-    return [segment.base_offset for segment in partition._log.segments]
+    return [segment.base_offset for segment in partition.log.segments]
 
 
 # --- when a segment is full ---
@@ -103,8 +103,8 @@ def test_offset_index_full_with_equal_timestamps(tmp_path: Path) -> None:
 def test_roll_when_the_relative_offset_does_not_fit(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition)
-    assert not partition._log.must_roll(100, 0x7FFFFFFF, T0, T0)
-    assert partition._log.must_roll(100, 0x7FFFFFFF + 1, T0, T0)
+    assert not partition.log.must_roll(100, 0x7FFFFFFF, T0, T0)
+    assert partition.log.must_roll(100, 0x7FFFFFFF + 1, T0, T0)
 
 
 def test_jitter_is_the_segments_own_and_bounded() -> None:
@@ -120,9 +120,9 @@ def test_jitter_is_the_segments_own_and_bounded() -> None:
 def test_a_roll_leaves_what_kafka_leaves(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, 4, producer_id=5)
-    partition._roll(T0)
+    partition.flushes.roll(T0)
     append(partition, producer_id=5, sequence=4)
-    partition.flush()
+    partition.flushes.run(T0)
     names = {one.name for one in (tmp_path / "orders-0").iterdir()}
     first, second = f"{0:020d}", f"{4:020d}"
     assert names == {
@@ -157,7 +157,7 @@ def test_a_fetch_ends_with_its_segment(three_segments: Partition) -> None:
 def test_available_bytes_counts_over_segments(three_segments: Partition) -> None:
     for offset in range(8):
         expected = max(6 - offset, 0) * SIZE
-        assert three_segments.available_bytes(offset, Isolation.READ_UNCOMMITTED) == expected
+        assert three_segments.reader.available_bytes(offset, Isolation.READ_UNCOMMITTED) == expected
 
 
 def test_truncation_over_segments(three_segments: Partition) -> None:
@@ -169,7 +169,7 @@ def test_truncation_over_segments(three_segments: Partition) -> None:
     assert (three_segments.log_end_offset, three_segments.high_watermark) == (3, 3)
     assert read_log(three_segments) == expected[:3]
     three_segments.truncate_to(2)
-    assert (bases(three_segments), three_segments._log.active.size) == ([0, 2], 0)
+    assert (bases(three_segments), three_segments.log.active.size) == ([0, 2], 0)
     assert append(three_segments).base_offset == 2
 
 
@@ -192,16 +192,16 @@ def test_truncation_takes_back_producers_epochs_and_aborts(tmp_path: Path) -> No
     append(partition, producer_id=1, transactional=True)
     marker(partition, 1, commit=False)
     append(partition, producer_id=1, sequence=1, transactional=True)
-    partition._roll(T0)
+    partition.flushes.roll(T0)
     before = state_of(partition)
-    partition.leader_epoch = 3
+    partition.marks.leader_epoch = 3
     append(partition, producer_id=2, transactional=True)
     marker(partition, 1, commit=False)
     marker(partition, 2, commit=False)
-    assert partition.offset_for_leader_epoch(0) == (0, 3)
+    assert partition.reader.offset_for_leader_epoch(0) == (0, 3)
     partition.truncate_to(3)
     assert state_of(partition) == before
-    assert partition.offset_for_leader_epoch(0) == (0, 3)
+    assert partition.reader.offset_for_leader_epoch(0) == (0, 3)
     assert partition.last_stable_offset == 2
     partition.close()
     again = open_partition(tmp_path)

@@ -67,7 +67,7 @@ def test_it_opens_and_serves_v2(tmp_path: Path, mixture: str, clean: bool) -> No
         assert [one for one in decoded(everything.records) if one.offset >= offset] == (
             records[offset:]
         )
-    walked = [one for _, batch in partition.read_all() for one in decoded(bytes(batch))]
+    walked = [one for _, batch in partition.reader.read_all() for one in decoded(bytes(batch))]
     assert walked == records
     assert fetch_bytes(partition, 24, 100, Isolation.READ_COMMITTED).records == b""
 
@@ -107,13 +107,17 @@ def test_a_torn_message_is_cut_off(tmp_path: Path) -> None:
 def test_timestamps_of_v1_are_found(tmp_path: Path) -> None:
     old_log(tmp_path, "v1")
     partition = open_partition(tmp_path, config=config(index_interval_bytes=60))
-    found = finish(partition.offset_for_timestamp(T0 + 5, Isolation.READ_COMMITTED))
+    found = finish(partition.reader.offset_for_timestamp(T0 + 5, Isolation.READ_COMMITTED))
     assert found is not None
     assert found[:2] == (15, T0 + 5)
-    assert finish(partition.max_timestamp_offset(Isolation.READ_UNCOMMITTED)) == (21, T0 + 7, -1)
+    assert finish(partition.reader.max_timestamp_offset(Isolation.READ_UNCOMMITTED)) == (
+        21,
+        T0 + 7,
+        -1,
+    )
     old_log(tmp_path, "v0", name="plain")
     plain = open_partition(tmp_path, name="plain")
-    assert finish(plain.max_timestamp_offset(Isolation.READ_UNCOMMITTED)) is None
+    assert finish(plain.reader.max_timestamp_offset(Isolation.READ_UNCOMMITTED)) is None
 
 
 def test_truncation_in_the_old_part(tmp_path: Path) -> None:
@@ -140,16 +144,16 @@ def test_compaction_leaves_only_v2(tmp_path: Path, mixture: str) -> None:
         23: (b"k2", b"v7"),
     }
     assert 20 not in committed(partition)
-    raw = Path(partition._log.segments[0].path).read_bytes()
+    raw = Path(partition.log.segments[0].path).read_bytes()
     assert all(header.magic == 2 for _, header in iter_headers(raw))
     partition.close()
     again = Partition.open(
         MortalDisk(),
-        partition.directory,
+        partition.log.directory,
         topic=partition.topic,
         index=0,
         topic_id=partition.topic_id,
-        config=partition.config,
+        config=partition.log.config,
         clock=partition._clock,
         clean=False,
     )

@@ -169,24 +169,24 @@ def test_refused(tmp_path: Path, case: str) -> None:
     partition = open_partition(tmp_path)
     with pytest.raises(error):
         append_batch(partition, data, now_ms=T0, transaction_verified=True)
-    assert (partition.log_end_offset, partition.size_bytes) == (0, 0)
-    assert not list(partition.producers())
+    assert (partition.log_end_offset, partition.log.size_bytes) == (0, 0)
+    assert not list(partition.producers.view())
 
 
 def test_future_by_exactly_the_limit_is_fine(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, timestamp_ms=T0 + 3_600_000)
-    assert [batch.max_timestamp for batch, _ in partition.read_all()] == [T0 + 3_600_000]
+    assert [batch.max_timestamp for batch, _ in partition.reader.read_all()] == [T0 + 3_600_000]
 
 
 def test_largest_batch(tmp_path: Path) -> None:
     data = client_batch()
     partition = open_partition(tmp_path, config=config(max_message_bytes=len(data)))
     append_batch(partition, data, now_ms=T0)
-    partition.config = config(max_message_bytes=len(data) - 1)
+    partition.log.config = config(max_message_bytes=len(data) - 1)
     with pytest.raises(RecordTooLargeError):
         append_batch(partition, data, now_ms=T0)
-    assert (partition.log_end_offset, partition.size_bytes) == (1, len(data))
+    assert (partition.log_end_offset, partition.log.size_bytes) == (1, len(data))
 
 
 def test_zstd_needs_a_recent_request() -> None:
@@ -247,12 +247,12 @@ def test_log_append_time(tmp_path: Path) -> None:
     assert (again.duplicate, again.log_append_time_ms) == (True, T0 + 7)
     partition.append_records([Record(b"k", b"v")], now_ms=T0 + 8)
     partition.append_marker(EndMarker(ProducerStamp(3, 0), True), T0 + 9)
-    for header, batch in partition.read_all():
+    for header, batch in partition.reader.read_all():
         verify_crc(batch, 0, header)
         assert header.is_log_append_time
     stamps = [
         one.timestamp_ms
-        for header, batch in partition.read_all()
+        for header, batch in partition.reader.read_all()
         for one in decode_records(batch, 0, header)
     ]
     assert stamps == [T0 + 7, T0 + 7, T0 + 8, T0 + 9]
@@ -264,7 +264,7 @@ def test_compression_type(tmp_path: Path, codec: Codec, target: str) -> None:
     partition = open_partition(tmp_path, config=config(compression_type=target))
     data = client_batch(5, codec=codec, producer_id=1)
     append_batch(partition, data, now_ms=T0)
-    header, batch = next(partition.read_all())
+    header, batch = next(partition.reader.read_all())
     expected = {"producer": codec, "uncompressed": Codec.NONE}.get(target)
     assert header.codec == (Codec[target.upper()] if expected is None else expected)
     verify_crc(batch, 0, header)
@@ -287,14 +287,16 @@ def test_coordinator_records(tmp_path: Path) -> None:
     assert partition.append_records(records, now_ms=T0) == (0, 1, -1, 0, False)
     partition.append_records(records, now_ms=T0 + 1, producer=ProducerStamp(4, 2))
     marker(partition, 4, 2, commit=True)
-    headers = [header for header, _ in partition.read_all()]
+    headers = [header for header, _ in partition.reader.read_all()]
     assert [(one.producer_id, one.producer_epoch, one.base_sequence) for one in headers] == [
         (-1, -1, -1), (4, 2, 0), (4, 2, -1)
     ]  # fmt: skip
     assert [one.is_transactional for one in headers] == [False, True, True]
     assert [one.is_control for one in headers] == [False, False, True]
     decoded = [
-        one for header, batch in partition.read_all() for one in decode_records(batch, 0, header)
+        one
+        for header, batch in partition.reader.read_all()
+        for one in decode_records(batch, 0, header)
     ][:4]
     assert [(one.offset, one.timestamp_ms, one.key, one.value) for one in decoded] == [
         (0, T0, b"a", b"1"), (1, T0, b"b", None), (2, T0 + 1, b"a", b"1"), (3, T0 + 1, b"b", None)
@@ -306,21 +308,25 @@ def test_coordinator_records(tmp_path: Path) -> None:
 
 def test_leader_epoch_checks(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, leader_epoch=5)
-    partition.check_leader_epoch(-1)
-    partition.check_leader_epoch(5)
+    partition.reader.check_leader_epoch(-1)
+    partition.reader.check_leader_epoch(5)
     with pytest.raises(FencedLeaderEpochError):
-        partition.check_leader_epoch(4)
+        partition.reader.check_leader_epoch(4)
     with pytest.raises(UnknownLeaderEpochError):
-        partition.check_leader_epoch(6)
-    assert partition.offset_for_leader_epoch(5) == (-1, -1)
-    assert (partition.end_of_epoch(5), partition.epoch_of(0)) == ((5, 0), -1)
+        partition.reader.check_leader_epoch(6)
+    assert partition.reader.offset_for_leader_epoch(5) == (-1, -1)
+    assert (partition.reader.end_of_epoch(5), partition.reader.epoch_of(0)) == ((5, 0), -1)
     append(partition, 3)
-    assert partition.offset_for_leader_epoch(5) == (5, 3)
-    assert partition.offset_for_leader_epoch(2) == (2, 0)
-    assert [partition.end_of_epoch(epoch) for epoch in (2, 5, 6)] == [(2, 0), (5, 3), (-1, -1)]
-    partition.leader_epoch = 7
+    assert partition.reader.offset_for_leader_epoch(5) == (5, 3)
+    assert partition.reader.offset_for_leader_epoch(2) == (2, 0)
+    assert [partition.reader.end_of_epoch(epoch) for epoch in (2, 5, 6)] == [
+        (2, 0),
+        (5, 3),
+        (-1, -1),
+    ]
+    partition.marks.leader_epoch = 7
     append(partition)
-    assert [partition.epoch_of(offset) for offset in range(4)] == [5, 5, 5, 7]
+    assert [partition.reader.epoch_of(offset) for offset in range(4)] == [5, 5, 5, 7]
 
 
 def test_listeners(tmp_path: Path) -> None:
@@ -331,8 +337,8 @@ def test_listeners(tmp_path: Path) -> None:
         calls.append(("once", partition.high_watermark))
         leave()
 
-    leave = partition.listen(once)
-    stay = partition.listen(lambda: calls.append(("stay", partition.high_watermark)))
+    leave = partition.marks.listen(once)
+    stay = partition.marks.listen(lambda: calls.append(("stay", partition.high_watermark)))
     append(partition)
     assert calls == [("once", 1), ("stay", 1)]
     marker(partition, 1, commit=True)
@@ -341,7 +347,7 @@ def test_listeners(tmp_path: Path) -> None:
     # A duplicate changes nothing.
     append(partition, producer_id=3)
     assert calls == []
-    partition.delete_records_before(1)
+    partition.cleanup.delete_records_before(1)
     partition.truncate_to(2)
     assert calls == [("stay", 3), ("stay", 2)]
     stay()
@@ -354,7 +360,7 @@ def test_reading_goes_on_while_batches_are_appended(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition)
     seen = []
-    for header, _ in partition.read_all():
+    for header, _ in partition.reader.read_all():
         seen.append(header.base_offset)
         if len(seen) < 4:
             append(partition)
@@ -371,7 +377,7 @@ def test_a_failed_append_takes_the_partition_off_line(tmp_path: Path, fail: str)
     append(partition, producer_id=1)
     before = state_of(partition)
     woken = []
-    partition.listen(lambda: woken.append(partition.offline))
+    partition.marks.listen(lambda: woken.append(partition.offline))
     fs.fails = {fail: errno.EIO}
     with pytest.raises(StorageError):
         append(partition, producer_id=1, sequence=1)
@@ -384,11 +390,11 @@ def test_a_failed_append_takes_the_partition_off_line(tmp_path: Path, fail: str)
         lambda: fetch_bytes(partition, 0, 100, UNCOMMITTED),
         lambda: partition.append_records([Record(b"k", b"v")], now_ms=T0),
         lambda: marker(partition, 1, commit=True),
-        partition.flush,
+        lambda: partition.flushes.run(T0),
         lambda: partition.truncate_to(0),
         lambda: retain(partition, T0),
-        lambda: partition.delete_records_before(0),
-        lambda: list(partition.read_all()),
+        lambda: partition.cleanup.delete_records_before(0),
+        lambda: list(partition.reader.read_all()),
     ):
         with pytest.raises(StorageError):
             call()
@@ -408,7 +414,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, fail: str, what: str) -> No
     partition = open_partition(tmp_path, fs=fs, config=small)
     append(partition, producer_id=1, transactional=True)
     if what == "roll":
-        while not partition._log.must_roll(len(client_batch()), 10, T0, T0):
+        while not partition.log.must_roll(len(client_batch()), 10, T0, T0):
             append(partition)
     before = state_of(partition)
     image = crash_image(partition, tmp_path / "image")
@@ -458,7 +464,7 @@ def test_a_full_disk_under_an_index(tmp_path: Path) -> None:
     left = 2
     for _ in range(10):
         append(partition)
-    assert partition._log.active.offset_index.entries == 10
+    assert partition.log.active.offset_index.entries == 10
 
 
 def test_a_torn_write_that_can_not_be_cut_off_takes_the_partition_off_line(tmp_path: Path) -> None:
@@ -513,7 +519,8 @@ def test_flush_messages(tmp_path: Path) -> None:
     assert (partition.recovery_point, count()) == (3, syncs)
     append(partition, 5)
     assert (partition.recovery_point, count()) == (10, syncs + 1)
-    assert partition.flush() == 10
+    partition.flushes.run(T0)
+    assert partition.recovery_point == 10
     assert count() == syncs + 1
 
 
@@ -522,11 +529,11 @@ def test_flush_ms(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, clock=clock, config=config(flush_ms=100))
     append(partition, now_ms=T0 + 99)
     assert partition.recovery_point == 0
-    assert not partition.flush_if_due(T0 + 99)
+    assert not partition.flushes.run_if_due(T0 + 99)
     clock.advance(100)
-    assert partition.flush_if_due(T0 + 100)
+    assert partition.flushes.run_if_due(T0 + 100)
     assert partition.recovery_point == 1
-    assert not partition.flush_if_due(T0 + 300)
+    assert not partition.flushes.run_if_due(T0 + 300)
     append(partition, now_ms=T0 + 250)
     assert partition.recovery_point == 2
 
@@ -540,7 +547,7 @@ def test_a_deleted_partition_leaves_nothing(tmp_path: Path) -> None:
     other = open_partition(tmp_path, name="t" * 249)
     append(other)
     woken = []
-    partition.listen(lambda: woken.append(1))
+    partition.marks.listen(lambda: woken.append(1))
     delete(partition)
     delete(other)
     assert woken == [1]
@@ -557,14 +564,14 @@ def test_the_latest_record_when_the_log_start_cuts_through_its_batch(tmp_path: P
     data = encode_batch([LogRecord(at, T0 + 9 - at, b"k", b"v") for at in range(3)])
     append_batch(partition, data, now_ms=T0)
     append(partition, timestamp_ms=T0 + 3)
-    partition._roll(T0)
+    partition.flushes.roll(T0)
     append(partition, timestamp_ms=T0 + 8)
     found = []
     for start in range(4):
-        partition.delete_records_before(start)
-        latest = finish(partition.max_timestamp_offset(UNCOMMITTED))
+        partition.cleanup.delete_records_before(start)
+        latest = finish(partition.reader.max_timestamp_offset(UNCOMMITTED))
         assert latest is not None
         found.append(latest[:2])
     assert found == [(0, T0 + 9), (1, T0 + 8), (4, T0 + 8), (4, T0 + 8)]
-    partition.delete_records_before(5)
-    assert finish(partition.max_timestamp_offset(UNCOMMITTED)) is None
+    partition.cleanup.delete_records_before(5)
+    assert finish(partition.reader.max_timestamp_offset(UNCOMMITTED)) is None

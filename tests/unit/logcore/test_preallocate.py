@@ -36,12 +36,12 @@ def test_the_active_segment_alone_is_at_its_full_size(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=CONFIG)
     assert logs(tmp_path) == {name(0): SIZE}
     put(partition, SIZE // 2)
-    first = partition.size_bytes
+    first = partition.log.size_bytes
     assert logs(tmp_path) == {name(0): SIZE}
     assert SIZE // 2 < first < SIZE // 2 + 200
     put(partition, SIZE // 2)
     assert logs(tmp_path) == {name(0): first, name(1): SIZE}
-    assert partition.size_bytes == 2 * first
+    assert partition.log.size_bytes == 2 * first
     partition.close()
     assert logs(tmp_path) == {name(0): first, name(1): first}
     # A file that is there already is taken as it is.
@@ -53,8 +53,8 @@ def test_without_it_files_grow(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=replace(CONFIG, preallocate=False))
     assert logs(tmp_path) == {name(0): 0}
     put(partition)
-    assert logs(tmp_path) == {name(0): partition.size_bytes}
-    partition.config = CONFIG
+    assert logs(tmp_path) == {name(0): partition.log.size_bytes}
+    partition.log.config = CONFIG
     put(partition, SIZE - 1_000)  # the next segment has it
     assert logs(tmp_path)[name(1)] == SIZE
 
@@ -64,20 +64,20 @@ def test_a_kill_leaves_zeros_that_are_no_damage(tmp_path: Path, batches: int) ->
     killed = open_partition(tmp_path, config=CONFIG)
     for _ in range(batches):
         put(killed)
-    size = killed.size_bytes
+    size = killed.log.size_bytes
     again = open_partition(tmp_path, config=CONFIG, clean=False)
     assert again.log_end_offset == batches
     assert logs(tmp_path) == {name(0): size}
     assert again.recovery is not None
     assert (again.recovery.reason, again.recovery.truncated_bytes) == ("", 0)
     put(again)
-    assert [header.base_offset for header, _ in again.read_all()] == list(range(batches + 1))
+    assert [header.base_offset for header, _ in again.reader.read_all()] == list(range(batches + 1))
 
 
 def test_a_torn_batch_before_the_zeros_is_cut_and_told(tmp_path: Path) -> None:
     killed = open_partition(tmp_path, config=CONFIG)
     put(killed)
-    end = killed.size_bytes
+    end = killed.log.size_bytes
     with (tmp_path / "orders-0" / name(0)).open("r+b") as file:
         file.seek(end)
         file.write(client_batch(size=500)[:300])
@@ -92,7 +92,7 @@ def test_a_torn_batch_before_the_zeros_is_cut_and_told(tmp_path: Path) -> None:
 def test_zeros_that_nobody_asked_for_are_told(tmp_path: Path) -> None:
     killed = open_partition(tmp_path, config=CONFIG)
     put(killed)
-    size = killed.size_bytes
+    size = killed.log.size_bytes
     plain = replace(CONFIG, preallocate=False)
     again = open_partition(tmp_path, config=plain, clean=False)
     assert logs(tmp_path) == {name(0): size}
@@ -109,7 +109,7 @@ def test_a_trim_that_power_loss_took_back_is_made_up_for(tmp_path: Path) -> None
     with (tmp_path / "orders-0" / name(0)).open("r+b") as file:
         file.truncate(SIZE)
     again = open_partition(tmp_path, config=CONFIG, clean=True)
-    assert (again.log_end_offset, again.size_bytes) == (1, size)
+    assert (again.log_end_offset, again.log.size_bytes) == (1, size)
 
 
 def test_a_segment_that_can_not_be_made_is_refused_and_nothing_kept(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_segment_that_can_not_be_made_is_refused_and_nothing_kept(tmp_path: Pa
             put(partition, SIZE // 2)
     fs.limit = SIZE
     put(partition, SIZE // 2)
-    assert [header.base_offset for header, _ in partition.read_all()] == [0, 1]
+    assert [header.base_offset for header, _ in partition.reader.read_all()] == [0, 1]
 
 
 def test_blank_means_zeros_to_the_end(tmp_path: Path) -> None:

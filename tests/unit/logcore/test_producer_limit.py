@@ -28,7 +28,7 @@ def opened(root: Path, limit: ProducerLimit, name: str = "orders") -> Partition:
 
 
 def known(partition: Partition) -> set[int]:
-    return {one.producer_id for one in partition.producers()}
+    return {one.producer_id for one in partition.producers.view()}
 
 
 def test_at_the_limit_all_are_known_and_one_past_it_the_longest_idle_is_not(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_partitions_share_the_limit(tmp_path: Path) -> None:
     assert (known(one), known(two)) == (set(), {1, 2, 3})
     append(one, producer_id=4)
     assert (known(one), known(two)) == ({4}, {2, 3})
-    assert two.expire_producers(T0 + 100, 100) == 2
+    assert two.producers.expire(T0 + 100, 100) == 2
     assert limit.count == 1
     append(two, producer_id=5)
     two.close()

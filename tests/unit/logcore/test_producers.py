@@ -68,14 +68,14 @@ def test_second_batch(
 def test_an_unknown_producer_may_begin_anywhere(tmp_path: Path, sequence: int) -> None:
     partition = open_partition(tmp_path)
     append(partition, producer_id=PID, epoch=9, sequence=sequence)
-    (known,) = partition.producers()
+    (known,) = partition.producers.view()
     assert (known.producer_id, known.producer_epoch, known.last_sequence) == (PID, 9, sequence)
 
 
 def test_sequences_wrap(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, 3, producer_id=PID, sequence=MAX_SEQUENCE - 1)
-    assert next(partition.producers()).last_sequence == 0
+    assert next(partition.producers.view()).last_sequence == 0
     append(partition, producer_id=PID, sequence=1)
     other = open_partition(tmp_path, name="other")
     append(other, producer_id=PID, sequence=MAX_SEQUENCE)
@@ -137,13 +137,13 @@ def test_a_transaction_must_be_verified_to_begin(tmp_path: Path) -> None:
     data = [client_batch(producer_id=PID, sequence=at, transactional=True) for at in range(4)]
     with pytest.raises(InvalidTxnStateError):
         append_batch(partition, data[0], now_ms=T0)
-    assert list(partition.producers()) == []
+    assert list(partition.producers.view()) == []
     append_batch(partition, data[0], now_ms=T0, transaction_verified=True)
-    assert partition.has_open_transaction(PID, 0)
+    assert partition.producers.has_open_transaction(PID, 0)
     append_batch(partition, data[1], now_ms=T0)
-    assert not partition.has_open_transaction(PID, 1)
+    assert not partition.producers.has_open_transaction(PID, 1)
     marker(partition, PID, commit=True)
-    assert not partition.has_open_transaction(PID, 0)
+    assert not partition.producers.has_open_transaction(PID, 0)
     # A batch of the old transaction that arrives behind its marker.
     with pytest.raises(InvalidTxnStateError):
         append_batch(partition, data[2], now_ms=T0)
@@ -216,7 +216,7 @@ def test_marker_epochs(
     if error is None:
         marker(partition, PID, epoch, commit=True, version=version)
         assert partition.last_stable_offset == partition.log_end_offset == end + 1
-        assert next(partition.producers()).producer_epoch == epoch
+        assert next(partition.producers.view()).producer_epoch == epoch
     else:
         with pytest.raises(error):
             marker(partition, PID, epoch, commit=True, version=version)
@@ -230,16 +230,16 @@ def test_marker_of_a_replaced_coordinator(tmp_path: Path) -> None:
     with pytest.raises(TransactionCoordinatorFencedError):
         partition.append_marker(EndMarker(stamp, True, 3), T0)
     partition.append_marker(EndMarker(stamp, True, 4), T0)
-    assert next(partition.producers()).coordinator_epoch == 4
+    assert next(partition.producers.view()).coordinator_epoch == 4
 
 
 def test_marker_for_an_unknown_producer_makes_its_state(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     marker(partition, PID, 3, commit=False)
-    state = next(partition.producers())
+    state = next(partition.producers.view())
     assert (state.producer_id, state.producer_epoch, state.last_sequence) == (PID, 3, -1)
     # An empty transaction is no abort that a reader has to know of.
-    assert partition._log.active.txn_index.entries == []
+    assert partition.log.active.txn_index.entries == []
     with pytest.raises(OutOfOrderSequenceError):
         append(partition, producer_id=PID, epoch=3, sequence=1)
     append(partition, producer_id=PID, epoch=3, sequence=0)
@@ -262,7 +262,7 @@ def test_aborted_entry_carries_the_stable_offset_behind_it(tmp_path: Path) -> No
     append(partition, producer_id=2, transactional=True)  # 1
     marker(partition, 1, commit=False)  # 2
     marker(partition, 2, commit=False)  # 3
-    assert partition._log.active.txn_index.entries == [(1, 0, 2, 1), (2, 1, 3, 4)]
+    assert partition.log.active.txn_index.entries == [(1, 0, 2, 1), (2, 1, 3, 4)]
 
 
 # --- snapshots ---
@@ -308,7 +308,7 @@ def test_a_corrupt_snapshot_falls_back_to_the_next_older(tmp_path: Path, damage:
     for at in range(3):
         append(partition, producer_id=PID, sequence=at, transactional=True)
         append(partition, producer_id=100 + at)
-        partition._roll(T0)
+        partition.flushes.roll(T0)
     append(partition, producer_id=PID, sequence=3, transactional=True)
     before = state_of(partition)
     partition.close()
@@ -360,9 +360,9 @@ def test_silent_producers_expire_unless_a_transaction_is_open(tmp_path: Path) ->
     append(partition, producer_id=1, timestamp_ms=T0)
     append(partition, producer_id=2, timestamp_ms=T0, transactional=True)
     append(partition, producer_id=3, timestamp_ms=T0 + 50)
-    assert partition.expire_producers(T0 + 99, 100) == 0
-    assert partition.expire_producers(T0 + 100, 100) == 1
-    assert [one.producer_id for one in partition.producers()] == [2, 3]
+    assert partition.producers.expire(T0 + 99, 100) == 0
+    assert partition.producers.expire(T0 + 100, 100) == 1
+    assert [one.producer_id for one in partition.producers.view()] == [2, 3]
     append(partition, producer_id=1, sequence=77)
 
 
@@ -372,7 +372,7 @@ def test_expired_producers_of_a_snapshot_are_dropped(tmp_path: Path) -> None:
     append(partition, producer_id=2, timestamp_ms=T0, transactional=True)
     partition.close()
     again = open_partition(tmp_path, clock=ManualClock(T0 + 100), producer_id_expiration_ms=100)
-    assert [one.producer_id for one in again.producers()] == [2]
+    assert [one.producer_id for one in again.producers.view()] == [2]
     assert again.last_stable_offset == 1
 
 
@@ -382,11 +382,11 @@ def test_a_hundred_thousand_producers_keep_the_thread_for_no_long_turn(tmp_path:
     for producer_id in range(100_000):
         marker(partition, producer_id, commit=True)
     watch = LoopWatch()
-    watch.time(lambda: partition._roll(T0), "roll")
-    watch.time(partition._producers.last_records, "last records")
+    watch.time(lambda: partition.flushes.roll(T0), "roll")
+    watch.time(partition.producers.last_records, "last records")
     expired = []
     while len(expired) == 0 or expired[-1]:
-        watch.time(lambda: expired.append(partition.expire_producers(T0, 0)), "expiry")
+        watch.time(lambda: expired.append(partition.producers.expire(T0, 0)), "expiry")
     assert sum(expired) == 100_000
     watch.check()
     partition.close()

@@ -57,7 +57,7 @@ def states_after_each_batch(build: Callable[[Partition], None], root: Path) -> d
         (copy / LOG).write_bytes(raw[:size])
         partition = open_partition(copy, clean=False)
         states[size] = state_of(partition)
-        partition._log.close()
+        partition.log.close()
     whole.close()
     return states
 
@@ -81,7 +81,7 @@ def test_the_log_cut_at_every_byte(tmp_path: Path) -> None:
         assert not report.valid_data_removed
         if kept != len(raw):
             assert append(partition).base_offset == partition.log_end_offset - 1
-        partition._log.close()
+        partition.log.close()
 
 
 def test_every_flipped_byte_of_the_last_batch_is_noticed(tmp_path: Path) -> None:
@@ -100,13 +100,13 @@ def test_every_flipped_byte_of_the_last_batch_is_noticed(tmp_path: Path) -> None
             partition = open_partition(root, clean=False)
             assert (root / LOG).read_bytes() == raw[:start], (position, mask)
             assert fetch_all(partition) == raw[:start]
-            partition._log.close()
+            partition.log.close()
 
 
 def test_a_flipped_byte_further_back_cuts_there_and_says_so(tmp_path: Path) -> None:
     whole = open_partition(tmp_path / "whole")
     last_batches(whole)
-    whole._log.close()
+    whole.log.close()
     raw = (tmp_path / "whole" / LOG).read_bytes()
     starts = [position for position, _ in iter_headers(raw)]
     for index, start in enumerate(starts[:-1]):
@@ -120,7 +120,7 @@ def test_a_flipped_byte_further_back_cuts_there_and_says_so(tmp_path: Path) -> N
         assert partition.recovery is not None
         assert partition.recovery.valid_data_removed
         assert "CRC" in partition.recovery.reason
-        partition._log.close()
+        partition.log.close()
 
 
 # --- several segments ---
@@ -130,7 +130,7 @@ def segments(root: Path, count: int = 4) -> Partition:
     partition = open_partition(root, config=config(index_interval_bytes=100))
     for at in range(count):
         if at:
-            partition._roll(T0)
+            partition.flushes.roll(T0)
         append(partition, 3, producer_id=1, sequence=6 * at, size=90)
         append(partition, 3, producer_id=1, sequence=6 * at + 3, size=90)
         append(partition, 2, producer_id=2, sequence=2 * at, transactional=True)
@@ -150,7 +150,7 @@ def test_a_bad_batch_removes_the_later_segments(tmp_path: Path) -> None:
     partition = open_partition(root, clean=False)
     assert partition.log_end_offset == 12
     # The one that was cut may have been compacted, so it does not become the active one.
-    assert [one.base_offset for one in partition._log.segments] == [0, 9, 12]
+    assert [one.base_offset for one in partition.log.segments] == [0, 9, 12]
     report = partition.recovery
     assert report is not None
     assert (report.scanned_segments, report.removed_segments) == (2, 2)
@@ -172,12 +172,12 @@ def test_what_lies_below_the_recovery_point_is_not_read(tmp_path: Path) -> None:
     assert partition.recovery is not None
     assert partition.recovery.scanned_segments == 3
     assert partition.log_end_offset == 36
-    partition._log.close()
+    partition.log.close()
     # The active segment is scanned whatever the recovery point says.
     last = open_partition(root, clean=False, recovery_point=1000)
     assert last.recovery is not None
     assert last.recovery.scanned_segments == 1
-    assert sorted(last.producers()) == sorted(before[5 - 1])
+    assert sorted(last.producers.view()) == sorted(before[5 - 1])
 
 
 def test_clean_open_scans_nothing_and_unclean_finds_the_same(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_stale_snapshots_ahead_of_the_log_are_not_believed(tmp_path: Path) -> No
     raw = (tmp_path / LOG).read_bytes()
     (tmp_path / LOG).write_bytes(raw[: len(raw) // 2])
     again = open_partition(tmp_path, clean=False, high_watermark=2)
-    assert next(again.producers()).last_sequence == 0
+    assert next(again.producers.view()).last_sequence == 0
     assert not list((tmp_path / "orders-0").glob("*.snapshot"))
     # The checkpointed high watermark shows what was acknowledged and is gone.
     assert again.recovery is not None
@@ -301,7 +301,7 @@ def test_a_finished_compaction_is_rolled_forward(tmp_path: Path) -> None:
     for suffix in (".index", ".timeindex"):
         (directory / f"{0:020d}{suffix}.swap").write_bytes(b"")
     again = open_partition(tmp_path)
-    assert [one.base_offset for one in again._log.segments] == [0, 18, 27]
+    assert [one.base_offset for one in again.log.segments] == [0, 18, 27]
     assert [base for base, _ in read_log(again)][:4] == [3, 12, 17, 18]
     again.close()
     unclean = open_partition(tmp_path, clean=False)
@@ -312,15 +312,15 @@ def test_a_finished_compaction_is_rolled_forward(tmp_path: Path) -> None:
 
 def test_log_start_beyond_the_log_end_starts_anew(tmp_path: Path) -> None:
     whole = segments(tmp_path)
-    count = sum(header.record_count for header, _ in whole.read_all())
+    count = sum(header.record_count for header, _ in whole.reader.read_all())
     whole.close()
     again = open_partition(tmp_path, log_start_offset=50)
-    assert (again.log_start_offset, again.log_end_offset, again.size_bytes) == (50, 50, 0)
+    assert (again.log_start_offset, again.log_end_offset, again.log.size_bytes) == (50, 50, 0)
     # They were deleted: nothing of them is kept, and it is no loss.
     report = again.recovery
     assert report is not None
     assert (report.removed_records, report.kept, report.is_loss) == (count, [], False)
-    assert list(again.producers()) == []
+    assert list(again.producers.view()) == []
     assert append(again).base_offset == 50
     again.close()
     assert open_partition(tmp_path, clean=False, log_start_offset=50).log_end_offset == 51
@@ -340,9 +340,9 @@ def test_a_hole_in_the_last_segment_is_no_compaction(tmp_path: Path) -> None:
 def test_leader_epochs_are_rebuilt_from_the_batches(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition)
-    partition.leader_epoch = 4
+    partition.marks.leader_epoch = 4
     append(partition)
-    partition.flush()
+    partition.flushes.run(T0)
     root = crash_image(partition, tmp_path / "crash")
     for text in (None, "rubbish"):
         path = root / "orders-0" / "leader-epoch-checkpoint"
@@ -352,7 +352,7 @@ def test_leader_epochs_are_rebuilt_from_the_batches(tmp_path: Path) -> None:
         again = open_partition(root, clean=False)
         assert again._epochs.entries == [(0, 0), (4, 1)]
         # A leader can't be older than its log.
-        assert again.leader_epoch == 4
+        assert again.marks.leader_epoch == 4
         again.close()
 
 
@@ -370,7 +370,7 @@ def workload(partition: Partition, acknowledged: list[tuple[int, bytes]]) -> Non
         note(append(partition, producer_id=2, sequence=at, transactional=True).base_offset)
         note(marker(partition, 2, commit=at % 2 == 0).base_offset)
         if at == 2:
-            partition.delete_records_before(4)
+            partition.cleanup.delete_records_before(4)
             retain(partition, T0)
     partition.close()
 
@@ -406,7 +406,7 @@ def test_killed_before_any_step_nothing_acknowledged_is_lost(
         assert partition.log_start_offset <= 4
         recovered = state_of(partition)
         assert append(partition, producer_id=3).base_offset == recovered[1]
-        partition._log.close()
+        partition.log.close()
         shutil.rmtree(root)
         steps += 1
     assert steps > 60
@@ -450,5 +450,5 @@ def test_batches_of_other_writers_are_read_as_they_are(tmp_path: Path) -> None:
     (tmp_path / LOG).write_bytes(empty + marker_gone + leader_change)
     partition = open_partition(tmp_path, clean=False)
     assert partition.log_end_offset == 7
-    state = next(partition.producers())
+    state = next(partition.producers.view())
     assert (state.producer_epoch, state.last_sequence) == (1, 4)

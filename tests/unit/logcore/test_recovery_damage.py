@@ -44,7 +44,7 @@ def strays(root: Path) -> dict[str, bytes]:
 
 
 def bases(partition: Partition) -> list[int]:
-    return [header.base_offset for header, _ in partition.read_all()]
+    return [header.base_offset for header, _ in partition.reader.read_all()]
 
 
 # --- below the recovery point: stepped over ------------------------------------------------------
@@ -55,7 +55,8 @@ def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int)
     """Every byte of the flushed batches in the active segment, and an append behind them."""
     whole = open_partition(tmp_path / "whole", config=config(index_interval_bytes=100))
     last_batches(whole)
-    flushed = whole.flush()
+    whole.flushes.run(T0)
+    flushed = whole.recovery_point
     append(whole, 2)
     root = crash_image(whole, tmp_path / "crash")
     raw = (root / LOG).read_bytes()
@@ -72,7 +73,7 @@ def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int)
         if starts[at].base_offset >= flushed:
             # Nobody was told that this one is on disk.
             assert partition.log_end_offset == starts[at].base_offset, position
-            partition._log.close()
+            partition.log.close()
             break
         assert (root / LOG).read_bytes() == rotten, position
         assert partition.log_end_offset == ends[-1], position
@@ -85,7 +86,7 @@ def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int)
         read = fetch_bytes(partition, offset, 1, Isolation.READ_UNCOMMITTED)
         assert read.records[:size] == raw[behind : behind + size], position
         assert append(partition).base_offset == ends[-1]
-        partition._log.close()
+        partition.log.close()
     else:
         pytest.fail("the batch that was not flushed has bytes as well")
     assert strays(root)
@@ -97,7 +98,7 @@ def test_no_header_of_a_sealed_segment_costs_anything_elsewhere(tmp_path: Path, 
     whole = segments(tmp_path / "whole")
     root = crash_image(whole, tmp_path / "crash")
     point, end = whole.recovery_point, whole.log_end_offset
-    sealed, active = (one.base_offset for one in whole._log.segments[-2:])
+    sealed, active = (one.base_offset for one in whole.log.segments[-2:])
     assert active == point < end
     path = root / "orders-0" / f"{sealed:020d}.log"
     raw = path.read_bytes()
@@ -117,7 +118,7 @@ def test_no_header_of_a_sealed_segment_costs_anything_elsewhere(tmp_path: Path, 
                 fetch_bytes(partition, offset, 1, Isolation.READ_UNCOMMITTED)
         assert partition.offline is None, position
         assert fetch_bytes(partition, active, 1, Isolation.READ_UNCOMMITTED).records
-        partition._log.close()
+        partition.log.close()
 
 
 @pytest.mark.parametrize("mask", [0x40, 0x80])
@@ -126,7 +127,7 @@ def test_an_offset_that_can_not_be_takes_no_partition_off_line(tmp_path: Path, m
     whole = open_partition(tmp_path / "whole", config=config(index_interval_bytes=1))
     for at in range(4):
         whole.append_records([Record(b"k", b"v")] * 2, now_ms=T0 + at)
-    whole._roll(T0)
+    whole.flushes.roll(T0)
     append(whole, 2)
     root = crash_image(whole, tmp_path / "crash")
     raw = bytearray((root / LOG).read_bytes())
@@ -174,7 +175,7 @@ def test_producers_are_found_again_past_damage(tmp_path: Path) -> None:
     (root / "orders-0" / f"{9:020d}.log").write_bytes(raw)
     again = open_partition(root, clean=False, recovery_point=27)
     assert again.log_end_offset == whole.log_end_offset
-    assert list(again.producers()) == list(whole.producers())
+    assert list(again.producers.view()) == list(whole.producers.view())
     assert again.recovery is not None
     assert [(one.offset, one.next_offset) for one in again.recovery.damaged] == [(12, 18)]
     with pytest.raises(CorruptRecordError):
@@ -204,7 +205,7 @@ def test_nothing_good_behind_it_and_the_log_ends_there(tmp_path: Path) -> None:
     whole = open_partition(tmp_path / "whole")
     for _ in range(4):
         append(whole, 2)
-    whole.flush()
+    whole.flushes.run(T0)
     root = crash_image(whole, tmp_path / "crash")
     raw = (root / LOG).read_bytes()
     (root / LOG).write_bytes(raw[: len(raw) // 4 * 3 - 5])
@@ -223,9 +224,9 @@ def with_holes(root: Path) -> Path:
     whole = open_partition(root)
     for _ in range(6):
         append(whole, 2)
-    whole._roll(T0)
+    whole.flushes.roll(T0)
     append(whole, 2)
-    whole._log.close()
+    whole.log.close()
     raw = (root / LOG).read_bytes()
     size = len(raw) // 6
     kept = (0, 2, 4, 5)
@@ -255,7 +256,7 @@ def test_nor_when_the_segments_behind_it_do_not_follow(tmp_path: Path) -> None:
     for suffix in (".log", ".index", ".timeindex", ".snapshot"):
         (root / f"{name}{suffix}").rename(root / f"orders-0/{11:020d}{suffix}")
     partition = open_partition(root, clean=False)
-    assert [one.base_offset for one in partition._log.segments] == [0, 12]
+    assert [one.base_offset for one in partition.log.segments] == [0, 12]
     assert partition.recovery is not None
     assert "overlaps" in partition.recovery.reason
     append(partition)
@@ -344,7 +345,7 @@ def test_a_torn_tail_is_kept_as_well_and_zeros_are_not(tmp_path: Path) -> None:
         assert report.truncated_bytes == len(tail)
         assert not report.is_loss
         assert list(strays(root).values()) == ([] if not any(tail) else [tail])
-        partition._log.close()
+        partition.log.close()
         for name in strays(root):
             (root / "orders-0" / name).unlink()
 
@@ -371,7 +372,7 @@ def test_without_room_to_keep_it_nothing_good_is_given_up(tmp_path: Path) -> Non
     assert not strays(torn)
     assert partition.recovery is not None
     assert partition.recovery.kept == []
-    partition._log.close()
+    partition.log.close()
     assert open_partition(root, clean=False).log_end_offset == 12
     assert not disk.open_paths
 

@@ -55,7 +55,7 @@ def test_what_follows_a_batch_that_found_no_room_does_not_overtake_it(
 def test_nor_one_that_was_not_verified(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     first = client_batch(producer_id=PID, sequence=3, transactional=True)
-    partition.refuse_unverified(first)
+    partition.producers.refused_unread(first)
     with pytest.raises(InvalidTxnStateError):
         append_batch(partition, first, now_ms=T0)
     with pytest.raises(OutOfOrderSequenceError):
@@ -81,15 +81,15 @@ def test_a_batch_with_a_wrong_crc_says_nothing(tmp_path: Path) -> None:
     torn = bytearray(client_batch(producer_id=PID, sequence=0, transactional=True))
     torn[-1] ^= 1
     for data in (bytes(torn), bytes(torn[:30]), b""):
-        partition.refuse_unverified(data)
+        partition.producers.refused_unread(data)
     append(partition, producer_id=PID, sequence=5, transactional=True)
 
 
 def test_a_new_epoch_and_a_marker_begin_anew(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
-    partition.refuse_unverified(client_batch(producer_id=1, sequence=2, transactional=True))
+    partition.producers.refused_unread(client_batch(producer_id=1, sequence=2, transactional=True))
     append(partition, producer_id=1, epoch=1, sequence=9, transactional=True)
-    partition.refuse_unverified(client_batch(producer_id=2, sequence=2, transactional=True))
+    partition.producers.refused_unread(client_batch(producer_id=2, sequence=2, transactional=True))
     marker(partition, 2, commit=False)
     append(partition, producer_id=2, sequence=0, transactional=True)
 
@@ -135,7 +135,7 @@ def test_a_client_that_repeats_gets_all_of_it_written_in_order(
                 disk.is_full = fault == "full"
                 try:
                     if fault == "refused":
-                        partition.refuse_unverified(data)
+                        partition.producers.refused_unread(data)
                         continue
                     verified = fault != "not verified"
                     append_batch(partition, data, now_ms=T0, transaction_verified=verified)

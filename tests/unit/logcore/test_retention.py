@@ -30,7 +30,7 @@ def segments(root: Path, count: int = 4, **changes: object) -> Partition:
 
 
 def bases(partition: Partition) -> list[int]:
-    return [segment.base_offset for segment in partition._log.segments]
+    return [segment.base_offset for segment in partition.log.segments]
 
 
 def test_by_time_oldest_first(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_one_young_record_holds_back_all_behind_it(tmp_path: Path) -> None:
 def test_everything_expired_leaves_an_empty_segment(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_ms=DAY_MS)
     assert retain(partition, T0 + 90 * DAY_MS) == 4
-    assert (bases(partition), partition.size_bytes) == ([4], 0)
+    assert (bases(partition), partition.log.size_bytes) == ([4], 0)
     assert (partition.log_start_offset, partition.log_end_offset) == (4, 4)
     assert retain(partition, T0 + 900 * DAY_MS) == 0
     assert append(partition).base_offset == 4
@@ -84,7 +84,7 @@ def test_without_the_delete_policy_only_the_log_start_counts(
 ) -> None:
     partition = segments(tmp_path, retention_ms=1, retention_bytes=1, cleanup_policy=policy)
     assert retain(partition, T0 + 90 * DAY_MS) == 0
-    assert partition.delete_records_before(2) == 2
+    assert partition.cleanup.delete_records_before(2) == 2
     assert retain(partition, T0) == 2
     assert bases(partition) == [2, 3]
 
@@ -93,23 +93,23 @@ def test_delete_records_moves_the_start_and_retention_takes_whole_segments(tmp_p
     partition = open_partition(tmp_path, config=config(segment_bytes=2 * SIZE))
     for _ in range(5):
         append(partition)
-    assert partition.delete_records_before(3) == 3
-    assert partition.delete_records_before(1) == 3
+    assert partition.cleanup.delete_records_before(3) == 3
+    assert partition.cleanup.delete_records_before(1) == 3
     assert bases(partition) == [0, 2, 4]
     assert retain(partition, T0) == 1
     assert bases(partition) == [2, 4]
     # A batch that straddles the log start is read whole.
     assert [base for base, _ in read_log(partition)] == [3, 4]
-    assert partition.delete_records_before(-1) == 5
+    assert partition.cleanup.delete_records_before(-1) == 5
     with pytest.raises(OffsetOutOfRangeError):
-        partition.delete_records_before(6)
+        partition.cleanup.delete_records_before(6)
     with pytest.raises(OffsetOutOfRangeError):
-        partition.delete_records_before(-2)
+        partition.cleanup.delete_records_before(-2)
 
 
 def test_log_start_survives_by_its_checkpoint(tmp_path: Path) -> None:
     partition = segments(tmp_path)
-    partition.delete_records_before(2)
+    partition.cleanup.delete_records_before(2)
     partition.close()
     again = open_partition(tmp_path, log_start_offset=2)
     assert (again.log_start_offset, again.log_end_offset) == (2, 4)
@@ -134,7 +134,7 @@ def test_files_are_renamed_first_and_removed_after_the_delay(tmp_path: Path) -> 
 def test_renamed_files_go_with_a_restart(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_ms=2 * DAY_MS)
     retain(partition, T0 + 3 * DAY_MS)
-    partition._log.close()
+    partition.log.close()
     again = open_partition(tmp_path, clean=False)
     assert not list((tmp_path / "orders-0").glob("*.deleted"))
     assert (again.log_start_offset, again.log_end_offset) == (1, 4)
@@ -145,15 +145,15 @@ def test_producers_outlive_their_segments(tmp_path: Path) -> None:
     append(partition, producer_id=1, transactional=True)
     append(partition, 3)
     append(partition, 3)
-    partition.delete_records_before(2)
+    partition.cleanup.delete_records_before(2)
     assert retain(partition, T0) == 1
     # The open transaction began before the log start, which bounds the stable offset.
     assert partition.last_stable_offset == partition.log_start_offset == 2
-    assert [one.producer_id for one in partition.producers()] == [1]
+    assert [one.producer_id for one in partition.producers.view()] == [1]
     partition.close()
     again = open_partition(tmp_path, log_start_offset=2)
     assert again.last_stable_offset == 2
-    assert [one.producer_id for one in again.producers()] == [1]
+    assert [one.producer_id for one in again.producers.view()] == [1]
 
 
 def test_what_is_appended_while_the_disk_is_waited_for_is_left_to_the_next_call(
@@ -161,7 +161,7 @@ def test_what_is_appended_while_the_disk_is_waited_for_is_left_to_the_next_call(
 ) -> None:
     partition = segments(tmp_path, retention_bytes=SIZE, retention_ms=-1)
     waits = 0
-    for wait in partition.retaining(T0):
+    for wait in partition.cleanup.retaining(T0):
         wait()
         append(partition)
         waits += 1

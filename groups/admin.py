@@ -30,12 +30,12 @@ from fencepost.groups.errors import InvalidGroupIdError, NonEmptyGroupError
 from fencepost.groups.group import not_found
 from fencepost.groups.offsets import delete_all_offsets, tombstone_group
 from fencepost.groups.reconcile import TopicIdPartition
-from fencepost.groups.shard import GroupShardState
+from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, Token
 
 
 def describe_group(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: DescribeGroup
+    shard: Shard, decision: DecisionBuilder, token: Token, command: DescribeGroup
 ) -> None:
     """Describe a classic group.
 
@@ -67,7 +67,7 @@ def describe_group(
 
 
 def describe_consumer_group(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: DescribeConsumerGroup
+    shard: Shard, decision: DecisionBuilder, token: Token, command: DescribeConsumerGroup
 ) -> None:
     """Describe a consumer group; what names of topics are not known any more is left out."""
     if not command.group_id:
@@ -105,9 +105,7 @@ def describe_consumer_group(
     decision.reply(token, described)
 
 
-def list_groups(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: ListGroups
-) -> None:
+def list_groups(shard: Shard, decision: DecisionBuilder, token: Token, command: ListGroups) -> None:
     """List groups of all types; filters ignore case, an empty one lets everything through."""
     states = {state.lower() for state in command.states}
     types = {name.lower() for name in command.types}
@@ -123,7 +121,7 @@ def list_groups(
 
 
 def delete_group(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: DeleteGroup
+    shard: Shard, decision: DecisionBuilder, token: Token, command: DeleteGroup
 ) -> None:
     """Delete an empty group with all its offsets, also those of open transactions."""
     group = shard.groups.get(command.group_id)

@@ -39,11 +39,11 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
 )
 from fencepost.groups.events import EventKind
-from fencepost.groups.shard import GroupShardState
+from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 
 
-def _group_of_member(shard: GroupShardState, group_id: str) -> ClassicGroup:
+def _group_of_member(shard: Shard, group_id: str) -> ClassicGroup:
     if not group_id:
         raise InvalidGroupIdError("a member needs a group id")
     group = shard.groups.get(group_id)
@@ -54,9 +54,7 @@ def _group_of_member(shard: GroupShardState, group_id: str) -> ClassicGroup:
     return group
 
 
-def _member(
-    shard: GroupShardState, command: SyncGroup | Heartbeat
-) -> tuple[ClassicGroup, ClassicMember]:
+def _member(shard: Shard, command: SyncGroup | Heartbeat) -> tuple[ClassicGroup, ClassicMember]:
     group = _group_of_member(shard, command.group_id)
     member = group.validate_member(command.member_id, command.group_instance_id)
     if command.generation_id != group.generation_id:
@@ -69,9 +67,7 @@ def _member(
 # --- SyncGroup -----------------------------------------------------------------------------------
 
 
-def sync_group(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: SyncGroup
-) -> None:
+def sync_group(shard: Shard, decision: DecisionBuilder, token: Token, command: SyncGroup) -> None:
     """Decide on a SyncGroup. Raises a ``GroupError`` before any change."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
@@ -98,7 +94,7 @@ def sync_group(
 
 
 def _assign(
-    shard: GroupShardState,
+    shard: Shard,
     decision: DecisionBuilder,
     group: ClassicGroup,
     leader: ClassicMember,
@@ -132,9 +128,7 @@ def _assignment(group: ClassicGroup, assignment: bytes) -> SyncGroupResult:
 # --- Heartbeat -----------------------------------------------------------------------------------
 
 
-def heartbeat(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: Heartbeat
-) -> None:
+def heartbeat(shard: Shard, decision: DecisionBuilder, token: Token, command: Heartbeat) -> None:
     """Decide on a Heartbeat. In CompletingRebalance it is welcome, as in Kafka's code."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
@@ -151,9 +145,7 @@ def heartbeat(
 # --- LeaveGroup ----------------------------------------------------------------------------------
 
 
-def leave_group(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: LeaveGroup
-) -> None:
+def leave_group(shard: Shard, decision: DecisionBuilder, token: Token, command: LeaveGroup) -> None:
     """Remove several members at once; at most one rebalance comes of it."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
@@ -191,7 +183,7 @@ def leave_group(
 
 
 def _leave(
-    shard: GroupShardState, decision: DecisionBuilder, group: ClassicGroup, leaving: LeavingMember
+    shard: Shard, decision: DecisionBuilder, group: ClassicGroup, leaving: LeavingMember
 ) -> ClassicMember | None:
     """Remove one member and return it, None for a pending one."""
     member_id, instance_id = leaving.member_id, leaving.group_instance_id
@@ -214,7 +206,7 @@ def _leave(
 # --- loading -------------------------------------------------------------------------------------
 
 
-def group_loaded(shard: GroupShardState, decision: DecisionBuilder, group: ClassicGroup) -> None:
+def group_loaded(shard: Shard, decision: DecisionBuilder, group: ClassicGroup) -> None:
     """Begin to serve a group read from the log: every session starts anew."""
     for member in group.members.values():
         arm_session(decision, group, member)

@@ -58,7 +58,7 @@ from fencepost.groups.member_update import (
     take_over,
 )
 from fencepost.groups.reconcile import MemberState
-from fencepost.groups.shard import GroupShardState
+from fencepost.groups.shard import Shard
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 
@@ -66,11 +66,7 @@ from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 
 
 def join_group(
-    shard: GroupShardState,
-    decision: DecisionBuilder,
-    group: ConsumerGroup,
-    token: Token,
-    command: JoinGroup,
+    shard: Shard, decision: DecisionBuilder, group: ConsumerGroup, token: Token, command: JoinGroup
 ) -> None:
     """Decide on a JoinGroup to a consumer group with members; it is answered at once.
 
@@ -116,7 +112,7 @@ def join_group(
 
 
 def _update_of(
-    shard: GroupShardState, group: ConsumerGroup, command: JoinGroup, settings: ConsumerSettings
+    shard: Shard, group: ConsumerGroup, command: JoinGroup, settings: ConsumerSettings
 ) -> MemberUpdate:
     """Say with a heartbeat of the consumer protocol what the JoinGroup says."""
     subscription = _subscription(command)
@@ -160,7 +156,7 @@ def _subscription(command: JoinGroup) -> Subscription:
 
 
 def _replace_last(
-    shard: GroupShardState, decision: DecisionBuilder, update: MemberUpdate, owner: str
+    shard: Shard, decision: DecisionBuilder, update: MemberUpdate, owner: str
 ) -> bool:
     """Make the group classic if ``owner`` was its last member of the consumer protocol."""
     group = update.group
@@ -193,11 +189,7 @@ def _is_everybody_settled(update: MemberUpdate, replaced: str) -> bool:
 
 
 def sync_group(
-    shard: GroupShardState,
-    decision: DecisionBuilder,
-    group: ConsumerGroup,
-    token: Token,
-    command: SyncGroup,
+    shard: Shard, decision: DecisionBuilder, group: ConsumerGroup, token: Token, command: SyncGroup
 ) -> None:
     """Hand a classic member what is assigned to it. Raises a GroupError before any change."""
     member_id = command.member_id
@@ -223,11 +215,7 @@ def sync_group(
 
 
 def heartbeat(
-    shard: GroupShardState,
-    decision: DecisionBuilder,
-    group: ConsumerGroup,
-    token: Token,
-    command: Heartbeat,
+    shard: Shard, decision: DecisionBuilder, group: ConsumerGroup, token: Token, command: Heartbeat
 ) -> None:
     """Keep a classic member alive, and tell it to rejoin when there is something to learn.
 
@@ -250,7 +238,7 @@ def heartbeat(
 
 
 def _may_move(
-    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup, member_id: str
+    shard: Shard, decision: DecisionBuilder, group: ConsumerGroup, member_id: str
 ) -> bool:
     """Whether a JoinGroup now would take the member to a newer epoch.
 
@@ -281,11 +269,7 @@ def _classic_member(
 
 
 def leave_group(
-    shard: GroupShardState,
-    decision: DecisionBuilder,
-    group: ConsumerGroup,
-    token: Token,
-    command: LeaveGroup,
+    shard: Shard, decision: DecisionBuilder, group: ConsumerGroup, token: Token, command: LeaveGroup
 ) -> None:
     """Remove members, whatever protocol they speak; the group epoch is bumped once."""
     results: list[tuple[str, str | None, DomainError | None]] = []

@@ -36,13 +36,11 @@ from fencepost.groups.errors import (
 )
 from fencepost.groups.events import EventKind
 from fencepost.groups.records import GroupMetadataValue
-from fencepost.groups.shard import GroupShardState, Handover
+from fencepost.groups.shard import Handover, Shard
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Token
 
 
-def join_group(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: JoinGroup
-) -> None:
+def join_group(shard: Shard, decision: DecisionBuilder, token: Token, command: JoinGroup) -> None:
     """Decide on a JoinGroup. Raises a ``GroupError`` before any change."""
     _validate(shard, command)
     group = shard.groups.get(command.group_id)
@@ -72,7 +70,7 @@ def join_group(
         _join_new(shard, decision, group, token, command)
 
 
-def _validate(shard: GroupShardState, command: JoinGroup) -> None:
+def _validate(shard: Shard, command: JoinGroup) -> None:
     limits = shard.limits
     if not command.group_id:
         raise InvalidGroupIdError("a member needs a group id")
@@ -95,7 +93,7 @@ def _validate(shard: GroupShardState, command: JoinGroup) -> None:
 
 
 def _create_group(
-    shard: GroupShardState,
+    shard: Shard,
     decision: DecisionBuilder,
     token: Token,
     command: JoinGroup,
@@ -121,7 +119,7 @@ def _create_group(
     shard.handover = Handover(group)
 
 
-def _accepts(shard: GroupShardState, group: ClassicGroup, member_id: str) -> bool:
+def _accepts(shard: Shard, group: ClassicGroup, member_id: str) -> bool:
     """Whether the group's size allows this member.
 
     In the join phase only those who came back count: a group that grew too large under an older
@@ -168,11 +166,7 @@ def _require_support(group: ClassicGroup, command: JoinGroup) -> None:
 
 
 def _join_new(
-    shard: GroupShardState,
-    decision: DecisionBuilder,
-    group: ClassicGroup,
-    token: Token,
-    command: JoinGroup,
+    shard: Shard, decision: DecisionBuilder, group: ClassicGroup, token: Token, command: JoinGroup
 ) -> None:
     member_id = command.new_member_id
     if not member_id or member_id in group.members or member_id in group.pending_members:
@@ -190,11 +184,7 @@ def _join_new(
 
 
 def _hand_out_id(
-    shard: GroupShardState,
-    decision: DecisionBuilder,
-    group: ClassicGroup,
-    token: Token,
-    command: JoinGroup,
+    shard: Shard, decision: DecisionBuilder, group: ClassicGroup, token: Token, command: JoinGroup
 ) -> None:
     """Let a member prove that it hears us before it takes part (KIP-394)."""
     member_id = command.new_member_id
@@ -216,7 +206,7 @@ def _evict(decision: DecisionBuilder, group: ClassicGroup, member_id: str) -> No
 
 
 def _add_member(
-    shard: GroupShardState,
+    shard: Shard,
     decision: DecisionBuilder,
     group: ClassicGroup,
     token: Token,
@@ -257,7 +247,7 @@ def _add_member(
 
 
 def _replace_static(
-    shard: GroupShardState,
+    shard: Shard,
     decision: DecisionBuilder,
     group: ClassicGroup,
     token: Token,
@@ -295,7 +285,7 @@ def _replace_static(
 
 
 def _persist_successor(
-    shard: GroupShardState,
+    shard: Shard,
     decision: DecisionBuilder,
     group: ClassicGroup,
     token: Token,
@@ -356,11 +346,7 @@ def _fence(
 
 
 def _join_known(
-    shard: GroupShardState,
-    decision: DecisionBuilder,
-    group: ClassicGroup,
-    token: Token,
-    command: JoinGroup,
+    shard: Shard, decision: DecisionBuilder, group: ClassicGroup, token: Token, command: JoinGroup
 ) -> None:
     member_id = command.member_id
     if member_id in group.pending_members:

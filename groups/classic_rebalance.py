@@ -14,7 +14,7 @@ from fencepost.groups.commands import JoinGroupResult
 from fencepost.groups.errors import RebalanceInProgressError, UnknownMemberIdError
 from fencepost.groups.events import EventKind
 from fencepost.groups.records import GroupMetadataValue
-from fencepost.groups.shard import GroupShardState
+from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, DomainError
 
 
@@ -27,7 +27,7 @@ def arm_session(decision: DecisionBuilder, group: ClassicGroup, member: ClassicM
 
 
 def maybe_prepare_rebalance(
-    shard: GroupShardState,
+    shard: Shard,
     decision: DecisionBuilder,
     group: ClassicGroup,
     reason: str,
@@ -44,7 +44,7 @@ def maybe_prepare_rebalance(
 
 
 def prepare_rebalance(
-    shard: GroupShardState,
+    shard: Shard,
     decision: DecisionBuilder,
     group: ClassicGroup,
     reason: str,
@@ -102,9 +102,7 @@ def maybe_complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
         complete_join(decision, group)
 
 
-def join_timer_fired(
-    shard: GroupShardState, decision: DecisionBuilder, group: ClassicGroup
-) -> None:
+def join_timer_fired(shard: Shard, decision: DecisionBuilder, group: ClassicGroup) -> None:
     """End the join phase, or prolong the initial one if somebody joined meanwhile."""
     if group.state is not ClassicState.PREPARING_REBALANCE:
         return
@@ -215,9 +213,7 @@ def sync_arrived(decision: DecisionBuilder, group: ClassicGroup, member: Classic
         decision.disarm(group.timer("sync"))
 
 
-def sync_timer_fired(
-    shard: GroupShardState, decision: DecisionBuilder, group: ClassicGroup
-) -> None:
+def sync_timer_fired(shard: Shard, decision: DecisionBuilder, group: ClassicGroup) -> None:
     """Remove members that did not ask for their assignment, and rebalance without them."""
     generation_runs = group.state in {ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE}
     if not generation_runs or not group.pending_sync:
@@ -234,7 +230,7 @@ def sync_timer_fired(
 
 
 def session_timer_fired(
-    shard: GroupShardState, decision: DecisionBuilder, group: ClassicGroup, member_id: str
+    shard: Shard, decision: DecisionBuilder, group: ClassicGroup, member_id: str
 ) -> None:
     """Remove a silent member, or a pending one that did not come back with its id."""
     if member_id in group.pending_members:

@@ -54,14 +54,14 @@ from fencepost.groups.member_update import (
     take_over,
 )
 from fencepost.groups.reconcile import CurrentAssignment, MemberState
-from fencepost.groups.shard import GroupShardState
+from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, Token
 
 _JAVA_BLANKS: Final = "".join(map(chr, range(33)))
 
 
 def heartbeat(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: ConsumerHeartbeat
+    shard: Shard, decision: DecisionBuilder, token: Token, command: ConsumerHeartbeat
 ) -> None:
     """Decide on a ConsumerGroupHeartbeat. Raises a GroupError before any change."""
     environment = shard.environment(command.group_id)
@@ -109,9 +109,7 @@ def _answer(update: MemberUpdate, before: CurrentAssignment) -> ConsumerHeartbea
 # --- validation ----------------------------------------------------------------------------------
 
 
-def _validate(
-    shard: GroupShardState, command: ConsumerHeartbeat, settings: ConsumerSettings
-) -> None:
+def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettings) -> None:
     for what, text in (
         ("GroupId", command.group_id),
         ("InstanceId", command.instance_id),
@@ -166,10 +164,7 @@ def _require(condition: bool, what: str) -> None:
 
 
 def _group(
-    shard: GroupShardState,
-    decision: DecisionBuilder,
-    command: ConsumerHeartbeat,
-    environment: Environment,
+    shard: Shard, decision: DecisionBuilder, command: ConsumerHeartbeat, environment: Environment
 ) -> ConsumerGroup:
     """Return the group; a joining member may create one, or turn a classic one into one."""
     group = shard.groups.get(command.group_id)
@@ -240,7 +235,7 @@ def _require_epoch(update: MemberUpdate) -> None:
 
 
 def _leave(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: ConsumerHeartbeat
+    shard: Shard, decision: DecisionBuilder, token: Token, command: ConsumerHeartbeat
 ) -> None:
     group = shard.groups.get(command.group_id)
     if not isinstance(group, ConsumerGroup):

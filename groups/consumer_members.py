@@ -14,12 +14,12 @@ from fencepost.groups.consumer_target import metadata_hash, write_epoch
 from fencepost.groups.conversion import downgrade, may_downgrade
 from fencepost.groups.events import EventKind
 from fencepost.groups.reconcile import MemberState
-from fencepost.groups.shard import GroupShardState
+from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation
 
 
 def remove_members(
-    shard: GroupShardState,
+    shard: Shard,
     decision: DecisionBuilder,
     group: ConsumerGroup,
     member_ids: Sequence[str],
@@ -71,11 +71,7 @@ def remove_members(
 
 
 def member_timer_fired(
-    shard: GroupShardState,
-    decision: DecisionBuilder,
-    group: ConsumerGroup,
-    kind: str,
-    member_id: str,
+    shard: Shard, decision: DecisionBuilder, group: ConsumerGroup, kind: str, member_id: str
 ) -> None:
     """Remove a member that let one of its times pass."""
     match kind:
@@ -94,16 +90,14 @@ def member_timer_fired(
         remove_members(shard, decision, group, [member_id], EventKind.MEMBER_EXPIRED, reason)
 
 
-def session_timeout_ms(
-    shard: GroupShardState, group_id: str, member: cr.ConsumerMemberValue
-) -> int:
+def session_timeout_ms(shard: Shard, group_id: str, member: cr.ConsumerMemberValue) -> int:
     """Return how long the member may be silent: a classic one has chosen it for itself."""
     if member.classic is not None:
         return member.classic.session_timeout_ms
     return shard.environment(group_id).settings.session_timeout_ms
 
 
-def group_loaded(shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup) -> None:
+def group_loaded(shard: Shard, decision: DecisionBuilder, group: ConsumerGroup) -> None:
     """Begin to serve a group read from the log: every session starts anew.
 
     Whether a classic member must rejoin or sync, its next heartbeat finds out.

@@ -39,7 +39,7 @@ from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.events import EventKind
 from fencepost.groups.reconcile import Target, TopicIdPartition
 from fencepost.groups.regex import RegexScan
-from fencepost.groups.shard import GroupShardState
+from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, Token
 
 
@@ -165,10 +165,7 @@ def write_epoch(
 
 
 def update_target(
-    shard: GroupShardState,
-    decision: DecisionBuilder,
-    draft: GroupDraft,
-    settings: ConsumerSettings,
+    shard: Shard, decision: DecisionBuilder, draft: GroupDraft, settings: ConsumerSettings
 ) -> None:
     """Compute the target of the newest group epoch, unless the last computation is too fresh."""
     assignment = draft.assignment
@@ -222,7 +219,7 @@ def _write_target(
 
 
 def _ask(
-    shard: GroupShardState,
+    shard: Shard,
     decision: DecisionBuilder,
     draft: GroupDraft,
     assignor: RemoteAssignor,
@@ -240,7 +237,7 @@ def _ask(
 
 
 def _ask_again(
-    shard: GroupShardState, decision: DecisionBuilder, draft: GroupDraft, settings: ConsumerSettings
+    shard: Shard, decision: DecisionBuilder, draft: GroupDraft, settings: ConsumerSettings
 ) -> None:
     """Ask once more where no answer came: it failed, or the shard was loaded in between."""
     if not settings.assignors.has_remote:
@@ -253,9 +250,7 @@ def _ask_again(
         _ask(shard, decision, draft, assignor, _spec(draft))
 
 
-def assignor_timer_fired(
-    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup
-) -> None:
+def assignor_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGroup) -> None:
     """Ask once more, also while no member has anything to say."""
     # A group that has changed since is asked for by the next heartbeat, which knows how.
     if group.members and group.assignment_epoch >= group.epoch:
@@ -265,7 +260,7 @@ def assignor_timer_fired(
 
 
 def target_computed(
-    shard: GroupShardState, decision: DecisionBuilder, _token: Token, command: TargetComputed
+    shard: Shard, decision: DecisionBuilder, _token: Token, command: TargetComputed
 ) -> None:
     """Take the answer of an assignor that is computed elsewhere: a new epoch with its target.
 

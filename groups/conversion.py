@@ -42,7 +42,7 @@ from fencepost.groups.errors import (
 from fencepost.groups.events import EventKind
 from fencepost.groups.group import ShardTotals
 from fencepost.groups.reconcile import CurrentAssignment, TopicIdPartition
-from fencepost.groups.shard import GroupShardState, Handover
+from fencepost.groups.shard import Handover, Shard
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import DecisionBuilder, Record
 
@@ -50,10 +50,7 @@ from fencepost.logcore.machine import DecisionBuilder, Record
 
 
 def upgraded(
-    shard: GroupShardState,
-    decision: DecisionBuilder,
-    classic: ClassicGroup,
-    environment: Environment,
+    shard: Shard, decision: DecisionBuilder, classic: ClassicGroup, environment: Environment
 ) -> ConsumerGroup:
     """Return what a classic group is as a consumer group, and write the records that make it one.
 
@@ -121,7 +118,7 @@ def _require_upgradable(classic: ClassicGroup, settings: ConsumerSettings) -> No
 
 
 def _consumers(
-    shard: GroupShardState, classic: ClassicGroup, topics: TopicImage
+    shard: Shard, classic: ClassicGroup, topics: TopicImage
 ) -> tuple[dict[str, cr.ConsumerMemberValue], dict[str, list[TopicIdPartition]]]:
     """Return each member as the consumer protocol sees it, and what it is assigned."""
     everybody = list(classic.members.values())
@@ -175,9 +172,7 @@ def _consumers(
     return members, assigned
 
 
-def finish_upgrade(
-    shard: GroupShardState, decision: DecisionBuilder, classic: ClassicGroup
-) -> None:
+def finish_upgrade(shard: Shard, decision: DecisionBuilder, classic: ClassicGroup) -> None:
     """Let go of a classic group whose tombstone is decided: who waits there must join anew."""
     error = RebalanceInProgressError("the group became one of the consumer protocol; rejoin")
     decision.disarm(classic.timer("join"))
@@ -197,7 +192,7 @@ def finish_upgrade(
 
 
 def may_downgrade(
-    shard: GroupShardState, group: ConsumerGroup, leaving: Collection[str], joining: int = 0
+    shard: Shard, group: ConsumerGroup, leaving: Collection[str], joining: int = 0
 ) -> bool:
     """Whether the group is to become classic when these members go and so many come."""
     size = len(group.members) - len(leaving) + joining
@@ -209,7 +204,7 @@ def may_downgrade(
 
 
 def downgrade(
-    shard: GroupShardState,
+    shard: Shard,
     decision: DecisionBuilder,
     group: ConsumerGroup,
     leaving: Collection[str],

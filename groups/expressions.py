@@ -17,7 +17,7 @@ from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.consumer_target import GroupDraft, bump_epoch
 from fencepost.groups.events import EventKind
 from fencepost.groups.regex import RegexScan
-from fencepost.groups.shard import GroupShardState
+from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder
 
 PAUSE_MS: Final = 5
@@ -27,7 +27,7 @@ SHOWN_CHARS: Final = 100
 
 
 def refresh_regexes(
-    shard: GroupShardState, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str]
+    shard: Shard, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str]
 ) -> None:
     """Resolve expressions that are new, forget those nobody uses, and follow the topics' changes.
 
@@ -43,9 +43,7 @@ def refresh_regexes(
         _go_on(shard, decision, draft, reasons)
 
 
-def regex_timer_fired(
-    shard: GroupShardState, decision: DecisionBuilder, group: ConsumerGroup
-) -> None:
+def regex_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGroup) -> None:
     """Go on with what no heartbeat got to; the target follows at the next heartbeat of anybody."""
     if not group.members:
         return
@@ -67,7 +65,7 @@ def _used(draft: GroupDraft) -> set[str]:
     }
 
 
-def _begin(shard: GroupShardState, decision: DecisionBuilder, draft: GroupDraft) -> None:
+def _begin(shard: Shard, decision: DecisionBuilder, draft: GroupDraft) -> None:
     """Begin to match what is new, or everything if the topics have changed."""
     used = _used(draft)
     checked_ms = draft.regexes_checked_ms
@@ -86,9 +84,7 @@ def _begin(shard: GroupShardState, decision: DecisionBuilder, draft: GroupDraft)
         draft.regexes_checked_ms = decision.now_ms
 
 
-def _go_on(
-    shard: GroupShardState, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str]
-) -> None:
+def _go_on(shard: Shard, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str]) -> None:
     """Match for a slice, and write down what is done."""
     scan = draft.scan
     if scan is None:

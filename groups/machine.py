@@ -62,7 +62,7 @@ from fencepost.groups.records import (
     OffsetCommitValue,
     Value,
 )
-from fencepost.groups.shard import Group, GroupShardState
+from fencepost.groups.shard import Group, Shard
 from fencepost.logcore.machine import (
     Decision,
     DecisionBuilder,
@@ -72,7 +72,7 @@ from fencepost.logcore.machine import (
     Token,
 )
 
-Handler = Callable[[GroupShardState, DecisionBuilder, Token, Any], None]
+Handler = Callable[[Shard, DecisionBuilder, Token, Any], None]
 """Decides on a command. It may raise a :class:`DomainError` before it has changed anything."""
 
 HANDLERS: Mapping[type, Handler] = MappingProxyType(
@@ -116,7 +116,7 @@ class GroupMachine:
         offsets_retention_ms: int = 604_800_000,
         environment: Callable[[str], Environment] = lambda _: Environment(),
     ) -> None:
-        self._shard = GroupShardState(
+        self._shard = Shard(
             limits or GroupLimits(),
             initial_rebalance_delay_ms,
             offsets_retention_ms,

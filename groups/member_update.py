@@ -39,7 +39,7 @@ from fencepost.groups.events import EventKind
 from fencepost.groups.expressions import refresh_regexes
 from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition, reconcile
 from fencepost.groups.regex import TopicRegex
-from fencepost.groups.shard import GroupShardState
+from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder
 
 
@@ -70,7 +70,7 @@ class MemberUpdate:
         return assignment is None or assignment.epoch < self.draft.epoch.epoch
 
 
-def change_group(shard: GroupShardState, decision: DecisionBuilder, update: MemberUpdate) -> None:
+def change_group(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) -> None:
     """Take note of what the member says, and bump the group epoch if that changes anything."""
     _subscribe(shard, decision, update)
     cause: dict[str, object] = {}
@@ -82,13 +82,13 @@ def change_group(shard: GroupShardState, decision: DecisionBuilder, update: Memb
     bump_epoch(decision, update.draft, update.reasons, **cause)
 
 
-def move_member(shard: GroupShardState, decision: DecisionBuilder, update: MemberUpdate) -> None:
+def move_member(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) -> None:
     """Compute the target if it is due, and bring the member nearer to it."""
     update_target(shard, decision, update.draft, update.settings)
     reconcile_member(decision, update)
 
 
-def require_small(shard: GroupShardState, decision: DecisionBuilder) -> None:
+def require_small(shard: Shard, decision: DecisionBuilder) -> None:
     """Raise :class:`GroupLimitExceededError` unless the records fit one batch."""
     size = sum(len(record.key) + len(record.value or b"") for record in decision.records)
     shard.require("the group's change", size, "max_group_record_bytes")
@@ -152,7 +152,7 @@ def take_over(decision: DecisionBuilder, update: MemberUpdate, owner: str) -> No
 # --- what the member says of itself ------------------------------------------------------
 
 
-def _subscribe(shard: GroupShardState, decision: DecisionBuilder, update: MemberUpdate) -> None:
+def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) -> None:
     command, old, group = update.command, update.old_value, update.group
     base = old or cr.ConsumerMemberValue(None, None, "", "", (), "", NO_TIMEOUT, None)
     names, regex = command.subscribed_topic_names, command.subscribed_topic_regex

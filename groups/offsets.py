@@ -38,7 +38,7 @@ from fencepost.groups.events import EventKind
 from fencepost.groups.group import not_found
 from fencepost.groups.offset_store import GroupOffsets, StoredOffset, TopicPartition
 from fencepost.groups.records import NO_TIMESTAMP, OffsetCommitValue
-from fencepost.groups.shard import Group, GroupShardState, OffsetLook
+from fencepost.groups.shard import Group, OffsetLook, Shard
 from fencepost.logcore.fields import MAX_STRING_BYTES
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 
@@ -57,7 +57,7 @@ _Asked = tuple[str, Iterable[int], bytes | None]
 
 
 def commit_offsets(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: CommitOffsets
+    shard: Shard, decision: DecisionBuilder, token: Token, command: CommitOffsets
 ) -> None:
     """Decide on an OffsetCommit. A missing group is created when no member commits to it.
 
@@ -73,7 +73,7 @@ def commit_offsets(
 
 
 def txn_commit_offsets(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: TxnCommitOffsets
+    shard: Shard, decision: DecisionBuilder, token: Token, command: TxnCommitOffsets
 ) -> None:
     """Decide on a TxnOffsetCommit: the records are stamped with the producer."""
     decision.stamp = command.producer
@@ -84,11 +84,7 @@ def txn_commit_offsets(
 
 
 def _group_of_commit(
-    shard: GroupShardState,
-    command: CommitOffsets | TxnCommitOffsets,
-    generation_id: int,
-    *,
-    in_txn: bool,
+    shard: Shard, command: CommitOffsets | TxnCommitOffsets, generation_id: int, *, in_txn: bool
 ) -> Group | None:
     """Return the group, or None for one that the commit creates (a *simple* group).
 
@@ -121,7 +117,7 @@ def _group_of_commit(
 
 
 def _append_commits(
-    shard: GroupShardState,
+    shard: Shard,
     decision: DecisionBuilder,
     group_id: str,
     offsets: tuple[OffsetToCommit, ...],
@@ -154,7 +150,7 @@ def _append_commits(
     decision.reply(token, CommitOffsetsResult(tuple(answers)))
 
 
-def _metadata_error(shard: GroupShardState, text: str) -> DomainError | None:
+def _metadata_error(shard: Shard, text: str) -> DomainError | None:
     limit = shard.limits.max_offset_metadata_bytes
     # Kafka counts UTF-16 units; only characters beyond the basic plane take two.
     units = len(text) + sum(char > "\uffff" for char in text) if len(text) * 2 > limit else 0
@@ -169,7 +165,7 @@ def _metadata_error(shard: GroupShardState, text: str) -> DomainError | None:
 
 
 def fetch_offsets(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: FetchOffsets
+    shard: Shard, decision: DecisionBuilder, token: Token, command: FetchOffsets
 ) -> None:
     """Tell committed offsets. A missing group has none, and that is no error."""
     group = shard.groups.get(command.group_id)
@@ -238,7 +234,7 @@ def _is_of_topic(stored: StoredOffset, topic_id: bytes | None) -> bool:
 
 
 def delete_offsets(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: DeleteOffsets
+    shard: Shard, decision: DecisionBuilder, token: Token, command: DeleteOffsets
 ) -> None:
     """Decide on an OffsetDelete: topics that members still consume are refused."""
     if not command.group_id:
@@ -264,14 +260,14 @@ def delete_offsets(
     decision.reply(token, DeleteOffsetsResult(tuple(answers)))
 
 
-def delete_all_offsets(shard: GroupShardState, decision: DecisionBuilder, group_id: str) -> None:
+def delete_all_offsets(shard: Shard, decision: DecisionBuilder, group_id: str) -> None:
     """Write tombstones for everything a group has, pending offsets too."""
     for topic, index in (shard.offsets.of_group(group_id) or _NO_OFFSETS).partitions():
         decision.append(records.offset_tombstone(group_id, topic, index))
 
 
 def topics_deleted(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: TopicsDeleted
+    shard: Shard, decision: DecisionBuilder, token: Token, command: TopicsDeleted
 ) -> None:
     """Forget the offsets of topics that are gone, in every group of the shard."""
     ids = dict(command.topics)
@@ -309,7 +305,7 @@ def _entries(offsets: GroupOffsets, partition: TopicPartition) -> list[StoredOff
 
 
 def expire_offsets(
-    shard: GroupShardState, decision: DecisionBuilder, token: Token, command: ExpireOffsets
+    shard: Shard, decision: DecisionBuilder, token: Token, command: ExpireOffsets
 ) -> None:
     """Forget expired offsets, and empty groups that have no offsets left."""
     expired_offsets = expired_groups = 0
@@ -338,7 +334,7 @@ def expire_offsets(
 
 
 def _is_expired(
-    shard: GroupShardState,
+    shard: Shard,
     decision: DecisionBuilder,
     group: Group,
     offsets: GroupOffsets,
@@ -366,7 +362,7 @@ def tombstone_group(decision: DecisionBuilder, group: Group, reason: str) -> Non
 # --- passes over a whole shard -------------------------------------------------------------------
 
 
-def _all_offsets(shard: GroupShardState) -> Iterator[OffsetLook]:
+def _all_offsets(shard: Shard) -> Iterator[OffsetLook]:
     """Walk over the shard's offsets; each group ends with None. Turns may lie between two steps."""
     for group_id in list(shard.groups):
         offsets = shard.offsets.of_group(group_id) or _NO_OFFSETS
@@ -376,7 +372,7 @@ def _all_offsets(shard: GroupShardState) -> Iterator[OffsetLook]:
 
 
 def _next_pass(
-    shard: GroupShardState, command: Hashable, walk: Iterator[OffsetLook]
+    shard: Shard, command: Hashable, walk: Iterator[OffsetLook]
 ) -> tuple[list[tuple[str, list[TopicPartition | None]]], bool]:
     """Go on with the walk of ``command``, or begin with ``walk``, as far as one pass may go.
 

@@ -42,7 +42,7 @@ class Handover:
 
 
 @dataclass(slots=True)
-class GroupShardState:
+class Shard:
     """One partition of ``__consumer_offsets`` as it stands in memory."""
 
     limits: GroupLimits

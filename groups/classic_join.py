@@ -174,13 +174,13 @@ def _join_new(
     if command.group_instance_id is not None:
         old_member_id = group.static_members.get(command.group_instance_id)
         if old_member_id is None:
-            _add_member(shard, decision, group, token, command, member_id)
+            _add_member(shard, decision, group, token, command)
         else:
             _replace_static(shard, decision, group, token, command, group.members[old_member_id])
     elif command.require_known_member_id:
         _hand_out_id(shard, decision, group, token, command)
     else:
-        _add_member(shard, decision, group, token, command, member_id)
+        _add_member(shard, decision, group, token, command)
 
 
 def _hand_out_id(
@@ -206,13 +206,9 @@ def _evict(decision: DecisionBuilder, group: ClassicGroup, member_id: str) -> No
 
 
 def _add_member(
-    shard: Shard,
-    decision: DecisionBuilder,
-    group: ClassicGroup,
-    token: Token,
-    command: JoinGroup,
-    member_id: str,
+    shard: Shard, decision: DecisionBuilder, group: ClassicGroup, token: Token, command: JoinGroup
 ) -> None:
+    member_id = command.member_id or command.new_member_id
     shard.require_room_for_members(1, _metadata_bytes(command))
     member = ClassicMember(
         member_id=member_id,
@@ -353,7 +349,7 @@ def _join_known(
         if command.group_instance_id is not None:
             # Only dynamic members are given an id in advance; Kafka breaks on this request.
             raise UnknownMemberIdError(f"{member_id!r} is pending and can't become static")
-        _add_member(shard, decision, group, token, command, member_id)
+        _add_member(shard, decision, group, token, command)
         return
     member = group.validate_member(member_id, command.group_instance_id)
     matches = member.protocols == command.protocols

@@ -90,21 +90,16 @@ def member_timer_fired(
         remove_members(shard, decision, group, [member_id], EventKind.MEMBER_EXPIRED, reason)
 
 
-def session_timeout_ms(shard: Shard, group_id: str, member: cr.ConsumerMemberValue) -> int:
-    """Return how long the member may be silent: a classic one has chosen it for itself."""
-    if member.classic is not None:
-        return member.classic.session_timeout_ms
-    return shard.environment(group_id).settings.session_timeout_ms
-
-
 def group_loaded(shard: Shard, decision: DecisionBuilder, group: ConsumerGroup) -> None:
     """Begin to serve a group read from the log: every session starts anew.
 
     Whether a classic member must rejoin or sync, its next heartbeat finds out.
     """
+    settings = shard.environment(group.group_id).settings
     for member_id, member in group.members.items():
-        timer = group.timer("session", member_id)
-        decision.arm(timer, session_timeout_ms(shard, group.group_id, member))
+        # A classic member has chosen its session timeout for itself.
+        chosen = settings if member.classic is None else member.classic
+        decision.arm(group.timer("session", member_id), chosen.session_timeout_ms)
         is_unrevoked = group.current(member_id).state is MemberState.UNREVOKED_PARTITIONS
         if is_unrevoked and member.classic is None:
             timer = group.timer("rebalance", member_id)

@@ -144,26 +144,23 @@ class GroupMachine:
                 group = shard.groups.get(group_id)
             case _:
                 raise InvariantViolation(f"not a timer: {key!r}")
-        if isinstance(group, ClassicGroup):
-            match kind, rest:
-                case "session", [str(member_id)]:
-                    classic_rebalance.session_timer_fired(shard, decision, group, member_id)
-                case "join", []:
-                    classic_rebalance.join_timer_fired(shard, decision, group)
-                case "sync", []:
-                    classic_rebalance.sync_timer_fired(shard, decision, group)
-                case _:
-                    raise InvariantViolation(f"not a timer: {key!r}")
-        elif group is not None:
-            match kind, rest:
-                case _, [str(member_id)]:
-                    consumer_members.member_timer_fired(shard, decision, group, kind, member_id)
-                case "regex", []:
-                    expressions.regex_timer_fired(shard, decision, group)
-                case "assignor", []:
-                    consumer_target.assignor_timer_fired(shard, decision, group)
-                case _:
-                    raise InvariantViolation(f"not a timer: {key!r}")
+        match group, kind, rest:
+            case None, _, _:
+                pass
+            case ClassicGroup(), "session", [str(member_id)]:
+                classic_rebalance.session_timer_fired(shard, decision, group, member_id)
+            case ClassicGroup(), "join", []:
+                classic_rebalance.join_timer_fired(shard, decision, group)
+            case ClassicGroup(), "sync", []:
+                classic_rebalance.sync_timer_fired(shard, decision, group)
+            case ConsumerGroup(), _, [str(member_id)]:
+                consumer_members.member_timer_fired(shard, decision, group, kind, member_id)
+            case ConsumerGroup(), "regex", []:
+                expressions.regex_timer_fired(shard, decision, group)
+            case ConsumerGroup(), "assignor", []:
+                consumer_target.assignor_timer_fired(shard, decision, group)
+            case _:
+                raise InvariantViolation(f"not a timer: {key!r}")
         return decision.build()
 
     # --- replaying -------------------------------------------------------------------------------

@@ -209,10 +209,7 @@ def _of_topic(
 
 
 def _fetched(
-    offsets: GroupOffsets,
-    partition: TopicPartition,
-    topic_id: bytes | None,
-    require_stable: bool,
+    offsets: GroupOffsets, partition: TopicPartition, topic_id: bytes | None, require_stable: bool
 ) -> FetchedOffset:
     if require_stable and partition in offsets.pending:
         error = UnstableOffsetCommitError(f"a transaction on {partition} is open")

@@ -49,11 +49,7 @@ class StickyAssignor:
         """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
         return _assign(self.name, topics, members)[0]
 
-    def user_data(
-        self,
-        owned: Iterable[TopicPartition] | None,
-        generation: int,
-    ) -> bytes | None:
+    def user_data(self, owned: Iterable[TopicPartition] | None, generation: int) -> bytes | None:
         """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
         return None if owned is None else encode_sticky_data(owned, generation)
 

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -135,7 +135,9 @@ def command(
         BrokerConfig(config)
     except ConfigError as error:
         raise click.BadParameter(str(error), param_hint="--config") from error
-    home = Path(tempfile.mkdtemp(prefix="sweep-", dir=_made(directory)))
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+    home = Path(tempfile.mkdtemp(prefix="sweep-", dir=directory))
     plan = Plan(
         command=line,
         directory=home,
@@ -156,12 +158,6 @@ def command(
     _report(outcome, form, time.monotonic() - began)
     if outcome.failed:
         raise SystemExit(1)
-
-
-def _made(directory: Path | None) -> Path | None:
-    if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
-    return directory
 
 
 class _Progress:
@@ -215,23 +211,17 @@ def _report(outcome: Outcome, form: str, seconds: float) -> None:
 
 def _table(runs: list[Result]) -> list[dict[str, object]]:
     """Points, kills and failures by the kind of operation."""
-    points: Counter[tuple[str, str]] = Counter()
-    kills: Counter[tuple[str, str]] = Counter()
-    failures: Counter[tuple[str, str]] = Counter()
+    kinds: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for result in runs:
-        if result.point is None:
-            continue
-        key = str(result.point.where), result.point.kind
-        points[key] += 1
-        kills[key] += result.killed is not None
-        failures[key] += bool(result.failures)
+        if result.point is not None:
+            kinds[str(result.point.where), result.point.kind].append(result)
     return [
         {
             "where": where,
             "operation": kind,
-            "points": count,
-            "kills": kills[where, kind],
-            "failures": failures[where, kind],
+            "points": len(mine),
+            "kills": sum(result.killed is not None for result in mine),
+            "failures": sum(bool(result.failures) for result in mine),
         }
-        for (where, kind), count in sorted(points.items())
+        for (where, kind), mine in sorted(kinds.items())
     ]

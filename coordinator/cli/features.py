@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from fencepost.coordinator.cli.output import emit, format_option, shared_options
+from fencepost.coordinator.cli.output import emit, table_options
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -24,8 +24,7 @@ def command() -> None:
 
 
 @command.command("describe")
-@format_option
-@shared_options
+@table_options
 def describe(session: Session, form: str) -> None:
     """Show the level of each feature and what the broker supports.
 
@@ -57,8 +56,7 @@ def _levels(session: Session) -> list[dict[str, object]]:
 @click.option("--downgrade", is_flag=True, help="Allow lower levels than now.")
 @click.option("--unsafe", is_flag=True, help="Allow them even where metadata may be lost.")
 @click.option("--dry-run", is_flag=True, help="Only say whether it would work.")
-@format_option
-@shared_options
+@table_options
 def set_levels(
     session: Session,
     levels: tuple[str, ...],
@@ -78,19 +76,24 @@ def set_levels(
     wanted = dict(_level(text) for text in levels)
     if len(wanted) < len(levels):
         raise click.BadParameter("one feature is named twice", param_hint="FEATURE=LEVEL")
-    low, high = session.client.versions().get(UPDATE_FEATURES, (0, -1))
-    if high < 1:
+    if session.client.versions().get(UPDATE_FEATURES, (0, -1))[1] < 1:
         raise click.ClickException("this broker does not know types of updates")
     now = {str(row["feature"]): int(str(row["finalized"])) for row in _levels(session)}
     lower = UNSAFE_DOWNGRADE if unsafe else SAFE_DOWNGRADE if downgrade else UPGRADE
     answer = session.client.call(
         "UpdateFeatures",
-        max(low, min(high, 2)),
         to_node=session.controller,
         check=False,
         entity=lambda f: f.message(
             timeout=session.timeout_ms,
-            feature_updates=_updates(f, wanted, now, lower),
+            feature_updates=[
+                f.FeatureUpdateKey(
+                    feature=name,
+                    max_version_level=level,
+                    upgrade_type=lower if level < now.get(name, 0) else UPGRADE,
+                )
+                for name, level in wanted.items()
+            ],
             validate_only=dry_run,
         ),
     )
@@ -103,17 +106,6 @@ def set_levels(
     if dry_run and form == "table":
         click.echo("would be:")
     emit(rows, COLUMNS, form)
-
-
-def _updates(factory: Any, wanted: dict[str, int], now: dict[str, int], lower: int) -> list[Any]:
-    return [
-        factory.FeatureUpdateKey(
-            feature=name,
-            max_version_level=level,
-            upgrade_type=lower if level < now.get(name, 0) else UPGRADE,
-        )
-        for name, level in wanted.items()
-    ]
 
 
 def _level(text: str) -> tuple[str, int]:

@@ -99,24 +99,11 @@ def targets(
     first, end = session.offsets(partitions, EARLIEST), session.offsets(partitions, LATEST)
     if where.to_current:
         return {tp: committed.get(tp, Position(end[tp])) for tp in partitions}
-    found = _offsets(session, where, partitions, committed, now, first, end)
-    return {tp: Position(offset) for tp, offset in found.items()}
-
-
-def _offsets(
-    session: Session,
-    where: Where,
-    partitions: list[Partition],
-    committed: Mapping[Partition, Position],
-    now: dt.datetime,
-    first: dict[Partition, int],
-    end: dict[Partition, int],
-) -> dict[Partition, int]:
     if where.to_earliest:
-        return first
-    if where.to_latest:
-        return end
-    if where.to_offset is not None:
+        wanted = first
+    elif where.to_latest:
+        wanted = end
+    elif where.to_offset is not None:
         wanted = dict.fromkeys(partitions, where.to_offset)
     elif where.shift_by is not None:
         missing = [tp for tp in partitions if tp not in committed]
@@ -127,11 +114,11 @@ def _offsets(
             )
         wanted = {tp: committed[tp].offset + where.shift_by for tp in partitions}
     else:
-        at = moment(where, now)
+        at_ms = int(moment(where, now).timestamp() * 1000)
         # A negative time would have another meaning in ListOffsets.
-        found = session.offsets(partitions, max(0, int(at.timestamp() * 1000)))
-        return {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
-    return {tp: min(max(offset, first[tp]), end[tp]) for tp, offset in wanted.items()}
+        found = session.offsets(partitions, max(0, at_ms))
+        wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
+    return {tp: Position(min(max(at, first[tp]), end[tp])) for tp, at in wanted.items()}
 
 
 def moment(where: Where, now: dt.datetime) -> dt.datetime:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 
 from fencepost.coordinator.cli.history import history_options, show
-from fencepost.coordinator.cli.output import emit, format_option, shared_options
+from fencepost.coordinator.cli.output import emit, table_options
 from fencepost.coordinator.history.entries import GROUP
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ OFFSET_COLUMNS = (
 
 
 def change_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Add ``--execute`` and ``--undo``."""
+    """Add ``--execute``, ``--undo`` and the options of a table."""
     function = click.option(
         "--undo", metavar="FILE", help="Where to write what is committed now; must not exist."
-    )(function)
+    )(table_options(function))
     return click.option("--execute", is_flag=True, help="Do it; without, it is only shown.")(
         function
     )
@@ -44,8 +44,7 @@ def command() -> None:
 @command.command("list")
 @click.option("--state", "states", multiple=True, help="Only groups in this state; repeatable.")
 @click.option("--type", "types", multiple=True, help="classic, consumer, …; repeatable.")
-@format_option
-@shared_options
+@table_options
 def list_groups(
     session: Session, states: tuple[str, ...], types: tuple[str, ...], form: str
 ) -> None:
@@ -65,8 +64,7 @@ def list_groups(
 @command.command("describe")
 @click.argument("group")
 @click.option("--members", is_flag=True, help="Show the members instead of the offsets.")
-@format_option
-@shared_options
+@table_options
 def describe(session: Session, group: str, form: str, *, members: bool) -> None:
     """Show how GROUP stands: its state, and `offsets` or `members`."""
     from fencepost.coordinator.cli.queries.group_view import existing, member_rows, offset_rows
@@ -82,8 +80,7 @@ def describe(session: Session, group: str, form: str, *, members: bool) -> None:
 
 @command.command("members")
 @click.argument("group")
-@format_option
-@shared_options
+@table_options
 def list_members(session: Session, group: str, form: str) -> None:
     """Show who is in GROUP and what each owns; in a consumer group also what it shall own."""
     from fencepost.coordinator.cli.queries.group_view import existing, member_rows
@@ -93,8 +90,7 @@ def list_members(session: Session, group: str, form: str) -> None:
 
 @command.command("offsets")
 @click.argument("group")
-@format_option
-@shared_options
+@table_options
 def offsets(session: Session, group: str, form: str) -> None:
     """Show how far GROUP is in each partition.
 
@@ -119,8 +115,6 @@ def offsets(session: Session, group: str, form: str) -> None:
 @click.option("--shift-by", type=int, help="Forward, or with a negative number back.")
 @click.option("--from-file", metavar="FILE", help="Lines topic,partition,offset; or an undo file.")
 @change_options
-@format_option
-@shared_options
 def reset_offsets(
     session: Session, group: str, topics: tuple[str, ...], *, all_topics: bool, **options: Any
 ) -> None:
@@ -150,8 +144,6 @@ def reset_offsets(
 @click.option("--topic", "topics", multiple=True, metavar="T[:0,1]", help="Repeatable.")
 @click.option("--all-topics", is_flag=True, help="All partitions with a committed offset.")
 @change_options
-@format_option
-@shared_options
 def delete_offsets(
     session: Session, group: str, topics: tuple[str, ...], *, all_topics: bool, **change: Any
 ) -> None:
@@ -167,8 +159,6 @@ def delete_offsets(
 @command.command("delete")
 @click.argument("group")
 @change_options
-@format_option
-@shared_options
 def delete(session: Session, group: str, **change: Any) -> None:
     """Delete GROUP, which must have no members, and all of its offsets."""
     from fencepost.coordinator.cli import group_reset
@@ -189,8 +179,7 @@ def delete(session: Session, group: str, **change: Any) -> None:
 @click.option("--add", type=click.IntRange(0, 1_000), default=0, help="So many more members.")
 @click.option("--remove", multiple=True, metavar="MEMBER", help="By member or instance id.")
 @click.option("--assignor", metavar="NAME", help="Another assignor than the group's.")
-@format_option
-@shared_options
+@table_options
 def plan(session: Session, group: str, form: str, **changes: Any) -> None:
     """Say who in GROUP would own what, and how many partitions would move. Touches nothing."""
     from fencepost.coordinator.cli.group_plan import plan as compute
@@ -219,8 +208,6 @@ def plan(session: Session, group: str, form: str, **changes: Any) -> None:
 @command.command("history")
 @click.argument("group")
 @history_options
-@format_option
-@shared_options
 def history(session: Session, group: str, **options: Any) -> None:
     """Tell what happened to GROUP, and why: who came and went, each rebalance and its cause."""
     show(session, GROUP, group, **options)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
-from fencepost.coordinator.cli.output import emit, text_of, utc
+from fencepost.coordinator.cli.output import emit, table_options, text_of, utc
 from fencepost.coordinator.history.entries import Entry, encode_key
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ _EPOCHS = ("former_producer_epoch", "fenced_epoch", "given_producer_epoch")
 
 
 def history_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Add ``--from`` (or ``--since``), ``--until`` and ``--follow``."""
+    """Add ``--from`` (or ``--since``), ``--until``, ``--follow`` and the options of a table."""
     function = click.option(
         "--until", metavar="TIME", help="Only what happened before; ISO 8601, UTC without a zone."
-    )(function)
+    )(table_options(function))
     function = click.option(
         "--from",
         "--since",

@@ -347,27 +347,20 @@ def _one_partition(directory: Path) -> Path:
 
 
 def _log_config(pairs: Sequence[str]) -> LogConfig:
-    from fencepost.coordinator.config.broker_config import (
-        BrokerConfig,
-        ConfigError,
-        load,
-        log_config,
-    )
+    from fencepost.coordinator.config.broker_config import BrokerConfig, load, log_config
 
-    try:
+    with _refusals():
         return log_config(BrokerConfig(load(pairs, None)), {})
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
 
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
     from fencepost.logcore.checkpoints import CheckpointError
-    from fencepost.logcore.errors import LogError
+    from fencepost.logcore.machine import DomainError
 
     try:
         yield
-    except (LogError, CheckpointError, OSError) as error:
+    except (DomainError, CheckpointError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -386,14 +379,13 @@ def _opened(data_dir: Path, pairs: Sequence[str], fs: FileSystem | None = None) 
     """A broker on its data directory that serves nobody; errors become exit status 1."""
     import asyncio
 
-    from fencepost.coordinator.config.broker_config import ConfigError, load
+    from fencepost.coordinator.config.broker_config import load
     from fencepost.coordinator.config.logs import configure_quietly
     from fencepost.coordinator.daemon.broker import Broker, BrokerError
     from fencepost.coordinator.daemon.process import raise_file_limit
-    from fencepost.coordinator.errors import TopicLimitExceededError
     from fencepost.coordinator.metadata.records import MetadataError
     from fencepost.coordinator.tools.transfer import TransferError
-    from fencepost.logcore.errors import LogError
+    from fencepost.logcore.machine import DomainError
 
     configure_quietly()
     raise_file_limit()
@@ -404,13 +396,5 @@ def _opened(data_dir: Path, pairs: Sequence[str], fs: FileSystem | None = None) 
             yield broker
         finally:
             asyncio.run(broker.stop())
-    except (
-        BrokerError,
-        ConfigError,
-        LogError,
-        MetadataError,
-        OSError,
-        TopicLimitExceededError,
-        TransferError,
-    ) as error:
+    except (BrokerError, DomainError, MetadataError, OSError, TransferError) as error:
         raise click.ClickException(str(error)) from error

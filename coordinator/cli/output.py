@@ -81,6 +81,11 @@ def format_option(function: Callable[P, R]) -> Callable[P, R]:
     )(function)
 
 
+def table_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--format`` and all of :func:`shared_options`."""
+    return format_option(shared_options(function))
+
+
 def key_values(pairs: Sequence[str], option: str) -> list[tuple[str, str]]:
     """The KEY=VALUE ``pairs`` that ``option`` was given, in order; click.BadParameter else."""
     found = []

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fencepost.coordinator.cli.output import emit, format_option, key_values, shared_options
+from fencepost.coordinator.cli.output import emit, key_values, shared_options, table_options
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -21,8 +21,7 @@ def command() -> None:
 
 @command.command("list")
 @click.option("--internal", is_flag=True, help="Show the coordinators' own topics as well.")
-@format_option
-@shared_options
+@table_options
 def list_topics(session: Session, form: str, *, internal: bool) -> None:
     """List the topics."""
     rows = [
@@ -85,8 +84,7 @@ def create(
 @command.command("describe")
 @click.argument("topics", nargs=-1, required=True)
 @click.option("--configs", is_flag=True, help="Show the settings instead of the partitions.")
-@format_option
-@shared_options
+@table_options
 def describe(session: Session, topics: tuple[str, ...], form: str, *, configs: bool) -> None:
     """Show each partition of TOPICS: leader, replicas, and its first, stable and last offset.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.coordinator.cli.history import history_options, show
-from fencepost.coordinator.cli.output import emit, format_option, moment, shared_options
+from fencepost.coordinator.cli.output import emit, moment, shared_options, table_options
 from fencepost.coordinator.history.entries import TRANSACTION
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ def command() -> None:
     help="Only transactions that are open for longer.",
 )
 @click.option("--id-pattern", metavar="REGEX", help="Only transactional ids that match as a whole.")
-@format_option
-@shared_options
+@table_options
 def list_txns(
     session: Session,
     states: tuple[str, ...],
@@ -106,8 +105,7 @@ def _check_filters(session: Session, duration_ms: int | None, id_pattern: str | 
 
 @command.command("describe")
 @click.argument("transactional_id")
-@format_option
-@shared_options
+@table_options
 def describe(session: Session, transactional_id: str, form: str) -> None:
     """Show the transaction of TRANSACTIONAL_ID: its producer, since when, and its partitions."""
     from fencepost.coordinator.cli.queries.group_view import texts
@@ -131,8 +129,7 @@ def describe(session: Session, transactional_id: str, form: str) -> None:
 @command.command("producers")
 @click.argument("where", metavar="TOPIC[:P]")
 @click.option("--open", "only_open", is_flag=True, help="Only those with a transaction open.")
-@format_option
-@shared_options
+@table_options
 def show_producers(session: Session, where: str, form: str, *, only_open: bool) -> None:
     """Show who writes to TOPIC with sequence numbers, and where open transactions begin.
 
@@ -173,8 +170,7 @@ def _producer_row(row: Producer) -> dict[str, object]:
     metavar="MINUTES",
     help="Only transactions whose last record is older.",
 )
-@format_option
-@shared_options
+@table_options
 def find_hanging(session: Session, topics: tuple[str, ...], max_minutes: float, form: str) -> None:
     """Find transactions that are open on a partition and that no coordinator will ever end.
 
@@ -356,8 +352,7 @@ def _find_open(
 
 @command.command("blame")
 @click.argument("where", metavar="TOPIC[:P]")
-@format_option
-@shared_options
+@table_options
 def show_blame(session: Session, where: str, form: str) -> None:
     """Show what keeps readers of committed records in TOPIC waiting, and who waits.
 
@@ -406,8 +401,6 @@ def _blame_row(row: Blame, form: str) -> dict[str, object]:
 @command.command("history")
 @click.argument("transactional_id")
 @history_options
-@format_option
-@shared_options
 def history(session: Session, transactional_id: str, **options: Any) -> None:
     """Tell what happened to TRANSACTIONAL_ID, and why: claims, fences, aborts, time-outs.
 

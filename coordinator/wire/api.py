@@ -81,27 +81,17 @@ class Api:
 
 
 def _api(
-    key: ApiKey,
-    versions: tuple[int, int],
-    *,
-    advertised_min: int | None = None,
-    stable_max: int | None = None,
+    key: ApiKey, versions: tuple[int, int], *, from_zero: bool = False, stable_max: int = 0
 ) -> Api:
     low, high = versions
-    return Api(
-        key=key,
-        name="".join(part.capitalize() for part in key.name.split("_")),
-        min_version=low,
-        max_version=high,
-        advertised_min=low if advertised_min is None else advertised_min,
-        stable_max=high if stable_max is None else stable_max,
-    )
+    name = "".join(part.capitalize() for part in key.name.split("_"))
+    return Api(key, name, low, high, 0 if from_zero else low, stable_max or high)
 
 
 APIS: Mapping[int, Api] = {
     api.key: api
     for api in (
-        _api(ApiKey.PRODUCE, (3, 13), advertised_min=0),
+        _api(ApiKey.PRODUCE, (3, 13), from_zero=True),
         _api(ApiKey.FETCH, (4, 18)),
         _api(ApiKey.LIST_OFFSETS, (1, 11)),
         _api(ApiKey.METADATA, (0, 13)),

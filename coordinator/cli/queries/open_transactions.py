@@ -8,7 +8,7 @@ coordinator will ever end, the transaction hangs. Source: KIP-664, Kafka's ``Tra
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -82,33 +82,23 @@ def partition_argument(text: str) -> tuple[str, int | None]:
     return topic, int(index) if colon else None
 
 
-def partitions_of(session: Session, wanted: Iterable[tuple[str, int | None]]) -> list[Partition]:
+def partitions_of(session: Session, wanted: Collection[tuple[str, int | None]]) -> list[Partition]:
     """The partitions that ``wanted`` names, sorted; all of the cluster if it names none.
 
     Raises ApiError for an unknown topic and click.ClickException for an unknown partition.
     """
-    chosen = dict(wanted_by_topic(wanted))
+    chosen: dict[str, set[int]] = {}
+    for name, index in wanted:
+        chosen.setdefault(name, set()).update(() if index is None else (index,))
+    whole = {name for name, index in wanted if index is None}
     found: list[Partition] = []
     for topic in session.topics(chosen or None):
-        indexes = chosen.get(topic.name) or topic.partitions.keys()
-        for index in sorted(indexes):
+        named = set() if topic.name in whole else chosen.get(topic.name)
+        for index in sorted(named or topic.partitions):
             if index not in topic.partitions:
                 raise click.ClickException(f"{topic.name} has no partition {index}")
             found.append((topic.name, index))
     return found
-
-
-def wanted_by_topic(wanted: Iterable[tuple[str, int | None]]) -> dict[str, set[int]]:
-    """The partitions named for each topic; an empty set means all of them."""
-    chosen: dict[str, set[int]] = {}
-    whole: set[str] = set()
-    for topic, index in wanted:
-        indexes = chosen.setdefault(topic, set())
-        if index is None:
-            whole.add(topic)
-        else:
-            indexes.add(index)
-    return {topic: set() if topic in whole else indexes for topic, indexes in chosen.items()}
 
 
 def producers(session: Session, partitions: Iterable[Partition]) -> list[Producer]:

@@ -18,7 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from pkgutil import iter_modules
 
+from fencepost.coordinator import handlers
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.tools.ports import hold_port
 from fencepost.coordinator.tools.sweep.points import (
@@ -34,7 +36,6 @@ STOP_S = 20.0
 
 _forked = multiprocessing.get_context("forkserver")
 _spawned = multiprocessing.get_context("spawn")
-_PRELOAD = ("fencepost.coordinator.tools.sweep.daemon", "fencepost.coordinator.tools.sweep.warm")
 _MESSAGES = "kio.schema."
 _starting = threading.Lock()
 """The fork server talks to one thread at a time."""
@@ -58,7 +59,8 @@ class Settings:
 
 def preload(messages: Sequence[str]) -> None:
     """Have all brokers find these modules imported; without effect once one was forked."""
-    _forked.set_forkserver_preload([*_PRELOAD, *messages])
+    loaded = [f"{handlers.__name__}.{one.name}" for one in iter_modules(handlers.__path__)]
+    _forked.set_forkserver_preload([__name__, *loaded, *messages])
 
 
 class Daemon:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -197,91 +198,66 @@ class CountedMap:
         self._mapped.close()
 
 
+def _counted(action: str, method: Callable[..., None], *, place: int = 0) -> Any:
+    """A ``method`` of the file system as a durable step; argument ``place`` is its file or path."""
+
+    @wraps(method)
+    def step(self: CountedFileSystem, *args: Any) -> None:
+        what = args[place]
+        name = self.paths[what] if isinstance(what, int) else self.named(what)
+        self.counter.before(Event(f"{action} {name}"))
+        method(self, *args)
+        self.counter.after()
+
+    return step
+
+
 class CountedFileSystem(OsFileSystem):
     """The operating system's, with every durable step counted."""
 
     def __init__(self, root: str, counter: Counter) -> None:
         self._root = root.rstrip("/") + "/"
-        self._counter = counter
-        self._paths: dict[int, str] = {}
+        self.counter = counter
+        self.paths: dict[int, str] = {}
+        """The files that were opened, by handle."""
 
-    def _named(self, path: str) -> str:
+    def named(self, path: str) -> str:
+        """A path as events have it."""
         return path.removeprefix(self._root) if path + "/" != self._root else "."
-
-    def _step(self, action: str, path: str) -> None:
-        self._counter.before(Event(f"{action} {self._named(path)}"))
 
     def open(self, path: str, *, create: bool = False) -> int:
         """See :class:`FileSystem`."""
         if create:
-            self._step("create", path)
+            self.counter.before(Event(f"create {self.named(path)}"))
         handle = super().open(path, create=create)
         if create:
-            self._counter.after()
-        self._paths[handle] = self._named(path)
+            self.counter.after()
+        self.paths[handle] = self.named(path)
         return handle
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
         """See :class:`FileSystem`."""
-        if self._counter.before(Event(f"write {self._paths[handle]}", tearable=True)):
+        if self.counter.before(Event(f"write {self.paths[handle]}", tearable=True)):
             whole = b"".join(buffers)
             super().write(handle, (whole[: len(whole) // 2],), position)
-            self._counter.torn()
+            self.counter.torn()
         written = super().write(handle, buffers, position)
-        self._counter.after()
+        self.counter.after()
         return written
 
-    def truncate(self, handle: int, size: int) -> None:
-        """See :class:`FileSystem`."""
-        self._step("truncate", self._paths[handle])
-        super().truncate(handle, size)
-        self._counter.after()
-
-    def allocate(self, handle: int, position: int, count: int) -> None:
-        """See :class:`FileSystem`."""
-        self._step("allocate", self._paths[handle])
-        super().allocate(handle, position, count)
-        self._counter.after()
-
-    def sync(self, handle: int) -> None:
-        """See :class:`FileSystem`."""
-        self._step("sync", self._paths[handle])
-        super().sync(handle)
-        self._counter.after()
+    truncate = _counted("truncate", OsFileSystem.truncate)
+    allocate = _counted("allocate", OsFileSystem.allocate)
+    sync = _counted("sync", OsFileSystem.sync)
 
     def map(self, handle: int, size: int) -> FileMap:
         """See :class:`FileSystem`."""
-        return CountedMap(super().map(handle, size), self._paths[handle], self._counter)
+        return CountedMap(super().map(handle, size), self.paths[handle], self.counter)
 
-    def rename(self, source: str, target: str) -> None:
-        """See :class:`FileSystem`."""
-        self._step("rename", target)
-        super().rename(source, target)
-        self._counter.after()
-
-    def remove(self, path: str) -> None:
-        """See :class:`FileSystem`."""
-        self._step("remove", path)
-        super().remove(path)
-        self._counter.after()
-
-    def remove_tree(self, path: str) -> None:
-        """See :class:`FileSystem`."""
-        self._step("remove", path)
-        super().remove_tree(path)
-        self._counter.after()
-
-    def make_directory(self, path: str) -> None:
-        """See :class:`FileSystem`."""
-        self._step("mkdir", path)
-        super().make_directory(path)
-        self._counter.after()
-
-    def sync_directory(self, path: str) -> None:
-        """See :class:`FileSystem`."""
-        self._step("sync", path)
-        super().sync_directory(path)
-        self._counter.after()
+    rename = _counted("rename", OsFileSystem.rename, place=1)
+    remove = _counted("remove", OsFileSystem.remove)
+    remove_tree = _counted("remove", OsFileSystem.remove_tree)
+    make_directory = _counted("mkdir", OsFileSystem.make_directory)
+    sync_directory = _counted("sync", OsFileSystem.sync_directory)
 
 
 class CountedTransport:

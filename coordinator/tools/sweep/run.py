@@ -8,8 +8,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -183,11 +184,10 @@ class Sweep:
         while result.attempts <= plan.restarts:
             result.attempts += 1
             env = self._environment(daemon, home, result.point, number, result.attempts)
-            child = self._spawn(plan.command, home / f"command-{result.attempts}.log", env)
-            problem = self._watch(child, daemon, result)
+            log = home / f"command-{result.attempts}.log"
+            problem = self._watch(self._spawn(plan.command, log, env), daemon, result)
             if problem is None:
                 return True
-            log = home / f"command-{result.attempts}.log"
             result.ended.append(f"{problem}: {_tail(log)}")
         result.failures.append(f"command failed {result.attempts} times, last {result.ended[-1]}")
         return False
@@ -201,16 +201,12 @@ class Sweep:
                     raise DaemonError("the sweep was stopped")
                 if time.monotonic() > deadline:
                     return "took too long"
-                if self._restart_if_killed(daemon, result, POLL_S) and self._plan.kill_command:
-                    return "was killed"
+                killed = daemon.killed_at(POLL_S)
+                if killed is not None:
+                    self._revive(daemon, result, killed)
+                    if self._plan.kill_command:
+                        return "was killed"
         return None if child.returncode == 0 else f"ended with status {child.returncode}"
-
-    def _restart_if_killed(self, daemon: Daemon, result: Result, timeout_s: float) -> bool:
-        killed = daemon.killed_at(timeout_s)
-        if killed is None:
-            return False
-        self._revive(daemon, result, killed)
-        return True
 
     @staticmethod
     def _revive(daemon: Daemon, result: Result, killed: str) -> None:
@@ -265,19 +261,15 @@ class Sweep:
             )
 
 
-class _reaped:  # noqa: N801 - used like a function
+@contextmanager
+def _reaped(child: subprocess.Popen[bytes]) -> Iterator[None]:
     """On leaving, a command that still runs is killed with its whole process group."""
-
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        self._child = child
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_error: object) -> None:
-        if self._child.poll() is None:
-            os.killpg(self._child.pid, signal.SIGKILL)
-            self._child.wait()
+    try:
+        yield
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 def _tail(log: Path) -> str:

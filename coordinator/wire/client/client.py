@@ -98,7 +98,10 @@ class _Client:
         it says. Raises :class:`BrokerUnreachable` if no broker can be reached, or if a connection
         is lost under a request that may not be repeated, and :class:`UnsupportedVersion`.
         """
-        target = _target(to_node, to_leader, to_group, to_transaction)
+        coordinator = None if to_group is None else (GROUP, to_group)
+        if to_transaction is not None:
+            coordinator = TRANSACTION, to_transaction
+        target = Target(to_node, to_leader, coordinator)
         return await self._router.call(api, version, at_most, target, deadline_ms, check, fields)
 
     async def _metadata(self, *, refresh: bool = False) -> ClusterMetadata:
@@ -175,16 +178,6 @@ class AsyncWireClient(_Client):
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.close()
-
-
-def _target(
-    node: int, leader: tuple[str, int] | None, group: str | None, transactional_id: str | None
-) -> Target:
-    if group is not None:
-        return Target(coordinator=(GROUP, group))
-    if transactional_id is not None:
-        return Target(coordinator=(TRANSACTION, transactional_id))
-    return Target(node=node, leader=leader)
 
 
 __all__ = [

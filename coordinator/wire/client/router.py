@@ -198,31 +198,31 @@ class Router:
         body = request_factory(ApiKey.API_VERSIONS, version).message(
             client_software_name="fencepost", client_software_version="0.1.0"
         )
-        self._correlation_id += 1
-        chunks = encode_request(
-            ApiKey.API_VERSIONS, version, self._correlation_id, self._client_id, body
-        )
-        frame = await node.channel.exchange(chunks, answered=True, timeout_ms=_left(deadline))
-        return frame or b""
+        return (await self._send(node, ApiKey.API_VERSIONS, version, body, deadline))[1] or b""
+
+    async def _send(
+        self, node: Node, api_key: int, version: int, body: Entity, deadline: float
+    ) -> tuple[int, bytes | None]:
+        """Send a request; return its correlation id and the frame of the response, if any comes."""
+        correlation_id = self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        answered = api_key != ApiKey.PRODUCE or body.acks != 0
+        chunks = encode_request(api_key, version, correlation_id, self._client_id, body)
+        frame = await node.channel.exchange(chunks, answered=answered, timeout_ms=_left(deadline))
+        return correlation_id, frame
 
     async def _exchange(
         self, node: Node, api: Api, version: int, body: Entity, deadline: float
     ) -> Entity:
-        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        correlation_id = self._correlation_id
-        answered = api.key != ApiKey.PRODUCE or body.acks != 0
-        chunks = encode_request(api.key, version, correlation_id, self._client_id, body)
-        frame = await node.channel.exchange(chunks, answered=answered, timeout_ms=_left(deadline))
+        correlation_id, frame = await self._send(node, api.key, version, body, deadline)
         if frame is None:
             return None
         try:
             answered_id, entity = decode_response(api.key, version, frame)
+            if answered_id != correlation_id:
+                raise ConnectionLostError(f"response {answered_id} to request {correlation_id}")
         except WireError:
             node.channel.close()
             raise
-        if answered_id != correlation_id:
-            node.channel.close()
-            raise ConnectionLostError(f"response {answered_id} to request {correlation_id}")
         return entity
 
     def _version(

@@ -242,15 +242,3 @@ class ExpireTransactionalIdsResult:
 
     expired: tuple[str, ...]
     more: bool
-
-
-Command = (
-    InitProducerId
-    | AddPartitions
-    | EndTxn
-    | MarkersWritten
-    | ListTransactions
-    | DescribeTransaction
-    | ExpireTransactionalIds
-)
-"""Everything ``TxnMachine.decide`` understands."""

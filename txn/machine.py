@@ -44,9 +44,6 @@ from fencepost.txn.shard import (
 )
 from fencepost.txn.state import TransactionMetadata, TransactionState
 
-__all__ = ["PARK_TIMER", "TIMEOUT_TIMER", "TxnMachine"]
-
-
 Handler = Callable[[TxnShardState, DecisionBuilder, Token, Any], None]
 """Decides on a command. It may raise a :class:`DomainError` before it has changed anything."""
 
@@ -100,7 +97,7 @@ class TxnMachine:
         return self._shard.is_pending(transactional_id)
 
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
-        """Decide on one of :data:`fencepost.txn.commands.Command`.
+        """Decide on a command of one of the classes in :data:`HANDLERS`.
 
         Raises any ``TxnError`` as the short form of a decision that answers with
         it, and InvariantViolation for a command of another kind.

@@ -42,9 +42,10 @@ from examples.delays.feed import (
     publish,
     split,
 )
-from examples.delays.truth import Record, Truth, Verdict, judge
+from examples.delays.truth import Record, Truth, judge
 from examples.flights.data import Reference, fetch
 from examples.flights.demo import bars
+from examples.flights.verify import Verdict
 from examples.mqtt_broker import mqtt_broker
 from examples.processes import Daemon, Process
 from fencepost.coordinator.wire.client.client import WireClient
@@ -267,9 +268,7 @@ class Demo:
         self._show(verdicts)
         self.console.print(chart(found, Reference.load(self.data).airlines))
         return all(
-            verdict.is_exact
-            for (_, level), verdict in verdicts.items()
-            if level == "read_committed"
+            verdict.exact for (_, level), verdict in verdicts.items() if level == "read_committed"
         )
 
     def _show(self, verdicts: dict[tuple[str, str], Verdict]) -> None:

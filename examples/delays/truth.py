@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.flights.data import Reference, Row, flights, number
+from examples.flights.verify import Verdict
 
 LATE_MINUTES = 15
 """An arrival later than this counts as late."""
@@ -89,21 +90,6 @@ class Truth:
         hour["cancelled"] += status(record) == "cancelled"
         hour["late"] += status(record) == "late"
         hour["delay_minutes"] += max(record["arrival_delay"] or 0, 0)
-
-
-@dataclass
-class Verdict:
-    """How an output differs from the truth; all but ``records`` must be 0."""
-
-    records: int = 0
-    missing: int = 0
-    duplicated: int = 0
-    wrong: int = 0
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every record is there exactly once and right."""
-        return not (self.missing or self.duplicated or self.wrong)
 
 
 def judge(expected: dict[str, Record], seen: Iterable[tuple[str, bytes]]) -> Verdict:

@@ -27,7 +27,8 @@ from fencepost.txn.commands import (
 from fencepost.txn.epochs import Identity
 from fencepost.txn.errors import ProducerIdsUnavailableError
 from fencepost.txn.limits import TxnLimits
-from fencepost.txn.machine import TIMEOUT_TIMER, TxnMachine
+from fencepost.txn.machine import TxnMachine
+from fencepost.txn.shard import TIMEOUT_TIMER
 from fencepost.txn.state import TransactionMetadata, TransactionState
 
 S = TransactionState

@@ -16,8 +16,8 @@ from fencepost.txn.errors import (
     TransactionAbortableError,
 )
 from fencepost.txn.limits import TxnLimits
-from fencepost.txn.machine import TIMEOUT_TIMER
 from fencepost.txn.records import encode
+from fencepost.txn.shard import TIMEOUT_TIMER
 from fencepost.txn.state import TransactionState
 from tests.unit.txn.driver import START_MS, TIMEOUT_MS, A, B, C, Driver, S, metadata
 

@@ -18,7 +18,7 @@ from fencepost.txn.errors import (
     TwoPhaseCommitDisabledError,
 )
 from fencepost.txn.limits import TxnLimits
-from fencepost.txn.machine import PARK_TIMER
+from fencepost.txn.shard import PARK_TIMER
 from fencepost.txn.state import TransactionState
 from tests.unit.txn.driver import START_MS, TIMEOUT_MS, A, Driver, S, T, metadata
 

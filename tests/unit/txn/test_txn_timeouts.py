@@ -11,7 +11,7 @@ from fencepost.txn.errors import (
     InvalidTransactionStateError,
     ProducerFencedError,
 )
-from fencepost.txn.machine import TIMEOUT_TIMER
+from fencepost.txn.shard import TIMEOUT_TIMER
 from tests.unit.txn.driver import START_MS, TIMEOUT_MS, Driver, S, T, metadata
 
 KEY = (TIMEOUT_TIMER, T)

@@ -14,13 +14,10 @@ from fencepost.txn import records, state
 from fencepost.txn.commands import (
     AddPartitions,
     AddPartitionsResult,
-    DescribeTransaction,
     EndTxn,
     EndTxnResult,
-    ExpireTransactionalIds,
     InitProducerId,
     InitProducerIdResult,
-    MarkersWritten,
     ReserveProducerIds,
     WriteMarkers,
 )
@@ -396,23 +393,3 @@ def assert_same_after_compaction(driver: Driver) -> None:
     assert driver.machine.digest() == reference
     for log in (keep_last, halfway, [one for one in keep_last if one.value is not None]):
         assert Driver(log=log, hold=True, now_ms=driver.now_ms).machine.digest() == reference
-
-
-__all__ = [
-    "START_MS",
-    "TIMEOUT_MS",
-    "A",
-    "AppendFailedError",
-    "B",
-    "C",
-    "CountingIds",
-    "DescribeTransaction",
-    "Driver",
-    "ExpireTransactionalIds",
-    "MarkersWritten",
-    "S",
-    "T",
-    "assert_same_after_compaction",
-    "metadata",
-    "sweep_crashes",
-]

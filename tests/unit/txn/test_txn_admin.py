@@ -7,7 +7,9 @@ from itertools import pairwise
 import pytest
 
 from fencepost.txn.commands import (
+    DescribeTransaction,
     DescribeTransactionResult,
+    ExpireTransactionalIds,
     ExpireTransactionalIdsResult,
     ListedTransaction,
     ListTransactions,
@@ -22,18 +24,7 @@ from fencepost.txn.errors import (
 from fencepost.txn.id_pattern import compile_pattern
 from fencepost.txn.limits import TxnLimits
 from fencepost.txn.state import TransactionState
-from tests.unit.txn.driver import (
-    START_MS,
-    TIMEOUT_MS,
-    A,
-    B,
-    DescribeTransaction,
-    Driver,
-    ExpireTransactionalIds,
-    S,
-    T,
-    metadata,
-)
+from tests.unit.txn.driver import START_MS, TIMEOUT_MS, A, B, Driver, S, T, metadata
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from fencepost.txn.commands import (
     AddPartitionsResult,
     EndTxn,
     EndTxnResult,
+    ExpireTransactionalIds,
     InitProducerId,
     InitProducerIdResult,
 )
@@ -34,7 +35,6 @@ from tests.unit.txn.driver import (
     TIMEOUT_MS,
     AppendFailedError,
     Driver,
-    ExpireTransactionalIds,
     S,
     T,
     assert_same_after_compaction,

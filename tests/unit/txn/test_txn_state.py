@@ -7,18 +7,11 @@ import pytest
 
 from fencepost.logcore.machine import InvariantViolation
 from fencepost.txn import state
-from fencepost.txn.commands import EndTxnResult
+from fencepost.txn.commands import EndTxnResult, ExpireTransactionalIds
 from fencepost.txn.epochs import Identity
 from fencepost.txn.records import Decoded, decode, encode, tombstone
 from fencepost.txn.state import TRANSITIONS, TransactionState
-from tests.unit.txn.driver import (
-    START_MS,
-    TIMEOUT_MS,
-    Driver,
-    ExpireTransactionalIds,
-    S,
-    metadata,
-)
+from tests.unit.txn.driver import START_MS, TIMEOUT_MS, Driver, S, metadata
 
 Step = tuple[TransactionState, TransactionState]
 LEGAL = sorted(TRANSITIONS)

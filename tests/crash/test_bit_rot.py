@@ -41,15 +41,21 @@ from tests.support.memory_disk import MemoryDisk
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module")
-def stopped() -> Recorder:
-    """Several segments with all there is to them, after a clean stop."""
+def several_segments() -> Recorder:
+    """With a transaction that is still open."""
     run = Recorder(replace(FORCED, segment_bytes=700), 3, MemoryDisk())
     for turn in range(5):
         run.put(1)
         run.put(2, transactional=True)
         run.end(2, commit=turn % 2 == 0)
     run.put(4, transactional=True)
+    return run
+
+
+@pytest.fixture(scope="module")
+def stopped() -> Recorder:
+    """Several segments with all there is to them, after a clean stop."""
+    run = several_segments()
     run.restart(clean=True)
     run.partition.close()
     run.disk.remove(f"{ROOT}/{RECOVERY_POINT_CHECKPOINT}")
@@ -113,12 +119,7 @@ def test_every_byte_after_a_clean_stop() -> None:
     In a log only the bytes outside of the CRC can mislead: the rest is found by the reader's check.
     What is wrong in an index, ``fencepost log verify`` finds.
     """
-    run = Recorder(replace(FORCED, segment_bytes=700), 3, MemoryDisk())
-    for turn in range(5):
-        run.put(1)
-        run.put(2, transactional=True)
-        run.end(2, commit=turn % 2 == 0)
-    run.put(4, transactional=True)
+    run = several_segments()
     run.delete_before(3)
     run.restart(clean=True)
     run.partition.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import aiokafka
@@ -14,6 +14,15 @@ from tests.support.waits import until
 
 SESSION_MS = 6_000
 HEARTBEAT_MS = 100
+CONSUMING: Mapping[str, Any] = {
+    "auto_offset_reset": "earliest",
+    "enable_auto_commit": False,
+    "session_timeout_ms": SESSION_MS,
+    "heartbeat_interval_ms": HEARTBEAT_MS,
+    "fetch_max_wait_ms": 100,
+    "retry_backoff_ms": 20,
+}
+"""What the consumers of aiokafka and kafka-python have in common."""
 
 
 @contextlib.contextmanager
@@ -67,12 +76,7 @@ async def aio_consumer(
         *topics,
         **{
             "bootstrap_servers": bootstrap,
-            "auto_offset_reset": "earliest",
-            "enable_auto_commit": False,
-            "session_timeout_ms": SESSION_MS,
-            "heartbeat_interval_ms": HEARTBEAT_MS,
-            "fetch_max_wait_ms": 100,
-            "retry_backoff_ms": 20,
+            **CONSUMING,
             **conf,
         },
     )
@@ -98,12 +102,7 @@ def kp_consumer(bootstrap: str, *topics: str, **conf: Any) -> Iterator[kafka.Kaf
         *topics,
         **{
             "bootstrap_servers": bootstrap,
-            "auto_offset_reset": "earliest",
-            "enable_auto_commit": False,
-            "session_timeout_ms": SESSION_MS,
-            "heartbeat_interval_ms": HEARTBEAT_MS,
-            "fetch_max_wait_ms": 100,
-            "retry_backoff_ms": 20,
+            **CONSUMING,
             # It may join before it has heard of its topic, and then looks again only this often.
             "metadata_max_age_ms": 300,
             **conf,

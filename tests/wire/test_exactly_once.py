@@ -208,7 +208,9 @@ async def test_a_worker_that_lost_its_partitions_can_commit_nothing(bench: Bench
         inside.set()
         await release.wait()
 
-    zombie = bench.pipeline(name="zombie", before_commit=hold, revoke_ms=60_000)
+    zombie = bench.pipeline(
+        name="zombie", before_commit=hold, revoke_ms=60_000, session_timeout_ms=2_000
+    )
     heir = bench.pipeline(name="heir")
     async with bench.running(zombie):
         await asyncio.wait_for(inside.wait(), 60)

@@ -10,7 +10,6 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import Entity
@@ -112,22 +111,6 @@ def by_name(topics: Iterable[Any]) -> Steps[dict[str, Any | None]]:
         named[topic.name] = None if topic.name in named else topic
         yield
     return named
-
-
-def leadership(ctx: Context, topic: Topic, index: int) -> dict[str, Any]:
-    """What Metadata and DescribeTopicPartitions tell of a partition: its replica leads, or none."""
-    broker = ctx.broker
-    is_offline = broker.logs.is_offline(topic.name, index)
-    nodes = (broker.node_id,)
-    return {
-        "error_code": ErrorCode.leader_not_available if is_offline else ErrorCode.none,
-        "partition_index": index,
-        "leader_id": -1 if is_offline else broker.node_id,
-        "leader_epoch": broker.metadata.leader_epoch(topic),
-        "replica_nodes": nodes,
-        "isr_nodes": () if is_offline else nodes,
-        "offline_replicas": nodes if is_offline else (),
-    }
 
 
 def code_of(error: DomainError | None) -> ErrorCode:

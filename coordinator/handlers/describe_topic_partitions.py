@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.handlers import Context, authorized, handles
-from fencepost.coordinator.handlers.answers import by_name, leadership
+from fencepost.coordinator.handlers.answers import by_name
 from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.metadata.topic_admin import check_name
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -93,19 +93,30 @@ def _unknown(ctx: Context, name: str) -> Entity:
 
 
 def _described(ctx: Context, topic: Topic, indexes: range) -> Entity:
-    make = ctx.respond
-    return make.DescribeTopicPartitionsResponseTopic(
+    broker, make = ctx.broker, ctx.respond.DescribeTopicPartitionsResponsePartition
+    nodes = (broker.node_id,)
+    epoch = broker.metadata.leader_epoch(topic)
+    partitions = []
+    for index in indexes:
+        offline = broker.logs.is_offline(topic.name, index)
+        partitions.append(
+            make(
+                error_code=ErrorCode.leader_not_available if offline else ErrorCode.none,
+                partition_index=index,
+                leader_id=-1 if offline else broker.node_id,
+                leader_epoch=epoch,
+                replica_nodes=nodes,
+                isr_nodes=() if offline else nodes,
+                eligible_leader_replicas=(),
+                last_known_elr=(),
+                offline_replicas=nodes if offline else (),
+            )
+        )
+    return ctx.respond.DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.none,
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
-        partitions=tuple(
-            make.DescribeTopicPartitionsResponsePartition(
-                **leadership(ctx, topic, index),
-                eligible_leader_replicas=(),
-                last_known_elr=(),
-            )
-            for index in indexes
-        ),
+        partitions=tuple(partitions),
         topic_authorized_operations=authorized.TOPIC,
     )

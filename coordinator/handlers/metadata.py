@@ -19,7 +19,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.handlers import Context, authorized, handles
-from fencepost.coordinator.handlers.answers import forced, leadership, open_coordinator
+from fencepost.coordinator.handlers.answers import forced, open_coordinator
 from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.topic_admin import check_name
@@ -135,14 +135,28 @@ def _refused(ctx: Context, name: str | None, topic_id: Any, code: ErrorCode) -> 
 
 
 def _described(ctx: Context, topic: Topic) -> Steps[Entity]:
-    make = ctx.respond
+    broker, name, make = ctx.broker, topic.name, ctx.respond.MetadataResponsePartition
+    nodes = (broker.node_id,)
+    epoch = broker.metadata.leader_epoch(topic)
+    is_offline = broker.logs.is_offline
     partitions = []
     for index in range(topic.partitions):
-        partitions.append(make.MetadataResponsePartition(**leadership(ctx, topic, index)))
+        offline = is_offline(name, index)
+        partitions.append(
+            make(
+                error_code=ErrorCode.leader_not_available if offline else ErrorCode.none,
+                partition_index=index,
+                leader_id=-1 if offline else broker.node_id,
+                leader_epoch=epoch,
+                replica_nodes=nodes,
+                isr_nodes=() if offline else nodes,
+                offline_replicas=nodes if offline else (),
+            )
+        )
         yield
-    return make.MetadataResponseTopic(
+    return ctx.respond.MetadataResponseTopic(
         error_code=ErrorCode.none,
-        name=topic.name,
+        name=name,
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
         partitions=tuple(partitions),

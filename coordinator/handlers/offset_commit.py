@@ -6,7 +6,7 @@ group that does not exist, 10 topic ids in place of names. Every error is told p
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterable
 from functools import lru_cache
 from itertools import repeat
 from typing import Final
@@ -36,7 +36,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     refused, offsets = sort_out(ctx, by_id=version >= 10, has_epoch=version >= 6)
 
     def build(result: CommitOffsetsResult) -> Entity:
-        return _response(ctx, filled(refused, (code_of(error) for *_, error in result.partitions)))
+        return _response(ctx, filled(refused, [code_of(row[2]) for row in result.partitions]))
 
     def refuse(all_others: ErrorCode) -> Entity:
         return _response(ctx, filled(refused, repeat(all_others)))
@@ -90,9 +90,10 @@ def sort_out(
     return refused, offsets
 
 
-def filled(refused: Refusals, others: Iterator[ErrorCode]) -> list[list[ErrorCode]]:
+def filled(refused: Refusals, others: Iterable[ErrorCode]) -> list[list[ErrorCode]]:
     """A code for each partition: why it is refused, or else the next of ``others``."""
-    return [[code or next(others) for code in topic] for topic in refused]
+    rest = iter(others)
+    return [[code or next(rest) for code in topic] for topic in refused]
 
 
 @lru_cache(maxsize=MAX_KEPT_ANSWERS)

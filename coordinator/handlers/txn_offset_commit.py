@@ -64,7 +64,7 @@ def run(ctx: Context) -> Work[Entity]:
     if isinstance(result, DomainError):
         return _refused(ctx, refused, error_code(result))
     committed: CommitOffsetsResult = result
-    return _response(ctx, filled(refused, (code_of(error) for *_, error in committed.partitions)))
+    return _response(ctx, filled(refused, [code_of(row[2]) for row in committed.partitions]))
 
 
 def _refused(ctx: Context, refused: Refusals, code: ErrorCode) -> Entity:

@@ -38,7 +38,7 @@ class Services:
         self.logs, self.flusher = storage.logs, storage.flusher
         self._advertised = advertised
         self.fetches = Fetches(storage)
-        """What Fetch requests do."""
+        """The work of Fetch requests."""
         self.history = History(storage.metadata, storage.logs, storage.config, storage.clock)
         """The causes of what groups and transactions went through."""
         self.groups = GroupCoordinator(storage, self.history.remember)
@@ -48,7 +48,7 @@ class Services:
         )
         """Transactions and producer ids."""
         self.appends = Appends(storage, verify=self.txns.verify)
-        """What Produce requests do."""
+        """The work of Produce requests."""
 
     async def start(self) -> None:
         """Load what the coordinators know; those with large logs go on loading after the return."""
@@ -56,7 +56,7 @@ class Services:
         await self.txns.start()
 
     def steps_of_a_stop(self) -> list[Step]:
-        """How it ends once no request comes any more, but for the answers that still go out."""
+        """The first steps of a stop: no request comes any more, but answers still go out."""
         return [
             ("wait for the disk", self.flusher.drain),
             ("stop the transaction coordinator", self.txns.stop),
@@ -64,7 +64,7 @@ class Services:
         ]
 
     def last_steps_of_a_stop(self) -> list[Step]:
-        """What comes when the answers are out."""
+        """The rest of a stop, when the answers are out."""
         return [
             ("write the history", self.history.stop),
             ("drop unfinished appends", self.appends.close),

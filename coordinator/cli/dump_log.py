@@ -36,7 +36,7 @@ COLUMNS = {
     "record": ("offset", "timestamp_ms", "key", "value", "headers", "control", "decoded"),
     "problem": ("problem", "position", "offset"),
 }
-"""What a table shows of a row; of the kinds not listed, everything."""
+"""Columns of a table, by the kind of its rows; a kind that is not listed shows everything."""
 
 
 @click.command("dump-log")

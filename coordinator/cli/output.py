@@ -122,7 +122,7 @@ def utc(timestamp_ms: int) -> str:
 
 
 def moment(timestamp_ms: int | None) -> str | None:
-    """The same; None for none."""
+    """A time of the wire as text, or None where there is none."""
     return None if timestamp_ms is None or timestamp_ms < 0 else utc(timestamp_ms)
 
 

@@ -109,14 +109,14 @@ class Broker:
 
     @property
     def storage(self) -> Storage:
-        """What is in the directory. Raises RuntimeError when it is not open."""
+        """The open data directory. Raises RuntimeError when it is not open."""
         if self._storage is None:
             raise RuntimeError("the broker's directory is not open")
         return self._storage
 
     @property
     def services(self) -> Services:
-        """What it does. Raises RuntimeError when it is not started."""
+        """The services of the broker. Raises RuntimeError when it is not started."""
         if self._services is None:
             raise RuntimeError("the broker is not started")
         return self._services
@@ -140,7 +140,7 @@ class Broker:
 
     @property
     def bootstrap(self) -> str:
-        """The same as HOST:PORT, for ``bootstrap.servers``."""
+        """The advertised address as HOST:PORT, for ``bootstrap.servers``."""
         host, port = self.advertised
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -259,7 +259,7 @@ class Broker:
     async def prepare_first_contact(self) -> None:
         """Load what the first client will need, a piece a turn; for a process of the broker's own.
 
-        Where there are several brokers, or a program around one, that would be in somebody's way.
+        In a process with several brokers, or with a program around one, it would be in the way.
         """
         if self._server is not None:
             await first_contact.prepare_first_contact(self._server.registry)
@@ -267,8 +267,8 @@ class Broker:
     async def stop(self) -> None:
         """Stop accepting, answer what waits, close everything, leave the clean-shutdown mark.
 
-        What fails on the way is logged, and keeps no log from being closed. Does nothing when the
-        broker is not started.
+        A step that fails is logged, and the logs are closed all the same. The call does nothing
+        when the broker is not started.
         """
         try:
             await each_in_turn(self._steps_of_a_stop())
@@ -277,7 +277,7 @@ class Broker:
             self._services = self._storage = None
 
     def _steps_of_a_stop(self) -> list[Step]:
-        """What there is to stop, in its order."""
+        """The steps of a stop, in their order."""
         steps: list[Step] = []
         services, storage = self._services, self._storage
         if self._server is not None:

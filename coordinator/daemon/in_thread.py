@@ -18,7 +18,7 @@ class Served(Protocol):
 
     @property
     def address(self) -> tuple[str, int]:
-        """The same in parts."""
+        """Host and port."""
 
 
 class BrokerThread:
@@ -37,7 +37,7 @@ class BrokerThread:
         self.bootstrap = ""
         """HOST:PORT, as soon as it is started."""
         self.address: tuple[str, int] = ("", 0)
-        """The same in parts."""
+        """Host and port, as soon as it is started."""
 
     def start(self) -> Self:
         """Start and wait until it listens; raises what the broker's start raised."""

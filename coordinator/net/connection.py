@@ -51,7 +51,7 @@ FRAMES_PER_TURN = 32
 """Requests of one connection that are served before others get their turn."""
 
 SENT_PER_TURN_BYTES = 4_194_304
-"""What a client takes of a response is sent to it before others get their turn."""
+"""Bytes of a response that one client is sent before others get their turn."""
 
 
 class Owner(Protocol):
@@ -119,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
             self.closed = True
             self._transport.abort()
             return
-        # Told of every byte that the socket does not take, and when all of them are gone.
+        # The transport tells us of every byte that the socket does not take, and when all are gone.
         self._transport.set_write_buffer_limits(high=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -180,7 +180,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._is_slow_reader(now) and server.responses.contended:
                 self.cut_off("a response is taken too slowly while others wait for its memory")
             elif quiet_ms > (limits.drain_timeout_ms if self.closed else limits.max_idle_ms):
-                # What it was sent is lost: it can't be waited for, nor kept.
+                # The rest of the response is lost: nobody can wait for it, nor keep it.
                 self.cut_off("idle, with responses not taken")
             return
         if self.busy or self._waiting:
@@ -283,7 +283,7 @@ class Connection(asyncio.BufferedProtocol):
             self._job = turns.begin(self._exchange(request), until, self._served)
             if self._job is not None:
                 if self._stream.size_bytes > FIRST_BUFFER_BYTES:
-                    # It may still be read from, and what comes would be put into its place.
+                    # The request may still be read from, and new bytes would overwrite it.
                     self._pause()
                 return
             if time.perf_counter() >= until:
@@ -420,7 +420,7 @@ class Connection(asyncio.BufferedProtocol):
         self._send()
 
     def _result(self, result: Any) -> Work[Entity | None]:
-        """What a handler answers in the end that works in steps, or waits."""
+        """The answer of a handler that works in steps, or waits."""
         while not self.closed:
             if isinstance(result, GeneratorType):
                 result = yield from result

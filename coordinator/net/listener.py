@@ -45,7 +45,7 @@ class Listener:
         self._arrived = arrived
         self._pause: asyncio.TimerHandle | None = None
         self._is_short = False
-        """Whether the system refused, and not everybody who waited was served since."""
+        """Whether the system has refused, and some clients still wait since then."""
         listening.setblocking(False)
         listening.listen(BACKLOG)
         self._accept_on()

@@ -22,7 +22,7 @@ class Holder(Protocol):
         """Free the memory if no frame is in it; whether that was so."""
 
     def granted(self) -> None:
-        """What it waited for is now its own."""
+        """The holder now owns the bytes that it waited for."""
 
 
 class RequestBudget:
@@ -66,7 +66,7 @@ class RequestBudget:
     def _has_room(self) -> bool:
         if self.max_bytes <= 0 or self.held_bytes < self.max_bytes:
             return True
-        # Connections keep a buffer of some size for their next frame; now it is needed elsewhere.
+        # Connections keep a buffer of some size for their next frame; others need that memory now.
         for holder in list(self._held):
             if holder.release_idle():
                 self.held_bytes -= self._held.pop(holder)

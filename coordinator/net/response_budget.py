@@ -39,11 +39,11 @@ LARGE_ANSWERS = frozenset(
         ApiKey.DESCRIBE_TOPIC_PARTITIONS,
     }
 )
-"""What answers many times as much as it is asked with."""
+"""APIs whose answers may be many times as large as their requests."""
 
 
 class _Line:
-    """Who waits for the same, first come, first served."""
+    """Requests that wait for the same thing, first come, first served."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

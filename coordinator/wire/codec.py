@@ -47,7 +47,7 @@ PARTS_PER_STEP = 256
 """Pieces of a response that are written and joined in one step: some tenths of a millisecond."""
 
 _NOT_READ = (SerialError, ArithmeticError, ValueError, TypeError)
-"""What the native reader raises. Arithmetic and value errors come from durations and dates beyond
+"""Errors of the native reader. Arithmetic and value errors come from durations and dates beyond
 Python's range."""
 
 _TOO_MANY_HEADER_TAGS = 16
@@ -95,7 +95,9 @@ def decode_request_in_steps(
     max_objects: int = MAX_REQUEST_OBJECTS,
     long_bytes: int = LONG_BYTES,
 ) -> Steps[Request]:
-    """The same in steps; ``frame`` must stay as it is until they are done.
+    """Decode a large frame as :func:`decode_request` does, in steps.
+
+    The bytes of ``frame`` must stay as they are until the steps are done.
 
     Arrays of more than ``long_bytes`` are decoded element by element.
     """
@@ -164,7 +166,7 @@ def _skip_header_tags(frame: Frame, pos: int) -> int:
 
 
 def prepare(api_key: int, version: int) -> None:
-    """Compile what a request of this version and its response take, which their first does else."""
+    """Compile what this version needs; otherwise its first request and response would do it."""
     request, response = (message_class(api_key, version, side) for side in ("request", "response"))
     prepare_check(request)
     reader(request)
@@ -172,12 +174,12 @@ def prepare(api_key: int, version: int) -> None:
 
 
 def _read(cls: type, frame: Frame, pos: int, cuts: list[Cut]) -> Entity:
-    """Decode what has been checked."""
+    """Decode a message that has been checked."""
     if cuts:
         frame, pos = without(frame, cuts, pos, len(frame)), 0
     collecting = gc.isenabled()
-    # Nothing of what is built here is garbage yet, and to look through it again and again takes
-    # several times as long as to build it.
+    # Nothing that is built here is garbage yet. The collector would look through it again and
+    # again, which takes several times as long as building it.
     gc.disable()
     try:
         return reader(cls)(_read_only(frame), pos)[0]
@@ -204,7 +206,7 @@ def _read_in_steps(
 
 
 def _read_only(frame: Frame) -> Frame:
-    """What the native reader takes: no writable buffer."""
+    """Make a frame read-only: the native reader takes no writable buffer."""
     return frame if type(frame) is bytes else memoryview(frame).toreadonly()
 
 
@@ -222,7 +224,7 @@ def encode_response(
 def encode_response_in_steps(
     api_key: int, version: int, correlation_id: int, entity: Entity
 ) -> Steps[list[Chunk | InFile]]:
-    """The same in steps."""
+    """Encode a response as :func:`encode_response` does, in steps."""
     header = b"\0" if response_header_is_tagged(api_key, version) else b""
     size, chunks = yield from _write(entity)
     return _framed(_LENGTH_AND_ID.pack(size + 4 + len(header), correlation_id) + header, chunks)
@@ -263,7 +265,7 @@ def _write(entity: Entity) -> Steps[tuple[int, list[Chunk | InFile]]]:
 
 
 def _joined(parts: list[Chunk | InFile]) -> list[Chunk | InFile]:
-    """The same bytes in few chunks."""
+    """Join small parts, so that few chunks hold the same bytes."""
     chunks: list[Chunk | InFile] = []
     small: list[Chunk] = []
     for part in parts:
@@ -280,7 +282,7 @@ def _joined(parts: list[Chunk | InFile]) -> list[Chunk | InFile]:
 
 
 def _framed(head: bytes, chunks: list[Chunk | InFile]) -> list[Chunk | InFile]:
-    """Put what comes before a message to its first chunk, unless that is a large value."""
+    """Put ``head`` before the message: into its first chunk, unless that is a large value."""
     if chunks and type(chunks[0]) is bytes and len(chunks[0]) < BIG_CHUNK_BYTES:
         chunks[0] = head + chunks[0]
     else:

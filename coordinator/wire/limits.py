@@ -29,7 +29,7 @@ UNKNOWN_TAG_OBJECTS = 10
 (KIP-482). The section they stand in is walked over in one go, at a microsecond each."""
 
 MAX_RESPONSE_OBJECTS = 2_000_000
-"""The same for a response that our client reads: Metadata of a whole cluster may be large, and a
+"""Elements of one response that our client reads: Metadata of a whole cluster may be large, and a
 broker is chosen by its user, so this only guards against nonsense."""
 
 MAX_RESPONSE_BYTES = 1 << 30

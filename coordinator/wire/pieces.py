@@ -1,9 +1,9 @@
 """Messages of many structures, made and let go of in steps.
 
-To decode a hundred thousand structures takes 30 ms, and to free them half of that: longer than
-anybody should wait for the event loop. So a long array is cut out of the structure that it stands
-in, which is decoded without it, and its elements follow one by one, each in the same way. What is
-long, the walk before has noted (``fencepost.coordinator.wire.precheck``).
+Decoding a hundred thousand structures takes 30 ms, and freeing them half of that: nobody should
+wait for the event loop so long. So a long array is cut out of its structure. The structure is
+decoded without it, and its elements follow one by one, each in the same way. The walk before has
+noted which arrays are long (``fencepost.coordinator.wire.precheck``).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _array_names(cls: type) -> tuple[str, ...]:
 
 
 def let_go(held: list[Entity]) -> Steps[None]:
-    """Free messages in steps. ``held`` has the last references to them, and is empty behind."""
+    """Free messages in steps. ``held`` has the last references to them, and is empty afterwards."""
     count = 0
     while held:
         one = held.pop()

@@ -8,12 +8,12 @@ So no frame reaches it before :func:`check` has seen that
 * all elements of all arrays, and all unknown tags, together stay within a budget;
 * every length and every tag section ends inside the frame, and no string is longer than Kafka's.
 
-Unknown tagged fields, which Kafka skips and kio refuses, are found on the way, and what is to stand
-in the place of their sections.
+Kafka skips unknown tagged fields, kio refuses them. The walk finds them, and notes the bytes that
+are to stand in the place of their sections.
 
 The walker is compiled from the schema once per message class, like the writer: numbers are stepped
-over together, and only lengths, counts and tags are looked at. Arrays are walked over in steps; on
-the way is noted where the long ones are: they are decoded in steps, too (``pieces.py``).
+over together, and only lengths, counts and tags are looked at. Arrays are walked over in steps. The
+walk notes where the long ones are, because they are decoded in steps, too (``pieces.py``).
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _is_loop(field: FieldInfo) -> bool:
 
 @cache
 def _has_loops(cls: type) -> bool:
-    """Whether the walker of ``cls`` works in steps. What is tagged is never large."""
+    """Whether the walker of ``cls`` works in steps. Tagged fields are never large."""
     return any(
         _is_loop(field) or (field.struct is not None and _has_loops(field.struct))
         for field in fields_of(cls).plain
@@ -321,7 +321,7 @@ def check(cls: type, frame: Frame, pos: int, budget: int) -> list[Cut]:
 
 
 def check_in_steps(cls: type, frame: Frame, pos: int, budget: int, long_bytes: int) -> Steps[Walk]:
-    """The same in steps, and with a look at what arrays take more than ``long_bytes``."""
+    """Check in steps, and note which arrays take more than ``long_bytes``."""
     walk = Walk(budget, long_bytes)
     yield from _walked(_compile(cls, notes=True), frame, pos, walk)
     return walk

@@ -20,7 +20,7 @@ from fencepost.txn.events import EventKind
 CLAIMS = frozenset(
     {EventKind.EPOCH_BUMPED, EventKind.PRODUCER_ID_ROTATED, EventKind.TRANSACTION_KEPT}
 )
-"""What gives a producer id and epoch to a client."""
+"""Events that give a producer id and epoch to a client."""
 
 
 @dataclass(frozen=True, slots=True)

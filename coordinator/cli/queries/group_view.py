@@ -74,7 +74,7 @@ def look_at(session: Session, group: str) -> Group:
 
 
 def existing(session: Session, group: str) -> Group:
-    """The same; a group without members and offsets is an error."""
+    """Describe a group that exists; one without members and offsets is an error."""
     found = look_at(session, group)
     if found.state == "Dead" and not session.committed(group):
         raise click.ClickException(f"there is no group {group!r}")

@@ -1,7 +1,7 @@
 """A broker in a process of its own that kills itself at a crash point.
 
-Processes are forked from one that has imported everything already: a sweep starts hundreds. What
-that is, the first of them tells at its end, for messages of the protocol are loaded as they come.
+Processes are forked from one that has imported everything already, because a sweep starts hundreds.
+Messages of the protocol are loaded at their first use: the first broker tells at its end which.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DaemonError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What stays the same from one start to the next."""
+    """Settings that stay the same from one start to the next."""
 
     data_dir: Path
     log: Path
@@ -157,7 +157,7 @@ class Daemon:
         self._process = self._pipe = None
 
     def _receive(self, timeout_s: float) -> tuple[str, object] | None:
-        """What the process says next; None if it ends or says nothing."""
+        """Receive the next word of the process; None if it ends or says nothing."""
         if self._pipe is None:
             return None
         end = time.monotonic() + timeout_s
@@ -172,7 +172,7 @@ class Daemon:
 
 
 def _main(pipe: Connection, settings: Settings, listen: str, point: Point | None) -> None:
-    """Be the broker."""
+    """Run the broker in the process that was made for it."""
     log = os.open(settings.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)

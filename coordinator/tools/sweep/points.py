@@ -46,7 +46,7 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """The same for all partitions and files of a sort: ``write __transaction_state .log``."""
+        """One word for all partitions and files of a sort: ``write __transaction_state .log``."""
         action, _, path = self.what.partition(" ")
         if not path:
             return action

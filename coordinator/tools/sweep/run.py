@@ -92,7 +92,7 @@ class Sweep:
         self._deadline = time.monotonic() + plan.time_limit_s
 
     def run(self) -> Outcome:
-        """Do it all. Failures are in the outcome."""
+        """Carry out the whole plan. Failures are in the outcome."""
         plan = self._plan
         plan.directory.mkdir(parents=True, exist_ok=True)
         try:

@@ -129,7 +129,7 @@ def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _blocking(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """The same method for a client whose channels block."""
+    """Make a method blocking, for a client whose channels block."""
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -160,7 +160,7 @@ class WireClient(_Client):
 
 
 class AsyncWireClient(_Client):
-    """The same on an event loop; several calls may be under way. An async context manager."""
+    """A client on an event loop; several calls may be under way. An async context manager."""
 
     _io = ASYNC
     request = _Client._request

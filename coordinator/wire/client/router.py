@@ -297,8 +297,8 @@ class Router:
                     if found.top:
                         raise problem
                     return answer
-            # An attempt that gets less time than the pause before it took is none: it would only
-            # turn what is known to be wrong into a silence.
+            # An attempt that gets less time than the pause before it is pointless: it would only
+            # replace a known error by a time-out.
             if _now() + 2 * backoff_ms >= min(deadline, began + _patience(problem)):
                 if isinstance(problem, ConnectionLostError):
                     raise BrokerUnreachable(str(problem)) from problem
@@ -333,7 +333,7 @@ class Router:
             if young and (topic is None or topic in cached.topics):
                 return cached
         api = APIS[ApiKey.METADATA]
-        # An open one may have died while nobody looked: all are tried, and two new ones.
+        # An open connection may have died unnoticed: all are tried, and two new ones.
         attempts = 2 + sum(not node.channel.closed for node in self._nodes.values())
         while True:
             attempts -= 1

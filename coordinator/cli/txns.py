@@ -135,13 +135,9 @@ def show_producers(session: Session, where: str, form: str, *, only_open: bool) 
 
     This is what the partition leaders know, whatever the coordinators say.
     """
-    from fencepost.coordinator.cli.queries.open_transactions import (
-        partition_argument,
-        partitions_of,
-        producers,
-    )
+    from fencepost.coordinator.cli.queries.open_transactions import partitions_of, producers
 
-    found = producers(session, partitions_of(session, [partition_argument(where)]))
+    found = producers(session, partitions_of(session, [where]))
     rows = [_producer_row(row) for row in found if row.is_open or not only_open]
     emit(rows, PRODUCER_COLUMNS, form)
 
@@ -186,7 +182,7 @@ def find_hanging(session: Session, topics: tuple[str, ...], max_minutes: float, 
 
     found = tools.hanging(
         session,
-        tools.partitions_of(session, [tools.partition_argument(text) for text in topics]),
+        tools.partitions_of(session, topics),
         older_than_ms=int(max_minutes * 60_000),
         now_ms=time.time_ns() // 1_000_000,
     )
@@ -218,15 +214,13 @@ def _owner(
     transaction: Transaction | None, members: tuple[str, ...], claim: Claim | None
 ) -> dict[str, object]:
     """Who is behind a producer: what its coordinator knows first, then what the history does."""
-    row: dict[str, object] = {"transactional_id": None, "client": list(members), "claimed": None}
-    if claim is not None:
-        row["transactional_id"] = claim.transactional_id
-        row["claimed"] = moment(claim.at_ms)
-        if claim.client is not None and not members:
-            row["client"] = [claim.client]
-    if transaction is not None:
-        row["transactional_id"] = transaction.transactional_id
-    return row
+    known = transaction or claim
+    claimant = claim.client if claim is not None else None
+    return {
+        "transactional_id": known.transactional_id if known is not None else None,
+        "client": list(members) or ([] if claimant is None else [claimant]),
+        "claimed": moment(claim.at_ms) if claim is not None else None,
+    }
 
 
 @command.command("abort")
@@ -260,8 +254,8 @@ def abort_txn(
         raise click.BadParameter("name one partition, as TOPIC:P", param_hint="TOPIC:P")
     if start_offset is None and producer_id is None:
         raise click.UsageError("give --start-offset or --producer-id")
-    place = tools.partitions_of(session, [(topic, index)])
-    producer = _find_open(session, place[0], start_offset, producer_id)
+    (place,) = tools.partitions_of(session, [where])
+    producer = _find_open(session, place, start_offset, producer_id)
     transaction = tools.transactions_of(session, [producer.producer_id]).get(producer.producer_id)
     reason = tools.why_hanging(producer, transaction)
     what = (
@@ -361,12 +355,9 @@ def show_blame(session: Session, where: str, form: str) -> None:
     there is for it. CLIENT names the members of the group whose offsets the transaction carries.
     """
     from fencepost.coordinator.cli.queries.blame import blame
-    from fencepost.coordinator.cli.queries.open_transactions import (
-        partition_argument,
-        partitions_of,
-    )
+    from fencepost.coordinator.cli.queries.open_transactions import partitions_of
 
-    found = blame(session, partitions_of(session, [partition_argument(where)]))
+    found = blame(session, partitions_of(session, [where]))
     rows = [_blame_row(row, form) for row in found]
     columns = ["partition", "stable", "end", "behind", "transactional_id", "state", "producer_id"]
     emit(rows, [*columns, "epoch", "since", "client", "groups", "hanging"], form)

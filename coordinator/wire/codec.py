@@ -102,8 +102,16 @@ def decode_request_in_steps(
     Arrays of more than ``long_bytes`` are decoded element by element.
     """
     head = _head(frame, versions)
-    body = yield from _read_in_steps(head.cls, frame, head.end, max_objects, long_bytes)
-    return _request(head, body)
+    cls, pos = head.cls, head.end
+    walk = yield from check_in_steps(cls, frame, pos, max_objects, long_bytes)
+    yield
+    if walk.cuts:
+        frame, pos = without(frame, walk.cuts, pos, len(frame)), 0
+        walk = yield from check_in_steps(cls, frame, pos, max_objects, long_bytes)
+    try:
+        return _request(head, (yield from read_in_steps(cls, _read_only(frame), pos, walk)))
+    except _NOT_READ as error:
+        raise MalformedRequest(f"not a {cls.__name__}: {error}") from error
 
 
 class _Head(NamedTuple):
@@ -188,21 +196,6 @@ def _read(cls: type, frame: Frame, pos: int, cuts: list[Cut]) -> Entity:
     finally:
         if collecting:
             gc.enable()
-
-
-def _read_in_steps(
-    cls: type, frame: Frame, pos: int, max_objects: int, long_bytes: int
-) -> Steps[Entity]:
-    """Check and decode."""
-    walk = yield from check_in_steps(cls, frame, pos, max_objects, long_bytes)
-    yield
-    if walk.cuts:
-        frame, pos = without(frame, walk.cuts, pos, len(frame)), 0
-        walk = yield from check_in_steps(cls, frame, pos, max_objects, long_bytes)
-    try:
-        return (yield from read_in_steps(cls, _read_only(frame), pos, walk))
-    except _NOT_READ as error:
-        raise MalformedRequest(f"not a {cls.__name__}: {error}") from error
 
 
 def _read_only(frame: Frame) -> Frame:

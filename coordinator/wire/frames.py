@@ -49,11 +49,6 @@ class FrameBuffer:
         """Bytes of the frame that has begun, its length included; 0 where none has."""
         return self._wanted
 
-    @property
-    def capacity(self) -> int:
-        """Bytes of memory held."""
-        return len(self._buffer)
-
     def writable(self) -> memoryview:
         """Where the next bytes go; never empty.
 

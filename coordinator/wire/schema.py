@@ -79,7 +79,6 @@ class FieldInfo:
 class StructInfo:
     """One message class: its plain fields in wire order, its tagged ones by ascending tag."""
 
-    cls: type
     flexible: bool
     plain: tuple[FieldInfo, ...]
     tagged: tuple[FieldInfo, ...]
@@ -138,7 +137,7 @@ def fields_of(cls: type) -> StructInfo:
         (plain if tag is None else tagged).append(info)
     tagged.sort(key=lambda info: info.tag or 0)
     flexible: bool = cls.__flexible__  # type: ignore[attr-defined]
-    return StructInfo(cls, flexible, tuple(plain), tuple(tagged))
+    return StructInfo(flexible, tuple(plain), tuple(tagged))
 
 
 def all_fields(cls: type) -> tuple[FieldInfo, ...]:
@@ -168,12 +167,8 @@ def module_of(api_key: int, version: int, side: Side) -> ModuleType:
 @cache
 def message_class(api_key: int, version: int, side: Side) -> type:
     """The class of the whole message."""
-    wanted = EntityType.request if side == "request" else EntityType.response
-    found: type = next(
-        value
-        for value in vars(module_of(api_key, version, side)).values()
-        if getattr(value, "__type__", None) is wanted
-    )
+    classes = vars(module_of(api_key, version, side)).values()
+    found: type = next(one for one in classes if getattr(one, "__type__", None) is EntityType[side])
     return found
 
 

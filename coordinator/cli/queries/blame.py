@@ -79,13 +79,18 @@ def blame(session: Session, partitions: list[Partition]) -> list[Blame]:
     }
     known = transactions_of(session, (pin.producer_id for pin in pins.values()))
     positions = _positions(session) if pins else {}
-    clients: dict[str, tuple[str, ...]] = {}
+    clients = {
+        producer_id: _members(
+            session,
+            {index for topic, index in transaction.partitions if topic == OFFSETS_TOPIC},
+            positions,
+        )
+        for producer_id, transaction in known.items()
+    }
     found = []
     for place in partitions:
         pin = pins.get(place)
         transaction = known.get(pin.producer_id) if pin is not None else None
-        if transaction is not None and transaction.transactional_id not in clients:
-            clients[transaction.transactional_id] = _clients(session, transaction, positions)
         found.append(
             Blame(
                 topic=place[0],
@@ -96,7 +101,7 @@ def blame(session: Session, partitions: list[Partition]) -> list[Blame]:
                 transaction=transaction,
                 hanging=why_hanging(pin, transaction) if pin is not None else None,
                 open_count=len(open_here[place]),
-                clients=clients[transaction.transactional_id] if transaction is not None else (),
+                clients=clients.get(pin.producer_id, ()) if pin is not None else (),
                 waiting=_waiting(place, stable[place], ends[place], positions),
             )
         )
@@ -131,11 +136,6 @@ def _waiting(place: Partition, stable: int, end: int, positions: Positions) -> t
         for group, rows in positions.items()
         if (row := rows.get(place)) is not None and stable < end and row.offset < end
     )
-
-
-def _clients(session: Session, transaction: Transaction, positions: Positions) -> tuple[str, ...]:
-    indexes = {index for topic, index in transaction.partitions if topic == OFFSETS_TOPIC}
-    return _members(session, indexes, positions)
 
 
 def _members(session: Session, indexes: set[int], positions: Positions) -> tuple[str, ...]:

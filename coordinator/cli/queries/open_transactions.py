@@ -8,7 +8,7 @@ coordinator will ever end, the transaction hangs. Source: KIP-664, Kafka's ``Tra
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -82,11 +82,12 @@ def partition_argument(text: str) -> tuple[str, int | None]:
     return topic, int(index) if colon else None
 
 
-def partitions_of(session: Session, wanted: Collection[tuple[str, int | None]]) -> list[Partition]:
-    """The partitions that ``wanted`` names, sorted; all of the cluster if it names none.
+def partitions_of(session: Session, texts: Iterable[str]) -> list[Partition]:
+    """The partitions that ``texts`` name, sorted; all of the cluster if they name none.
 
     Raises ApiError for an unknown topic and click.ClickException for an unknown partition.
     """
+    wanted = [partition_argument(text) for text in texts]
     chosen: dict[str, set[int]] = {}
     for name, index in wanted:
         chosen.setdefault(name, set()).update(() if index is None else (index,))

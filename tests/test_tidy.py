@@ -139,7 +139,9 @@ ALLOWED_IMPORTS = {
         "coordinator.metadata.names",
         "coordinator.runtime.key_partition",
         "coordinator.wire",
+        "groups.assignors.client.protocol",
         "logcore.batch",
+        "logcore.errors",
         "txn.events",
     ),
     f"{_ROOM}tools": (

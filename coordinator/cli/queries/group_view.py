@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.cli.queries.session import assigned_partitions, check
+from fencepost.coordinator.cli.queries.session import check
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
+from fencepost.groups.assignors.client.protocol import decode_assignment
+from fencepost.logcore.errors import CorruptRecordError
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -117,12 +119,20 @@ def _classic(group: str, found: Any) -> Group:
             row.client_id,
             row.client_host.removeprefix("/"),
             None,
-            tuple(assigned_partitions(row.member_assignment)),
+            _assigned(row.member_assignment),
             metadata=row.member_metadata,
         )
         for row in found.members
     )
     return Group(group, CLASSIC, found.group_state, found.protocol_data, None, members)
+
+
+def _assigned(assignment: bytes) -> tuple[Partition, ...]:
+    """The partitions in a consumer-protocol assignment; () if it is none."""
+    try:
+        return decode_assignment(assignment)[0]
+    except CorruptRecordError:
+        return ()
 
 
 def member_rows(found: Group) -> list[dict[str, object]]:

@@ -12,10 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 from fencepost.coordinator import light_imports  # noqa: F401  # isort: skip - before anything that imports kio
-from kio.schema.consumer_protocol_assignment.v0.data import ConsumerProtocolAssignment
 from kio.schema.errors import ErrorCode
-from kio.serial import entity_reader
-from kio.serial.errors import SerialError
 
 from fencepost.coordinator.wire.client.client import ApiError, WireClient
 from fencepost.coordinator.wire.client.cluster import TopicMetadata
@@ -31,10 +28,6 @@ from fencepost.coordinator.wire.client.requests import (
 
 MAX_FETCH_BYTES = 4 * 1024 * 1024
 """Of one answer; memory stays bounded whatever the topic holds."""
-
-CONSUMER_PROTOCOL_VERSION_BYTES = 2
-"""The blob of an assignment begins with its version; all versions so far begin alike after it."""
-
 
 NO_EPOCH = -1
 """The leader epoch of a commit that has none."""
@@ -185,21 +178,6 @@ class Session:
             entity=lambda f: offset_fetch(f, group, partitions, require_stable=require_stable),
         )
         return of_group(answer)
-
-
-def assigned_partitions(assignment: bytes) -> list[Partition]:
-    """The partitions in a consumer-protocol assignment; [] if it is none."""
-    if len(assignment) < CONSUMER_PROTOCOL_VERSION_BYTES:
-        return []
-    try:
-        read, _ = entity_reader(ConsumerProtocolAssignment)(
-            assignment, CONSUMER_PROTOCOL_VERSION_BYTES
-        )
-    except SerialError:
-        return []
-    return [
-        (topic.topic, index) for topic in read.assigned_partitions for index in topic.partitions
-    ]
 
 
 def check(code: Any, api: str, subject: object = None, message: str | None = None) -> None:

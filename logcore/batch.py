@@ -215,12 +215,6 @@ def verify_crc(buf: Buffer, pos: int, header: BatchHeader) -> None:
         raise CorruptRecordError(f"the CRC of the batch at offset {header.base_offset} is wrong")
 
 
-def stamp(buf: bytearray | memoryview, pos: int, base_offset: int, leader_epoch: int) -> None:
-    """Give a batch its place in the log, in place: both fields stand outside the CRC."""
-    _INT64.pack_into(buf, pos, base_offset)
-    _INT32.pack_into(buf, pos + 12, leader_epoch)
-
-
 def stamp_log_append_time(buf: bytearray | memoryview, pos: int, timestamp_ms: int) -> None:
     """Make ``timestamp_ms`` the time of every record of the batch, in place; renews the CRC."""
     size = _INT32.unpack_from(buf, pos + 8)[0] + LOG_OVERHEAD
@@ -387,7 +381,6 @@ def encode_batch(
     base_offset: int | None = None,
     leader_epoch: int = 0,
     codec: Codec = Codec.NONE,
-    level: int | None = None,
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_PRODUCER_EPOCH,
     base_sequence: int = NO_SEQUENCE,
@@ -403,8 +396,7 @@ def encode_batch(
     ``base_offset`` defaults to the first record's, ``last_offset_delta`` to the last record's
     distance from it, ``max_timestamp_ms`` to the largest timestamp. Without records (a header that
     compaction keeps for its producer state) ``base_offset`` and ``last_offset_delta`` must be
-    given. ``level`` is the codec's own, None its default. Raises ValueError when the offsets do not
-    fit the batch.
+    given. Raises ValueError when the offsets do not fit the batch.
     """
     if base_offset is None:
         if not records:
@@ -433,7 +425,7 @@ def encode_batch(
     if records:
         payload = _encode_records(records, base_offset, base_timestamp, last_offset_delta)
         if codec is not Codec.NONE:
-            payload = compress(codec, payload, level)
+            payload = compress(codec, payload)
     after_crc = _AFTER_CRC.pack(
         attributes,
         last_offset_delta,
@@ -546,19 +538,18 @@ def end_marker(
     producer_epoch: int,
     coordinator_epoch: int,
     timestamp_ms: int,
-    offset: int = 0,
-    leader_epoch: int = 0,
+    log_append_time: bool = False,
 ) -> bytes:
     """Encode the control batch that ends a transaction (``EndTransactionMarker``)."""
     key = _CONTROL_KEY.pack(0, ControlType.COMMIT if commit else ControlType.ABORT)
     value = _END_MARKER_VALUE.pack(0, coordinator_epoch)
     return encode_batch(
-        (LogRecord(offset, timestamp_ms, key, value),),
-        leader_epoch=leader_epoch,
+        (LogRecord(0, timestamp_ms, key, value),),
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         transactional=True,
         control=True,
+        log_append_time=log_append_time,
     )
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -273,10 +272,9 @@ def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | Non
         raise CheckpointError(f"{META_PROPERTIES} has no {error.args[0]}") from error
 
 
-def write_clean_shutdown(fs: FileSystem, directory: str, broker_epoch: int = -1) -> None:
+def write_clean_shutdown(fs: FileSystem, directory: str) -> None:
     """Leave the mark that every log of the directory was closed; the last step of a shutdown."""
-    text = json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":"))
-    replace_file(fs, directory, CLEAN_SHUTDOWN, text.encode())
+    replace_file(fs, directory, CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
 
 
 def take_clean_shutdown(fs: FileSystem, directory: str) -> bool:

@@ -46,7 +46,7 @@ from fencepost.logcore.checkpoints import (
     uuid_to_text,
 )
 from fencepost.logcore.errors import LogError
-from fencepost.logcore.fs import FileSystem, is_blank
+from fencepost.logcore.fs import FileSystem, is_blank, opened
 from fencepost.logcore.index import (
     AbortedTxn,
     CorruptIndexError,
@@ -407,8 +407,7 @@ def read_batches(
     come as what :func:`fencepost.logcore.legacy.as_batch_header` says of each. Reads are bounded by
     SCAN_BYTES, or the largest batch. Raises OSError.
     """
-    handle = fs.open_for_reading(path)
-    try:
+    with opened(fs, fs.open_for_reading(path)) as handle:
         size = fs.size(handle)
         position, start, chunk = 0, 0, b""
         while position < size:
@@ -440,8 +439,6 @@ def read_batches(
                 batch = chunk[position - start : position - start + header.size]
             yield position, header, batch
             position += header.size
-    finally:
-        fs.close(handle)
 
 
 def _header_at(chunk: bytes, pos: int) -> BatchHeader:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from fencepost.logcore.checkpoints import write_epochs
 from fencepost.logcore.fs import NO_HANDLES, NO_ROOM, FileSystem, sync_path
@@ -69,9 +70,10 @@ class Flush:
             for segment in self._segments:
                 segment.file.sync()
             for path in self._files:
-                self._if_there(path, self._sync_file)
+                self._if_there(path, partial(sync_path, self._fs))
             if self._epochs is not None:
-                self._if_there(self._epochs[0], self._write_epochs)
+                directory, entries = self._epochs
+                self._if_there(directory, lambda path: write_epochs(self._fs, path, entries))
             for directory in self._directories:
                 self._if_there(directory, self._fs.sync_directory)
         except OSError as error:
@@ -88,13 +90,6 @@ class Flush:
         self._queue.under_way.remove(self)
         for segment in self._segments:
             segment.file.unpin()
-
-    def _write_epochs(self, directory: str) -> None:
-        if self._epochs is not None:
-            write_epochs(self._fs, directory, self._epochs[1])
-
-    def _sync_file(self, path: str) -> None:
-        sync_path(self._fs, path)
 
     def _if_there(self, path: str, sync: Callable[[str], None]) -> None:
         """Retention, or the end of the topic, may have removed it since the plan."""

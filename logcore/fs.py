@@ -20,7 +20,8 @@ import resource
 import shutil
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, Protocol
 from weakref import WeakSet
 
@@ -313,6 +314,15 @@ def _lock_handle(handle: int) -> None:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@contextmanager
+def opened(fs: FileSystem, handle: int) -> Iterator[int]:
+    """Close the file behind ``handle`` in the end."""
+    try:
+        yield handle
+    finally:
+        fs.close(handle)
+
+
 def is_blank(fs: FileSystem, handle: int, position: int) -> bool:
     """Whether a file holds nothing but zeros from ``position`` on. Holes are not read."""
     end = fs.size(handle)
@@ -338,11 +348,8 @@ def sync_handle(fs: FileSystem, handle: int, path: str) -> None:
 
 def sync_path(fs: FileSystem, path: str) -> None:
     """Force the file at ``path`` to disk; FileNotFoundError if there is none."""
-    handle = fs.open(path)
-    try:
+    with opened(fs, fs.open(path)) as handle:
         sync_handle(fs, handle, path)
-    finally:
-        fs.close(handle)
 
 
 def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
@@ -350,15 +357,12 @@ def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
 
     For files that carry a checksum of their own.
     """
-    handle = fs.open(path, create=True)
-    try:
+    with opened(fs, fs.open(path, create=True)) as handle:
         fs.truncate(handle, 0)
         if fs.write(handle, (data,), 0) != len(data):
             raise OSError(errno.ENOSPC, "short write", path)
         if sync:
             fs.sync(handle)
-    finally:
-        fs.close(handle)
 
 
 def replace_file(

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from fencepost.logcore.fs import FileMap, FileSystem, replace_file, sync_path
+from fencepost.logcore.fs import FileMap, FileSystem, opened, replace_file, sync_path
 
 WARM_BYTES: Final = 8192
 """Readers that keep up look into the last entries; a search tries these pages first."""
@@ -109,14 +109,11 @@ class MappedIndex:
         return self._entries or 0
 
     def _load(self) -> None:
-        handle = self._fs.open(self.path, create=True)
-        try:
+        with opened(self._fs, self._fs.open(self.path, create=True)) as handle:
             count = self._fs.size(handle) // self.ENTRY_SIZE
             if count:
                 self._looked_into.add(self)
                 self._map = self._fs.map(handle, count * self.ENTRY_SIZE)
-        finally:
-            self._fs.close(handle)
         self._entries = bisect_left(range(count), True, key=self._is_blank)
         self._read_last()
 
@@ -126,14 +123,11 @@ class MappedIndex:
         self._unmap()
         # Should this fail, the next use begins with the file as it is.
         self._entries = None
-        handle = self._fs.open(self.path, create=True)
-        try:
+        with opened(self._fs, self._fs.open(self.path, create=True)) as handle:
             size = self.max_entries * self.ENTRY_SIZE
             self._is_long = True
             self._fs.truncate(handle, size)
             self._map = self._fs.map(handle, size)
-        finally:
-            self._fs.close(handle)
         self._entries = entries
         self._stretched = True
         self._allocated = 0
@@ -169,11 +163,8 @@ class MappedIndex:
     def _allocate(self, start: int, end: int) -> None:
         limit = self.max_entries * self.ENTRY_SIZE
         upto = min(limit, (end + ALLOCATION_BYTES - 1) // ALLOCATION_BYTES * ALLOCATION_BYTES)
-        handle = self._fs.open(self.path)
-        try:
+        with opened(self._fs, self._fs.open(self.path)) as handle:
             self._fs.allocate(handle, start, upto - start)
-        finally:
-            self._fs.close(handle)
         self._allocated = upto
 
     def _raw(self, slot: int) -> bytes:
@@ -220,8 +211,7 @@ class MappedIndex:
         Where no file may be opened nothing has changed; the next call does it.
         """
         entries = self.entries
-        handle = self._fs.open(self.path, create=True)
-        try:
+        with opened(self._fs, self._fs.open(self.path, create=True)) as handle:
             self._unmap()
             # Should the map fail, the next use begins with the file as it is.
             self._entries = None
@@ -229,8 +219,6 @@ class MappedIndex:
             self._is_long = False
             if entries:
                 self._map = self._fs.map(handle, entries * self.ENTRY_SIZE)
-        finally:
-            self._fs.close(handle)
         self._entries = entries
 
     def reset(self) -> None:
@@ -454,11 +442,8 @@ class TransactionIndex:
         """Remove the transactions whose marker lies at ``offset`` or above."""
         keep = bisect_left(self.entries, offset, key=_last_offset)
         if keep < len(self.entries):
-            handle = self._fs.open(self.path, create=True)
-            try:
+            with opened(self._fs, self._fs.open(self.path, create=True)) as handle:
                 self._fs.truncate(handle, keep * _ABORTED_TXN.size)
-            finally:
-                self._fs.close(handle)
             del self.entries[keep:]
 
     @property
@@ -507,35 +492,19 @@ def offset_entries(raw: bytes, base_offset: int) -> tuple[list[tuple[int, int]],
 
     The zeros at the end of a file in use are no entries.
     """
-    entries = [
-        (base_offset + relative, position)
-        for relative, position in _OFFSET_ENTRY.iter_unpack(_whole(raw, _OFFSET_ENTRY.size))
-    ]
-    return _without_blanks(entries, (base_offset, 0)), _leftover(raw, _OFFSET_ENTRY.size)
+    entries, leftover = _entries(_OFFSET_ENTRY, raw)
+    return [(base_offset + relative, position) for relative, position in entries], leftover
 
 
 def time_entries(raw: bytes, base_offset: int) -> tuple[list[tuple[int, int]], str]:
     """Return (timestamp, offset) of each entry of a time index file, likewise."""
-    entries = [
-        (timestamp, base_offset + relative)
-        for timestamp, relative in _TIME_ENTRY.iter_unpack(_whole(raw, _TIME_ENTRY.size))
-    ]
-    return _without_blanks(entries, (0, base_offset)), _leftover(raw, _TIME_ENTRY.size)
+    entries, leftover = _entries(_TIME_ENTRY, raw)
+    return [(timestamp, base_offset + relative) for timestamp, relative in entries], leftover
 
 
-def _whole(raw: bytes, size: int) -> bytes:
-    return raw[: len(raw) // size * size]
-
-
-def _leftover(raw: bytes, size: int) -> str:
-    count = len(raw) % size
-    return f"{count} bytes follow the last entry" if count else ""
-
-
-def _without_blanks(
-    entries: list[tuple[int, int]], blank: tuple[int, int]
-) -> list[tuple[int, int]]:
-    count = len(entries)
-    while count and entries[count - 1] == blank:
-        count -= 1
-    return entries[:count]
+def _entries(entry: struct.Struct, raw: bytes) -> tuple[list[tuple[int, int]], str]:
+    count, left = divmod(len(raw), entry.size)
+    found: list[tuple[int, int]] = list(entry.iter_unpack(raw[: count * entry.size]))
+    while found and found[-1] == (0, 0):
+        found.pop()
+    return found, f"{left} bytes follow the last entry" if left else ""

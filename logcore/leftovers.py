@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fencepost.logcore.batch import HEADER_SIZE, parse_header
-from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem
+from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem, opened
 from fencepost.logcore.log import CLEANED_SUFFIX, DELETED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX
 from fencepost.logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES
 
@@ -90,15 +90,12 @@ def _swap_in(fs: FileSystem, directory: str, names: list[str], swaps: list[str])
 def _end_of(fs: FileSystem, directory: str, name: str) -> int:
     """Return the offset behind the last batch of a ``.swap`` log, its base if it is empty."""
     end = offset_of(name) or 0
-    handle = fs.open(f"{directory}/{name}")
-    try:
+    with opened(fs, fs.open(f"{directory}/{name}")) as handle:
         position, size = 0, fs.size(handle)
         while position < size:
             header = parse_header(fs.read(handle, HEADER_SIZE, position))
             end = header.next_offset
             position += header.size
-    finally:
-        fs.close(handle)
     return end
 
 

@@ -22,7 +22,6 @@ from fencepost.logcore.batch import (
     encode_batch,
     end_marker,
     parse_header,
-    stamp_log_append_time,
 )
 from fencepost.logcore.checkpoints import (
     CheckpointError,
@@ -264,17 +263,15 @@ class Partition:
         self.marks.throw_if_stopped()
         if producer is not None:
             self.producers.check_epoch(producer.producer_id, producer.producer_epoch)
-        append_time = self.log.config.message_timestamp_type == LOG_APPEND_TIME
         data = encode_batch(
             [LogRecord(at, now_ms, one.key, one.value) for at, one in enumerate(records)],
             producer_id=-1 if producer is None else producer.producer_id,
             producer_epoch=-1 if producer is None else producer.producer_epoch,
             base_sequence=-1 if producer is None else 0,
             transactional=producer is not None,
-            log_append_time=append_time,
+            log_append_time=self.log.config.message_timestamp_type == LOG_APPEND_TIME,
         )
-        header = parse_header(data)
-        return self._append_data(header, data, now_ms)
+        return self._append_data(parse_header(data), data, now_ms)
 
     def append_marker(self, marker: EndMarker, now_ms: int) -> Appended:
         """Append the marker that ends a producer's transaction here, open or not.
@@ -286,16 +283,14 @@ class Partition:
         commit, coordinator_epoch = marker.commit, marker.coordinator_epoch
         version = marker.transaction_version
         self.producers.check_marker(producer_id, epoch, coordinator_epoch, version)
-        data: Buffer = end_marker(
+        data = end_marker(
             commit=commit,
             producer_id=producer_id,
             producer_epoch=epoch,
             coordinator_epoch=coordinator_epoch,
             timestamp_ms=now_ms,
+            log_append_time=self.log.config.message_timestamp_type == LOG_APPEND_TIME,
         )
-        if self.log.config.message_timestamp_type == LOG_APPEND_TIME:
-            data = bytearray(data)
-            stamp_log_append_time(data, 0, now_ms)
         offset = self.log.log_end_offset
         aborted = None if commit else self.producers.would_abort(producer_id, offset)
         self._write(parse_header(data), data, now_ms, aborted)

@@ -34,6 +34,7 @@ from fencepost.logcore.batch import (
     encode_batch,
     parse_control,
 )
+from fencepost.logcore.compression import Codec
 from fencepost.logcore.config import MAX_INT64
 
 BYTES_PER_KEY: Final = 184
@@ -235,7 +236,7 @@ class Filter:
             if not self._must_stay(header):
                 return None
             # A marker without its record would say nothing to whoever rebuilds producers from it.
-            return buf if header.is_control else _empty(header)
+            return buf if header.is_control else _rebuilt(header, [], None)
         tombstones = not header.is_control and any(record.value is None for record in kept)
         if horizon is None and (tombstones or done_marker):
             horizon_ms = min(self.now_ms + self.delete_retention_ms, MAX_INT64)
@@ -264,32 +265,19 @@ class Filter:
         return header.is_control and last.producer_epoch == header.producer_epoch
 
 
-def _empty(header: BatchHeader) -> bytes:
-    """The header of a batch whose records are all gone."""
-    return encode_batch(
-        (),
-        base_offset=header.base_offset,
-        last_offset_delta=header.last_offset_delta,
-        max_timestamp_ms=header.max_timestamp,
-        leader_epoch=header.leader_epoch,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-        transactional=header.is_transactional,
-        control=header.is_control,
-        log_append_time=header.is_log_append_time,
-    )
-
-
 def _rebuilt(header: BatchHeader, records: list[LogRecord], horizon_ms: int | None) -> bytes:
-    """The batch with only ``records``; offsets, producer, codec and time type stay as they were."""
+    """The batch with only ``records``; offsets, producer, codec and time type stay as they were.
+
+    Without any it is a header that is not compressed, and its largest timestamp stays as well.
+    """
+    keeps_time = header.is_log_append_time or not records
     return encode_batch(
         records,
         base_offset=header.base_offset,
         last_offset_delta=header.last_offset_delta,
-        max_timestamp_ms=header.max_timestamp if header.is_log_append_time else None,
+        max_timestamp_ms=header.max_timestamp if keeps_time else None,
         leader_epoch=header.leader_epoch,
-        codec=header.codec,
+        codec=header.codec if records else Codec.NONE,
         producer_id=header.producer_id,
         producer_epoch=header.producer_epoch,
         base_sequence=header.base_sequence,

@@ -219,7 +219,7 @@ class _Loader:
         logs = bases[LOG_SUFFIX]
         for suffix in SEGMENT_SUFFIXES:
             for offset in bases[suffix] - logs:
-                self._remove(file_stem(offset) + suffix)
+                self._fs.remove(f"{self._directory}/{file_stem(offset)}{suffix}")
         self._producers.snapshot_offsets = bases[SNAPSHOT_SUFFIX]
         self._producers.remove_stray_snapshots(logs)
         first_bad: int | None = None
@@ -238,9 +238,6 @@ class _Loader:
             if not usable and first_bad is None:
                 first_bad = offset
         return first_bad
-
-    def _remove(self, name: str) -> None:
-        self._fs.remove(f"{self._directory}/{name}")
 
     # --- scanning ---
 

@@ -28,7 +28,7 @@ from fencepost.logcore.clock import Clock
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.dump import is_problem, read_batches
 from fencepost.logcore.errors import CorruptRecordError, OffsetOutOfRangeError
-from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.fs import FileSystem, opened
 from fencepost.logcore.log import SNAPSHOT_SUFFIX
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES, file_stem
@@ -52,20 +52,16 @@ class Cut:
 
 def copy_file(fs: FileSystem, source: str, target: str) -> None:
     """Copy a file and make its bytes survive power loss. Raises OSError."""
-    reading = fs.open_for_reading(source)
-    try:
-        writing = fs.open(target, create=True)
-        try:
-            position = 0
-            while data := fs.read(reading, COPY_BYTES, position):
-                if fs.write(writing, (data,), position) != len(data):
-                    raise OSError(f"short write to {target}")
-                position += len(data)
-            fs.sync(writing)
-        finally:
-            fs.close(writing)
-    finally:
-        fs.close(reading)
+    with (
+        opened(fs, fs.open_for_reading(source)) as reading,
+        opened(fs, fs.open(target, create=True)) as writing,
+    ):
+        position = 0
+        while data := fs.read(reading, COPY_BYTES, position):
+            if fs.write(writing, (data,), position) != len(data):
+                raise OSError(f"short write to {target}")
+            position += len(data)
+        fs.sync(writing)
 
 
 def stale_indexes(fs: FileSystem, directory: str) -> list[dict[str, object]]:

@@ -28,6 +28,7 @@ from fencepost.logcore.batch import (
     iter_headers,
     parse_header,
 )
+from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.fs import FileSystem, ReadableBuffer
@@ -91,9 +92,8 @@ class Segment:
         fs: FileSystem,
         directory: str,
         base_offset: int,
+        config: LogConfig,
         *,
-        index_interval_bytes: int,
-        index_max_bytes: int,
         created_ms: int,
         has_txn_index: bool = False,
         fresh: bool = False,
@@ -106,6 +106,7 @@ class Segment:
         self.base_offset = base_offset
         self.stem = stem
         self.created_ms = created_ms
+        index_max_bytes = config.segment_index_bytes
         self.offset_index = OffsetIndex(
             fs, stem + INDEX_SUFFIX + suffix, base_offset, index_max_bytes, looked_into
         )
@@ -115,7 +116,7 @@ class Segment:
         self.txn_index = TransactionIndex(
             fs, stem + TXN_INDEX_SUFFIX + suffix, exists=has_txn_index
         )
-        self._index_interval_bytes = index_interval_bytes
+        self._index_interval_bytes = config.index_interval_bytes
         self.file = LogFile(
             fs, stem + LOG_SUFFIX + suffix, fresh=fresh, preallocate_bytes=preallocate_bytes
         )
@@ -234,9 +235,6 @@ class Segment:
         """Drop all entries of offset and time index; :meth:`index_batch` builds them anew."""
         self.offset_index.reset()
         self.time_index.reset()
-        self._restart_indexing()
-
-    def _restart_indexing(self) -> None:
         self._bytes_since_index_entry = 0
         self._max_timestamp = NO_TIMESTAMP
         self._max_timestamp_offset = self.base_offset
@@ -389,10 +387,7 @@ class Segment:
             return self.base_offset
         if not self._index_checked:
             self._check_index()
-        result = self.base_offset
-        for _, _, _, last_offset in self._walk(self.offset_index.last_position):
-            result = last_offset + 1
-        return result
+        return self._last_offset() + 1
 
     def batches(
         self, position: int = 0, *, with_payload: bool = True
@@ -505,9 +500,7 @@ class Segment:
         return result
 
     def _rebuild_index(self) -> None:
-        self.offset_index.reset()
-        self.time_index.reset()
-        self._restart_indexing()
+        self.reset_indexes()
         last_offset = self.base_offset - 1
         for position, header, _ in self.batches(with_payload=False):
             # No CRC covers the offset. One that can not be is left to the readers of that batch.

@@ -10,7 +10,7 @@ Every row is a problem, as ``dump`` words it, with the ``file`` that it is in.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +38,7 @@ from fencepost.logcore.dump import (
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.index import AbortedTxn, CorruptIndexError, TransactionIndex
+from fencepost.logcore.leftovers import OFFSET_DIGITS, offset_of
 from fencepost.logcore.log import SNAPSHOT_SUFFIX
 from fencepost.logcore.producer_snapshot import CorruptSnapshotError, ProducerEntry, decode_snapshot
 from fencepost.logcore.producers import ProducerStateManager
@@ -50,7 +51,6 @@ SMALL_FILES: Final = (
     META_PROPERTIES,
 )
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<index>[0-9]+)")
-_OFFSET_DIGITS: Final = 20
 
 
 def _problem(file: str, text: object, **where: object) -> Row:
@@ -116,11 +116,14 @@ def _flushed_below(fs: FileSystem, directory: str) -> int:
 
 def bases_of(names: list[str]) -> list[int]:
     """Base offsets of the segments among ``names``, in order."""
-    return sorted(
-        int(name[:_OFFSET_DIGITS])
-        for name in names
-        if name[:_OFFSET_DIGITS].isdecimal() and name[_OFFSET_DIGITS:] == LOG_SUFFIX
-    )
+    return sorted(_offsets_of(names, LOG_SUFFIX))
+
+
+def _offsets_of(names: Iterable[str], suffix: str) -> set[int]:
+    found = ((offset_of(name), name) for name in names)
+    return {
+        offset for offset, name in found if offset is not None and name[OFFSET_DIGITS:] == suffix
+    }
 
 
 def verify_partition(
@@ -154,11 +157,7 @@ class _Replay:
         self._names = set(names)
         self._bases = bases
         self._producers = ProducerStateManager(fs, directory)
-        self._snapshots = {
-            int(name[:_OFFSET_DIGITS])
-            for name in names
-            if name[:_OFFSET_DIGITS].isdecimal() and name[_OFFSET_DIGITS:] == SNAPSHOT_SUFFIX
-        }
+        self._snapshots = _offsets_of(names, SNAPSHOT_SUFFIX)
         self._epochs: list[tuple[int, int]] = []
 
     def check(self) -> Iterator[Row]:

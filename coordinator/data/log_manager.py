@@ -118,17 +118,10 @@ class LogManager:
         self.was_clean = take_clean_shutdown(fs, directory)
         """Whether the last shutdown closed every log."""
         self._files = CheckpointFiles(fs, directory)
-        self._recovery_points = self._files.read(RECOVERY_POINT_CHECKPOINT)
-        self._log_starts = self._files.read(LOG_START_CHECKPOINT)
-        self.cleaned = self._files.read(CLEANER_CHECKPOINT)
+        self._checkpointed = [self._files.read(name) for name in CHECKPOINTS]
+        self._recovery_points, self._log_starts, self._high_watermarks, cleaned = self._checkpointed
+        self.cleaned = cleaned
         """Where the last round of compaction on a partition ended."""
-        self._high_watermarks = self._files.read(HIGH_WATERMARK_CHECKPOINT)
-        self._checkpointed = (
-            self._recovery_points,
-            self._log_starts,
-            self.cleaned,
-            self._high_watermarks,
-        )
         try:
             self._metadata_partition = self._open_partition(
                 METADATA_TOPIC, 0, METADATA_TOPIC_ID, METADATA_LOG_CONFIG, 0
@@ -178,7 +171,9 @@ class LogManager:
             or index >= topic.partitions
             or (topic_id is not None and topic_id != topic.topic_id)
         ):
-            self._put_aside(name)
+            # It may be somebody's data.
+            stray = self._rename(name, STRAY_SUFFIX)
+            _log.warning("directory belongs to no topic", directory=name, renamed_to=stray)
         else:
             self._open_topic_partition(topic, index)
 
@@ -193,11 +188,6 @@ class LogManager:
             for key in offsets.keys() - self._open.keys() - {(METADATA_TOPIC, 0)}:
                 del offsets[key]
                 self._stale = True
-
-    def _put_aside(self, name: str) -> None:
-        """Rename a directory that no topic explains; it may be somebody's data."""
-        stray = self._rename(name, STRAY_SUFFIX)
-        _log.warning("directory belongs to no topic", directory=name, renamed_to=stray)
 
     def _rename(self, name: str, suffix: str) -> str:
         """Let a directory have another name with ``suffix``; returns its new path."""

@@ -42,7 +42,7 @@ from fencepost.logcore.checkpoints import (
     write_partition_metadata,
 )
 from fencepost.logcore.errors import LogError
-from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.fs import FileSystem, opened
 from fencepost.logcore.log import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX
 from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import DELETE_SUFFIX, Partition
@@ -388,8 +388,7 @@ def _restart_epochs(fs: FileSystem, directory: str, log_start_offset: int) -> in
     for name in fs.list_directory(directory) or ():
         if not name.endswith(LOG_SUFFIX):
             continue
-        handle = fs.open(f"{directory}/{name}")
-        try:
+        with opened(fs, fs.open(f"{directory}/{name}")) as handle:
             position, size = 0, fs.size(handle)
             empty = empty and not size
             while position < size:
@@ -400,8 +399,6 @@ def _restart_epochs(fs: FileSystem, directory: str, log_start_offset: int) -> in
                     fs.write(handle, (bytes(4),), position + EPOCH_POSITION)
                 position += header.size
             fs.sync(handle)
-        finally:
-            fs.close(handle)
     write_epochs(fs, directory, [] if empty else [(0, log_start_offset)])
     return highest_id
 

@@ -86,3 +86,10 @@ def edited(data: bytes, edits: list[tuple[int, int, int]]) -> bytes:
         at = place % (len(out) + 1)
         out[at : at + (kind != 1)] = b"" if kind == 2 else bytes((byte,))
     return bytes(out)
+
+
+def placed(batch: bytes, base_offset: int, *, leader_epoch: int = 0) -> bytes:
+    """A batch where it stands in a log: neither field is under its CRC."""
+    return (
+        struct.pack(">q", base_offset) + batch[8:12] + struct.pack(">i", leader_epoch) + batch[16:]
+    )

@@ -27,7 +27,6 @@ from fencepost.logcore.batch import (
     parse_header,
     recompress,
     record_bytes,
-    stamp,
     stamp_log_append_time,
     verify_crc,
 )
@@ -40,6 +39,7 @@ from tests.unit.logcore.batch_driver import (
     TIMESTAMPS,
     body,
     edited,
+    placed,
     record_lists,
     with_payload,
 )
@@ -122,15 +122,14 @@ def test_a_batch_that_compaction_emptied() -> None:
 
 @pytest.mark.parametrize("kind", [ControlType.COMMIT, ControlType.ABORT])
 def test_end_markers(kind: ControlType) -> None:
-    written = end_marker(
+    marker = end_marker(
         commit=kind is ControlType.COMMIT,
         producer_id=4000,
         producer_epoch=8,
         coordinator_epoch=12,
         timestamp_ms=T0,
-        offset=77,
-        leader_epoch=3,
     )
+    written = placed(marker, 77, leader_epoch=3)
     assert written == BYTES[f"marker-{kind.name}"]
     header = parse_header(written)
     assert header.is_control
@@ -239,16 +238,6 @@ def test_recompress(source: Codec, target: Codec) -> None:
     assert header.size == len(changed)
     assert header[6:] == parse_header(batch)[6:]
     assert decode_records(changed) == RECORDS
-
-
-def test_stamp_leaves_the_crc_right() -> None:
-    buffer = bytearray(b"xyz" + BYTES["m2-zstd"])
-    stamp(buffer, 3, 2**40, 321)
-    header = parse_header(buffer, 3)
-    verify_crc(buffer, 3, header)
-    assert (header.base_offset, header.leader_epoch) == (2**40, 321)
-    offsets = [record.offset - 2**40 for record in decode_records(buffer, 3)]
-    assert offsets == [0, 1, 5, 6]
 
 
 def test_stamp_log_append_time_is_what_kafka_does() -> None:

@@ -25,6 +25,7 @@ from fencepost.logcore.record_retention import (
     Transactions,
     map_offsets,
 )
+from tests.unit.logcore.batch_driver import placed
 
 LIMIT = 1 << 20
 RETENTION_MS = 1_000
@@ -65,14 +66,14 @@ class History:
 
     def end(self, producer_id, *, commit):
         records = self.pending.pop(producer_id, [])
-        self.log += end_marker(
+        marker = end_marker(
             commit=commit,
             producer_id=producer_id,
             producer_epoch=0,
             coordinator_epoch=0,
             timestamp_ms=self.now_ms,
-            offset=self.next_offset,
         )
+        self.log += placed(marker, self.next_offset)
         if commit:
             self.committed.update({record.offset: (record.key, record.value) for record in records})
         elif records:

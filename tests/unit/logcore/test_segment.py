@@ -7,6 +7,7 @@ import pytest
 
 from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.batch import LogRecord, encode_batch, parse_header
+from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.segment import Segment
@@ -20,8 +21,7 @@ def make(path: Path, base: int = 0, *, fresh: bool = True, interval: int = 4096)
         FS,
         str(path),
         base,
-        index_interval_bytes=interval,
-        index_max_bytes=1 << 16,
+        LogConfig(index_interval_bytes=interval, segment_index_bytes=1 << 16),
         created_ms=0,
         fresh=fresh,
     )

@@ -56,7 +56,7 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MetaProperties:
-    """Who owns a data directory. ``directory_id`` is a random id of the directory itself."""
+    """The owner of a data directory. ``directory_id`` is a random id of the directory itself."""
 
     cluster_id: str
     node_id: int

@@ -1,11 +1,11 @@
-"""How a partition gets to disk: by itself inside an append, or by a flusher that many share.
+"""How a log gets to disk: by itself inside an append, or by a scheduler that many logs share.
 
-With a flusher the end of the log is *held* while a flush that ``flush.messages`` asked for is under
-way: the high watermark stays where the disk is, readers see nothing beyond it, and who appended has
-to wait until :attr:`Marks.recovery_point` is behind the append.
+With a scheduler the end of the log is *held* while a flush that ``flush.messages`` asked for is
+under way. The high watermark stays where the disk is, readers see nothing beyond it, and an append
+is answered once :attr:`Marks.recovery_point` is behind it.
 
-What a roll has sealed is forced to disk as well, by nobody's wish and with nobody waiting: from
-then on a recovery has no business there, and no damage in it can cost what lies behind.
+What a roll has sealed is forced to disk as well. No setting asks for that, and no request waits for
+it. From then on a recovery has no business there, and no damage in it can cost what lies behind.
 
 Source: ``UnifiedLog.flush``, ``UnifiedLog.roll``.
 """
@@ -68,8 +68,8 @@ class FlushState:
     def appended(self, offset: int, now_ms: int) -> None:
         """Show readers what was just written at ``offset``, and flush if that is due.
 
-        With a scheduler the high watermark stays, and who appended waits, until the flush is done
-        that ``flush_messages`` asks for; what ``flush_ms`` asks for is waited for by nobody.
+        With a scheduler the high watermark stays until the flush that ``flush_messages`` asks for
+        is done, and the append waits for it. No append waits for what ``flush_ms`` asks for.
         """
         marks, config, end = self.marks, self._log.config, self._log.log_end_offset
         held = marks.high_watermark != offset or end - marks.recovery_point >= config.flush_messages

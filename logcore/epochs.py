@@ -130,7 +130,7 @@ class LeaderEpochs:
     def plan_flush(self) -> list[tuple[int, int]] | None:
         """Return what the file has to say and does not yet, None if it does.
 
-        Whoever asks has to write it (``write_epochs``), in any thread, or to stop.
+        The caller has to write it (``write_epochs``), in any thread, or to stop.
         """
         if self.is_synced:
             return None

@@ -458,7 +458,7 @@ class TransactionIndex:
         """
         try:
             if self.entries == entries:
-                # Whoever wrote it may have been killed before it was on disk.
+                # The process that wrote it may have been killed before it was on disk.
                 self.is_synced = not entries
                 return
         except CorruptIndexError:
@@ -497,7 +497,7 @@ def offset_entries(raw: bytes, base_offset: int) -> tuple[list[tuple[int, int]],
 
 
 def time_entries(raw: bytes, base_offset: int) -> tuple[list[tuple[int, int]], str]:
-    """Return (timestamp, offset) of each entry of a time index file, likewise."""
+    """Return (timestamp, offset) of each entry of a time index file, and what is wrong with it."""
     entries, leftover = _entries(_TIME_ENTRY, raw)
     return [(timestamp, base_offset + relative) for timestamp, relative in entries], leftover
 

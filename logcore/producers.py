@@ -166,7 +166,7 @@ class ProducerStateManager:
             self._refused.note(header.producer_id, header.producer_epoch, header.base_sequence)
 
     def refused_unread(self, data: Buffer) -> None:
-        """The same of a batch that nobody has looked at; one with a wrong CRC says nothing."""
+        """Remember an unread batch that was refused; one with a wrong CRC says nothing."""
         with suppress(CorruptRecordError):
             header = parse_header(data)
             verify_crc(data, 0, header)

@@ -258,7 +258,7 @@ class _Loader:
             self._epoch = lowest_epoch(self._log, first, claimed)
         self._epochs.truncate_from_end(first.base_offset)
         end = first.base_offset
-        # Whoever made these files may have been killed before their names were on disk.
+        # The process that made these files may have been killed before their names were on disk.
         self._log.directory_changed = True
         before: Segment | None = None
         for segment in segments:

@@ -86,7 +86,7 @@ def _each(log: Log) -> Iterator[Segment]:
 
 
 def first_in(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
-    """Find the same in one segment."""
+    """Find the first such record in one segment."""
     if segment.max_timestamp < timestamp_ms:
         return None
     _, offset = segment.time_index.lookup(timestamp_ms)

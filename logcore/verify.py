@@ -185,7 +185,7 @@ class _Replay:
                 try:
                     self._follow(header, batch, aborted)
                 except LogError:
-                    return  # likewise
+                    return  # said of the file itself
             yield from self._check_indexes(base, size, aborted)
         yield from self._check_snapshots(end, end)
         for offset in sorted(one for one in self._snapshots if one > end):

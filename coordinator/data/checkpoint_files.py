@@ -55,7 +55,7 @@ class CheckpointFiles:
         return self._told(name, self._write(name, offsets, self._turn()))
 
     async def save(self, name: str, offsets: Offsets) -> bool:
-        """Do the same in the thread."""
+        """Write a checkpoint as :meth:`write` does, in the thread."""
         step = partial(self._write, name, offsets, self._turn())
         return self._told(name, await self._thread.run(step))
 

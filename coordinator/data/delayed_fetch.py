@@ -34,7 +34,7 @@ class Watched(NamedTuple):
 class DelayedFetch:
     """Waits until what it watches holds ``min_bytes``, or for ``max_wait_ms``: then it is ``over``.
 
-    Whoever has made it cancels it in the end; after its time that does nothing.
+    Its maker cancels it in the end; after its time that does nothing.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 A session holds the partitions of a client's last request and what it was last told of each. An
 incremental request names changes; its answer leaves out every partition of which there is nothing
 new. Sessions are kept for those who come back: all of them share a number of slots and a number of
-partitions. Who finds no room is answered with session id 0 and goes on with full requests.
+partitions. A client that finds no room gets session id 0 and goes on with full requests.
 
 Source: ``FetchSession``, ``FetchSessionCacheShard`` and ``FetchManager``.
 """
@@ -124,7 +124,7 @@ class FetchSession:
         return 0 if self.partitions.pop(key, None) is None else 1
 
     def is_news(self, answer: FetchedPartition) -> bool:
-        """Whether an answer is worth sending. Who has records is served last the next time."""
+        """Whether an answer is worth sending. A partition with records is served last next time."""
         asked = answer.asked
         if not asked.learn(answer):
             return False

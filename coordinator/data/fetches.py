@@ -79,7 +79,7 @@ class Fetches:
         """Requests that wait for records."""
 
     def run(self, fetch: Fetch) -> Work[Fetched]:
-        """Answer a request. Who drops these steps while they wait is forgotten.
+        """Answer a request. Steps that are dropped while they wait leave nothing behind.
 
         Raises FetchSessionIdNotFoundError, InvalidFetchSessionEpochError, FetchSessionTopicIdError,
         InvalidRequestError.

@@ -212,7 +212,7 @@ class LogManager:
         return self._open_topic_partition(described, index)
 
     def find(self, topic: str, index: int) -> Partition | None:
-        """The same, or None for a partition that does not exist."""
+        """The open partition, or None if it does not exist."""
         try:
             return self.partition(topic, index)
         except UnknownTopicOrPartitionError:
@@ -358,7 +358,7 @@ class LogManager:
     async def forget_doomed(self) -> None:
         """Rename the directories of deleted topics, and forget their checkpointed offsets.
 
-        Whoever makes a topic of the same name then has nothing to wait for.
+        A new topic of the same name then has nothing to wait for.
         """
         await self.removals.rename_all()
         doomed = self._doomed

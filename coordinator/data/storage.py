@@ -1,6 +1,6 @@
 """What a broker keeps on its disk, opened: its metadata, its partitions, and who flushes them.
 
-Whoever works on a stopped broker's data needs no more than this (``fencepost log import``).
+A command that works on a stopped broker's data needs no more than this (``fencepost log import``).
 """
 
 from __future__ import annotations

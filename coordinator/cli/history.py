@@ -92,6 +92,7 @@ def show(
 def row_of(entry: Entry) -> dict[str, Any]:
     """What is printed of an entry; JSON shows all of it, ``detail`` with what has no column."""
     detail = dict(entry.detail)
+    host = detail.get("client_host") or entry.client_host
     return {
         "time": utc(entry.at_ms),
         "what": entry.what,
@@ -100,7 +101,8 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "trigger": entry.trigger,
         "who": _first(detail, _WHO) or _producer(detail),
         "client": detail.get("client_id") or entry.client_id,
-        "host": _host(detail.get("client_host") or entry.client_host),
+        # Groups write addresses down as Java prints them, with a slash before.
+        "host": host.removeprefix("/") if host is not None else None,
         "subject": entry.subject,
         "shard": entry.shard,
         "detail": detail,
@@ -127,11 +129,6 @@ def _change(detail: Mapping[str, Any]) -> str | None:
     # A refused producer does not become the owner: it is behind him.
     arrow = "≠" if "given_producer_epoch" in detail else "→"
     return f"epoch {old} {arrow} {new}"
-
-
-def _host(host: str | None) -> str | None:
-    """Groups write addresses down as Java prints them, with a slash before."""
-    return None if host is None else host.removeprefix("/")
 
 
 def _producer(detail: Mapping[str, Any]) -> str | None:

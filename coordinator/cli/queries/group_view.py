@@ -11,8 +11,6 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.cli.queries.session import check
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
-from fencepost.groups.assignors.client.protocol import decode_assignment
-from fencepost.logcore.errors import CorruptRecordError
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -129,6 +127,9 @@ def _classic(group: str, found: Any) -> Group:
 
 def _assigned(assignment: bytes) -> tuple[Partition, ...]:
     """The partitions in a consumer-protocol assignment; () if it is none."""
+    from fencepost.groups.assignors.client.protocol import decode_assignment
+    from fencepost.logcore.errors import CorruptRecordError
+
     try:
         return decode_assignment(assignment)[0]
     except CorruptRecordError:

@@ -46,6 +46,12 @@ from fencepost.groups.shard import Handover, Shard
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import DecisionBuilder, Record
 
+CUSTOM_ASSIGNOR = (
+    "an unsupported custom assignor is in use. Please refer to the documentation or switch to a"
+    " default assignor before re-attempting the upgrade"
+)
+"""What Kafka says of user data in an assignment, which would be lost."""
+
 # --- classic to consumer -------------------------------------------------------------------------
 
 
@@ -114,7 +120,13 @@ def _require_upgradable(classic: ClassicGroup, settings: ConsumerSettings) -> No
     elif len(classic.members) > settings.max_size:
         reason = f"it has more members than group.consumer.max.size={settings.max_size}"
     if reason is not None:
-        raise GroupIdNotFoundError(f"classic group {classic.group_id!r} stays classic: {reason}")
+        raise _stays_classic(classic, reason)
+
+
+def _stays_classic(classic: ClassicGroup, reason: str) -> GroupIdNotFoundError:
+    return GroupIdNotFoundError(
+        f"Cannot upgrade classic group {classic.group_id} to consumer group because {reason}."
+    )
 
 
 def _consumers(
@@ -135,7 +147,6 @@ def _consumers(
     # (the cooperative protocol) goes on with the last one that was handed out.
     saved = () if classic.saved is None else classic.saved.members
     handed_out = {member.member_id: member.assignment for member in saved}
-    why = f"classic group {classic.group_id!r} stays classic"
     for member in everybody:
         try:
             subscription = decode_subscription(member.metadata(protocol_name))
@@ -143,9 +154,9 @@ def _consumers(
             partitions, user_data = decode_assignment(had)
             shard.require_small_subscription(subscription.topics, subscription.rack_id)
         except (CorruptRecordError, GroupLimitExceededError) as error:
-            raise GroupIdNotFoundError(f"{why}: {member.member_id!r}: {error}") from error
+            raise _stays_classic(classic, f"of {member.member_id!r}: {error}") from error
         if user_data:
-            raise GroupIdNotFoundError(f"{why}: its assignor's user data would be lost")
+            raise _stays_classic(classic, CUSTOM_ASSIGNOR)
         members[member.member_id] = cr.ConsumerMemberValue(
             instance_id=member.group_instance_id,
             rack_id=subscription.rack_id,
@@ -160,7 +171,7 @@ def _consumers(
         mine = assigned[member.member_id] = list(ids_of(partitions, topics))
         for partition in mine:
             if owners.setdefault(partition, member.member_id) != member.member_id:
-                raise GroupIdNotFoundError(f"{why}: a partition has two owners")
+                raise _stays_classic(classic, "a partition has two owners")
         if classic.awaits_sync_of(member.member_id):
             claims.append((member.member_id, ids_of(subscription.owned, topics)))
     # Whoever has not heard the last assignment may still read what it said it owns.

@@ -19,6 +19,9 @@ from tests.support.targets import SETTINGS
 ROOT = Path(__file__).resolve().parents[2]
 POM = ROOT / "tests" / "oracle" / "pom.xml"
 CACHE = ROOT / ".cache" / "oracle"
+TESTS = CACHE / "tests"
+"""The jars of Kafka's own tests, and of what runs them: apart from those of its broker."""
+
 LOG4J_FILE = CACHE / "log4j2.xml"
 START_S = 120.0
 
@@ -67,41 +70,42 @@ def jars() -> Path:
 def _resolved() -> Path:
     # The pom decides what is in the folder, so its content names the folder's state.
     libs, stamp = CACHE / "libs", CACHE / "resolved.pom.xml"
+    folders = {libs: "-DincludeScope=runtime", TESTS: "-DexcludeScope=runtime"}
     if not LOG4J_FILE.exists() or LOG4J_FILE.read_text() != LOG4J:
         LOG4J_FILE.write_text(LOG4J)
-    if stamp.exists() and stamp.read_bytes() == POM.read_bytes() and any(libs.glob("kafka_*.jar")):
+    are_there = all(any(folder.glob("kafka_*.jar")) for folder in folders)
+    if stamp.exists() and stamp.read_bytes() == POM.read_bytes() and are_there:
         return libs
     stamp.unlink(missing_ok=True)  # what is half done must not look done
-    resolved = subprocess.run(
-        [
-            "mvn",
-            "-q",
-            "-B",
-            "-f",
-            str(POM),
-            "dependency:copy-dependencies",
-            f"-DoutputDirectory={libs}",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    if resolved.returncode != 0:
-        raise OracleMissingError(f"mvn could not resolve the jars: {resolved.stdout[-800:]}")
+    for folder, scope in folders.items():
+        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={folder}", scope]
+        resolved = subprocess.run(
+            ["mvn", "-q", "-B", "-f", str(POM), *goal],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        if resolved.returncode != 0:
+            raise OracleMissingError(f"mvn could not resolve the jars: {resolved.stdout[-800:]}")
     stamp.write_bytes(POM.read_bytes())
     return libs
 
 
-def java_command(main: str, *arguments: str, options: Sequence[str] = JAVA_OPTIONS) -> list[str]:
-    """The command line of a Java tool on the judge's class path."""
+def java_command(
+    main: str,
+    *arguments: str,
+    options: Sequence[str] = JAVA_OPTIONS,
+    class_path: Sequence[Path] = (),
+) -> list[str]:
+    """The command line of a Java tool on the judge's class path, behind ``class_path``."""
     libs = jars()
     return [
         "java",
         *options,
         f"-Dlog4j2.configurationFile={LOG4J_FILE}",
         "-cp",
-        f"{libs}/*",
+        ":".join(str(one) for one in (*class_path, libs / "*")),
         main,
         *arguments,
     ]

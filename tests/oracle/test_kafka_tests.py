@@ -1,0 +1,150 @@
+"""Apache Kafka's own tests of its requests, from its published test jars, against this broker.
+
+They take their cluster from a JUnit extension, and RaftClusterInvocationContext.java stands there
+instead of Kafka's: each test gets a daemon of its own. Every test is expected to pass, except those
+that ``OTHERWISE`` names.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.support.kafka import JAVA_OPTIONS, ROOT, TESTS, java_command, unavailable
+
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+
+REPORT = "TEST-junit-jupiter.xml"
+EXTENSION = Path(__file__).with_name("RaftClusterInvocationContext.java")
+
+MOST_S = 500
+"""Seconds, on a machine that does much besides."""
+
+REQUESTS = (
+    "ApiVersions",
+    "ConsumerGroupDescribe",
+    "ConsumerGroupHeartbeat",
+    "DeleteGroups",
+    "DescribeGroups",
+    "Heartbeat",
+    "JoinGroup",
+    "LeaveGroup",
+    "ListGroups",
+    "OffsetCommit",
+    "OffsetDelete",
+    "OffsetFetch",
+    "SyncGroup",
+    "TxnOffsetCommit",
+    "WriteTxnMarkers",
+)
+CLASSES = (
+    *(f"kafka.server.{request}RequestTest" for request in REQUESTS),
+    "kafka.server.ConsumerProtocolMigrationTest",
+)
+
+REMEMBERED = "a refused JoinGroup tells the id that was asked; Kafka's tells none"
+FEATURES = "only features that a client can set to another level here are told of"
+IN_ORDER = "in the order in which they came; Kafka's order is that of a hash table"
+NO_CONTROLLER = "there is no controller that listens beside the broker"
+
+OTHERWISE: dict[str, tuple[str, str]] = {
+    **{
+        f"ApiVersionsRequestTest.{name}": ("expected: <6> but was: <2>", FEATURES)
+        for name in ("testApiVersionsRequest", "testApiVersionsRequestIncludesUnreleasedApis")
+    },
+    "ApiVersionsRequestTest.testApiVersionsRequestValidationV0": (
+        "API keys in ApiVersionsResponse must match API keys supported by broker",
+        "ApiVersions tells what is served here, not every request of Kafka's",
+    ),
+    "ConsumerGroupDescribeRequestTest.testConsumerGroupDescribeWithNewGroupCoordinator": (
+        "expected: <List(DescribedGroup(",
+        f"members are described {IN_ORDER}",
+    ),
+    "ListGroupsRequestTest.testListGroupsWithNewConsumerGroupProtocol": (
+        "expected: <List(ListedGroup(",
+        f"groups are listed {IN_ORDER}",
+    ),
+    "ConsumerGroupHeartbeatRequestTest.testConsumerGroupHeartbeatWithRegularExpression": (
+        "expected: <1> but was: <2>",
+        "the first heartbeat finds the topics of an expression; Kafka does so in the next epoch",
+    ),
+    **{
+        f"ConsumerProtocolMigrationTest.testOnlineMigrationWithEagerAssignmentStrategyAnd{kind}": (
+            "memberId=''",
+            REMEMBERED,
+        )
+        for kind in ("DynamicMembers", "StaticMembers")
+    },
+    **{
+        f"ApiVersionsRequestTest.{name}ThroughControllerListener": (
+            "asks a controller",
+            NO_CONTROLLER,
+        )
+        for name in ("testApiVersionsRequest", "testApiVersionsRequestValidationV0")
+    },
+}
+"""Tests that do not pass: a part of what they say, and why that is as it should be."""
+
+
+def outcomes(report: Path) -> dict[str, str]:
+    """What each test says that does not pass, "" for one that does, from JUnit's report."""
+    found = {}
+    for case in ET.parse(report).iter("testcase"):
+        method, number = case.attrib["name"].removesuffix("]").split("()[")
+        if number != "1":  # the same test on a cluster that differs in nothing here
+            continue
+        said = [
+            f"{one.get('message')} {one.text}"
+            for kind in ("failure", "error", "skipped")
+            for one in case.findall(kind)
+        ]
+        name = case.attrib["classname"].rsplit(".", 1)[-1]
+        found[f"{name}.{method}"] = said[0] if said else ""
+    return found
+
+
+@pytest.mark.timeout(MOST_S + 60)
+def test_this_broker_passes_kafkas_own_tests(java_tools: Path, tmp_path: Path) -> None:
+    if shutil.which("javac") is None:
+        unavailable("`javac` is not on the PATH", "what Apache Kafka tests")
+    compiled, reports = tmp_path / "classes", tmp_path / "reports"
+    subprocess.run(
+        ["javac", "-d", compiled, "-cp", f"{java_tools}/*:{TESTS}/*", EXTENSION], check=True
+    )
+    options = {
+        "junit.jupiter.extensions.autodetection.enabled": "true",
+        "junit.jupiter.execution.timeout.default": "60s",
+    }
+    done = subprocess.run(
+        java_command(
+            "org.junit.platform.console.ConsoleLauncher",
+            "execute",
+            f"--reports-dir={reports}",
+            *(f"--config={key}={value}" for key, value in options.items()),
+            *(f"--select-class={name}" for name in CLASSES),
+            options=(
+                *JAVA_OPTIONS,
+                f"-Dfencepost.python={sys.executable}",
+                f"-Dfencepost.data={tmp_path}",
+            ),
+            class_path=(compiled, TESTS / "*"),
+        ),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=MOST_S,
+        check=False,
+    )
+    assert (reports / REPORT).exists(), done.stdout
+    found = outcomes(reports / REPORT)
+    assert {name.split(".")[0] for name in found} == {name.split(".")[-1] for name in CLASSES}
+    others = {name: said for name, said in found.items() if said}
+    assert others.keys() == OTHERWISE.keys(), others
+    for name, (part, _) in OTHERWISE.items():
+        assert part in others[name], others[name]

@@ -42,9 +42,10 @@ demo: $(VENV)/.story  ## the main job: flights over MQTT and a loader, through P
 	$(RUN) examples.delays.demo
 
 # Two workers full of daemons need not wait for one disk: their files are in memory, if there is
-# enough (MEMORY= is the disk). A kill finds there what it finds on a disk; power loss is simulated.
+# enough (MEMORY= is the disk). A kill finds there what it finds on a disk; power loss is simulated. What
+# passed leaves nothing there.
 MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4194304 { print "/dev/shm" }')
-TEST_RUN := $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest --numprocesses 2 --dist loadfile tests/crash tests/lives tests/wire tests/fuzz tests/unit tests/test_tidy.py tests/mqtt --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_failed_appends.py
+TEST_RUN := $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile tests/crash tests/lives tests/wire tests/fuzz tests/unit tests/test_tidy.py tests/mqtt --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_failed_appends.py
 
 test: export POWER_STATES ?= 2100
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (under five minutes)

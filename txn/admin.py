@@ -7,7 +7,7 @@ Sources: ``TransactionStateManager.listTransactionStates`` and its expiry task,
 from __future__ import annotations
 
 from fencepost.logcore.machine import DecisionBuilder, Token
-from fencepost.txn import end_txn, id_pattern, records, state
+from fencepost.txn import end_txn, records, state
 from fencepost.txn.commands import (
     DescribeTransaction,
     DescribeTransactionResult,
@@ -43,8 +43,6 @@ def list_transactions(
     unknown = tuple(name for name in command.states if name not in _STATES_BY_NAME)
     wanted = {_STATES_BY_NAME[name] for name in command.states if name in _STATES_BY_NAME}
     producer_ids = frozenset(command.producer_ids)
-    pattern, longest = command.id_pattern, shard.limits.max_id_pattern_length
-    matches = id_pattern.compile_pattern(pattern, longest) if pattern else None
     listed = tuple(
         ListedTransaction(transactional_id, txn.producer_id, txn.state.kafka_name)
         for transactional_id, txn in sorted(shard.transactions.items())
@@ -53,7 +51,6 @@ def list_transactions(
         and (
             command.min_duration_ms < 0 or decision.now_ms - txn.start_ms > command.min_duration_ms
         )
-        and (matches is None or matches(transactional_id))
     )
     decision.reply(token, ListTransactionsResult(listed, unknown))
 

@@ -185,13 +185,11 @@ class ListTransactions:
     """List this shard's transactions; empty filters let everything through.
 
     ``states`` are Kafka's names (``"CompleteCommit"``). ``min_duration_ms`` -1 is off.
-    ``id_pattern`` must match the whole id. Errors: InvalidIdPattern.
     """
 
     states: tuple[str, ...] = ()
     producer_ids: tuple[int, ...] = ()
     min_duration_ms: int = -1
-    id_pattern: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,22 +14,25 @@ from collections.abc import Callable
 
 from fencepost.txn.errors import InvalidIdPatternError
 
-MAX_WAYS = 10**7
-"""Ways to match one id that the engine may have to try: below a second."""
+MAX_PATTERN_CHARS = 256
+"""Of a listing's pattern: room for any sensible one, and compiling stays cheap."""
+
+MAX_WAYS = 2 * 10**6
+"""Ways to match one id that the engine may have to try: at most some 15 ms."""
 
 _BOUNDS = re.compile(r"\{(\d*)(,?)(\d*)\}")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]")
 _UNBOUNDED = {"*", "+"}
 
 
-def compile_pattern(pattern: str, longest: int) -> Callable[[str], bool]:
+def compile_pattern(pattern: str) -> Callable[[str], bool]:
     """Return a function that says whether a whole id matches ``pattern``.
 
-    Raises InvalidIdPatternError when ``pattern`` has more than ``longest`` characters, is no
+    Raises InvalidIdPatternError when ``pattern`` is longer than :data:`MAX_PATTERN_CHARS`, is no
     regular expression, or could take too long; the last may show only when an id is long.
     """
-    if len(pattern) > longest:
-        raise InvalidIdPatternError(f"the pattern is longer than {longest} characters")
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise InvalidIdPatternError(f"the pattern is longer than {MAX_PATTERN_CHARS} characters")
     unbounded, ways = _Survey(pattern).cost()
     try:
         compiled = re.compile(pattern)

@@ -55,6 +55,3 @@ class TxnLimits:
     retry_backoff_ms: int = 1_000
     """Wait before a timed-out transaction is tried again that could not be aborted for want of a
     producer id. Longer than a reservation takes, short against any timeout."""
-
-    max_id_pattern_length: int = 256
-    """Characters of a listing's pattern: room for any sensible one, and compiling stays cheap."""

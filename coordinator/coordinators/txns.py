@@ -121,7 +121,7 @@ class TxnCoordinator(ShardedCoordinator):
     async def list_transactions(self, command: ListTransactions) -> ListTransactionsResult:
         """Merge what all shards list; a shard that does not serve here is passed over.
 
-        Raises CoordinatorLoadInProgressError while any shard loads, InvalidIdPatternError.
+        Raises CoordinatorLoadInProgressError while any shard loads.
         """
         found = await self._everywhere(command, ListTransactionsResult)
         unknown = dict.fromkeys(state for result in found for state in result.unknown_states)

@@ -5,7 +5,7 @@ What a client may ask for within the limits, and what the broker does by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,32 @@ def end(client: Cluster, producer: tuple[int, int], *, commit: bool) -> None:
     assert answer["error_code"] == "none"
 
 
+def make_ids(client: Cluster, names: Iterable[str]) -> None:
+    asked = 0
+    for asked, name in enumerate(names, 1):  # noqa: B007
+        client.send(
+            "init_producer_id",
+            4,
+            transactional_id=name,
+            transaction_timeout=60_000,
+            producer_id=-1,
+            producer_epoch=-1,
+        )
+    for _ in range(asked):
+        assert client.receive()["error_code"] == "none"
+
+
+def test_a_pattern_that_takes_every_id_a_while(client: Cluster, watch: LoopWatch) -> None:
+    names = ["a" * 120 + f"{number:04d}" for number in range(400)]
+    make_ids(client, names)
+    watch.check()
+    for pattern, matching in ((".*a.*a.*ab", 0), ("a+.?.?.?.?", len(names))):
+        answer = client.call("list_transactions", 2, transactional_id_pattern=pattern)
+        assert answer["error_code"] == "none"
+        assert len(answer["transaction_states"]) == matching
+        watch.check()
+
+
 def test_many_ids_that_are_forgotten_at_once(tmp_path: Path, watch: LoopWatch) -> None:
     expiring = {
         "transactional.id.expiration.ms": "1",
@@ -72,17 +98,7 @@ def test_many_ids_that_are_forgotten_at_once(tmp_path: Path, watch: LoopWatch) -
         Cluster(broker.bootstrap) as client,
     ):
         client.coordinator(NAME, TRANSACTION)
-        for number in range(IDS):
-            client.send(
-                "init_producer_id",
-                4,
-                transactional_id=f"id-{number}",
-                transaction_timeout=60_000,
-                producer_id=-1,
-                producer_epoch=-1,
-            )
-        for _ in range(IDS):
-            assert client.receive()["error_code"] == "none"
+        make_ids(client, (f"id-{number}" for number in range(IDS)))
         nothing = lambda: not client.call("list_transactions", 0)["transaction_states"]  # noqa: E731
         until(nothing, "all are forgotten")
     watch.check()

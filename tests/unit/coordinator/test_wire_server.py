@@ -7,6 +7,7 @@ import os
 import resource
 import struct
 import tracemalloc
+from asyncio import selector_events
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles, request_ms
 from fencepost.coordinator.handlers.api_versions import run as api_versions
+from fencepost.coordinator.net import connection
+from fencepost.coordinator.net.connection import SENT_TOGETHER, SENT_TOGETHER_BYTES, Connection
 from fencepost.coordinator.net.request_stream import WRITE_BYTES
 from fencepost.coordinator.net.server import Server, first_reserved_file
 from fencepost.coordinator.wire.api import ApiKey
@@ -176,6 +179,36 @@ async def test_pipelined_requests_are_answered_one_by_one_in_order() -> None:
             correlation_id, body = await peer.answer(12, 4)
             assert (correlation_id, request_ms(body.throttle_time)) == (n, n)
         assert [n for n, _ in service.seen] == list(range(1, 200))
+
+
+@pytest.mark.parametrize(
+    ("ahead", "most_bytes", "writes"),
+    [
+        (1, SENT_TOGETHER_BYTES, 1),
+        (SENT_TOGETHER, SENT_TOGETHER_BYTES, 1),
+        (SENT_TOGETHER + 1, SENT_TOGETHER_BYTES, 2),
+        (SENT_TOGETHER, 10, SENT_TOGETHER),
+    ],
+)
+async def test_small_answers_to_requests_sent_ahead_leave_together(
+    ahead: int, most_bytes: int, writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    write = selector_events._SelectorSocketTransport.write
+
+    def counted(transport: Any, piece: bytes) -> None:
+        if isinstance(transport.get_protocol(), Connection):
+            written.append(len(piece))
+        write(transport, piece)
+
+    monkeypatch.setattr(selector_events._SelectorSocketTransport, "write", counted)
+    monkeypatch.setattr(connection, "SENT_TOGETHER_BYTES", most_bytes)
+    async with serving() as service:
+        peer = await Peer.of(service)
+        peer.send(b"".join(produce(n, b"r") for n in range(1, ahead + 1)))
+        for n in range(1, ahead + 1):
+            assert (await peer.answer(0, 9))[0] == n
+        assert len(written) == writes
 
 
 async def test_the_next_request_waits_for_the_answer_of_the_one_before() -> None:

@@ -92,6 +92,8 @@ class Client:
         self.owned: frozenset[tuple[bytes, int]] = frozenset()
         self.told: frozenset[tuple[bytes, int]] = frozenset()
         self.unsure = False
+        self.said: frozenset[tuple[bytes, int]] | None = None
+        """What it last said that it owns: it does not repeat itself."""
         self.times_lost = 0
         """How often it has lost everything that it owned."""
 
@@ -99,6 +101,7 @@ class Client:
         self.owned = self.told = frozenset()
         self.times_lost += 1
         self.unsure = False
+        self.said = None
         self._take(self.driver.join(self.member_id, *self.names, **self.fields))
         self.owned = self.told
 
@@ -112,7 +115,8 @@ class Client:
                 **self.fields,
                 **fields,
             }
-        if self.unsure or self.owned == self.told:
+        if self.unsure or self.said != self.owned == self.told:
+            self.said = self.owned
             grouped: dict[bytes, tuple[int, ...]] = {}
             for topic_id, index in sorted(self.owned):
                 grouped[topic_id] = (*grouped.get(topic_id, ()), index)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fleet import Fleet
 from group_driver import MADE
 
-from fencepost.groups import member_update
+from fencepost.groups import consumer, member_update
+from fencepost.groups.machine import GroupMachine
 from fencepost.groups.reconcile import reconcile
+from fencepost.logcore.machine import Decision
 
 REBALANCES_PER_FLEET = 50
 """Then a new one starts: a log and its reloads grow with a fleet's life."""
@@ -48,6 +51,45 @@ def test_a_fleet_of_both_protocols(request: pytest.FixtureRequest) -> None:
 def live(fleet: Fleet) -> None:
     for _ in range(MAX_STEPS):
         fleet.step()
+
+
+def test_a_heartbeat_that_brings_nothing_new_is_decided_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The short way to the answer of most heartbeats gives what the long one would."""
+    short, shown = consumer.brings_nothing_new, 0
+    taken: list[bool] = []
+
+    def noted(*what: Any) -> bool:
+        taken.append(short(*what))
+        return taken[-1]
+
+    monkeypatch.setattr(consumer, "brings_nothing_new", noted)
+    for seed in range(8):
+        driver = (fleet := Fleet(seed)).driver
+
+        def both(token: Any, command: Any, now_ms: int, driver: Any = driver) -> Decision:
+            nonlocal shown
+            taken.clear()
+            decide = GroupMachine.decide
+            decision = decide(driver.machine, token, command, now_ms)
+            if any(taken):
+                shown += 1
+                with monkeypatch.context() as patch:
+                    patch.setattr(consumer, "brings_nothing_new", lambda *_: False)
+                    other = decide(driver.machine, token, command, now_ms)
+                for timer in set(other.timers) - set(decision.timers):
+                    assert timer.deadline_ms is None
+                    assert timer.key not in driver.timers, "a timer that runs is to be stopped"
+                assert replace(other, timers=decision.timers) == decision
+            return decision
+
+        monkeypatch.setattr(driver.machine, "decide", both)
+        for _ in range(1_500):
+            fleet.step()
+            # A reload brings another machine.
+            monkeypatch.setattr(driver.machine, "decide", both)
+    assert shown > 50
 
 
 def test_the_ledger_sees_a_second_owner(monkeypatch: pytest.MonkeyPatch) -> None:

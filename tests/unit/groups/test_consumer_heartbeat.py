@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -365,6 +366,18 @@ def test_at_most_one_target_in_an_interval():
     driver.advance(1)
     assert driver.beat("n", 2).member_epoch == 3
     assert driver.consumer_group().assignment_epoch == 3
+
+
+def test_groups_that_rest_hold_no_former_image_of_the_topics():
+    driver = ConsumerDriver()
+    former = []
+    for number in range(20):
+        driver.image = changed(driver.image, w=(V, number + 1))
+        former.append(id(driver.image.topics))
+        driver.join("m", "w", group_id=f"idle-{number}")
+    gc.collect()
+    alive = [one for one in gc.get_objects() if isinstance(one, TopicImage)]
+    assert sum(id(one.topics) in former for one in alive) <= 1
 
 
 def test_a_clock_that_goes_back_stops_no_assignment():

@@ -369,7 +369,7 @@ class _Loader:
             return None
         later = self._log.from_offset(segment.base_offset)[1:]
         high = later[0].base_offset if later else segment.base_offset + MAX_RELATIVE_OFFSET
-        behind = next_intact(segment, position, expected, min(high, self._flushed))
+        behind = next_intact(segment, position, expected, high, self._flushed)
         if behind is None and later and high <= self._flushed:
             # The end of a sealed segment; what follows it was on disk as well.
             return segment.size, high

@@ -82,18 +82,22 @@ def end_by_length(segment: Segment, position: int) -> int:
     return position + LOG_OVERHEAD + int.from_bytes(raw[8:LOG_OVERHEAD], "big")
 
 
-def next_intact(segment: Segment, position: int, low: int, high: int) -> tuple[int, int] | None:
+def next_intact(
+    segment: Segment, position: int, low: int, high: int, flushed: int
+) -> tuple[int, int] | None:
     """Find the first intact batch behind the bad one at ``position``; its position and base offset.
 
-    Its base offset lies above ``low`` and not above ``high``: bytes of a record that look like a
-    batch will hardly say so. The bad one's length is tried first, then every position behind it,
-    for the length itself may be what is damaged.
+    The bad one's length is tried first, then every position behind it, for the length itself may be
+    what is damaged. The base offset lies above ``low`` and not above ``high``, and, where the
+    length does not lead there, not above ``flushed``: bytes of a record that look like a batch will
+    hardly say so. What follows by the length may, for a hole may begin at ``flushed``.
     """
-    by_length = end_by_length(segment, position)
-    for found in chain((by_length,), _candidates(segment, position + 1, low)):
+    by_length = ((end_by_length(segment, position), high),)
+    searched = ((at, min(high, flushed)) for at in _candidates(segment, position + 1, low))
+    for found, highest in chain(by_length, searched):
         raw = segment.file.read(found, found + 8) if found < segment.size else b""
         base_offset = int.from_bytes(raw, "big", signed=True)
-        if low < base_offset <= high and is_intact(segment, found):
+        if low < base_offset <= highest and is_intact(segment, found):
             return found, base_offset
     return None
 

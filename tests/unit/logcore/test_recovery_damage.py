@@ -288,6 +288,18 @@ def test_a_hole_in_the_active_segment_below_what_is_known(
     assert partition.log_end_offset == end
 
 
+def test_damage_before_a_hole_that_begins_at_the_recovery_point(tmp_path: Path) -> None:
+    """What follows by the bad batch's length lies beyond what was flushed, and is kept."""
+    root = with_holes(tmp_path)
+    damage(root / LOG, 22)
+    partition = open_partition(root, clean=False, recovery_point=2)
+    assert partition.log_end_offset == 14
+    report = partition.recovery
+    assert report is not None
+    assert not report.reason
+    assert [(one.offset, one.next_offset) for one in report.damaged] == [(0, 4)]
+
+
 # --- what is cut is kept -------------------------------------------------------------------------
 
 

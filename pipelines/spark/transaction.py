@@ -179,9 +179,7 @@ class Sender:
         if not self._ticket.implicit:
             self._join(set(waiting) - self._joined)
         if self._guarded:
-            # Where partitions end before anything is sent to them.
-            unknown = dict.fromkeys(set(waiting) - self._ends.keys(), LATEST)
-            self._ends |= self._link.list_offsets(unknown, READ_UNCOMMITTED)
+            self._note_ends(set(waiting) - self._ends.keys())
         deadline = time.monotonic() + self._link.timeout_ms / 1000
         while waiting:
             waiting = self._attempt(waiting)
@@ -233,6 +231,10 @@ class Sender:
                         raise _refused(f"Produce to {part[0]}-{part[1]}", code, told)
                     again[part] = group[part]
         return again
+
+    def _note_ends(self, parts: Collection[Partition]) -> None:
+        """Remember where partitions end before anything is sent to them."""
+        self._ends |= self._link.list_offsets(dict.fromkeys(parts, LATEST), READ_UNCOMMITTED)
 
     def _check_new(self, part: Partition, offset: int) -> None:
         end = self._ends.get(part, -1)

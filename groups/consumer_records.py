@@ -40,11 +40,12 @@ class ConsumerRecordType(IntEnum):
     REGULAR_EXPRESSION = 16
 
 
-_PER_GROUP: Final = {
+PER_GROUP: Final = {
     ConsumerRecordType.GROUP_METADATA,
     ConsumerRecordType.PARTITION_METADATA,
     ConsumerRecordType.TARGET_ASSIGNMENT_METADATA,
 }
+"""Types of which there is one a group, so that the key names nothing more."""
 
 
 # --- keys ----------------------------------------------------------------------------------------
@@ -361,7 +362,7 @@ def _read_current(reader: FieldReader) -> CurrentAssignmentValue:
 def read_key(kind: ConsumerRecordType, reader: FieldReader) -> ConsumerKey:
     """Read a key of one of this module's types, after its leading number."""
     group_id = reader.string()
-    return ConsumerKey(kind, group_id, "" if kind in _PER_GROUP else reader.string())
+    return ConsumerKey(kind, group_id, "" if kind in PER_GROUP else reader.string())
 
 
 VALUE_READERS: Final[Mapping[ConsumerRecordType, Callable[[FieldReader], ConsumerValue]]] = (

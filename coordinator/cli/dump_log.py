@@ -116,9 +116,24 @@ def _decode_group(record: LogRecord) -> Mapping[str, object] | None:
     if found is None:
         return None
     key, value = found
-    row: dict[str, object] = {"type": type(key).__name__.removesuffix("Key"), **_fields(key)}
+    row = _key_of_group(key)
     row["tombstone" if value is None else "value"] = True if value is None else _fields(value)
     return row
+
+
+def _key_of_group(key: object) -> dict[str, object]:
+    from fencepost.groups.consumer_records import PER_GROUP, ConsumerKey
+    from fencepost.groups.consumer_records import ConsumerRecordType as Kind
+
+    match key:
+        case ConsumerKey(Kind.REGULAR_EXPRESSION, group_id, regex):
+            return {"type": "RegularExpression", "group_id": group_id, "regex": regex}
+        case ConsumerKey(kind, group_id) if kind in PER_GROUP:
+            return {"type": "ConsumerGroup", "kind": kind, "group_id": group_id}
+        case ConsumerKey(kind, group_id, member_id):
+            told = {"type": "ConsumerMember", "kind": kind, "group_id": group_id}
+            return {**told, "member_id": member_id}
+    return {"type": type(key).__name__.removesuffix("Key"), **_fields(key)}
 
 
 def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:

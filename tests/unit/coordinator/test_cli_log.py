@@ -12,7 +12,9 @@ from click.testing import CliRunner, Result
 
 from fencepost import Broker
 from fencepost.coordinator.cli import main
-from fencepost.logcore.batch import iter_headers
+from fencepost.coordinator.cli.dump_log import decoder_of
+from fencepost.groups import consumer_records as cr
+from fencepost.logcore.batch import LogRecord, iter_headers
 from fencepost.logcore.checkpoints import (
     CLEAN_SHUTDOWN,
     CLEANER_CHECKPOINT,
@@ -320,6 +322,24 @@ def test_truncate_keeps_what_it_cuts(data: Path) -> None:
     with Broker.in_thread(data) as broker, Cluster(broker.bootstrap) as cluster:
         assert cluster.offset("orders") == 4
         assert cluster.produce("orders", batch([b"next"]))["base_offset"] == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "told"),
+    [
+        (3, (), {"type": "ConsumerGroup", "kind": 3, "group_id": "g"}),
+        (6, (), {"type": "ConsumerGroup", "kind": 6, "group_id": "g"}),
+        (7, ("m",), {"type": "ConsumerMember", "kind": 7, "group_id": "g", "member_id": "m"}),
+        (16, ("t.*",), {"type": "RegularExpression", "group_id": "g", "regex": "t.*"}),
+    ],
+)
+def test_dump_log_names_what_a_key_holds(
+    kind: int, name: tuple[str, ...], told: dict[str, object]
+) -> None:
+    decode = decoder_of("__consumer_offsets-7")
+    assert decode is not None
+    gone = cr.tombstone(cr.ConsumerRecordType(kind), "g", *name)
+    assert decode(LogRecord(0, 0, gone.key, None)) == {**told, "tombstone": True}
 
 
 def test_dump_log_shows_every_kind_of_file(data: Path) -> None:

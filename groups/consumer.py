@@ -80,8 +80,7 @@ def heartbeat(
         return
     group = _group(shard, decision, command, environment)
     update = _member(decision, command, environment, group)
-    former = shard.groups.get(group.group_id)
-    if isinstance(former, ClassicGroup) and any(map(former.awaits_sync_of, former.members)):
+    if isinstance(known, ClassicGroup) and any(map(known.awaits_sync_of, known.members)):
         # A static member may come in another's place and change nothing; those who joined since
         # the last generation have nothing yet.
         update.reasons.append("the classic group was rebalancing")
@@ -89,8 +88,8 @@ def heartbeat(
     before = update.current
     move_member(shard, decision, update)
     require_small(shard, decision)
-    if isinstance(former, ClassicGroup):
-        finish_upgrade(shard, decision, former)
+    if isinstance(known, ClassicGroup):
+        finish_upgrade(shard, decision, known)
     group.stop_classic_timers(decision, update.member_id)
     remember(decision, update)
     decision.arm(group.timer("session", update.member_id), settings.session_timeout_ms)

@@ -52,7 +52,8 @@ FRAMES_PER_TURN = 32
 
 SENT_TOGETHER = 16
 """Small responses that leave in one write, if the client has sent as many requests ahead: a write
-costs more than most of them do. The first one waits for the last, about a millisecond."""
+costs more than most of them do. The first one waits for the last: about a millisecond, and never
+longer than the slice of the loop in which they are served."""
 
 SENT_TOGETHER_BYTES = 16_384
 """Responses with more bytes than this, together, leave as they are."""

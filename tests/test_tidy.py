@@ -10,7 +10,7 @@ import pytest
 from kio.schema.index import api_key_map
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("coordinator", "groups", "logcore", "pipelines", "txn")
+PARTS = ("console", "coordinator", "groups", "logcore", "pipelines", "testing", "txn")
 """What the package ``fencepost`` is made of; its folder links to them."""
 
 PACKAGES = ("fencepost", "pyspark_fencepost", *PARTS)
@@ -35,6 +35,9 @@ ALLOWED_IMPORTS = {
     # Spark's side works without aiokafka, which the rest needs.
     "pipelines/spark": ("pipelines.spark", *_BATCHES),
     "pyspark_fencepost": ("pipelines.spark",),
+    # A client of any broker, as the commands are.
+    "console": ("console", "coordinator.cli.queries", "coordinator.wire"),
+    "testing": ("testing", "coordinator", "groups.errors", "txn.errors", "logcore"),
     # The rooms of the daemon. What lies in its root is for all of them.
     "coordinator": ("coordinator", "groups.errors", "txn.errors", "logcore"),
     f"{_ROOM}wire": ("coordinator.wire",),

@@ -68,7 +68,6 @@ class Daemon(Process):
         super().__init__(
             home / "daemon.log",
             *("fencepost", "serve", "--data-dir", str(home / "data"), "--listen", self.bootstrap),
-            *("--config", "group.initial.rebalance.delay.ms=0"),
         )
 
     async def start(self) -> None:

@@ -37,8 +37,8 @@ group.min.session.timeout.ms INT 6000 unit=ms low=0
     The shortest session timeout a member may ask for.
 group.max.session.timeout.ms INT 1800000 unit=ms low=0
     The longest session timeout a member may ask for.
-group.initial.rebalance.delay.ms INT 3000 unit=ms low=0
-    How long the first rebalance of an empty group waits for more members.
+group.initial.rebalance.delay.ms INT 0 unit=ms low=0
+    How long the first rebalance of an empty group waits for more members; Kafka's default is 3000.
 group.max.size INT 1000 low=1
     Members of one group; Kafka's default sets no bound.
 offset.metadata.max.bytes INT 4096 low=0

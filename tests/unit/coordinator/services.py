@@ -22,8 +22,6 @@ from fencepost.logcore.machine import EndMarker, ProducerStamp
 from tests.support.clock import ManualClock
 from tests.support.waits import until_true
 
-QUICK = {"group.initial.rebalance.delay.ms": "0"}
-
 
 def storage(
     directory: Path,
@@ -38,7 +36,7 @@ def storage(
     return Storage(
         fs or OsFileSystem(),
         str(directory),
-        BrokerConfig({**QUICK, **(config or {})}),
+        BrokerConfig(config),
         clock,
         node_id=1,
         flusher=flusher(clock),

@@ -220,6 +220,13 @@ async def test_a_clock_that_is_set_back_makes_no_phase_of_a_rebalance_longer(
     await services.stop()
 
 
+async def test_the_first_member_of_a_group_does_not_wait_for_others(services: Services) -> None:
+    finish(services.groups.open_in_steps())
+    joined = services.groups.submit("g", JOIN)
+    services.groups._shards.timers.run_due()
+    assert joined.result().generation_id == 1  # type: ignore[attr-defined]
+
+
 async def test_a_parked_join_is_answered_when_the_broker_stops(services: Services) -> None:
     finish(services.groups.open_in_steps())
     first = services.groups.submit("g", JOIN)

@@ -1,0 +1,308 @@
+"""A small HTTP server: a few paths for operators and tests, never the way of records.
+
+Imported where it is used and not before. One handler answers whatever is asked::
+
+    async def handler(request: Request) -> Response:
+        return Response(body=b"pong")
+
+    server = await serve_http("127.0.0.1", 0, handler)
+    ...  # http://{server.host}:{server.port}/
+    await server.close()
+
+A connection is one coroutine with one request at a time. Each limit (:class:`HttpLimits`) bounds
+what a client may take of the broker, and its excess is answered in plain text. Who sends too slowly
+or takes too slowly is cut off. A failing handler is logged and answered 500.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from fencepost.coordinator.net.http_messages import (
+    LAST_CHUNK,
+    TEXT,
+    Head,
+    HttpError,
+    Request,
+    Response,
+    check_host,
+    chunk,
+    is_loopback,
+    parse_head,
+    response_head,
+    text_response,
+)
+from fencepost.coordinator.net.listener import Listener
+from fencepost.coordinator.net.server import first_reserved_file
+from fencepost.coordinator.runtime.background import spawn, tell
+
+__all__ = ["TEXT", "HttpError", "HttpLimits", "HttpServer", "Request", "Response", "serve_http"]
+
+_log = structlog.get_logger(__name__)
+
+Handler = Callable[[Request], Awaitable[Response]]
+"""Answers one request; may raise HttpError instead."""
+
+PIECE_BYTES = 65_536
+"""A body leaves in pieces of this size, each taken before the next is written."""
+
+LINGER_BYTES = 1_048_576
+"""Of a request that was refused half-way: so much more of it is read and dropped, for a client that
+is still sending when we close would lose the answer."""
+
+LINGER_MS = 1_000
+"""How long that may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What one server grants its clients."""
+
+    max_head_bytes: int = 8_192
+    """Bytes of a request line and its headers, with the empty line behind them (431)."""
+    max_body_bytes: int = 65_536
+    """Bytes of the body of a request (413)."""
+    max_connections: int = 64
+    """Open connections (503)."""
+    request_timeout_ms: int = 10_000
+    """From the first byte of a request, or the connection, to its last byte (408)."""
+    idle_timeout_ms: int = 90_000
+    """Between two requests: more than the usual interval of a Prometheus, a minute."""
+    take_timeout_ms: int = 10_000
+    """For a client to take :data:`PIECE_BYTES` of an answer."""
+
+
+async def serve_http(
+    host: str, port: int, handler: Handler, *, limits: HttpLimits | None = None
+) -> HttpServer:
+    """Listen on ``host:port`` (port 0: any free one) until the result is closed.
+
+    Raises OSError if the address can not be bound.
+    """
+    loop = asyncio.get_running_loop()
+    # asyncio resolves the name and binds; what comes is accepted by our listeners.
+    bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+    try:
+        sockets = [one.dup() for one in bound.sockets]
+    finally:
+        bound.close()
+    return HttpServer(loop, host, sockets, handler, limits or HttpLimits())
+
+
+class HttpServer:
+    """Made by :func:`serve_http`; serves until :meth:`close`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        host: str,
+        sockets: list[socket.socket],
+        handler: Handler,
+        limits: HttpLimits,
+    ) -> None:
+        self.limits = limits
+        self.refused = 0
+        """Connections refused so far because of a limit."""
+        self._handler = handler
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listeners = [Listener(loop, one, self._arrived) for one in sockets]
+        self.host, self.port = self._listeners[0].address
+        """Where it listens."""
+        is_local = all(is_loopback(one.address[0]) for one in self._listeners)
+        self._names = frozenset({host.lower()}) if is_local else None
+
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._tasks)
+
+    async def close(self) -> None:
+        """Stop accepting and end every connection, whatever it is doing."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _arrived(self, client: socket.socket, _address: Any) -> None:
+        if client.fileno() >= first_reserved_file():
+            self._refuse(client, "no file descriptor is left for connections")
+        elif len(self._tasks) >= self.limits.max_connections:
+            self._refuse(client, f"at most {self.limits.max_connections} connections are open")
+        else:
+            task = spawn(self._connected(client), "an HTTP connection")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _refuse(self, client: socket.socket, why: str) -> None:
+        self.refused += 1
+        _log.warning("HTTP connection refused", cause=why)
+        refusal = text_response(503, why)
+        with suppress(OSError), client:
+            client.setblocking(False)
+            client.send(_as_bytes(refusal))
+            client.shutdown(socket.SHUT_WR)
+            client.recv(PIECE_BYTES)  # what is not read when we close would undo what we sent
+
+    async def _connected(self, client: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(
+            sock=client, limit=self.limits.max_head_bytes - len(_HEAD_END)
+        )
+        try:
+            with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                await _Connection(self.limits, self._names, self._handler, reader, writer).serve()
+        finally:
+            # Something is left where the client takes too little, or nobody may wait for it.
+            if writer.transport.get_write_buffer_size():
+                writer.transport.abort()
+            else:
+                writer.close()
+
+
+_HEAD_END = b"\r\n\r\n"
+
+
+def _as_bytes(response: Response) -> bytes:
+    """An answer that is the last of its connection, and has a short body."""
+    body = response.body if isinstance(response.body, bytes) else b""
+    return response_head(response, is_1_0=False, keeps_alive=False) + body
+
+
+class _Connection:
+    """One client. What it does wrong is told, and ends its connection."""
+
+    def __init__(
+        self,
+        limits: HttpLimits,
+        names: frozenset[str] | None,
+        handler: Handler,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._limits, self._names, self._handler = limits, names, handler
+        self._reader, self._writer = reader, writer
+        # Have drain() wait for every byte that the socket does not take at once.
+        writer.transport.set_write_buffer_limits(high=0)
+
+    async def serve(self) -> None:
+        """Answer requests until one is the last.
+
+        Raises OSError, TimeoutError or IncompleteReadError where the client ends it.
+        """
+        first = b""
+        while True:
+            try:
+                head, body = await self._read(first)
+            except HttpError as error:
+                await self._write(_as_bytes(text_response(error.status, str(error), error.headers)))
+                await self._linger()
+                return
+            response = await self._handled(head, body)
+            if not await self._answer(head, response):
+                return
+            async with asyncio.timeout(self._limits.idle_timeout_ms / 1000):
+                first = await self._reader.readexactly(1)
+
+    # --- in ---
+
+    async def _read(self, first: bytes) -> tuple[Head, bytes]:
+        """A request whose first byte may have been read. Raises HttpError, IncompleteReadError."""
+        limits = self._limits
+        try:
+            async with asyncio.timeout(limits.request_timeout_ms / 1000):
+                head = parse_head(await self._read_head(first))
+                check_host(head.headers, self._names)
+                if head.body_bytes > limits.max_body_bytes:
+                    raise HttpError(
+                        413, f"a body may have {limits.max_body_bytes} bytes, not {head.body_bytes}"
+                    )
+                if head.headers.get("expect", "").lower() == "100-continue":
+                    await self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                return head, await self._reader.readexactly(head.body_bytes)
+        except TimeoutError:
+            raise HttpError(
+                408, f"a request is sent within {limits.request_timeout_ms} ms"
+            ) from None
+
+    async def _read_head(self, first: bytes) -> bytes:
+        most = self._limits.max_head_bytes
+        with suppress(asyncio.LimitOverrunError):
+            head = first + await self._reader.readuntil(_HEAD_END)
+            if len(head) <= most:
+                return head
+        raise HttpError(431, f"a request line and headers may have {most} bytes together")
+
+    async def _linger(self) -> None:
+        """Have the client read a refusal before the connection goes."""
+        if self._writer.can_write_eof():
+            self._writer.write_eof()
+        left = LINGER_BYTES
+        async with asyncio.timeout(LINGER_MS / 1000):
+            while left > 0 and (dropped := await self._reader.read(PIECE_BYTES)):
+                left -= len(dropped)
+
+    # --- out ---
+
+    async def _handled(self, head: Head, body: bytes) -> Response:
+        request = Request(head.method, head.path, head.query, head.headers, body)
+        try:
+            return await self._handler(request)
+        except HttpError as error:
+            return text_response(error.status, str(error), error.headers)
+        except Exception as error:  # noqa: BLE001 - a handler's failure is its own request's only
+            tell("an HTTP request", error, path=head.path)
+            return text_response(500, "the request failed; the log of the broker says why")
+
+    async def _answer(self, head: Head, response: Response) -> bool:
+        """Send an answer; whether the connection goes on."""
+        body = response.body
+        is_whole = isinstance(body, bytes)
+        keeps_alive = head.keeps_alive and (is_whole or not head.is_1_0)
+        start = response_head(response, is_1_0=head.is_1_0, keeps_alive=keeps_alive)
+        if isinstance(body, bytes):
+            sent = start if head.method == "HEAD" else start + body
+            for at in range(0, len(sent), PIECE_BYTES):
+                await self._write(sent[at : at + PIECE_BYTES])
+            return keeps_alive
+        try:
+            await self._write(start)
+            if head.method != "HEAD":
+                await self._write_pieces(body, in_chunks=not head.is_1_0)
+        finally:
+            if isinstance(body, AsyncGenerator):
+                await body.aclose()
+        return keeps_alive
+
+    async def _write_pieces(self, body: AsyncIterator[bytes], *, in_chunks: bool) -> None:
+        """Send what an iterator gives; where it fails the client sees an answer cut short."""
+        try:
+            async for piece in body:
+                if piece:
+                    await self._write(chunk(piece) if in_chunks else piece)
+        except OSError:
+            raise
+        except Exception as error:
+            tell("an HTTP answer", error)
+            self._writer.transport.abort()
+            raise ConnectionAbortedError from error
+        if in_chunks:
+            await self._write(LAST_CHUNK)
+
+    async def _write(self, data: bytes) -> None:
+        """Write, and wait until the socket has taken all of it. Raises OSError."""
+        self._writer.write(data)
+        try:
+            async with asyncio.timeout(self._limits.take_timeout_ms / 1000):
+                await self._writer.drain()
+        except TimeoutError:
+            self._writer.transport.abort()
+            raise ConnectionAbortedError("an answer is taken too slowly") from None

@@ -1,0 +1,234 @@
+"""HTTP/1.1 as bytes and values, without knowing a socket: heads in, heads and pieces out.
+
+What is read is strict where leniency lets two readers disagree: line ends are CR LF, a header is
+one line, a body has one Content-Length. Whatever else arrives is an :class:`HttpError`, which says
+in plain text what is wrong and with which status.
+
+Source: RFC 9110 and RFC 9112.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import Final
+from urllib.parse import parse_qsl, unquote
+
+METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
+"""What is understood; which of them a path knows is its handler's to say."""
+
+MAX_QUERY_FIELDS: Final = 100
+"""Fields of one query string."""
+
+MAX_BODY_DIGITS: Final = 18
+"""Digits of a Content-Length; more would only take time to convert."""
+
+TEXT: Final = "text/plain; charset=utf-8"
+
+_REQUEST_LINE = re.compile(rb"([A-Z]{1,32}) ([!-~]+) HTTP/(\d)\.(\d)")
+_FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@\[\]]+)(?::(\d{0,5}))?")
+_LOCAL = "localhost"
+
+
+class HttpError(Exception):
+    """A request that is not served: ``status`` and a text for whoever sent it."""
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status, self.text = status, text
+        self.headers = headers or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asks. HEAD comes as it is: the server leaves the body of the answer out."""
+
+    method: str
+    """One of :data:`METHODS`."""
+    path: str
+    """Without the query, its escapes decoded."""
+    query: Mapping[str, str] = field(default_factory=dict)
+    """The last value of each field."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By lower-case name; values that were sent apart are joined by ``, ``."""
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What a handler answers. A body that is an iterator is sent piece by piece, as it comes."""
+
+    status: int = 200
+    content_type: str = TEXT
+    body: bytes | AsyncIterator[bytes] = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Others, in ASCII."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A request without its body."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body_bytes: int
+    """Of the body that follows."""
+    is_1_0: bool
+    """Whether the client speaks HTTP/1.0, and knows no chunks."""
+    keeps_alive: bool
+    """Whether the client may send another request on the same connection."""
+
+
+def text_response(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    """One line of plain text."""
+    return Response(status, TEXT, f"{text}\n".encode(), headers or {})
+
+
+def parse_head(head: bytes) -> Head:
+    """What stands before the empty line, which may still be there. Raises HttpError."""
+    first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    line = _REQUEST_LINE.fullmatch(first)
+    if line is None:
+        raise HttpError(400, "the first line is none of an HTTP request")
+    major, minor = int(line[3]), int(line[4])
+    if major != 1:
+        raise HttpError(505, f"HTTP/{major}.{minor} is not spoken here, HTTP/1.1 is")
+    method = line[1].decode()
+    if method not in METHODS:
+        raise HttpError(501, f"the method {method} is not known here")
+    headers = _headers(lines)
+    authority, path, query = _target(line[2].decode())
+    if authority is not None:
+        headers["host"] = authority
+    if minor >= 1 and "host" not in headers:
+        raise HttpError(400, "a request of HTTP/1.1 has a Host header")
+    wishes = {one.strip().lower() for one in headers.get("connection", "").split(",")}
+    is_1_0 = minor == 0
+    return Head(
+        method,
+        path,
+        query,
+        headers,
+        _body_bytes(headers),
+        is_1_0,
+        keeps_alive="close" not in wishes and (not is_1_0 or "keep-alive" in wishes),
+    )
+
+
+def _headers(lines: list[bytes]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for line in lines:
+        found = _FIELD.fullmatch(line)
+        if found is None:
+            raise HttpError(400, "a header is no line of the form NAME: VALUE")
+        name, value = found[1].decode().lower(), found[2].decode("latin-1").rstrip(" \t")
+        if name in headers:
+            if name in {"host", "content-length", "origin"}:
+                raise HttpError(400, f"more than one {name} header")
+            value = f"{headers[name]}, {value}"
+        headers[name] = value
+    return headers
+
+
+def _target(target: str) -> tuple[str | None, str, dict[str, str]]:
+    """The host if it is named there, the path and the query."""
+    authority = None
+    if target.lower().startswith("http://"):
+        authority, slash, rest = target[7:].partition("/")
+        target = slash + rest or "/"
+    if not target.startswith("/"):
+        raise HttpError(400, "the target of a request begins with /")
+    path, _, query = target.partition("#")[0].partition("?")
+    try:
+        fields = parse_qsl(
+            query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS
+        )
+        return authority, unquote(path, errors="strict"), dict(fields)
+    except UnicodeDecodeError:
+        raise HttpError(400, "the target of the request is no UTF-8") from None
+    except ValueError:
+        raise HttpError(400, f"a query has at most {MAX_QUERY_FIELDS} fields") from None
+
+
+def _body_bytes(headers: Mapping[str, str]) -> int:
+    if "transfer-encoding" in headers:
+        raise HttpError(411, "a body is sent with its Content-Length here, not in chunks")
+    length = headers.get("content-length", "0")
+    if not (length.isascii() and length.isdecimal() and len(length) <= MAX_BODY_DIGITS):
+        raise HttpError(400, "the Content-Length is no number")
+    return int(length)
+
+
+# --- who may be asked by which name ---
+
+
+def check_host(headers: Mapping[str, str], names: frozenset[str] | None) -> None:
+    """Refuse what a web page of somebody else may have sent. Raises HttpError.
+
+    A page can have its own name resolve to this machine (DNS rebinding), and then read the
+    answers; only the Host header gives it away. So a server on a loopback address answers to
+    loopback addresses and ``names``; one that listens elsewhere (None) is known by any name. And a
+    page may send a request blindly; there its Origin does.
+    """
+    host = headers.get("host")
+    if host is None:
+        return  # HTTP/1.0, which no browser speaks
+    found = _HOST.fullmatch(host)
+    if found is None:
+        raise HttpError(400, "the Host header is no HOST or HOST:PORT")
+    name = found[1].strip("[]").rstrip(".").lower()
+    if names is not None and name not in names and not is_loopback(name):
+        raise HttpError(
+            421, "this server listens on this machine only, and is asked by another name: see Host"
+        )
+    origin = headers.get("origin")
+    if origin is not None and origin.lower() != f"http://{host}".lower():
+        raise HttpError(403, "a web page of another origin may not ask here")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is that of this machine to itself."""
+    if host == _LOCAL or host.endswith(f".{_LOCAL}"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# --- out ---
+
+
+def response_head(response: Response, *, is_1_0: bool, keeps_alive: bool) -> bytes:
+    """The status line and the headers, with the empty line behind them."""
+    body = response.body
+    headers = {
+        "Date": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime()),
+        "Content-Type": response.content_type,
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        **response.headers,
+    }
+    if isinstance(body, bytes):
+        headers["Content-Length"] = str(len(body))
+    elif not is_1_0:
+        headers["Transfer-Encoding"] = "chunked"
+    headers["Connection"] = "keep-alive" if keeps_alive else "close"
+    phrase = HTTPStatus(response.status).phrase
+    lines = [f"HTTP/1.1 {response.status} {phrase}", *(f"{k}: {v}" for k, v in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode("ascii")
+
+
+LAST_CHUNK: Final = b"0\r\n\r\n"
+
+
+def chunk(piece: bytes) -> bytes:
+    """A piece of a body whose length is not known; not empty, for that would be the end."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece)

@@ -1,0 +1,390 @@
+"""The HTTP server for metrics and test hooks: what it answers, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+
+import pytest
+from structlog.testing import capture_logs
+
+from fencepost.coordinator.net.http import (
+    PIECE_BYTES,
+    HttpError,
+    HttpLimits,
+    HttpServer,
+    Request,
+    Response,
+    serve_http,
+)
+from fencepost.coordinator.net.http_messages import (
+    MAX_QUERY_FIELDS,
+    check_host,
+    parse_head,
+)
+from tests.support.waits import DEADLINE_S, until_true
+
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LIMITS = HttpLimits()
+LARGE_BYTES = 3 * PIECE_BYTES + 1
+
+
+async def echo(request: Request) -> Response:
+    """Answers by path."""
+    match request.path:
+        case "/fails":
+            raise RuntimeError("on purpose")
+        case "/refuses":
+            raise HttpError(405, "POST it", {"Allow": "POST"})
+        case "/pieces":
+            return Response(body=pieces(b"one", b"", b"two"))
+        case "/broken":
+            return Response(body=pieces(b"one", None))
+        case "/large":
+            return Response(body=bytes(LARGE_BYTES))
+    seen = f"{request.method} {request.path} {dict(request.query)} {len(request.body)}"
+    return Response(200, "text/plain", seen.encode())
+
+
+async def pieces(*parts: bytes | None) -> AsyncIterator[bytes]:
+    for part in parts:
+        await asyncio.sleep(0)
+        if part is None:
+            raise RuntimeError("on purpose")
+        yield part
+
+
+@asynccontextmanager
+async def serving(
+    host: str = "127.0.0.1", limits: HttpLimits = LIMITS
+) -> AsyncIterator[HttpServer]:
+    server = await serve_http(host, 0, echo, limits=limits)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield server
+    finally:
+        await server.close()
+        assert not server.connections
+
+
+async def asked(server: HttpServer, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    """All that comes back on a connection of its own: status, headers and body."""
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    with closing(writer):
+        writer.write(request)
+        if b"close" not in request:
+            writer.write_eof()
+        answer = await reader.read()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split(" ")[1]), dict(line.split(": ", 1) for line in lines), body
+
+
+def request(
+    target: str = "/", method: str = "GET", body: bytes = b"", version: str = "1.1", **headers: str
+) -> bytes:
+    fields = {"Host": "localhost", "Content-Length": str(len(body)), **headers}
+    lines = [f"{method} {target} HTTP/{version}", *(f"{k}: {v}" for k, v in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+# --- what is answered ---
+
+
+async def test_a_request_reaches_the_handler_and_its_answer_the_client() -> None:
+    async with serving() as server:
+        status, headers, body = await asked(server, request("/a%20b?x=1&y=&x=2"))
+        assert (status, body) == (200, b"GET /a b {'x': '2', 'y': ''} 0")
+        assert headers["Content-Type"] == "text/plain"
+        assert headers["Content-Length"] == str(len(body))
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        status, _, body = await asked(server, request("/p", "POST", b"12345"))
+        assert (status, body) == (200, b"POST /p {} 5")
+        status, _, body = await asked(server, request("http://localhost/q?z=%C3%A9", "DELETE"))
+        assert (status, body) == (200, "DELETE /q {'z': 'é'} 0".encode())
+
+
+async def test_head_has_the_headers_of_get_and_no_body() -> None:
+    async with serving() as server:
+        for path, length in (("/large", str(LARGE_BYTES)), ("/pieces", None)):
+            status, headers, body = await asked(server, request(path, "HEAD"))
+            assert (status, headers.get("Content-Length"), body) == (200, length, b"")
+
+
+async def test_a_connection_serves_one_request_after_the_other() -> None:
+    async with serving() as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        with closing(writer):
+            for path in ("/one", "/pieces", "/two"):
+                writer.write(request(path))
+            writer.write(request("/three", Connection="close"))
+            answers = await reader.read()
+        assert answers.count(b"HTTP/1.1 200 OK") == 4
+        assert answers.count(b"Connection: keep-alive") == 3
+        assert answers.index(b"/one") < answers.index(b"/two") < answers.index(b"/three")
+
+
+async def test_a_body_in_pieces_is_sent_in_chunks_and_plainly_to_http_1_0() -> None:
+    async with serving() as server:
+        _, headers, body = await asked(server, request("/pieces"))
+        assert headers["Transfer-Encoding"] == "chunked"
+        assert body == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+        _, headers, body = await asked(server, request("/pieces", version="1.0"))
+        assert "Transfer-Encoding" not in headers
+        assert (headers["Connection"], body) == ("close", b"onetwo")
+
+
+async def test_a_client_that_asks_first_is_told_to_send_its_body() -> None:
+    async with serving() as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        with closing(writer):
+            writer.write(request("/", "POST", Expect="100-continue")[: -len(b"\r\n\r\n")])
+            writer.write(b"\r\n\r\n")
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_failing_handler_is_logged_and_others_are_served() -> None:
+    async with serving() as server:
+        with capture_logs() as said:
+            status, _, body = await asked(server, request("/fails"))
+            assert (status, b"on purpose" in body) == (500, False)
+            _, _, body = await asked(server, request("/broken"))
+            assert not body.endswith(b"0\r\n\r\n")
+        assert [one["cause"] for one in said] == ["RuntimeError: on purpose"] * 2
+        status, headers, body = await asked(server, request("/refuses"))
+        assert (status, headers["Allow"], body) == (405, "POST", b"POST it\n")
+        assert (await asked(server, GET))[0] == 200
+
+
+# --- limits, on both sides ---
+
+
+async def test_a_head_may_have_so_many_bytes() -> None:
+    room = LIMITS.max_head_bytes - len(request(Filler=""))
+    async with serving() as server:
+        assert (await asked(server, request(Filler="x" * room)))[0] == 200
+        status, _, body = await asked(server, request(Filler="x" * (room + 1)))
+        assert (status, b"8192 bytes" in body) == (431, True)
+        twice = request() + request(Filler="x" * (room + 1))
+        assert b"HTTP/1.1 431" in (await asked(server, twice))[2]
+        assert (await asked(server, b"x" * 1_000_000))[0] == 431
+
+
+async def test_a_body_may_have_so_many_bytes() -> None:
+    most = LIMITS.max_body_bytes
+    async with serving() as server:
+        status, _, body = await asked(server, request("/", "POST", bytes(most)))
+        assert (status, body) == (200, f"POST / {{}} {most}".encode())
+        status, _, body = await asked(server, request("/", "POST", bytes(most + 1)))
+        assert (status, b"65536 bytes" in body) == (413, True)
+
+
+async def test_so_many_connections_are_open_at_a_time() -> None:
+    async with serving(limits=HttpLimits(max_connections=2)) as server:
+        first, second, third = [
+            await asyncio.open_connection(server.host, server.port) for _ in range(3)
+        ]
+        answer = await third[0].read()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert answer.endswith(b"at most 2 connections are open\n")
+        assert server.refused == 1
+        for reader, writer in (first, second):
+            writer.write(GET)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        first[1].close()
+        await until_true(lambda: server.connections < 2, "a connection ends")
+        assert (await asked(server, GET))[0] == 200
+        for _, writer in (second, third):
+            writer.close()
+
+
+async def test_a_request_is_sent_within_its_time() -> None:
+    async with serving(limits=HttpLimits(request_timeout_ms=50)) as server:
+        for part in (b"", GET[:-2], request("/", "POST", b"12345")[:-1]):
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            with closing(writer):
+                writer.write(part)
+                assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+
+
+async def test_a_connection_without_requests_ends() -> None:
+    async with serving(limits=HttpLimits(idle_timeout_ms=50)) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        with closing(writer):
+            writer.write(GET)
+            answer = await reader.read()
+        assert answer.count(b"HTTP/1.1") == answer.count(b"HTTP/1.1 200") == 1
+
+
+async def test_who_does_not_take_an_answer_is_cut_off() -> None:
+    limits = HttpLimits(take_timeout_ms=50)
+    async with serving(limits=limits) as server:
+        # Small buffers, and more requests than all of them hold answers to.
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        client.connect((server.host, server.port))
+        with client:
+            client.sendall(request("/large") * 100)
+            await until_true(lambda: server.connections == 1, "the connection is there")
+            await until_true(lambda: server.connections == 0, "the connection ends")
+        assert len((await asked(server, request("/large")))[2]) == LARGE_BYTES
+
+
+# --- what is refused ---
+
+
+def refusal(check: Callable[[], object]) -> HttpError | None:
+    try:
+        check()
+    except HttpError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET / HTTP/1.1", 400),  # no Host
+        (b"GET / HTTP/2.0\r\nHost: a", 505),
+        (b"BREW / HTTP/1.1\r\nHost: a", 501),
+        (b"get / HTTP/1.1\r\nHost: a", 400),
+        (b"GET /", 400),
+        (b"GET  / HTTP/1.1\r\nHost: a", 400),
+        (b"GET x HTTP/1.1\r\nHost: a", 400),
+        (b"GET /%ff HTTP/1.1\r\nHost: a", 400),
+        (b"GET /?a=%ff HTTP/1.1\r\nHost: a", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n folded", 400),
+        (b"GET / HTTP/1.1\r\nHost : a", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: a\nb", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: \xb2", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 1", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: " + b"9" * 5000, 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked", 411),
+    ],
+)
+def test_what_two_readers_could_read_differently_is_refused(head: bytes, status: int) -> None:
+    with pytest.raises(HttpError) as refused:
+        parse_head(head)
+    assert refused.value.status == status
+    assert str(refused.value).isprintable()
+
+
+def test_a_query_has_so_many_fields() -> None:
+    line = "GET /?{} HTTP/1.1\r\nHost: a"
+    fields = [f"f{number}=1" for number in range(MAX_QUERY_FIELDS + 1)]
+    assert len(parse_head(line.format("&".join(fields[:-1])).encode()).query) == MAX_QUERY_FIELDS
+    with pytest.raises(HttpError, match=str(MAX_QUERY_FIELDS)):
+        parse_head(line.format("&".join(fields)).encode())
+
+
+@pytest.mark.parametrize(
+    ("names", "host", "status"),
+    [
+        ({"::1"}, "localhost:9101", None),
+        ({"::1"}, "LocalHost.", None),
+        ({"::1"}, "app.localhost", None),
+        ({"::1"}, "127.0.0.1:9101", None),
+        ({"::1"}, "[::1]:9101", None),
+        ({"me.example"}, "me.example:9101", None),
+        ({"::1"}, "evil.example", 421),
+        ({"::1"}, "localhost.evil.example:9101", 421),
+        ({"::1"}, "10.0.0.1", 421),
+        ({"::1"}, "localhost@evil", 400),
+        ({"::1"}, "", 400),
+        (None, "broker.example:9101", None),
+        (None, "a b", 400),
+    ],
+)
+def test_a_local_server_is_asked_by_a_local_name(
+    names: set[str] | None, host: str, status: int | None
+) -> None:
+    known = None if names is None else frozenset(names)
+    refused = refusal(lambda: check_host({"host": host}, known))
+    assert (refused and refused.status) == status
+
+
+def test_a_page_of_somebody_else_may_not_even_send() -> None:
+    local = frozenset({"127.0.0.1"})
+    check_host({"host": "127.0.0.1:1", "origin": "http://127.0.0.1:1"}, local)
+    for origin in ("http://evil.example", "http://127.0.0.1:2", "null"):
+        for names in (local, None):
+            with pytest.raises(HttpError, match="origin"):
+                check_host({"host": "127.0.0.1:1", "origin": origin}, names)
+
+
+def test_names_and_origins_are_checked_by_the_server() -> None:
+    async def run() -> None:
+        async with serving() as local:
+            assert (await asked(local, request(Host="evil.example")))[0] == 421
+            assert (await asked(local, request(Origin="http://evil.example")))[0] == 403
+        async with serving("0.0.0.0") as everywhere:
+            assert (await asked(everywhere, request(Host="any.example")))[0] == 200
+
+    asyncio.run(run())
+
+
+# --- noise ---
+
+CASES = 3_000
+PARTS = (
+    *(b"GET ", b"POST ", b"/", b"/a?b=c", b" HTTP/1.1", b"\r\n", b"\r\n\r\n", b"Host: localhost"),
+    *(b"Content-Length: ", b"7", b":", b",", b"\0", b"%", b"%00", b"\xff", b"\n", b"chunked"),
+    *(b"Transfer-Encoding: ", b"Expect: 100-continue", b"Connection: close", b"http://", b"[::1]"),
+)
+
+
+def draw(rng: random.Random) -> bytes:
+    """A valid request with something wrong, or parts in any order."""
+    if rng.random() < 0.3:
+        return b"".join(rng.choice(PARTS) for _ in range(rng.randrange(30)))
+    whole = bytearray(request("/x?y=1", rng.choice(("GET", "POST")), b"1234567"))
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(whole))
+        match rng.randrange(3):
+            case 0:
+                whole[at] = rng.randrange(256)
+            case 1:
+                whole[at:at] = rng.choice(PARTS)
+            case 2:
+                del whole[at : at + rng.randrange(20)]
+    return bytes(whole)
+
+
+def test_whatever_arrives_is_a_request_or_refused() -> None:
+    rng = random.Random(1)
+    seen = {True: 0, False: 0}
+    for _ in range(10 * CASES):
+        head = draw(rng).partition(b"\r\n\r\n")[0]
+        refused = refusal(lambda head=head: check_host(parse_head(head).headers, frozenset()))
+        seen[refused is None] += 1
+        if refused is not None:
+            assert 400 <= refused.status < 600
+            assert str(refused).isprintable()
+    assert min(seen.values()) > CASES // 2
+
+
+async def test_whatever_arrives_ends_with_an_answer_and_the_server_lives() -> None:
+    rng = random.Random(2)
+    statuses: dict[int, int] = {}
+    async with serving() as server:
+        with capture_logs() as said:
+            for _ in range(CASES // 10):
+                reader, writer = await asyncio.open_connection(server.host, server.port)
+                with closing(writer):
+                    writer.write(draw(rng))
+                    writer.write_eof()
+                    answer = await reader.read()
+                if answer:
+                    status = int(answer.split(b" ", 2)[1])
+                    statuses[status] = statuses.get(status, 0) + 1
+        assert (await asked(server, GET))[0] == 200
+        await until_true(lambda: server.connections == 0, "all connections end")
+    assert said == []
+    assert {200, 400} <= statuses.keys()
+    assert 500 not in statuses

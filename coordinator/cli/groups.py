@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
+from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.history import history_options, show
-from fencepost.coordinator.cli.output import emit, table_options
+from fencepost.coordinator.cli.output import emit, table_options, text_of
+from fencepost.coordinator.cli.watch import watch, watch_option
 from fencepost.coordinator.history.entries import GROUP
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.group_view import Group
     from fencepost.coordinator.cli.queries.session import Position, Session
     from fencepost.coordinator.wire.client.requests import Partition
 
@@ -21,9 +25,10 @@ R = TypeVar("R")
 
 MEMBER_COLUMNS = ("member", "instance", "client", "host", "epoch", "assigned", "target")
 OFFSET_COLUMNS = (
-    *("topic", "partition", "committed", "stable", "lag"),
-    *("lag_uncommitted", "member"),
+    *("topic", "partition", "committed", "stable", "end", "lag"),
+    *("held_back", "member"),
 )
+SUMMARY_COLUMNS = ("group", "state", "type", "members", "partitions", "lag", "held_back")
 
 
 def change_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -31,9 +36,7 @@ def change_options(function: Callable[P, R]) -> Callable[P, R]:
     function = click.option(
         "--undo", metavar="FILE", help="Where to write what is committed now; must not exist."
     )(table_options(function))
-    return click.option("--execute", is_flag=True, help="Do it; without, it is only shown.")(
-        function
-    )
+    return execute_option(function)
 
 
 @click.group("groups")
@@ -62,20 +65,82 @@ def list_groups(
 
 
 @command.command("describe")
-@click.argument("group")
+@click.argument("groups", nargs=-1, metavar="[GROUP]...")
+@click.option("--all", "every", is_flag=True, help="All groups of the cluster.")
+@click.option("--summary", is_flag=True, help="One row for each group, with its total lag.")
 @click.option("--members", is_flag=True, help="Show the members instead of the offsets.")
+@watch_option
 @table_options
-def describe(session: Session, group: str, form: str, *, members: bool) -> None:
-    """Show how GROUP stands: its state, and `offsets` or `members`."""
-    from fencepost.coordinator.cli.queries.group_view import existing, member_rows, offset_rows
+def describe(session: Session, groups: tuple[str, ...], every_s: float | None, **how: Any) -> None:
+    """Show how each GROUP stands: its state, its total lag, and `offsets` or `members`.
 
-    found = existing(session, group)
-    if form == "table":
-        click.echo(f"{group}: {found.state}, {len(found.members)} members")
-    if members:
-        emit(member_rows(found), MEMBER_COLUMNS, form)
+    LAG counts what a read_committed reader can still get; markers of transactions, aborted records
+    and what retention has removed are no lag. HELD_BACK is what an open transaction keeps from it.
+    """
+    if how["summary"] and how["members"]:
+        raise click.UsageError("give either --summary or --members")
+    if how["every"] == bool(groups):
+        raise click.UsageError("name the groups, or give --all")
+    watch(lambda: _describe(session, groups, **how), every_s)
+
+
+def _describe(
+    session: Session,
+    names: tuple[str, ...],
+    form: str,
+    *,
+    every: bool,
+    summary: bool,
+    members: bool,
+) -> None:
+    from fencepost.coordinator.cli.queries import group_view
+
+    if every:
+        found = [group_view.look_at(session, row.group_id) for row in session.groups()]
     else:
-        emit(offset_rows(session, found), OFFSET_COLUMNS, form)
+        found = [group_view.existing(session, name) for name in dict.fromkeys(names)]
+    if summary:
+        rows = group_view.summary_rows(session, found)
+        emit(rows, SUMMARY_COLUMNS, form)
+    elif members:
+        rows = [row for group in found for row in group_view.member_rows(group)]
+        _show_blocks(found, rows, MEMBER_COLUMNS, form)
+    else:
+        rows = group_view.offset_rows(session, found)
+        _show_blocks(found, rows, OFFSET_COLUMNS, form)
+        _say_if_counted_in_offsets(rows, form)
+
+
+def _show_blocks(
+    groups: list[Group], rows: list[dict[str, object]], columns: Sequence[str], form: str
+) -> None:
+    """A headed table for each group, or one JSON array of all rows."""
+    from fencepost.coordinator.cli.queries.group_view import totals
+
+    if form == "json":
+        emit(rows, columns, form)
+        return
+    mine: dict[object, list[dict[str, object]]] = defaultdict(list)
+    for row in rows:
+        mine[row["group"]].append(row)
+    for number, group in enumerate(groups):
+        head = f"{group.group}: {group.state}, {len(group.members)} members"
+        if "lag" in columns:
+            total = totals(mine[group.group])
+            head += f", lag {total['lag']}"
+            head += f", held back {total['held_back']}" if total["held_back"] else ""
+        click.echo(("\n" if number else "") + text_of(head))
+        emit(mine[group.group], columns, form)
+
+
+def _say_if_counted_in_offsets(rows: list[dict[str, object]], form: str) -> None:
+    count = sum(row["lag_is_exact"] is False for row in rows)
+    if count and form == "table":
+        click.echo(
+            f"note: the lag of {count} partitions is counted in offsets: with transactions or"
+            " compaction it may be fewer records",
+            err=True,
+        )
 
 
 @command.command("members")
@@ -94,12 +159,14 @@ def list_members(session: Session, group: str, form: str) -> None:
 def offsets(session: Session, group: str, form: str) -> None:
     """Show how far GROUP is in each partition.
 
-    LAG counts to the last stable offset: what a read_committed reader could still read.
-    LAG_UNCOMMITTED counts to the end.
+    LAG counts what a read_committed reader can still get; HELD_BACK is what an open transaction
+    keeps from it.
     """
     from fencepost.coordinator.cli.queries.group_view import existing, offset_rows
 
-    emit(offset_rows(session, existing(session, group)), OFFSET_COLUMNS, form)
+    rows = offset_rows(session, [existing(session, group)])
+    emit(rows, OFFSET_COLUMNS, form)
+    _say_if_counted_in_offsets(rows, form)
 
 
 @command.command("reset-offsets")
@@ -254,7 +321,7 @@ def _change(
         if write:
             group_reset.commit(session, group, after)
     else:
-        click.echo("nothing was changed; --execute does it", err=True)
+        show_only()
     emit(rows, ["topic", "partition", "committed", "new"], form)
     return execute
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,6 @@ import click
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.cli.queries.session import check
-from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -140,6 +140,7 @@ def member_rows(found: Group) -> list[dict[str, object]]:
     """What is shown of each member."""
     return [
         {
+            "group": found.group,
             "member": member.member_id,
             "instance": member.instance_id,
             "client": member.client_id,
@@ -159,39 +160,70 @@ def texts(partitions: Iterable[Partition]) -> list[str]:
     return [f"{topic}:{index}" for topic, index in sorted(partitions)]
 
 
-def offset_rows(session: Session, found: Group) -> list[dict[str, object]]:
-    """How far the group is in each partition that it committed or owns.
+def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, object]]:
+    """How far each group is in each partition that it committed or owns.
 
-    ``lag`` counts to the last stable offset, which is all that a read_committed reader could read;
-    ``lag_uncommitted`` to the high watermark. Both are None for a topic that is gone, and where
-    nothing was committed yet.
+    The lags are those of :class:`fencepost.coordinator.cli.queries.lag.Lag`: of records, ``lag``
+    what a read_committed reader can still get, ``held_back`` what an open transaction keeps from
+    it, ``lag_uncommitted`` what a read_uncommitted reader can get. They are None for a topic that
+    is gone, and where nothing was committed yet. Raises ApiError.
     """
-    committed = {tp: position.offset for tp, position in session.committed(found.group).items()}
-    owners = {tp: member.member_id for member in found.members for tp in member.assigned}
-    places = sorted(committed.keys() | owners.keys())
-    topics = session.client.metadata(refresh=True).topics
-    known = [tp for tp in places if tp[0] in topics and tp[1] in topics[tp[0]].partitions]
-    first = session.offsets(known, EARLIEST)
-    stable = session.offsets(known, LATEST, committed=True)
-    end = session.offsets(known, LATEST)
+    from fencepost.coordinator.cli.queries.lag import Lags
 
-    def lag(tp: Partition, ends: dict[Partition, int]) -> int | None:
-        if tp not in committed or tp not in ends:
-            return None
-        # What retention has removed can't be read, so it is no lag.
-        return max(0, ends[tp] - max(committed[tp], first[tp]))
+    known: list[tuple[Group, dict[Partition, int], dict[Partition, str]]] = []
+    for group in groups:
+        committed = {tp: found.offset for tp, found in session.committed(group.group).items()}
+        owners = {tp: member.member_id for member in group.members for tp in member.assigned}
+        known.append((group, committed, owners))
+    lags = Lags(session, (tp for _, committed, owners in known for tp in (*committed, *owners)))
+    rows: list[dict[str, object]] = []
+    for group, committed, owners in known:
+        for tp in sorted(committed.keys() | owners.keys()):
+            bounds, lag = lags.bounds.get(tp), lags.of(tp, committed.get(tp))
+            rows.append(
+                {
+                    "group": group.group,
+                    "topic": tp[0],
+                    "partition": tp[1],
+                    "committed": committed.get(tp),
+                    "first": bounds and bounds.first,
+                    "stable": bounds and bounds.stable,
+                    "end": bounds and bounds.end,
+                    "lag": lag and lag.readable,
+                    "held_back": lag and lag.held_back,
+                    "lag_uncommitted": lag and lag.uncommitted,
+                    "lag_is_exact": lag and lag.is_exact,
+                    "member": owners.get(tp),
+                    "state": group.state,
+                }
+            )
+    return rows
 
+
+def summary_rows(session: Session, groups: Sequence[Group]) -> list[dict[str, object]]:
+    """One row for each group: its state and the totals of its lags. Raises ApiError."""
+    offsets: dict[object, list[Mapping[str, object]]] = defaultdict(list)
+    for row in offset_rows(session, groups):
+        offsets[row["group"]].append(row)
     return [
         {
-            "topic": tp[0],
-            "partition": tp[1],
-            "committed": committed.get(tp),
-            "stable": stable.get(tp),
-            "end": end.get(tp),
-            "lag": lag(tp, stable),
-            "lag_uncommitted": lag(tp, end),
-            "member": owners.get(tp),
-            "state": found.state,
+            "group": group.group,
+            "state": group.state,
+            "type": group.kind,
+            "assignor": group.assignor,
+            "members": len(group.members),
+            **totals(offsets[group.group]),
         }
-        for tp in places
+        for group in groups
     ]
+
+
+def totals(rows: Iterable[Mapping[str, object]]) -> dict[str, int]:
+    """The sums of the lags of ``rows``, which are those of :func:`offset_rows`."""
+    found = {"partitions": 0, "lag": 0, "held_back": 0, "lag_uncommitted": 0}
+    for row in rows:
+        found["partitions"] += 1
+        for name in ("lag", "held_back", "lag_uncommitted"):
+            value = row[name]
+            found[name] += value if isinstance(value, int) else 0
+    return found

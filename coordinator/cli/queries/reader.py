@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import click
 
@@ -80,11 +81,13 @@ class Reader:
         row = self._session.fetch(
             self._topic, index, position, committed=self._committed, max_wait_ms=wait_ms
         )
-        aborted = [
-            (entry.first_offset, entry.producer_id) for entry in row.aborted_transactions or ()
-        ]
-        records, self._positions[index] = visible(row.records or b"", position, sorted(aborted))
+        records, self._positions[index] = visible(row.records or b"", position, aborted_of(row))
         return records
+
+
+def aborted_of(row: Any) -> list[tuple[int, int]]:
+    """The (first offset, producer id) of each aborted transaction that a Fetch answer names."""
+    return [(entry.first_offset, entry.producer_id) for entry in row.aborted_transactions or ()]
 
 
 def visible(
@@ -92,30 +95,50 @@ def visible(
 ) -> tuple[list[LogRecord], int]:
     """The records of ``data`` that a reader at ``position`` may see, and where he goes on.
 
-    ``aborted`` holds (first offset, producer id) of aborted transactions, sorted: from its first
-    offset to its abort marker a producer's transactional batches are left out.
+    ``aborted`` is that of :func:`readable`.
     """
-    seen: list[LogRecord] = []
+    seen = [
+        record
+        for at, header in readable(data, aborted)
+        for record in decode_records(data, at, header)
+        if record.offset >= position
+    ]
+    return seen, max([position, *(header.next_offset for _, header in headers(data))])
+
+
+def readable(
+    data: bytes, aborted: Iterable[tuple[int, int]] = ()
+) -> Iterator[tuple[int, BatchHeader]]:
+    """The batches of a Fetch answer that hold records for a reader, each with where it begins.
+
+    ``aborted`` holds (first offset, producer id) of aborted transactions: from its first offset to
+    its abort marker a producer's transactional batches are left out.
+    """
     dead: set[int] = set()
-    waiting = list(aborted)
-    for header, records in batches(data):
+    waiting = sorted(aborted)
+    for at, header in headers(data):
         while waiting and waiting[0][0] <= header.last_offset:
             dead.add(waiting.pop(0)[1])
         if header.is_control:
-            if parse_control(records[0]).type == ControlType.ABORT:
+            (marker, *_) = decode_records(data, at, header)
+            if parse_control(marker).type == ControlType.ABORT:
                 dead.discard(header.producer_id)
         elif not (header.is_transactional and header.producer_id in dead):
-            seen.extend(record for record in records if record.offset >= position)
-        position = max(position, header.last_offset + 1)
-    return seen, position
+            yield at, header
 
 
-def batches(data: bytes) -> Iterator[tuple[BatchHeader, list[LogRecord]]]:
-    """The batches of a Fetch answer with their records; at its end, half a batch may stand."""
+def headers(data: bytes) -> Iterator[tuple[int, BatchHeader]]:
+    """The batches of a Fetch answer and where each begins; at its end, half a batch may stand."""
     at = 0
     while at + HEADER_SIZE <= len(data):
         header = parse_header(data, at)
         if at + header.size > len(data):
             return
-        yield header, decode_records(data, at, header)
+        yield at, header
         at += header.size
+
+
+def batches(data: bytes) -> Iterator[tuple[BatchHeader, list[LogRecord]]]:
+    """The batches of a Fetch answer with their records."""
+    for at, header in headers(data):
+        yield header, decode_records(data, at, header)

@@ -1,0 +1,43 @@
+"""The one convention for commands that destroy or alter something: shown first, done if told."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+
+R = TypeVar("R")
+
+NOTHING_CHANGED = "nothing was changed; --execute does it"
+
+
+def execute_option(function: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--execute``: without it the function only shows what it would do.
+
+    The words that some commands had for this before are still taken: ``--dry-run`` asks for what
+    happens anyway, ``--yes`` is ``--execute``.
+    """
+
+    @click.option("--execute", is_flag=True, help="Do it; without, it is only shown.")
+    @click.option("--dry-run", is_flag=True, hidden=True)
+    @click.option("--yes", is_flag=True, hidden=True)
+    @functools.wraps(function)
+    def wrapped(*, execute: bool, dry_run: bool, yes: bool, **options: object) -> R:
+        if dry_run and (execute or yes):
+            raise click.UsageError("--dry-run contradicts --execute")
+        if dry_run:
+            click.echo(
+                "hint: --dry-run can be left out: without --execute nothing is done", err=True
+            )
+        if yes:
+            click.echo("hint: --yes is called --execute now", err=True)
+        return function(execute=execute or yes, **options)
+
+    return wrapped
+
+
+def show_only() -> None:
+    """Say, on standard error, that what is shown was not done."""
+    click.echo(NOTHING_CHANGED, err=True)

@@ -1,0 +1,52 @@
+"""A picture that is drawn again and again."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import click
+
+from fencepost.coordinator.cli.output import utc
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MOST_SECONDS = 86_400
+
+
+def watch_option(function: Callable[P, R]) -> Callable[P, R]:
+    """Add ``--watch SECONDS``, which is for :func:`watch`."""
+    return click.option(
+        "--watch",
+        "every_s",
+        type=click.FloatRange(0.1, MOST_SECONDS),
+        metavar="SECONDS",
+        help="Draw it anew every so many seconds, until Ctrl-C.",
+    )(function)
+
+
+def watch(draw: Callable[[], None], every_s: float | None) -> None:
+    """Draw once, or every ``every_s`` seconds until Ctrl-C, which is a good end.
+
+    On a terminal each picture takes the place of the one before; elsewhere they follow one another
+    as blocks, each under its time.
+    """
+    if every_s is None:
+        draw()
+        return
+    try:
+        while True:
+            started = time.monotonic()
+            click.clear()  # nothing where there is no terminal
+            click.echo(f"{utc(int(dt.datetime.now(dt.UTC).timestamp() * 1000))}")
+            draw()
+            if not sys.stdout.isatty():
+                click.echo()
+            sys.stdout.flush()
+            time.sleep(max(0.0, started + every_s - time.monotonic()))
+    except KeyboardInterrupt:
+        click.echo()

@@ -1,0 +1,193 @@
+"""Lags that count what a reader can really still get, on any Kafka broker."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from fencepost.coordinator.cli.queries import lag as lag_module
+from fencepost.coordinator.cli.queries.lag import EXACT_OFFSETS, Lags
+from fencepost.coordinator.cli.queries.session import Session
+from tests.support.cluster import Cluster, unique
+from tests.support.waits import until
+from tests.wire.clients import confluent_producer
+from tests.wire.test_cli import fencepost
+from tests.wire.test_cli_groups import execute, rows, run
+
+
+@pytest.fixture
+def session(bootstrap: str) -> Iterator[Session]:
+    with Session(bootstrap, 30) as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    return cluster.create_topic(unique("lag"))
+
+
+def write(stack: ExitStack, bootstrap: str, topic: str, draw: random.Random) -> int:
+    """Write plain records and those of two transactional producers among each other.
+
+    Each value says what becomes of it: p(lain), c(ommitted) or a(borted), unless its transaction
+    stays open. Returns how many transactions have ended.
+    """
+    producers = [stack.enter_context(confluent_producer(bootstrap))]
+    for _ in range(2):
+        conf = {"transactional_id": unique("lag")}
+        producers.append(stack.enter_context(confluent_producer(bootstrap, **conf)))
+        producers[-1].init_transactions(60)
+    fates: dict[int, str] = {}
+    ended = 0
+    for _ in range(60):
+        who = draw.randrange(3)
+        producer = producers[who]
+        if who and who not in fates:
+            producer.begin_transaction()
+            fates[who] = draw.choice("ca")
+        for _ in range(draw.randint(1, 3)):
+            producer.produce(topic, fates.get(who, "p"), partition=0)
+        producer.flush(60)
+        if who and draw.random() < 0.5:
+            is_commit = fates.pop(who) == "c"
+            (producer.commit_transaction if is_commit else producer.abort_transaction)(60)
+            ended += 1
+    for who in fates:
+        stack.callback(producers[who].abort_transaction, 60)
+    return ended
+
+
+def delete_records(cluster: Cluster, topic: str, offset: int) -> None:
+    partition = {"partition_index": 0, "offset": offset}
+    asked = [{"name": topic, "partitions": [partition]}]
+    answer = cluster.call("delete_records", 1, timeout=10_000, topics=asked)
+    assert answer["topics"][0]["partitions"][0]["error_code"] == "none", answer
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lag_is_what_a_reader_can_still_get(cluster, bootstrap, session, topic, seed):
+    with ExitStack() as stack:
+        ended = write(stack, bootstrap, topic, random.Random(seed))
+
+        def markers() -> int:
+            return sum(one.is_control for one in cluster.read(topic, controls=True))
+
+        until(lambda: markers() == ended, "all markers")
+        kinds = {
+            one.base_offset + number: value
+            for one in cluster.read(topic)
+            for number, value in enumerate(one.values)
+        }
+        cut = sorted(kinds)[len(kinds) // 5]
+        delete_records(cluster, topic, cut)
+        stable, end = cluster.lso(topic), cluster.offset(topic)
+        lags = Lags(session, [(topic, 0)])
+        for committed in range(end + 3):
+            at = max(cut, committed)
+            seen = lags.of((topic, 0), committed)
+            assert seen is not None
+            assert (seen.is_exact, seen.readable, seen.held_back, seen.uncommitted) == (
+                True,
+                sum(at <= offset < stable and kind != b"a" for offset, kind in kinds.items()),
+                sum(max(at, stable) <= offset for offset in kinds),
+                sum(at <= offset for offset in kinds),
+            ), committed
+        assert (lags.held_since((topic, 0)) is None) == (stable == end)
+
+
+def test_a_large_gap_is_counted_in_offsets(cluster, bootstrap, session, topic):
+    cluster.produce(topic, [b""] * EXACT_OFFSETS)
+    with confluent_producer(bootstrap, transactional_id=unique("lag")) as producer:
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.produce(topic, b"", partition=0)
+        producer.commit_transaction(60)
+    cluster.settle(topic)
+    assert cluster.offset(topic) == EXACT_OFFSETS + 2
+    lags = Lags(session, [(topic, 0), (topic, 1)])
+    larger, smaller = lags.of((topic, 0), 1), lags.of((topic, 0), 2)
+    assert larger is not None
+    assert smaller is not None
+    assert (larger.is_exact, larger.readable) == (False, EXACT_OFFSETS + 1)
+    assert (smaller.is_exact, smaller.readable) == (True, EXACT_OFFSETS - 1)
+    assert lags.of((topic, 0), None) is None
+    assert lags.of((topic, 1), 0) is None, "there is no such partition"
+
+
+def test_only_so_many_bytes_are_looked_at(cluster, session, topic, monkeypatch):
+    cluster.produce(topic, [b"one"])
+    size = len(cluster.fetch(topic)["records"])
+    for budget, is_exact in ((size, False), (size + 1, True)):
+        monkeypatch.setattr(lag_module, "EXACT_BYTES", budget)
+        cluster.produce(topic, [b"two"])
+        lags = Lags(session, [(topic, 0)])
+        # The first question takes one batch of the budget, the second one what is left.
+        end = lags.bounds[topic, 0].end
+        lags.of((topic, 0), end - 1)
+        again = lags.of((topic, 0), end - 2)
+        assert again is not None
+        assert (again.readable, again.is_exact) == (2, is_exact)
+
+
+def test_lag_of_a_group_reaches_zero_after_a_transaction(cluster, bootstrap, topic, tmp_path):
+    with confluent_producer(bootstrap, transactional_id=unique("lag")) as producer:
+        producer.init_transactions(60)
+        for is_commit in (True, False):
+            producer.begin_transaction()
+            producer.produce(topic, b"x", partition=0)
+            producer.flush(60)
+            (producer.commit_transaction if is_commit else producer.abort_transaction)(60)
+        cluster.settle(topic)
+        group, other, seed = unique("lag"), unique("lag"), tmp_path / "seed.csv"
+        for name, offset in ((group, 1), (other, 0)):
+            seed.write_text(f"{topic},0,{offset}\n")
+            run(bootstrap, "reset-offsets", name, "--from-file", str(seed), *execute(tmp_path))
+        first, second = rows(run(bootstrap, "describe", group, other))
+        assert (first["group"], first["committed"], first["end"], first["lag"]) == (group, 1, 4, 0)
+        assert (second["group"], second["lag"], second["held_back"]) == (other, 1, 0)
+        producer.begin_transaction()
+        producer.produce(topic, b"x", partition=0)
+        producer.flush(60)
+        summary = rows(run(bootstrap, "describe", "--all", "--summary"))
+        found = {row["group"]: row for row in summary}
+        assert (found[group]["lag"], found[group]["held_back"]) == (0, 1)
+        assert (found[other]["lag"], found[other]["lag_uncommitted"]) == (1, 3)
+        table = fencepost("groups", "describe", other, group, bootstrap=bootstrap).stdout
+        assert f"{other}: Empty, 0 members, lag 1, held back 1\n" in table
+        assert f"\n{group}: Empty, 0 members, lag 0, held back 1\n" in table
+        producer.abort_transaction(60)
+
+
+def test_what_describe_can_not_be_asked(bootstrap):
+    assert "--all" in run(bootstrap, "describe", status=2).stderr
+    assert "--all" in run(bootstrap, "describe", "g", "--all", status=2).stderr
+    assert "either" in run(bootstrap, "describe", "g", "--summary", "--members", status=2).stderr
+    assert "no group" in run(bootstrap, "describe", unique("none"), status=1).stderr
+
+
+def test_watch_draws_anew_until_ctrl_c(cluster, bootstrap, topic, tmp_path):
+    group, seed = unique("watched"), tmp_path / "seed.csv"
+    seed.write_text(f"{topic},0,0\n")
+    run(bootstrap, "reset-offsets", group, "--from-file", str(seed), *execute(tmp_path))
+    asked = [sys.executable, "-m", "fencepost", "groups", "describe", group, "--watch", "0.1"]
+    with subprocess.Popen(
+        [*asked, "--bootstrap", bootstrap],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        assert watching.stdout is not None
+        heads = (line for line in watching.stdout if line.startswith(group))
+        assert "lag 0" in next(heads)
+        cluster.produce(topic, [b"new"])
+        assert any("lag 1" in head for head in heads)
+        watching.send_signal(signal.SIGINT)
+        rest, said = watching.communicate(timeout=30)
+        assert (watching.returncode, said) == (0, "")
+        assert "\033" not in rest

@@ -45,7 +45,7 @@ demo: $(VENV)/.story  ## the main job: flights over MQTT and a loader, through P
 # enough (MEMORY= is the disk). A kill finds there what it finds on a disk; power loss is simulated. What
 # passed leaves nothing there.
 MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4194304 { print "/dev/shm" }')
-TEST_RUN := $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile tests/crash tests/lives tests/wire tests/fuzz tests/unit tests/test_tidy.py tests/mqtt --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_failed_appends.py
+TEST_RUN := $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile tests/crash tests/lives tests/wire tests/fuzz tests/unit tests/docs tests/test_tidy.py tests/mqtt --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_failed_appends.py
 
 test: export POWER_STATES ?= 2100
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (under five minutes)
@@ -107,8 +107,8 @@ package: $(VENV)/.spark  ## wheel and sdist in clean environments, beside packag
 bench: $(VENV)/.spark  ## figures side by side with Apache Kafka in one run (needs java and mvn)
 	$(RUN) bench $(ARGS)
 
-readme: $(VENV)/.dev  ## write the generated parts of README.md anew
-	$(RUN) fencepost.coordinator.tools.readme README.md
+readme: $(VENV)/.dev  ## write the generated parts of README.md and docs/ anew
+	$(RUN) docs.generate
 
 clean:  ## remove everything that make has created
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache build *.egg-info

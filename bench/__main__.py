@@ -23,7 +23,7 @@ from bench.ping import pinged
 from bench.report import Samples
 from bench.suite import Figures, Local, Pair, Suite, Workload
 from bench.suites import SUITES
-from fencepost.coordinator.tools.readme import between
+from docs.generate import between
 
 
 def measure(workload: Workload | Local | Pair, side: str) -> Iterator[tuple[str, Figures]]:

@@ -120,12 +120,12 @@ DETAILS = ("processor time", "a transaction ms", "slowest")
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The medians of what both brokers were measured at, for the first page."""
+    """The medians of what both brokers were measured at, for `docs/figures.md`."""
     told = min((one["machine"] for one in result.values()), key=lambda told: told["rounds"])
     lines = [
         (
             f"{heading(told)} Medians; both brokers in turn in one run (`make bench`), "
-            "a ratio above 1 is in favour of Fencepost. All figures: [bench](bench)."
+            "a ratio above 1 is in favour of Fencepost. All figures: [bench](../bench/README.md)."
         ),
         "",
         "| figure | Fencepost | Apache Kafka | ratio |",

@@ -14,7 +14,7 @@ PARTS = ("console", "coordinator", "groups", "logcore", "pipelines", "testing", 
 """What the package ``fencepost`` is made of; its folder links to them."""
 
 PACKAGES = ("fencepost", "pyspark_fencepost", *PARTS)
-SHIPPED = (*PACKAGES, "bench", "examples")
+SHIPPED = (*PACKAGES, "bench", "docs", "examples")
 EVERYTHING = (*SHIPPED, "tests")
 
 FUNCTION_LINES, MODULE_LINES, LINE_LENGTH = 70, 600, 100

@@ -104,7 +104,7 @@ def command(
     form: str,
     **bounds: Any,
 ) -> None:
-    r"""Run COMMAND over and over, each time with the broker killed at another point.
+    """Run COMMAND over and over, each time with the broker killed at another point.
 
     A first run counts the broker's durable operations. Then, for each chosen point, the broker is
     killed (SIGKILL) exactly before, in the middle of or after one of them, or before the answer
@@ -125,7 +125,7 @@ def command(
     one more with "-size" at the end of its name (how many records the unit has).
 
     Exit status 0 if nothing was wrong, 1 if anything was.
-    """
+    """  # noqa: D301 - click wants the control character
     from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError, load
     from fencepost.coordinator.tools.sweep.judge import Labels
     from fencepost.coordinator.tools.sweep.run import Plan, Sweep

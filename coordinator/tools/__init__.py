@@ -1,1 +1,1 @@
-"""What is done beside serving: moving logs, sweeping through crashes, writing the README."""
+"""What is done beside serving: moving logs, and sweeping through crashes."""

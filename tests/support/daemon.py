@@ -34,7 +34,9 @@ class Daemon:
         command: Sequence[str] = (sys.executable, "-m", "fencepost", "serve"),
         env: Mapping[str, str] | None = None,
         cwd: Path = ROOT,
+        listen: str = "",
     ) -> None:
+        """``listen`` is HOST:PORT; without, a port is found that stays this daemon's."""
         self.data_dir = data_dir
         self.settings = dict(settings)
         self.bootstrap = ""
@@ -43,9 +45,11 @@ class Daemon:
         self._command = list(command)
         self._env = dict(env or {})
         self._cwd = cwd
-        port = hold_port()
-        weakref.finalize(self, port.close)
-        self._listen = f"127.0.0.1:{port.getsockname()[1]}"
+        self._listen = listen
+        if not listen:
+            port = hold_port()
+            weakref.finalize(self, port.close)
+            self._listen = f"127.0.0.1:{port.getsockname()[1]}"
 
     def start(self, *, env: Mapping[str, str] | None = None, deadline_s: float = START_S) -> Daemon:
         """Start and wait for the line ``listening HOST:PORT``. ``env`` is for this start only."""

@@ -1,0 +1,1 @@
+"""The documentation: its pages, and what writes their generated parts (``make readme``)."""

@@ -1,0 +1,98 @@
+"""Writes the generated parts of the documentation anew (``make readme``).
+
+What a page says of settings, commands, APIs and classes comes from their definitions, so the two
+can't drift apart: a test compares each page with what this module would write. Such a part stands
+between ``<!-- name:begin -->`` and ``<!-- name:end -->``; the text around it is written by hand.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from docs.commands import command_reference
+from docs.settings import broker_table, group_table, inert_table, topic_table
+from fencepost.coordinator.handlers import Registry
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def api_table() -> str:
+    """Every served API with its versions and what a client would need to call it."""
+    registry = Registry()
+    lines = ["| key | API | versions | permission |", "|---|---|---|---|"]
+    for handler in registry.handlers():
+        api = handler.api
+        low, high = registry.versions[api.key]
+        note = "" if api.advertised_min == low else f" (advertised from {api.advertised_min})"
+        versions = f"{low}–{high}{note}"
+        lines.append(f"| {int(api.key)} | {api.name} | {versions} | {handler.permission} |")
+    return "\n".join(lines)
+
+
+FIRST_FIGURES = (
+    "broker at rest: start ms",
+    "broker at rest: memory MiB",
+    "librdkafka, 16 partitions: produce MB/s",
+    "requests: commits of one offset /s",
+    "one-record transactions: transactions/s",
+)
+"""What the first page shows of the table of figures: five rows are read, forty are not."""
+
+
+def first_figures() -> str:
+    """The rows of docs/figures.md that the first page shows, as they were measured there."""
+    lines = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8").splitlines()
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+    (told,) = (line for line in lines if "a ratio above 1" in line)
+    table = ["| figure | Fencepost | Apache Kafka | ratio |", "|---|---|---|---|"]
+    table += [rows[name] for name in FIRST_FIGURES]
+    told = told.partition(" All figures:")[0]
+    return "\n".join([f"{told} [All figures](docs/figures.md).", "", *table])
+
+
+PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"figures": first_figures},
+    "docs/protocol.md": {"apis": api_table},
+    "docs/configuration.md": {
+        "broker": broker_table,
+        "topics": topic_table,
+        "groups": group_table,
+        "no-effect": inert_table,
+    },
+    "docs/cli.md": {"commands": command_reference},
+}
+"""Page → name of a part → what writes it."""
+
+
+def between(page: str, name: str, text: str) -> str:
+    """``page`` with ``text`` between the markers of the part ``name``; ValueError without them."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, opened, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed:
+        raise ValueError(f"the page has no {begin} … {end}")
+    # Blank lines: what follows a comment at once is a part of it for Markdown.
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+
+
+def written(name: str) -> str:
+    """The page ``name`` with all its parts as they should be."""
+    page = (ROOT / name).read_text(encoding="utf-8")
+    for part, write in PARTS[name].items():
+        page = between(page, part, write())
+    return page
+
+
+def main() -> None:
+    """Bring the generated parts of all pages up to date, and name the pages that changed."""
+    for name in PARTS:
+        path, page = ROOT / name, written(name)
+        if path.read_text(encoding="utf-8") != page:
+            path.write_text(page, encoding="utf-8")
+            sys.stdout.write(f"{name}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Tables of settings, from the definitions that the broker itself reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED
+from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
+from fencepost.coordinator.config.key import ConfigKey
+from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
+
+_LIMITS = {-(1 << 31), (1 << 31) - 1, -(1 << 63), (1 << 63) - 1}
+"""Bounds that the type has by itself."""
+
+
+def cell(text: str) -> str:
+    """``text`` as the cell of a table."""
+    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown. The cells are Markdown already."""
+    heads = list(columns)
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _default(key: ConfigKey) -> str:
+    if key.default is None:
+        return "not set"
+    if key.default == "":
+        return "empty"
+    if key.default == str((1 << 63) - 1):
+        return "unlimited"
+    return f"`{cell(key.default)}`"
+
+
+def _bound(value: float) -> str:
+    return str(int(value)) if value == int(value) else str(value)
+
+
+def _values(key: ConfigKey) -> str:
+    if key.choices:
+        return ", ".join(f"`{choice}`" for choice in key.choices)
+    low = None if key.low is None or key.low in _LIMITS else key.low
+    high = None if key.high is None or key.high in _LIMITS else key.high
+    if low is not None and high is not None:
+        return f"{_bound(low)} to {_bound(high)}"
+    if low is not None:
+        return f"from {_bound(low)}"
+    return "" if high is None else f"to {_bound(high)}"
+
+
+def _type(key: ConfigKey) -> str:
+    return f"{key.type.name.lower()}{f', {key.unit}' if key.unit else ''}"
+
+
+def broker_table() -> str:
+    """The broker's keys that have an effect."""
+    rows = (
+        (
+            f"`{key.name}`",
+            _type(key),
+            _default(key),
+            _values(key),
+            "while it runs" if key.updatable else "at a start",
+            cell(key.doc),
+        )
+        for key in sorted(BROKER_KEYS.values(), key=lambda key: key.name)
+        if not key.inert
+    )
+    return table(("key", "type, unit", "default", "values", "changed", "meaning"), rows)
+
+
+def topic_table() -> str:
+    """The keys of a topic that have an effect."""
+    rows = (
+        (
+            f"`{key.name}`",
+            _type(key),
+            ", ".join(f"`{synonym.name}`" for synonym in key.synonyms) or "not set",
+            _values(key),
+            cell(key.doc),
+        )
+        for key in sorted(TOPIC_KEYS.values(), key=lambda key: key.name)
+        if not key.inert
+    )
+    return table(("key", "type, unit", "default: the broker's", "values", "meaning"), rows)
+
+
+def group_table() -> str:
+    """The keys that a single consumer group may have."""
+    rows = (
+        (f"`{key.name}`", _type(key), f"`group.{key.name}`", _values(key), cell(key.doc))
+        for key in sorted(GROUP_OWN_KEYS.values(), key=lambda key: key.name)
+        if not key.inert
+    )
+    return table(("key", "type, unit", "default: the broker's", "values", "meaning"), rows)
+
+
+def inert_table() -> str:
+    """The keys that are accepted without an effect or refused with advice, and why."""
+    rows = []
+    for where, keys in (("broker", BROKER_KEYS), ("topic", TOPIC_KEYS), ("group", GROUP_OWN_KEYS)):
+        reasons: dict[str, list[str]] = {}
+        for key in keys.values():
+            if key.inert:
+                reasons.setdefault(key.inert, []).append(f"`{key.name}`")
+        rows += [(where, ", ".join(names), cell(why)) for why, names in reasons.items()]
+    rows += [("refused", f"`{name}`", cell(advice)) for name, advice in REPLACED.items()]
+    return table(("of", "keys", "why"), rows)

@@ -1,0 +1,93 @@
+"""What the documentation tells a reader to run, runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import RUN_LANGUAGES, SHOWN_LANGUAGES, Page, Reader, pages, shown
+
+PAGES = [pytest.param(Page(path), id=shown(path)) for path in pages()]
+every_page = pytest.mark.parametrize("page", PAGES)
+
+
+def page_of(folder: Path, text: str) -> Page:
+    path = folder / "page.md"
+    path.write_text(text, encoding="utf-8")
+    return Page(path)
+
+
+@every_page
+def test_the_blocks_of_a_page_run(page: Page, tmp_path: Path) -> None:
+    Reader(tmp_path).read(page)
+
+
+@every_page
+def test_a_block_says_what_it_is(page: Page) -> None:
+    """Without a language nobody could tell output from commands."""
+    known = RUN_LANGUAGES | SHOWN_LANGUAGES
+    assert [str(block) for block in page.blocks if block.language not in known] == []
+    empty = [str(block) for block in page.blocks if block.words.get("not run") == ""]
+    assert empty == [], "not run: without a reason"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("```sh\nfalse\necho on\n```", "ends with 1"),
+        ("```sh\nfalse | true\n```", "ends with 1"),
+        ("<!-- fails: 2 -->\n```sh\nexit 1\n```", "ends with 1"),
+        ("```python\nraise SystemExit(3)\n```", "ends with 3"),
+        ("```python\ndef test_it():\n    assert not 'so'\n```", "assert not 'so'"),
+        ("<!-- stays: ready -->\n```sh\necho other\n```", "ended by itself"),
+        ("```sh\nfencepost topics describe missing\n```", "missing"),
+    ],
+)
+def test_what_fails_on_a_page_is_told(text: str, complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        Reader(tmp_path / "reader").read(page_of(tmp_path, text))
+
+
+GOOD = """
+<!-- file: words.txt -->
+```text
+first
+```
+
+```sh
+pip install nothing-of-this-name
+fencepost serve --data-dir ./data
+```
+
+```sh
+fencepost topics create words
+fencepost produce words < words.txt
+```
+
+<!-- stays: first -->
+```sh
+fencepost consume words --follow
+```
+
+<!-- not run: it would fail -->
+```sh
+false
+```
+
+<!-- needs: no_module_of_this_name -->
+```sh
+false
+```
+
+```python
+import socket
+socket.create_connection(("127.0.0.1", int("127.0.0.1:9092".rpartition(":")[2]))).close()
+```
+"""
+
+
+def test_a_page_is_read_from_its_top_to_its_end(tmp_path: Path) -> None:
+    reader = Reader(tmp_path / "reader")
+    reader.read(page_of(tmp_path, GOOD))
+    assert (reader.here / "data" / "words-0").is_dir()

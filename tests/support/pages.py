@@ -1,0 +1,276 @@
+"""Pages of the documentation: their blocks, which run as a reader would run them, and their links.
+
+A comment directly above a block says what its language does not:
+
+* ``<!-- not run: REASON -->``: nothing happens;
+* ``<!-- file: NAME -->``: the block is written to that file, beside which the others run;
+* ``<!-- stays: PATTERN -->``: the command does not end by itself. The page goes on as soon as a
+  line of its output matches; ``fencepost serve`` needs no such word;
+* ``<!-- stopped: WHAT -->``: before the block runs, what stays is ended, as by Ctrl-C;
+* ``<!-- fails: STATUS -->``: the block ends with this exit status;
+* ``<!-- needs: MODULE -->``: run only where this module is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from fencepost.coordinator.tools.ports import hold_port
+from tests.support.daemon import ROOT, Daemon
+from tests.support.waits import until
+
+RUN_S = 120.0
+"""Patience for one block."""
+
+STOP_S = 20.0
+
+RUN_LANGUAGES = frozenset({"sh", "python"})
+SHOWN_LANGUAGES = frozenset(
+    {"text", "toml", "ini", "yaml", "json", "properties", "dockerfile", "go", "java", "javascript"}
+    | {"promql", "markdown"}
+)
+"""What is shown, or written to a file, and not run."""
+
+WORDS = frozenset({"not run", "file", "stays", "stopped", "fails", "needs"})
+
+_SERVE = re.compile(r"^(fencepost|python -m fencepost) serve\b", re.MULTILINE)
+_LISTENING = r"^listening "
+_ADDRESS = re.compile(r"\b(127\.0\.0\.1|localhost):(\d{2,5})\b")
+_KAFKA_PORT = "9092"
+_INSTALL = re.compile(r"^(python -m )?pip install\b.*\n?", re.MULTILINE)
+
+
+def shown(path: Path) -> str:
+    """A page's name in the project."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    words: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"{shown(self.page)}:{self.line}"
+
+    @property
+    def runs(self) -> bool:
+        return self.language in RUN_LANGUAGES and "not run" not in self.words
+
+    @property
+    def serves(self) -> bool:
+        return self.language == "sh" and self.runs and _SERVE.search(self.text) is not None
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link to somewhere else, or into the page."""
+
+    page: Path
+    line: int
+    target: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.page)}:{self.line} {self.target}"
+
+
+class Page:
+    """One Markdown file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tokens = MarkdownIt("commonmark").enable("table").parse(path.read_text("utf-8"))
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        found: list[Block] = []
+        words: dict[str, str] = {}
+        for token in self._tokens:
+            if token.type == "fence":
+                assert token.map is not None
+                language = token.info.split()[0] if token.info.strip() else ""
+                line = token.map[0] + 1
+                found.append(Block(self.path, line, language, token.content, words))
+                words = {}
+            elif token.type == "html_block":
+                words |= _words(token.content)
+            else:
+                words = {}
+        return found
+
+    @cached_property
+    def anchors(self) -> set[str]:
+        """What a link into the page may name, by GitHub's rule for headings."""
+        found: set[str] = set()
+        for before, token in zip(self._tokens, self._tokens[1:], strict=False):
+            if before.type == "heading_open":
+                told = "".join(child.content for child in token.children or ())
+                slug = re.sub(r"[^\w\- ]", "", told.strip().lower()).replace(" ", "-")
+                number = 0
+                while (name := slug if not number else f"{slug}-{number}") in found:
+                    number += 1
+                found.add(name)
+        return found
+
+    @cached_property
+    def links(self) -> list[Link]:
+        return [
+            Link(self.path, (token.map or [0])[0] + 1, str(target))
+            for token in self._tokens
+            for child in token.children or ()
+            if (target := _target(child)) is not None
+        ]
+
+
+def _target(token: Token) -> str | int | float | None:
+    return {"link_open": token.attrGet("href"), "image": token.attrGet("src")}.get(token.type)
+
+
+def _words(comment: str) -> dict[str, str]:
+    match = re.fullmatch(r"<!--\s*([a-z ]+):\s*(.*?)\s*-->", comment.strip(), re.DOTALL)
+    return {match[1]: match[2]} if match and match[1] in WORDS else {}
+
+
+class Reader:
+    """Someone who runs a page's blocks one after the other, in a folder that was empty before.
+
+    Each address of this machine on the page is another, free one, and a ``fencepost serve`` that
+    says no address listens on that of port 9092.
+    """
+
+    def __init__(self, home: Path, *, bin_dir: Path | None = None, installs: bool = False) -> None:
+        self.here = home / "page"
+        self.here.mkdir(parents=True)
+        (home / "home").mkdir()
+        self._logs = home
+        self._ports: dict[str, str] = {}
+        self._stack = ExitStack()
+        self._staying = self._stack.enter_context(ExitStack())
+        self._bin = bin_dir or Path(sysconfig.get_path("scripts"))
+        self._installs = installs
+        self._env = {
+            **os.environ,
+            "PATH": f"{self._bin}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(home / "home"),
+            "FENCEPOST_BOOTSTRAP": f"127.0.0.1:{self._port(_KAFKA_PORT)}",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": "" if bin_dir else str(ROOT),
+        }
+
+    def read(self, page: Page) -> None:
+        """Run all that runs; raises AssertionError with the output of the block that is wrong."""
+        with self._stack:
+            if not any(block.serves for block in page.blocks) and any(b.runs for b in page.blocks):
+                self._stack.enter_context(self._broker())
+            for number, block in enumerate(page.blocks):
+                if "file" in block.words:
+                    path = self.here / block.words["file"]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(self._here(block.text), encoding="utf-8")
+                elif block.runs and _is_there(block.words.get("needs")):
+                    if "stopped" in block.words:
+                        self._staying.close()
+                    self._run(block, number)
+
+    def _port(self, named: str) -> str:
+        if named not in self._ports:
+            held = self._stack.enter_context(hold_port())
+            self._ports[named] = str(held.getsockname()[1])
+        return self._ports[named]
+
+    def _here(self, text: str) -> str:
+        return _ADDRESS.sub(lambda match: f"{match[1]}:{self._port(match[2])}", text)
+
+    @contextmanager
+    def _broker(self) -> Iterator[None]:
+        listen = f"127.0.0.1:{self._port(_KAFKA_PORT)}"
+        settings = {"group.initial.rebalance.delay.ms": "0"}
+        daemon = Daemon(self._logs / "data", settings, listen=listen).start()
+        yield
+        daemon.stop()
+
+    def _run(self, block: Block, number: int) -> None:
+        text = self._here(block.text)
+        if block.language == "python":
+            name = f"test_block_{number}.py" if "def test_" in text else f"block_{number}.py"
+            (self.here / name).write_text(text, encoding="utf-8")
+            is_test = name.startswith("test_")
+            command = ["python", *(("-m", "pytest", "-q") if is_test else ()), name]
+        else:
+            if not self._installs:
+                text = _INSTALL.sub("", text)
+            listen = f"127.0.0.1:{self._port(_KAFKA_PORT)}"
+            if "--listen" not in text:
+                text = _SERVE.sub(rf"\g<0> --listen {listen}", text)
+            command = ["bash", "-euo", "pipefail", "-c", text]
+        log = self._logs / f"block-{number}.log"
+        with log.open("wb") as output:
+            child = subprocess.Popen(
+                command,
+                cwd=self.here,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._staying.callback(_end, child)
+        self._wait(block, child, log)
+
+    def _wait(self, block: Block, child: subprocess.Popen[bytes], log: Path) -> None:
+        stays = block.words.get("stays") or (_LISTENING if block.serves else None)
+        if stays is None:
+            try:
+                status = child.wait(RUN_S)
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"{block} does not end:\n{log.read_text()}") from None
+            wanted = int(block.words.get("fails", "0"))
+            assert status == wanted, f"{block} ends with {status}:\n{block.text}\n{log.read_text()}"
+            return
+
+        def told() -> bool:
+            output = log.read_text(errors="replace")
+            if re.search(stays, output, re.MULTILINE):
+                return True
+            assert child.poll() is None, f"{block} ended by itself:\n{output}"
+            return False
+
+        until(told, f"{stays!r} of {block}", deadline_s=RUN_S)
+
+
+def _is_there(module: str | None) -> bool:
+    return module is None or importlib.util.find_spec(module) is not None
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a block and what it has left behind: all that is of its session."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(STOP_S)
+
+
+def pages() -> list[Path]:
+    """Every page whose blocks run."""
+    tops = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "testing/README.md")
+    named = [ROOT / name for name in tops if (ROOT / name).exists()]
+    return [*named, *sorted((ROOT / "docs").rglob("*.md"))]

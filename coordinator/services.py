@@ -7,6 +7,7 @@ Made inside the event loop that they belong to, on opened
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from fencepost.coordinator.coordinators.groups import GroupCoordinator
 from fencepost.coordinator.coordinators.txns import TxnCoordinator
@@ -34,6 +35,8 @@ class Services:
         self.config, self.clock = storage.config, storage.clock
         self.node_id, self.cluster_id = storage.node_id, cluster_id
         self.rack = storage.config.text("broker.rack")
+        self.log_dir = str(Path(storage.directory).absolute())
+        """The data directory, in Kafka's words."""
         self.metadata, self.topics = storage.metadata, storage.topics
         self.logs, self.flusher = storage.logs, storage.flusher
         self._advertised = advertised

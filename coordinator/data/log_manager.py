@@ -206,10 +206,7 @@ class LogManager:
         found = self._open.get((topic, index))
         if found is not None:
             return found
-        described = self.metadata.topic(topic)
-        if described is None or not 0 <= index < described.partitions:
-            raise UnknownTopicOrPartitionError(f"there is no partition {topic}-{index}")
-        return self._open_topic_partition(described, index)
+        return self._open_topic_partition(self.metadata.having(topic, index), index)
 
     def find(self, topic: str, index: int) -> Partition | None:
         """The open partition, or None if it does not exist."""

@@ -302,13 +302,21 @@ class MetadataLog:
         """A group's own settings."""
         return self.settings(GROUP_SCOPE + group_id)
 
+    def configured_groups(self) -> list[str]:
+        """The groups that have settings of their own."""
+        return [
+            scope.removeprefix(GROUP_SCOPE)
+            for scope in self._state.settings
+            if scope.startswith(GROUP_SCOPE)
+        ]
+
     def set_group_settings(self, group_id: str, settings: Mapping[str, str]) -> None:
         """Replace a group's own settings; the caller has checked them.
 
         Raises TopicLimitExceededError for one group too many.
         """
         scope, limit = GROUP_SCOPE + group_id, self.limits.max_configured_groups
-        groups = sum(name.startswith(GROUP_SCOPE) for name in self._state.settings)
+        groups = len(self.configured_groups())
         if settings and scope not in self._state.settings and groups >= limit:
             raise TopicLimitExceededError(f"{limit} groups have settings (max_configured_groups)")
         self.set_settings(scope, settings)
@@ -355,6 +363,13 @@ class MetadataLog:
         topic = self._state.topics.get(name)
         if topic is None:
             raise UnknownTopicOrPartitionError(f"there is no topic {name}")
+        return topic
+
+    def having(self, name: str, index: int) -> Topic:
+        """The topic that has this partition; raises UnknownTopicOrPartitionError."""
+        topic = self._state.topics.get(name)
+        if topic is None or not 0 <= index < topic.partitions:
+            raise UnknownTopicOrPartitionError(f"there is no partition {name}-{index}")
         return topic
 
     def _replace(self, topic: Topic) -> Topic:

@@ -135,9 +135,10 @@ class TopicAdmin:
         if sorted(assignment) != list(range(len(assignment))):
             raise InvalidReplicaAssignmentError("partitions must be numbered from 0 without a gap")
         for index, replicas in assignment.items():
-            self._check_replicas(index, replicas)
+            self.check_replicas(index, replicas)
 
-    def _check_replicas(self, index: int, replicas: Sequence[int]) -> None:
+    def check_replicas(self, index: int, replicas: Sequence[int]) -> None:
+        """Raise InvalidReplicaAssignmentError unless a partition can have just these replicas."""
         if not replicas:
             raise InvalidReplicaAssignmentError(f"partition {index} has no replica")
         if len(set(replicas)) != len(replicas):
@@ -185,7 +186,7 @@ class TopicAdmin:
                     f"{len(assignments)} assignments do not fit {added} new partitions"
                 )
             for index, replicas in enumerate(assignments, topic.partitions):
-                self._check_replicas(index, replicas)
+                self.check_replicas(index, replicas)
         self.check_request_size(added)
         self._metadata.check_room(0, added)
         if not validate_only:

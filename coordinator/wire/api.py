@@ -41,19 +41,34 @@ class ApiKey(IntEnum):
     END_TXN = 26
     WRITE_TXN_MARKERS = 27
     TXN_OFFSET_COMMIT = 28
+    DESCRIBE_ACLS = 29
+    CREATE_ACLS = 30
+    DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
+    ALTER_REPLICA_LOG_DIRS = 34
+    DESCRIBE_LOG_DIRS = 35
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
+    ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
+    ALTER_PARTITION_REASSIGNMENTS = 45
+    LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
+    DESCRIBE_CLIENT_QUOTAS = 48
+    ALTER_CLIENT_QUOTAS = 49
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    ALTER_USER_SCRAM_CREDENTIALS = 51
+    DESCRIBE_QUORUM = 55
     UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
+    UNREGISTER_BROKER = 64
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
     CONSUMER_GROUP_HEARTBEAT = 68
     CONSUMER_GROUP_DESCRIBE = 69
+    LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
 
 
@@ -115,19 +130,34 @@ APIS: Mapping[int, Api] = {
         _api(ApiKey.END_TXN, (0, 5)),
         _api(ApiKey.WRITE_TXN_MARKERS, (1, 2)),
         _api(ApiKey.TXN_OFFSET_COMMIT, (0, 5)),
+        _api(ApiKey.DESCRIBE_ACLS, (1, 3)),
+        _api(ApiKey.CREATE_ACLS, (1, 3)),
+        _api(ApiKey.DELETE_ACLS, (1, 3)),
         _api(ApiKey.DESCRIBE_CONFIGS, (1, 4)),
         _api(ApiKey.ALTER_CONFIGS, (0, 2)),
+        _api(ApiKey.ALTER_REPLICA_LOG_DIRS, (1, 2)),
+        _api(ApiKey.DESCRIBE_LOG_DIRS, (1, 5)),
         _api(ApiKey.CREATE_PARTITIONS, (0, 3)),
         _api(ApiKey.DELETE_GROUPS, (0, 2)),
+        _api(ApiKey.ELECT_LEADERS, (0, 2)),
         _api(ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1)),
+        _api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, (0, 1)),
+        _api(ApiKey.LIST_PARTITION_REASSIGNMENTS, (0, 0)),
         _api(ApiKey.OFFSET_DELETE, (0, 0)),
+        _api(ApiKey.DESCRIBE_CLIENT_QUOTAS, (0, 1)),
+        _api(ApiKey.ALTER_CLIENT_QUOTAS, (0, 1)),
+        _api(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, (0, 0)),
+        _api(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, (0, 0)),
+        _api(ApiKey.DESCRIBE_QUORUM, (0, 2)),
         _api(ApiKey.UPDATE_FEATURES, (0, 2)),
         _api(ApiKey.DESCRIBE_CLUSTER, (0, 2)),
         _api(ApiKey.DESCRIBE_PRODUCERS, (0, 0)),
+        _api(ApiKey.UNREGISTER_BROKER, (0, 0)),
         _api(ApiKey.DESCRIBE_TRANSACTIONS, (0, 0)),
         _api(ApiKey.LIST_TRANSACTIONS, (0, 2)),
         _api(ApiKey.CONSUMER_GROUP_HEARTBEAT, (0, 1)),
         _api(ApiKey.CONSUMER_GROUP_DESCRIBE, (0, 1)),
+        _api(ApiKey.LIST_CONFIG_RESOURCES, (0, 1)),
         _api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, (0, 0)),
     )
 }

@@ -9,6 +9,7 @@ from itertools import zip_longest
 import pytest
 
 from tests.oracle import (
+    traces_admin,
     traces_consumer,
     traces_data,
     traces_features,
@@ -37,6 +38,7 @@ TRACES: list[Callable[[Tracer], None]] = [
     *traces_features.TRACES,
     *traces_data.TRACES,
     *traces_frames.TRACES,
+    *traces_admin.TRACES,
 ]
 
 

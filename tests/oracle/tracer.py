@@ -46,7 +46,10 @@ NAMED = {
     "session_id": "session",
 }
 INSTANTS = frozenset({"log_append_time", "last_timestamp", "transaction_start_time"})
-ADDRESSES = frozenset({"host", "port", "client_host", "finalized_features_epoch"})
+ADDRESSES = frozenset(
+    {"host", "port", "client_host", "finalized_features_epoch", "log_dir"}
+    | {"total_bytes", "usable_bytes"}
+)
 
 NO_ID = str(uuid.UUID(int=0))
 FIRST_MADE_ID = 1 << 64
@@ -55,6 +58,7 @@ FIRST_MADE_ID = 1 << 64
 UNORDERED = frozenset(
     {
         "active_producers",
+        "config_resources",
         "configs",
         "groups",
         "members",
@@ -238,6 +242,7 @@ def _order(item: Any) -> str:
         return repr(item)
     keys = ("member_id", "producer_id", "group_id", "transactional_id", "name", "topic", "topic_id")
     keys += ("partition_index", "index", "partition", "resource_name", "resource_type")
+    keys += ("topic_name", "user")
     return repr([item.get(key) for key in keys])
 
 

@@ -14,7 +14,17 @@ from confluent_kafka.admin import (
     OffsetSpec,
     ResourceType,
 )
+from kafka import TopicPartition
+from kafka.admin import (
+    ACLFilter,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ResourcePatternFilter,
+)
 from kafka.admin import NewTopic as KafkaPythonTopic
+from kafka.admin import ResourceType as ACLResourceType
+from kafka.errors import InvalidReplicationAssignmentError, SecurityDisabledError
 
 from tests.support.cluster import EARLIEST, READ_COMMITTED, Cluster, unique
 from tests.support.targets import SETTINGS
@@ -218,3 +228,34 @@ def test_kafka_python_administers_too(bootstrap: str, cluster: Cluster) -> None:
         assert len(described["partitions"]) == 2
         admin.delete_topics([name])
         until(lambda: name not in admin.list_topics(), "gone")
+
+
+def test_what_kafka_python_asks_a_cluster(bootstrap: str, cluster: Cluster) -> None:
+    name = cluster.create_topic(unique("asked"), 2)
+    cluster.produce(name, [b"value"])
+    place = TopicPartition(name, 0)
+    with kp_admin(bootstrap) as admin:
+        (answer,) = admin.describe_log_dirs({name: [0, 1]})
+        (directory,) = answer["log_dirs"]
+        parts = directory["topics"][0]["partitions"]
+        sizes = {one["partition_index"]: one["partition_size"] for one in parts}
+        assert sizes[0] > sizes[1] == 0
+        node = answer["broker"]
+        for path, error in ((directory["log_dir"], "NoError"), ("/nowhere", "LogDirNotFoundError")):
+            moved = admin.alter_replica_log_dirs({(name, 0, node): path})
+            assert [one.__name__ for one in moved.values()] == [error]
+        (quorum,) = admin.describe_metadata_quorum()["topics"]
+        assert quorum["partitions"][0]["leader_id"] == node
+        assert not admin.list_partition_reassignments()
+        admin.elect_leaders(0, {name: [0, 1]})
+        for replicas, refusal in (
+            ([node], None),
+            ([node, node + 1], InvalidReplicationAssignmentError),
+        ):
+            assert admin.alter_partition_reassignments({place: replicas}) == {place: refusal}
+        rights = ResourcePatternFilter(ACLResourceType.ANY, None, ACLResourcePatternType.ANY)
+        with pytest.raises(SecurityDisabledError):
+            admin.describe_acls(
+                ACLFilter(None, None, ACLOperation.ANY, ACLPermissionType.ANY, rights)
+            )
+        assert not admin.describe_user_scram_credentials()

@@ -1,0 +1,54 @@
+"""AlterReplicaLogDirs (34): move partitions to another directory, of which there is none.
+
+A partition is where it should be, or there is no such directory (LOG_DIR_NOT_FOUND).
+
+Source: ``ReplicaManager.alterReplicaLogDirs``; KIP-113.
+"""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
+
+
+@handles(ApiKey.ALTER_REPLICA_LOG_DIRS, versions=(1, 2), permission="ALTER Cluster")
+def run(ctx: Context) -> Steps[Entity]:
+    """Answer each partition once; of one that is named twice the last directory counts."""
+    make = ctx.respond
+    wanted: dict[str, dict[int, str]] = {}
+    for directory in ctx.body.dirs:
+        for topic in directory.topics:
+            for index in topic.partitions:
+                wanted.setdefault(topic.name, {})[index] = directory.path
+                yield
+            yield
+        yield
+    results = []
+    for name, partitions in wanted.items():
+        parts = []
+        for index, path in partitions.items():
+            parts.append(
+                make.AlterReplicaLogDirPartitionResult(
+                    partition_index=index, error_code=_code(ctx, name, index, path)
+                )
+            )
+            yield
+        results.append(make.AlterReplicaLogDirTopicResult(topic_name=name, partitions=tuple(parts)))
+    return make.AlterReplicaLogDirsResponse(results=tuple(results))
+
+
+def _code(ctx: Context, topic: str, index: int, path: str) -> ErrorCode:
+    if path != ctx.broker.log_dir:
+        return ErrorCode.log_dir_not_found
+    if ctx.broker.logs.is_offline(topic, index):
+        return ErrorCode.kafka_storage_error
+    try:
+        ctx.broker.metadata.having(topic, index)
+    except DomainError as error:
+        return error_code(error)
+    return ErrorCode.none

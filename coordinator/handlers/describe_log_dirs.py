@@ -1,0 +1,87 @@
+"""DescribeLogDirs (35): the data directory, its room, and how large each partition is.
+
+Versions: 3 has an error for the whole, 4 the room of the file system, 5 whether the directory is
+cordoned (KIP-1066). A partition that was never used takes no room; one that is off line is left
+out, as Apache Kafka does with those of a directory that is.
+
+Source: ``ReplicaManager.describeLogDirs``; KIP-113, KIP-827.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Collection
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+
+
+@handles(ApiKey.DESCRIBE_LOG_DIRS, versions=(1, 5), permission="DESCRIBE Cluster")
+def run(ctx: Context) -> Work[Entity]:
+    """Describe the one directory, with the partitions asked for, or with all of them."""
+    make, directory = ctx.respond, ctx.broker.log_dir
+    # A file system may keep whoever asks for its room waiting.
+    asked = asyncio.get_running_loop().run_in_executor(None, shutil.disk_usage, directory)
+    yield asked
+    code, topics, total, usable = ErrorCode.none, (), -1, -1
+    try:
+        total, _, usable = asked.result()
+    except OSError:
+        code = ErrorCode.kafka_storage_error
+    else:
+        topics = yield from _topics(ctx)
+    result = make.DescribeLogDirsResult(
+        error_code=code,
+        log_dir=directory,
+        topics=topics,
+        total_bytes=total,
+        usable_bytes=usable,
+        is_cordoned=False,
+    )
+    return make.DescribeLogDirsResponse(error_code=ErrorCode.none, results=(result,))
+
+
+def _topics(ctx: Context) -> Steps[tuple[Entity, ...]]:
+    make, logs = ctx.respond, ctx.broker.logs
+    topics = []
+    for name, indexes in (yield from _asked_for(ctx)).items():
+        parts = []
+        for index in indexes:
+            if not logs.is_offline(name, index):
+                found = logs.find_open((name, index))
+                parts.append(
+                    make.DescribeLogDirsPartition(
+                        partition_index=index,
+                        partition_size=0 if found is None else found.log.size_bytes,
+                        offset_lag=0,
+                        is_future_key=False,
+                    )
+                )
+            yield
+        if parts:
+            topics.append(make.DescribeLogDirsTopic(name=name, partitions=tuple(parts)))
+    return tuple(topics)
+
+
+def _asked_for(ctx: Context) -> Steps[dict[str, Collection[int]]]:
+    """The partitions that there are of those asked for, each once, by topic."""
+    topics = ctx.broker.metadata.topics
+    if ctx.body.topics is None:
+        return {topic.name: range(topic.partitions) for topic in topics.values()}
+    asked: dict[str, Collection[int]] = {}
+    for one in ctx.body.topics:
+        topic = topics.get(one.topic)
+        known = range(0 if topic is None else topic.partitions)
+        indexes = set(asked.get(one.topic, ()))
+        for index in one.partitions:
+            if index in known:
+                indexes.add(index)
+            yield
+        asked[one.topic] = indexes
+        yield
+    return asked

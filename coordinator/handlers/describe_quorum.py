@@ -1,0 +1,88 @@
+"""DescribeQuorum (55): who keeps the log of changes. That is this broker, and nobody follows.
+
+Versions: 1 has the times of the last fetch, 2 directory ids, error texts and the nodes' listeners.
+The epoch counts the starts of the broker. Voters have no directory ids, as under kraft.version 0:
+nobody else can become one.
+
+Source: ``KafkaRaftClient.handleDescribeQuorumRequest``; KIP-595, KIP-836, KIP-853.
+"""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+
+OWN = (METADATA_TOPIC, [0])
+"""The only partition that a quorum keeps."""
+
+LISTENER = "PLAINTEXT"
+"""The name of the only listener; it serves the changes of metadata too."""
+
+
+@handles(ApiKey.DESCRIBE_QUORUM, versions=(0, 2), permission="DESCRIBE Cluster")
+def run(ctx: Context) -> Steps[Entity]:
+    """Describe the one partition, if that is all that was asked for."""
+    broker, make = ctx.broker, ctx.respond
+    asked = [(topic.topic_name, topic.partitions) for topic in ctx.body.topics[:2]]
+    if [(name, [one.partition_index for one in parts[:2]]) for name, parts in asked] != [OWN]:
+        return (yield from _unknown(ctx))
+    host, port = broker.advertised
+    listener = make.Listener(name=LISTENER, host=host, port=port)
+    return make.DescribeQuorumResponse(
+        error_code=ErrorCode.none,
+        error_message=None,
+        topics=(make.TopicData(topic_name=METADATA_TOPIC, partitions=(_own(ctx),)),),
+        nodes=(make.Node(node_id=broker.node_id, listeners=(listener,)),),
+    )
+
+
+def _own(ctx: Context) -> Entity:
+    make, metadata = ctx.respond, ctx.broker.metadata
+    now_ms, end = ctx.broker.clock.now_ms(), metadata.partition.log_end_offset
+    voter = make.ReplicaState(
+        replica_id=ctx.broker.node_id,
+        replica_directory_id=None,
+        log_end_offset=end,
+        last_fetch_timestamp=now_ms,
+        last_caught_up_timestamp=now_ms,
+    )
+    return make.PartitionData(
+        partition_index=0,
+        error_code=ErrorCode.none,
+        error_message=None,
+        leader_id=ctx.broker.node_id,
+        leader_epoch=metadata.starts,
+        high_watermark=end,
+        current_voters=(voter,),
+        observers=(),
+    )
+
+
+def _unknown(ctx: Context) -> Steps[Entity]:
+    make = ctx.respond
+    topics = []
+    for topic in ctx.body.topics:
+        parts = []
+        for part in topic.partitions:
+            parts.append(
+                make.PartitionData(
+                    partition_index=part.partition_index,
+                    error_code=ErrorCode.unknown_topic_or_partition,
+                    error_message=None,
+                    leader_id=0,
+                    leader_epoch=0,
+                    high_watermark=0,
+                    current_voters=(),
+                    observers=(),
+                )
+            )
+            yield
+        topics.append(make.TopicData(topic_name=topic.topic_name, partitions=tuple(parts)))
+        yield
+    return make.DescribeQuorumResponse(
+        error_code=ErrorCode.none, error_message=None, topics=tuple(topics), nodes=()
+    )

@@ -1,0 +1,48 @@
+"""ListConfigResources (74): what has, or may have, settings of its own (KIP-1142).
+
+Version 0 lists the subscriptions to clients' metrics alone, of which there are none.
+
+Source: ``KafkaApis.handleListConfigResources``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.resources import ResourceType
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+
+
+@handles(ApiKey.LIST_CONFIG_RESOURCES, versions=(0, 1), permission="DESCRIBE_CONFIGS Cluster")
+def run(ctx: Context) -> Steps[Entity]:
+    """List the resources of the types asked for, of all types if none was."""
+    make = ctx.respond
+    wanted = set()
+    for number in getattr(ctx.body, "resource_types", (ResourceType.CLIENT_METRICS,)):
+        try:
+            wanted.add(ResourceType(number))
+        except ValueError:
+            return make.error(ErrorCode.unsupported_version)
+        yield
+    resources = []
+    for kind in sorted(wanted or set(ResourceType), reverse=True):
+        for name in _names(ctx, kind):
+            resources.append(make.ConfigResource(resource_name=name, resource_type=kind))
+            yield
+    return make.ListConfigResourcesResponse(
+        error_code=ErrorCode.none, config_resources=tuple(resources)
+    )
+
+
+def _names(ctx: Context, kind: ResourceType) -> Iterable[str]:
+    if kind is ResourceType.TOPIC:
+        return list(ctx.broker.metadata.topics)
+    if kind is ResourceType.GROUP:
+        return ctx.broker.metadata.configured_groups()
+    if kind is ResourceType.CLIENT_METRICS:
+        return ()
+    return (str(ctx.broker.node_id),)

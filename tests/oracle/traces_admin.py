@@ -1,0 +1,344 @@
+"""Request sequences of a cluster's administrator: directories, quorum, replicas, rights, quotas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.oracle.tracer import Tracer
+from tests.support.raw import Answer
+
+TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
+PREFERRED, UNCLEAN = 0, 1
+
+
+def log_dirs(t: Tracer) -> None:
+    t.cluster.create_topic("dirs", 3)
+    t.cluster.create_topic("dirs-empty", 2)
+    for partition in (0, 2):
+        t.cluster.produce("dirs", [b"a", b"b"], partition=partition)
+    for version in range(1, 6):
+        for topics in (
+            [{"topic": "dirs", "partitions": [0, 1, 2]}],
+            [{"topic": "dirs", "partitions": [2, 9, -1, 2]}],
+            [
+                {"topic": "dirs-empty", "partitions": [1]},
+                {"topic": "dirs", "partitions": [0]},
+                {"topic": "dirs-empty", "partitions": [0, 1]},
+            ],
+            [{"topic": "no-such-topic", "partitions": [0]}, {"topic": "", "partitions": [0]}],
+            [{"topic": "__cluster_metadata", "partitions": [0]}],
+            [{"topic": "dirs", "partitions": []}],
+            [],
+        ):
+            answer = t("describe_log_dirs", version, topics=topics)
+        everything = t.quietly("describe_log_dirs", version, topics=None)
+        t.note(
+            "all of them",
+            {
+                "topics": [
+                    topic
+                    for topic in everything["results"][0]["topics"]
+                    if topic["name"].startswith("dirs")
+                ],
+                "is there more": len(everything["results"][0]["topics"])
+                > len(answer["results"][0]["topics"]),
+            },
+        )
+        for result in everything["results"]:
+            if version >= 4:
+                t.note("sizes", 0 < result["usable_bytes"] <= result["total_bytes"])
+
+
+def moving_log_dirs(t: Tracer) -> None:
+    t.cluster.create_topic("moved", 2)
+    (here,) = t.quietly("describe_log_dirs", 4, topics=[])["results"]
+
+    def move(version: int, *dirs: tuple[str, str, list[int]]) -> None:
+        t(
+            "alter_replica_log_dirs",
+            version,
+            dirs=[
+                {"path": path, "topics": [{"name": topic, "partitions": parts}]}
+                for path, topic, parts in dirs
+            ],
+        )
+
+    path = here["log_dir"]
+    for version in (1, 2):
+        move(version, (path, "moved", [0, 1]))
+        move(version, (path, "moved", [0, 0, 7]))
+        move(version, (path, "no-such-topic", [0]))
+        move(version, (path, "", [0]))
+        for other in ("/no/such/directory", "relative", "", path + "/", path + "/moved-0"):
+            move(version, (other, "moved", [0, 7]))
+        move(version, ("/no/such/directory", "moved", [0]), (path, "moved", [0, 1]))
+        move(version, (path, "moved", [0]), ("/no/such/directory", "moved", [0]))
+        move(version, (path, "moved", []))
+        move(version)
+
+
+def quorum(t: Tracer) -> None:
+    own = {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
+    other = {"topic_name": "no-such-topic", "partitions": [{"partition_index": 0}]}
+    for version in range(3):
+        answer = t.quietly("describe_quorum", version, topics=[own])
+        (part,) = answer["topics"][0]["partitions"]
+        (voter,) = part["current_voters"]
+        t.note("high watermark", 0 < part["high_watermark"] <= voter["log_end_offset"])
+        t.note("epoch", part["leader_epoch"] > 0)
+        for name in ("high_watermark", "leader_epoch"):
+            del part[name]
+        del voter["log_end_offset"]
+        for name in ("last_fetch_timestamp", "last_caught_up_timestamp"):
+            if name in voter:
+                t.note(name, voter.pop(name) > 0)
+        for node in answer.get("nodes", ()):
+            t.note("listeners of the node", len(node.pop("listeners")))
+        t.note("the rest", answer)
+        for topics in (
+            [other],
+            [own, other],
+            [own, own],
+            [{**own, "partitions": [{"partition_index": 1}]}],
+            [{**own, "partitions": [{"partition_index": 0}, {"partition_index": 1}]}],
+            [{**own, "partitions": []}],
+            [],
+        ):
+            t("describe_quorum", version, topics=topics)
+
+
+def reassigning(t: Tracer) -> None:
+    t.cluster.create_topic("replicas", 2)
+
+    def listed(**body: Any) -> Answer:
+        return t("list_partition_reassignments", 0, timeout=5000, **body)
+
+    listed(topics=None)
+    listed(topics=[])
+    for name in ("replicas", "no-such-topic", ""):
+        listed(topics=[{"name": name, "partition_indexes": [0, 9, -1]}])
+    for version in (0, 1):
+        for name, parts in (
+            ("replicas", {0: [1], 1: [1]}),
+            ("replicas", {0: [2], 1: [1, 2], 9: [1]}),
+            ("replicas", {0: [], 1: [1, 1]}),
+            ("replicas", {0: [-1], 1: [1, -1]}),
+            ("replicas", {0: None, 1: [1], 9: None}),
+            ("no-such-topic", {0: [1], 1: None}),
+            ("__cluster_metadata", {0: [1]}),
+            ("", {0: [1]}),
+            ("replicas", {}),
+        ):
+            for allow in (True, False):
+                topics = [
+                    {
+                        "name": name,
+                        "partitions": [
+                            {"partition_index": index, "replicas": replicas}
+                            for index, replicas in parts.items()
+                        ],
+                    }
+                ]
+                t(
+                    "alter_partition_reassignments",
+                    version,
+                    timeout=5000,
+                    allow_replication_factor_change=allow,
+                    topics=topics,
+                )
+        t("alter_partition_reassignments", version, timeout=5000, topics=[])
+        twice = {"name": "replicas", "partitions": [{"partition_index": 0, "replicas": [1]}] * 2}
+        t("alter_partition_reassignments", version, timeout=5000, topics=[twice, twice])
+    listed(topics=None)
+
+
+def electing(t: Tracer) -> None:
+    t.cluster.create_topic("elected", 2)
+    for version in range(3):
+        for kind in (PREFERRED, UNCLEAN, 2, -1):
+            for topics in (
+                [{"topic": "elected", "partitions": [0, 1]}],
+                [{"topic": "elected", "partitions": [0, 0, 9, -1]}],
+                [{"topic": "no-such-topic", "partitions": [0]}, {"topic": "", "partitions": [0]}],
+                [{"topic": "elected", "partitions": []}],
+                [{"topic": "elected", "partitions": [0]}, {"topic": "elected", "partitions": [1]}],
+                [{"topic": "__cluster_metadata", "partitions": [0]}],
+                [],
+            ):
+                t(
+                    "elect_leaders",
+                    version,
+                    timeout=5000,
+                    election_type=kind,
+                    topic_partitions=topics,
+                )
+            answer = t.quietly(
+                "elect_leaders", version, timeout=5000, election_type=kind, topic_partitions=None
+            )
+            answer["replica_election_results"] = [
+                one for one in answer["replica_election_results"] if one["topic"] == "elected"
+            ]
+            t.note(f"elect_leaders v{version} of all, {kind}", answer)
+
+
+def config_resources(t: Tracer) -> None:
+    t.cluster.create_topic("resource")
+    for name in ("resource-group", "resource-none"):
+        for value in ("50000", None):
+            if name == "resource-group" and value is None:
+                continue
+            t.quietly(
+                "incremental_alter_configs",
+                1,
+                resources=[
+                    {
+                        "resource_type": GROUP,
+                        "resource_name": name,
+                        "configs": [
+                            {
+                                "name": "consumer.session.timeout.ms",
+                                "config_operation": 0 if value else 1,
+                                "value": value,
+                            }
+                        ],
+                    }
+                ],
+            )
+
+    def listed(version: int, *kinds: int) -> None:
+        answer = t.quietly("list_config_resources", version, resource_types=list(kinds))
+        for one in answer.get("config_resources", ()):
+            one.setdefault("resource_type", METRICS)
+        answer["config_resources"] = [
+            one
+            for one in answer["config_resources"]
+            if one["resource_type"] in {BROKER, LOGGER} or one["resource_name"].startswith("resour")
+        ]
+        t.note(f"list_config_resources v{version} {kinds}", answer)
+
+    listed(0)
+    for kinds in (
+        (),
+        (TOPIC,),
+        (BROKER,),
+        (LOGGER,),
+        (METRICS,),
+        (GROUP,),
+        (TOPIC, GROUP),
+        (BROKER, BROKER),
+        (0,),
+        (1,),
+        (3,),
+        (64,),
+        (TOPIC, 1),
+        (-1,),
+    ):
+        listed(1, *kinds)
+
+
+def unregistering(t: Tracer) -> None:
+    for broker in (2, 0, -1, 2**31 - 1):
+        t("unregister_broker", 0, broker_id=broker)
+
+
+ACL = {
+    "resource_type": 2,
+    "resource_name": "t",
+    "resource_pattern_type": 3,
+    "principal": "User:a",
+    "host": "*",
+    "operation": 3,
+    "permission_type": 3,
+}
+ANY_ACL = {
+    "resource_type_filter": 1,
+    "pattern_type_filter": 1,
+    "operation": 1,
+    "permission_type": 1,
+}
+
+
+def rights(t: Tracer) -> None:
+    for version in (1, 2, 3):
+        t("describe_acls", version, **ANY_ACL)
+        t("describe_acls", version, **ANY_ACL | {"operation": 0})
+        t("describe_acls", version, **ANY_ACL | {"resource_name_filter": "", "operation": 3})
+        t("create_acls", version, creations=[ACL, ACL])
+        t("create_acls", version, creations=[ACL | {"operation": 1}])
+        t("create_acls", version, creations=[])
+        t("delete_acls", version, filters=[ANY_ACL, ANY_ACL])
+        t("delete_acls", version, filters=[])
+
+
+def quotas(t: Tracer) -> None:
+    for version in (0, 1):
+        for strict in (False, True):
+            for components in (
+                [],
+                [{"entity_type": "user", "match_type": 0, "match": "alice"}],
+                [{"entity_type": "user", "match_type": 1, "match": None}],
+                [{"entity_type": "user", "match_type": 2, "match": None}],
+                [{"entity_type": "client-id", "match_type": 2, "match": None}],
+                [{"entity_type": "ip", "match_type": 2, "match": None}],
+                [{"entity_type": "ip", "match_type": 0, "match": "not an address"}],
+                [
+                    {"entity_type": "ip", "match_type": 2, "match": None},
+                    {"entity_type": "user", "match_type": 2, "match": None},
+                ],
+                [
+                    {"entity_type": "user", "match_type": 0, "match": "a"},
+                    {"entity_type": "client-id", "match_type": 1, "match": None},
+                ],
+                [{"entity_type": "user", "match_type": 2, "match": None}] * 2,
+                [{"entity_type": "no-such-type", "match_type": 2, "match": None}],
+                [{"entity_type": "", "match_type": 2, "match": None}],
+                [{"entity_type": "user", "match_type": 3, "match": None}],
+                [{"entity_type": "user", "match_type": -1, "match": None}],
+                [{"entity_type": "user", "match_type": 0, "match": None}],
+                [{"entity_type": "user", "match_type": 1, "match": "a"}],
+                [{"entity_type": "user", "match_type": 2, "match": "a"}],
+            ):
+                t("describe_client_quotas", version, components=components, strict=strict)
+        t("alter_client_quotas", version, entries=[])
+        rate = {"key": "producer_byte_rate", "value": 1000.0, "remove": False}
+        for kind in ("user", "client-id", "no-such-type", ""):
+            for ops in ([], [rate | {"remove": True}], [rate]):
+                entity = [{"entity_type": kind, "entity_name": "a"}]
+                entries = [{"entity": entity, "ops": ops}, {"entity": [], "ops": ops}]
+                t("alter_client_quotas", version, entries=entries, validate_only=True)
+
+
+def credentials(t: Tracer) -> None:
+    for users in (None, [], ["alice"], ["alice", "bob", "alice"], [""]):
+        asked = None if users is None else [{"name": name} for name in users]
+        t("describe_user_scram_credentials", 0, users=asked)
+    for mechanism in (1, 2, 0, 3, -1):
+        t(
+            "alter_user_scram_credentials",
+            0,
+            deletions=[{"name": name, "mechanism": mechanism} for name in ("alice", "")],
+            upsertions=[],
+        )
+    t("alter_user_scram_credentials", 0, deletions=[], upsertions=[])
+    password = {"iterations": 4096, "salt": b"salt", "salted_password": b"password"}
+    for name, mechanism in (("alice", 7), ("", 1), ("alice", 1)):
+        one = {"name": name, "mechanism": mechanism, **password}
+        t("alter_user_scram_credentials", 0, deletions=[], upsertions=[one])
+    gone = [{"name": "alice", "mechanism": 1}]
+    t("alter_user_scram_credentials", 0, deletions=gone, upsertions=[])
+    twice = [{"name": "alice", "mechanism": 1}, {"name": "bob", "mechanism": 2}]
+    t("alter_user_scram_credentials", 0, deletions=twice + twice[:1], upsertions=[])
+
+
+TRACES = [
+    log_dirs,
+    moving_log_dirs,
+    quorum,
+    reassigning,
+    electing,
+    config_resources,
+    unregistering,
+    rights,
+    quotas,
+    credentials,
+]

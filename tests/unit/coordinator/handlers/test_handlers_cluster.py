@@ -1,0 +1,427 @@
+"""What a single node answers to those who administer clusters: every version, through a socket."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.wire.limits import MAX_ERROR_TEXT_CHARACTERS
+from tests.support.cluster import Cluster, unique
+from tests.support.faults import FaultyDisk
+from tests.support.raw import Answer
+from tests.support.waits import until
+from tests.unit.coordinator.on_faulty_disk import running
+
+NODE = 3
+"""The node id of the broker that ``client`` talks to."""
+
+TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
+PREFERRED, UNCLEAN = 0, 1
+
+
+# --- directories ---------------------------------------------------------------------------------
+
+
+def log_dir(client: Cluster, version: int = 5, topics: list[Answer] | None = None) -> Answer:
+    answer = client.call("describe_log_dirs", version, topics=topics)
+    assert answer.get("error_code", "none") == "none"
+    (found,) = answer["results"]
+    return found
+
+
+def sizes(found: Answer) -> dict[str, dict[int, int]]:
+    return {
+        topic["name"]: {
+            one["partition_index"]: one["partition_size"] for one in topic["partitions"]
+        }
+        for topic in found["topics"]
+    }
+
+
+def on_disk(directory: str, topic: str, index: int) -> int:
+    return sum(one.stat().st_size for one in Path(directory, f"{topic}-{index}").glob("*.log"))
+
+
+@pytest.mark.parametrize("version", range(1, 6))
+def test_sizes_of_partitions(client, version):
+    name = client.create_topic(unique("dirs"), 3, {"segment.bytes": "1048576"})
+    for _ in range(3):
+        client.produce(name, [bytes(90_000)], partition=1)
+    found = log_dir(client, version, [{"topic": name, "partitions": [0, 1, 1, 9, -1]}])
+    size = on_disk(found["log_dir"], name, 1)
+    assert size > 270_000
+    assert found["error_code"] == "none"
+    assert sizes(found) == {name: {0: 0, 1: size}}
+    for part in found["topics"][0]["partitions"]:
+        assert (part["offset_lag"], part["is_future_key"]) == (0, False)
+    assert sizes(log_dir(client, version))[name] == {0: 0, 1: size, 2: 0}
+    for nothing in ([], [{"topic": "nowhere", "partitions": [0]}], [{"topic": name}]):
+        assert log_dir(client, version, nothing)["topics"] == []
+    if version >= 4:
+        assert 0 < found["usable_bytes"] <= found["total_bytes"]
+    if version >= 5:
+        assert found["is_cordoned"] is False
+
+
+def test_to_be_asked_for_its_size_is_no_use_of_a_partition(client):
+    directory = log_dir(client)["log_dir"]
+    created = client.call(
+        "create_topics",
+        7,
+        timeout=1000,
+        topics=[{"name": unique("never"), "num_partitions": 1, "replication_factor": 1}],
+    )["topics"][0]["name"]
+    assert sizes(log_dir(client))[created] == {0: 0}
+    assert not Path(directory, f"{created}-0").exists()
+
+
+def test_the_directory_is_named_absolutely(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Broker.in_thread(Path("data")) as broker, Cluster(broker.bootstrap) as client:
+        assert log_dir(client)["log_dir"] == str(tmp_path / "data")
+
+
+def test_a_directory_that_is_gone(tmp_path):
+    with Broker.in_thread(tmp_path / "data") as broker, Cluster(broker.bootstrap) as client:
+        client.create_topic("t")
+        (tmp_path / "data").rename(tmp_path / "gone")
+        found = log_dir(client)
+        assert (found["error_code"], found["topics"]) == ("kafka_storage_error", [])
+        assert (found["total_bytes"], found["usable_bytes"]) == (-1, -1)
+        (tmp_path / "gone").rename(tmp_path / "data")
+        assert log_dir(client)["error_code"] == "none"
+
+
+def test_a_partition_that_is_off_line(tmp_path):
+    disk = FaultyDisk()
+    with running(tmp_path, disk) as one:
+        client, name = one.client, one.client.create_topic("t", 2)
+        client.produce(name, [b"v"], partition=1)
+        disk.fails = {"write": errno.EIO}
+        assert client.produce(name, [b"v"])["error_code"] == "kafka_storage_error"
+        disk.fails = {}
+        until(lambda: one.broker.services.logs.is_offline(name, 0), "it is off line")
+        found = log_dir(client)
+        assert list(sizes(found)[name]) == [1]
+        for version in (1, 2):
+            assert move(client, version, (found["log_dir"], name, [0, 1])) == {
+                (name, 0): "kafka_storage_error",
+                (name, 1): "none",
+            }
+        for kind, code in ((PREFERRED, "preferred"), (UNCLEAN, "eligible")):
+            _, found = elect(client, 2, kind, None)
+            assert [code for _, code in found.items() if code != "election_not_needed"] == [
+                f"{code}_leader{'s' * (kind == UNCLEAN)}_not_available"
+            ]
+
+
+def move(
+    client: Cluster, version: int, *dirs: tuple[str, str, list[int]]
+) -> dict[tuple[str, int], str]:
+    answer = client.call(
+        "alter_replica_log_dirs",
+        version,
+        dirs=[
+            {"path": path, "topics": [{"name": topic, "partitions": parts}]}
+            for path, topic, parts in dirs
+        ],
+    )
+    return {
+        (topic["topic_name"], part["partition_index"]): part["error_code"]
+        for topic in answer["results"]
+        for part in topic["partitions"]
+    }
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_moving_to_another_directory(client, topic, version):
+    here = log_dir(client)["log_dir"]
+    assert move(client, version, (here, topic, [0, 7]), (here, "nowhere", [0])) == {
+        (topic, 0): "none",
+        (topic, 7): "unknown_topic_or_partition",
+        ("nowhere", 0): "unknown_topic_or_partition",
+    }
+    for other in ("/no/such/directory", f"{here}/", "", "data"):
+        assert move(client, version, (other, topic, [0])) == {(topic, 0): "log_dir_not_found"}
+    twice = move(client, version, (here, topic, [0]), ("/elsewhere", topic, [0]))
+    assert twice == {(topic, 0): "log_dir_not_found"}
+    assert move(client, version) == {}
+
+
+# --- the quorum ----------------------------------------------------------------------------------
+
+
+def asked(*partitions: int, topic: str = "__cluster_metadata") -> Answer:
+    return {"topic_name": topic, "partitions": [{"partition_index": one} for one in partitions]}
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_the_quorum(client, bootstrap, version):
+    answer = client.call("describe_quorum", version, topics=[asked(0)])
+    assert answer["error_code"] == "none"
+    (part,) = answer["topics"][0]["partitions"]
+    (voter,) = part["current_voters"]
+    assert (part["error_code"], part["leader_id"], part["leader_epoch"]) == ("none", NODE, 1)
+    assert (voter["replica_id"], part["observers"]) == (NODE, [])
+    assert part["high_watermark"] == voter["log_end_offset"]
+    client.create_topic(unique("later"))
+    (later,) = client.call("describe_quorum", version, topics=[asked(0)])["topics"][0]["partitions"]
+    assert later["high_watermark"] == part["high_watermark"] + 1
+    if version >= 1:
+        assert 0 < voter["last_fetch_timestamp"] == voter["last_caught_up_timestamp"]
+    if version >= 2:
+        (node,) = answer["nodes"]
+        (listener,) = node["listeners"]
+        assert node["node_id"] == NODE
+        assert f"{listener['host']}:{listener['port']}" == bootstrap
+        assert voter["replica_directory_id"] is None
+
+
+@pytest.mark.parametrize(
+    "topics",
+    [
+        [asked(1)],
+        [asked(0, 1)],
+        [asked(0, 0)],
+        [asked(0), asked(0)],
+        [asked(0, topic="other")],
+        [asked(0), asked(0, topic="other")],
+    ],
+)
+@pytest.mark.parametrize("version", range(3))
+def test_other_partitions_have_no_quorum(client, version, topics):
+    answer = client.call("describe_quorum", version, topics=topics)
+    assert answer["error_code"] == "none"
+    found = [part for topic in answer["topics"] for part in topic["partitions"]]
+    assert len(found) == sum(len(topic["partitions"]) for topic in topics)
+    assert {one["error_code"] for one in found} == {"unknown_topic_or_partition"}
+    assert client.call("describe_quorum", version, topics=[])["topics"] == []
+
+
+def test_the_epoch_of_the_quorum_counts_the_starts(tmp_path):
+    for start in (1, 2, 3):
+        with Broker.in_thread(tmp_path / "data") as broker, Cluster(broker.bootstrap) as client:
+            answer = client.call("describe_quorum", 0, topics=[asked(0)])
+            assert answer["topics"][0]["partitions"][0]["leader_epoch"] == start
+
+
+# --- replicas ------------------------------------------------------------------------------------
+
+
+def reassign(
+    client: Cluster, version: int, topic: str, replicas: dict[int, list[int] | None]
+) -> list[str]:
+    parts = [{"partition_index": one, "replicas": many} for one, many in replicas.items()]
+    answer = client.call(
+        "alter_partition_reassignments",
+        version,
+        timeout=1000,
+        topics=[{"name": topic, "partitions": parts}],
+    )
+    assert answer["error_code"] == "none"
+    (found,) = answer["responses"]
+    assert [one["partition_index"] for one in found["partitions"]] == list(replicas)
+    return [one["error_code"] for one in found["partitions"]]
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_reassignments(client, topic, version):
+    assert reassign(client, version, topic, {0: [NODE], 9: [NODE], -1: None}) == [
+        "none",
+        "unknown_topic_or_partition",
+        "unknown_topic_or_partition",
+    ]
+    for elsewhere in ([], [1], [NODE, 1], [NODE, NODE], [-1]):
+        assert reassign(client, version, topic, {0: elsewhere}) == ["invalid_replica_assignment"]
+    assert reassign(client, version, topic, {0: None}) == ["no_reassignment_in_progress"]
+    assert reassign(client, version, "nowhere", {0: [NODE]}) == ["unknown_topic_or_partition"]
+    for topics in (None, [], [{"name": topic, "partition_indexes": [0]}]):
+        listed = client.call("list_partition_reassignments", 0, timeout=1000, topics=topics)
+        assert (listed["error_code"], listed["topics"]) == ("none", [])
+
+
+def elect(
+    client: Cluster, version: int, kind: int, topics: dict[str, list[int]] | None
+) -> tuple[str, dict[tuple[str, int], str]]:
+    named = None
+    if topics is not None:
+        named = [{"topic": one, "partitions": parts} for one, parts in topics.items()]
+    fields = {"election_type": kind} if version else {}
+    answer = client.call("elect_leaders", version, timeout=1000, topic_partitions=named, **fields)
+    return answer.get("error_code", "none"), {
+        (topic["topic"], part["partition_id"]): part["error_code"]
+        for topic in answer["replica_election_results"]
+        for part in topic["partition_result"]
+    }
+
+
+@pytest.mark.parametrize("kind", [PREFERRED, UNCLEAN])
+@pytest.mark.parametrize("version", range(3))
+def test_elections(client, topic, version, kind):
+    assert elect(client, version, kind, {topic: [0, 9], "nowhere": [0]}) == (
+        "none",
+        {
+            (topic, 0): "election_not_needed",
+            (topic, 9): "unknown_topic_or_partition",
+            ("nowhere", 0): "unknown_topic_or_partition",
+        },
+    )
+    assert elect(client, version, kind, None) == ("none", {})
+    if version:
+        wrong = {(topic, 0): "invalid_request"}
+        assert elect(client, version, 2, {topic: [0]}) == ("invalid_request", wrong)
+        assert elect(client, version, 2, None) == ("invalid_request", {})
+
+
+# --- settings, brokers ---------------------------------------------------------------------------
+
+
+def test_what_has_settings(client, topic):
+    def listed(version: int, *kinds: int) -> set[tuple[int, str]]:
+        fields = {"resource_types": list(kinds)} if version else {}
+        answer = client.call("list_config_resources", version, **fields)
+        assert answer["error_code"] == "none"
+        return {
+            (one.get("resource_type", METRICS), one["resource_name"])
+            for one in answer["config_resources"]
+        }
+
+    assert listed(0) == set()
+    assert (GROUP, "configured") not in listed(1, GROUP)
+    for value, is_listed in (("50000", True), (None, False)):
+        change = {"name": "consumer.session.timeout.ms", "value": value}
+        change["config_operation"] = 0 if value else 1
+        client.call(
+            "incremental_alter_configs",
+            1,
+            resources=[
+                {"resource_type": GROUP, "resource_name": "configured", "configs": [change]}
+            ],
+        )
+        assert ((GROUP, "configured") in listed(1, GROUP)) is is_listed
+    assert (TOPIC, topic) in listed(1, TOPIC)
+    assert listed(1, BROKER, LOGGER, METRICS) == {(BROKER, "3"), (LOGGER, "3")}
+    assert listed(1) == listed(1, TOPIC, BROKER, LOGGER, METRICS, GROUP)
+    for kind in (0, 1, 3, 64, -1):
+        answer = client.call("list_config_resources", 1, resource_types=[TOPIC, kind])
+        assert (answer["error_code"], answer["config_resources"]) == ("unsupported_version", [])
+
+
+def test_no_broker_is_unregistered(client):
+    for broker, code in ((NODE, "invalid_request"), (4, "broker_id_not_registered")):
+        assert client.call("unregister_broker", 0, broker_id=broker)["error_code"] == code
+    assert client.call("describe_cluster", 0)["brokers"][0]["broker_id"] == NODE
+
+
+# --- rights, quotas, passwords: there are none, and none are taken -------------------------------
+
+ACL = {"resource_type": 2, "resource_name": "t", "principal": "User:a", "host": "*"}
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_there_is_no_authorizer(client, version):
+    any_acl = {
+        "resource_type_filter": 1,
+        "pattern_type_filter": 1,
+        "operation": 1,
+        "permission_type": 1,
+    }
+    described = client.call("describe_acls", version, **any_acl)
+    assert (described["error_code"], described["resources"]) == ("security_disabled", [])
+    assert described["error_message"] == "No Authorizer is configured."
+    acl = ACL | {"resource_pattern_type": 3, "operation": 3, "permission_type": 3}
+    created = client.call("create_acls", version, creations=[acl, acl])["results"]
+    deleted = client.call("delete_acls", version, filters=[any_acl] * 3)["filter_results"]
+    assert [one["error_code"] for one in created] == ["security_disabled"] * 2
+    assert [one["error_code"] for one in deleted] == ["security_disabled"] * 3
+
+
+EXACT, DEFAULT, ANY = 0, 1, 2
+
+
+def component(kind: str, how: int = ANY, match: str | None = None) -> Answer:
+    return {"entity_type": kind, "match_type": how, "match": match}
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize(
+    ("components", "code"),
+    [
+        ([], "none"),
+        ([component("user"), component("client-id", DEFAULT)], "none"),
+        ([component("ip", EXACT, "10.0.0.1")], "none"),
+        ([component("ip"), component("user")], "invalid_request"),
+        ([component("user"), component("ip")], "invalid_request"),
+        ([component("user"), component("user")], "invalid_request"),
+        ([component("user", EXACT)], "invalid_request"),
+        ([component("user", ANY, "a")], "invalid_request"),
+        ([component("user", 3)], "invalid_request"),
+        ([component("")], "invalid_request"),
+        ([component("group")], "unsupported_version"),
+        ([component("user"), component("client-id"), component("x")], "unsupported_version"),
+        ([component("user"), component("client-id")] * 2, "invalid_request"),
+    ],
+)
+def test_there_are_no_quotas(client, version, components, code):
+    answer = client.call("describe_client_quotas", version, components=components, strict=False)
+    assert answer["error_code"] == code
+    assert answer["entries"] == ([] if code == "none" else None)
+
+
+@pytest.mark.parametrize("validate_only", [False, True])
+@pytest.mark.parametrize("version", [0, 1])
+def test_no_quota_is_set(client, version, validate_only):
+    rate = {"key": "producer_byte_rate", "value": 1.0, "remove": False}
+
+    def altered(kind: str, *ops: Answer) -> str:
+        entity = [{"entity_type": kind, "entity_name": None}] if kind else []
+        answer = client.call(
+            "alter_client_quotas",
+            version,
+            entries=[{"entity": entity, "ops": list(ops)}],
+            validate_only=validate_only,
+        )
+        (entry,) = answer["entries"]
+        assert entry["entity"] == entity
+        return entry["error_code"]
+
+    assert altered("user", rate) == "invalid_request"
+    assert altered("user", rate | {"remove": True}) == "none"
+    assert altered("ip", rate | {"remove": True}, rate) == "invalid_request"
+    assert altered("client-id") == "none"
+    assert altered("x" * 30_000, rate | {"remove": True}) == "invalid_request"
+    assert altered("") == "invalid_request"
+
+
+def test_nobody_has_a_password(client):
+    def described(users: list[str] | None) -> dict[str, str]:
+        named = None if users is None else [{"name": one} for one in users]
+        answer = client.call("describe_user_scram_credentials", 0, users=named)
+        assert answer["error_code"] == "none"
+        return {one["user"]: one["error_code"] for one in answer["results"]}
+
+    assert described(None) == described([]) == {}
+    assert described(["a", "b", "a"]) == {"a": "duplicate_resource", "b": "resource_not_found"}
+    password = {"iterations": 4096, "salt": b"salt", "salted_password": b"password"}
+    answer = client.call(
+        "alter_user_scram_credentials",
+        0,
+        deletions=[{"name": "a", "mechanism": 1}, {"name": "b", "mechanism": 9}],
+        upsertions=[
+            {"name": "a", "mechanism": 1, **password},
+            {"name": "c", "mechanism": 2, **password},
+            {"name": "", "mechanism": 1, **password},
+        ],
+    )
+    assert {one["user"]: one["error_code"] for one in answer["results"]} == {
+        "a": "resource_not_found",
+        "b": "unsupported_sasl_mechanism",
+        "c": "unsupported_sasl_mechanism",
+        "": "unacceptable_credential",
+    }
+    for one in answer["results"]:
+        assert 0 < len(one["error_message"]) <= MAX_ERROR_TEXT_CHARACTERS
+    assert described(None) == {}

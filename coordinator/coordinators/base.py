@@ -16,11 +16,15 @@ from fencepost.coordinator.runtime.errors import (
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.coordinator.runtime.shards import ShardSet
+from fencepost.coordinator.runtime.timers import TimerQueue
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError, Machine
 from fencepost.logcore.partition import Partition
 
 R = TypeVar("R")
+
+UPKEEP = "upkeep"
+"""The key of the timer that comes again and again, whatever the shards hold."""
 
 
 class ShardedCoordinator:
@@ -50,6 +54,11 @@ class ShardedCoordinator:
         self._upkeep, self._interval = upkeep, interval
         self._upkeep_timer = self._shards.timers.timers(self._send_upkeep)
 
+    @property
+    def timers(self) -> TimerQueue:
+        """The deadlines of all shards; the key of the upkeep's own is :data:`UPKEEP`."""
+        return self._shards.timers
+
     def _build(self, partition: Partition) -> Machine:
         """Make an empty machine."""
         raise NotImplementedError
@@ -74,7 +83,7 @@ class ShardedCoordinator:
 
     def _set_upkeep(self) -> None:
         interval_ms = self._config.int(self._interval)
-        self._upkeep_timer.set("upkeep", self._clock.now_ms() + interval_ms)
+        self._upkeep_timer.set(UPKEEP, self._clock.now_ms() + interval_ms)
 
     async def start(self) -> None:
         """Open the shards if the topic exists; large logs go on loading after the return."""

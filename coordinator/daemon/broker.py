@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import structlog
 
@@ -30,7 +30,7 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.net.server import Server
-from fencepost.coordinator.runtime.background import Step, each_in_turn
+from fencepost.coordinator.runtime.background import Repeated, Step, each_in_turn
 from fencepost.coordinator.services import Services
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.limits import ConnectionLimits
@@ -63,6 +63,20 @@ _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not b
 
 class BrokerError(Exception):
     """The broker can not start; the message says why and is for the operator."""
+
+
+@runtime_checkable
+class MovedClock(Clock, Protocol):
+    """A clock that somebody moves by hand, and that has done then what is due.
+
+    It is told of every broker that goes by it, on the broker's loop.
+    """
+
+    def attach(self, broker: Broker) -> None:
+        """The broker serves."""
+
+    def detach(self, broker: Broker) -> None:
+        """The broker stops."""
 
 
 class Broker:
@@ -101,11 +115,13 @@ class Broker:
         data_dir: str | Path,
         listen: str = "127.0.0.1:0",
         config: Mapping[str, str] | None = None,
+        *,
+        clock: Clock | None = None,
     ) -> BrokerThread:
         """A broker on an event loop of its own in a thread of its own; a context manager."""
         from fencepost.coordinator.daemon.in_thread import BrokerThread  # noqa: PLC0415 - the daemon needs no threads
 
-        return BrokerThread(lambda: cls(data_dir, listen, config))
+        return BrokerThread(lambda: cls(data_dir, listen, config, clock=clock))
 
     @property
     def storage(self) -> Storage:
@@ -121,14 +137,25 @@ class Broker:
             raise RuntimeError("the broker is not started")
         return self._services
 
+    @property
+    def server(self) -> Server:
+        """Its sockets. Raises RuntimeError when it does not listen."""
+        if self._server is None:
+            raise RuntimeError("the broker is not started")
+        return self._server
+
+    @property
+    def repeated(self) -> list[Repeated]:
+        """What it does again and again, while it listens."""
+        tasks = [] if self._maintenance is None else self._maintenance.tasks
+        return tasks if self.cleaner is None else [*tasks, self.cleaner.task]
+
     # --- addresses ---
 
     @property
     def address(self) -> tuple[str, int]:
         """Where it listens. Raises RuntimeError when it does not."""
-        if self._server is None:
-            raise RuntimeError("the broker is not started")
-        return self._server.address
+        return self.server.address
 
     @property
     def advertised(self) -> tuple[str, int]:
@@ -246,6 +273,8 @@ class Broker:
         self.cleaner = Cleaner(services.logs, config, self.clock)
         self.cleaner.start()
         services.logs.removals.start()
+        if isinstance(self.clock, MovedClock):
+            self.clock.attach(self)
         _log.info(
             "broker started",
             cluster_id=services.cluster_id,
@@ -270,6 +299,8 @@ class Broker:
         A step that fails is logged, and the logs are closed all the same. The call does nothing
         when the broker is not started.
         """
+        if isinstance(self.clock, MovedClock):
+            self.clock.detach(self)
         try:
             await each_in_turn(self._steps_of_a_stop())
         finally:

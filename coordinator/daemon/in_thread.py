@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
+
+T = TypeVar("T")
 
 
 class Served(Protocol):
@@ -24,7 +26,8 @@ class Served(Protocol):
 class BrokerThread:
     """Runs the broker that ``make`` builds until :meth:`stop`; also a context manager.
 
-    Only the addresses may be used from outside; everything else belongs to the broker's own loop.
+    Only the addresses may be used from outside; everything else belongs to the broker's own loop,
+    on which :meth:`call` runs a function.
     """
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[Served]]) -> None:
@@ -56,6 +59,19 @@ class BrokerThread:
         self._thread.join()
         self._thread = None
         self._raise_failure()
+
+    def call(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run ``work`` on the broker's loop, and return what comes of it.
+
+        Raises RuntimeError while the broker is not started, and on its own thread.
+        """
+        if self._thread is None or self._thread is threading.current_thread():
+            raise RuntimeError("the broker's loop can not be waited for from here")
+
+        async def run() -> T:
+            return await work()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None

@@ -20,7 +20,7 @@ from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.runtime.background import Pace, Repeated, Threads, survived
 from fencepost.logcore.checkpoints import CLEANER_CHECKPOINT
 from fencepost.logcore.cleaner_choice import CleanerChoice
-from fencepost.logcore.clock import Clock
+from fencepost.logcore.clock import Clock, SystemClock
 from fencepost.logcore.compaction import CompactionCancelled, CompactionRound, Throttle
 from fencepost.logcore.errors import LogError, NoRoomError
 from fencepost.logcore.fs import NO_HANDLES, NO_ROOM
@@ -40,20 +40,20 @@ class Cleaner:
         self._stopping = threading.Event()
         """For the thread, which must not touch the loop's."""
         self._thread = Threads("cleaner")
-        self._task = Repeated(
-            "cleaner", self.run_once, lambda: config.int("log.cleaner.backoff.ms")
+        self.task = Repeated(
+            "cleaner", self.run_once, lambda: config.int("log.cleaner.backoff.ms"), clock
         )
 
     def start(self) -> None:
         """Begin, unless ``log.cleaner.enable`` is off."""
         self._logs.on_delete(self._choice.forget)
         if self._config.bool("log.cleaner.enable"):
-            self._task.start()
+            self.task.start()
 
     async def stop(self) -> None:
         """End the round under way without effect; returns when its thread has let go."""
         self._stopping.set()
-        await self._task.stop()
+        await self.task.stop()
         self._thread.close()
 
     @property
@@ -123,7 +123,8 @@ class Cleaner:
     def _throttle(self) -> Callable[[int], None]:
         """Stop the round when the broker stops, and hold it to the configured bytes per second."""
         limit = self._config.number("log.cleaner.io.max.bytes.per.second")
-        slow = Throttle(limit, self._clock, self._stopping.wait)
+        # The wait is a real one, so it is measured on the machine's clock.
+        slow = Throttle(limit, SystemClock(), self._stopping.wait)
 
         def account(count: int) -> None:
             if self._stopping.is_set():

@@ -41,7 +41,9 @@ class Maintenance:
         self._logs = logs
         self._config = config
         self._clock = clock
-        self._tasks: list[Repeated] = []
+        self.tasks: list[Repeated] = []
+        """What is repeated: by the broker's clock what it decides by, by the machine's what is only
+        for the disk."""
         self._thread = Threads("retention")
         self._forgotten = 0
         self._troubled: dict[str, dict[str, str]] = {}
@@ -56,8 +58,11 @@ class Maintenance:
             config.int("log.retention.check.interval.ms"),
             self.run_retention,
             config.int("log.initial.task.delay.ms"),
+            self._clock,
         )
-        self._each("producer expiry", config.int(expiry), self.run_producer_expiry)
+        self._each(
+            "producer expiry", config.int(expiry), self.run_producer_expiry, clock=self._clock
+        )
         self._each("flush", FLUSH_CHECK_MS, self.run_flush)
         self._repeat("producer report", self.report_forgotten_producers, config.int(expiry))
         for name, interval in (
@@ -71,17 +76,22 @@ class Maintenance:
         await self._logs.save(checkpoint)
 
     def _repeat(
-        self, what: str, work: Work, interval_ms: int, first_ms: int | None = None
+        self,
+        what: str,
+        work: Work,
+        interval_ms: int,
+        first_ms: int | None = None,
+        clock: Clock | None = None,
     ) -> Repeated:
-        task = Repeated(what, work, lambda: interval_ms)
+        task = Repeated(what, work, lambda: interval_ms, clock)
         task.start(interval_ms if first_ms is None else first_ms)
-        self._tasks.append(task)
+        self.tasks.append(task)
         return task
 
     async def stop(self) -> None:
         """End all tasks; none is cut off inside a step on a partition."""
-        while self._tasks:
-            await self._tasks.pop().stop()
+        while self.tasks:
+            await self.tasks.pop().stop()
         self._thread.close()
 
     async def run_retention(self, partition: Partition) -> None:
@@ -116,7 +126,14 @@ class Maintenance:
         """Force a log to disk that holds unforced records for longer than its ``flush.ms``."""
         partition.flushes.run_if_due(self._clock.now_ms())
 
-    def _each(self, what: str, interval_ms: int, step: Step, first_ms: int | None = None) -> None:
+    def _each(
+        self,
+        what: str,
+        interval_ms: int,
+        step: Step,
+        first_ms: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         async def work() -> None:
             pace = Pace()
             failed: dict[str, str] = {}
@@ -128,7 +145,7 @@ class Maintenance:
                 await pace()
             self._troubled[what] = failed
 
-        task = self._repeat(what, work, interval_ms, first_ms)
+        task = self._repeat(what, work, interval_ms, first_ms, clock)
 
     async def _take(
         self, what: str, step: Step, partition: Partition, failed: dict[str, str]

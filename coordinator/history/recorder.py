@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,8 @@ class History:
         self._logs = logs
         self._clock = clock
         self._queue: deque[Entry] = deque()
+        self.listener: Callable[[Entry], None] | None = None
+        """Told of each entry in the turn that it is about; it must not fail."""
         is_on = config.bool("fencepost.history.enable")
         self._loop = asyncio.get_running_loop() if is_on else None
         self._timer: asyncio.TimerHandle | None = None
@@ -105,19 +108,20 @@ class History:
             self.dropped += 1
             self._untold += 1
             return
-        self._queue.append(
-            Entry(
-                at_ms=self._clock.now_ms(),
-                scope=_SCOPES.get(topic, topic),
-                subject=event.subject,
-                what=event.kind,
-                shard=shard,
-                client_id=None if origin is None else origin.client_id,
-                client_host=None if origin is None else origin.client_host,
-                trigger=trigger,
-                detail=event.detail,
-            )
+        entry = Entry(
+            at_ms=self._clock.now_ms(),
+            scope=_SCOPES.get(topic, topic),
+            subject=event.subject,
+            what=event.kind,
+            shard=shard,
+            client_id=None if origin is None else origin.client_id,
+            client_host=None if origin is None else origin.client_host,
+            trigger=trigger,
+            detail=event.detail,
         )
+        self._queue.append(entry)
+        if self.listener is not None:
+            self.listener(entry)
         if self._timer is None:
             self._timer = call_later(self._loop, FLUSH_MS, "history", self._flush)
 

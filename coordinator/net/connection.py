@@ -18,6 +18,8 @@ Source: the behaviour is that of Kafka's ``SocketServer.Processor`` and ``KafkaA
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
 from collections.abc import Callable
 from types import GeneratorType
@@ -168,6 +170,13 @@ class Connection(asyncio.BufferedProtocol):
             self._job.drop()
         if self._transport is not None:
             self._transport.abort()
+
+    def reset(self) -> None:
+        """Close at once, and have the client know by an error of its socket."""
+        client = self._transport.get_extra_info("socket")
+        if client is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.abort()
 
     def cut_off(self, reason: str) -> None:
         """Close at once, and say why."""

@@ -116,6 +116,12 @@ class Server:
             listener.close()
         self._listeners = []
 
+    def reset(self) -> None:
+        """Stop accepting, and end every connection in the way of a process that was killed."""
+        self.stop_accepting()
+        for connection in list(self.connections):
+            connection.reset()
+
     async def stop(self) -> None:
         """Stop accepting, let requests under way finish within the limit, close everything."""
         self.stop_accepting()

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from fencepost.logcore.clock import Clock, SystemClock
 from fencepost.logcore.disk_steps import DiskSteps
 
 T = TypeVar("T")
@@ -111,7 +112,7 @@ class Repeated:
     """Does ``work`` again and again, with pauses, from :meth:`start` to :meth:`stop`.
 
     ``work`` may be a coroutine function. ``pause_ms`` is asked before each pause, which is left out
-    where there is more to do.
+    where there is more to do. The pauses are measured on ``clock``, by default the machine's.
     """
 
     def __init__(
@@ -119,33 +120,56 @@ class Repeated:
         what: str,
         work: Work,
         pause_ms: Callable[[], int],
+        clock: Clock | None = None,
     ) -> None:
         self.what = what
+        self.due_ms: int | None = None
+        """When the next round begins, on the clock's monotonic time; None while one is under way
+        and after the stop."""
         self._work = work
         self._pause_ms = pause_ms
-        self._stopped = asyncio.Event()
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self._is_stopping = False
+        self._wake = asyncio.Event()
+        """The clock was moved, or this ends."""
+        self._pausing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_stopping(self) -> bool:
         """Whether nothing new should be begun."""
-        return self._stopped.is_set()
+        return self._is_stopping
 
     def start(self, first_ms: int = 0) -> None:
         """Begin, on the running loop, after ``first_ms``."""
-        self._stopped.clear()
+        self._is_stopping = False
         self._task = spawn(self._run(first_ms), self.what)
 
     async def stop(self) -> None:
         """Return when the work under way is done and none will follow."""
-        self._stopped.set()
+        self._is_stopping = True
+        self._wake.set()
         if self._task is not None:
             await asyncio.wait({self._task})
             self._task = None
 
+    async def catch_up(self) -> None:
+        """Whoever moved the clock calls this: begins what is due, returns in the next pause."""
+        if self._task is not None and not self._task.done():
+            self._pausing.clear()
+            self._wake.set()
+            await self._pausing.wait()
+
     async def _run(self, first_ms: int) -> None:
+        try:
+            await self._repeat(first_ms)
+        finally:
+            self.due_ms = None
+            self._pausing.set()
+
+    async def _repeat(self, first_ms: int) -> None:
         await self._pause(first_ms)
-        while not self._stopped.is_set():
+        while not self._is_stopping:
             more: bool | None = False
             with survived(self.what):
                 done = self._work()
@@ -159,11 +183,17 @@ class Repeated:
 
     async def _pause(self, pause_ms: int) -> None:
         """Wait, but no longer than until the stop."""
-        if pause_ms > 0:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopped.wait(), pause_ms / 1000)
-        else:
+        clock = self.clock
+        due_ms = clock.monotonic_ms() + pause_ms
+        if pause_ms <= 0:
             await asyncio.sleep(0)
+        while not self._is_stopping and (left_ms := due_ms - clock.monotonic_ms()) > 0:
+            self.due_ms = due_ms
+            self._wake.clear()
+            self._pausing.set()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), left_ms / 1000)
+        self.due_ms = None
 
 
 class Threads:

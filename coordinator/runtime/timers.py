@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 
 from sortedcontainers import SortedList
@@ -48,6 +48,8 @@ class TimerQueue:
         self._sequence = 0
         self._handle: asyncio.TimerHandle | None = None
         self._armed_ms: int | None = None
+        self.on_fire: Fire | None = None
+        """Called before each timer that fires, with its key and the time that it is told."""
 
     def timers(self, fire: Fire) -> Timers:
         """A new set of timers; ``fire(key, now_ms)`` is called for each that expires."""
@@ -71,8 +73,11 @@ class TimerQueue:
                 fired += 1
                 # The machine must not see a time before its own deadline, whatever the wall
                 # clock did meanwhile.
+                now_ms = max(deadline_ms, self._clock.now_ms())
+                if self.on_fire is not None:
+                    self.on_fire(key, now_ms)
                 with survived("timer", key=key):
-                    owner.expire(key, max(deadline_ms, self._clock.now_ms()))
+                    owner.expire(key, now_ms)
         finally:
             self._arm()
         return fired
@@ -84,6 +89,10 @@ class TimerQueue:
 
     def __len__(self) -> int:
         return len(self._queue)
+
+    def __iter__(self) -> Iterator[tuple[int, Hashable]]:
+        """When each is due, on the monotonic clock, and its key; the earliest first."""
+        return ((due_ms, key) for due_ms, _, _, _, key in self._queue)
 
     def add(
         self, owner: Timers, key: Hashable, deadline_ms: int, now_ms: int | None = None

@@ -1,0 +1,145 @@
+"""A broker that a test owns: in a thread of its own, with its clock, its faults and its kills."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Self, TypeVar
+
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.logcore.clock import Clock
+from fencepost.testing.crash import MortalFiles
+from fencepost.testing.faults import Faults
+
+T = TypeVar("T")
+
+
+class OwnBroker:
+    """One broker on one data directory, which may be stopped, killed and started again.
+
+    ``config`` holds settings by Kafka's names. With a :class:`fencepost.testing.clock.TestClock` as
+    ``clock`` its time is the test's. The address stays the same over every start. All methods are
+    for the test's thread; a context manager.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | Path,
+        listen: str = "127.0.0.1:0",
+        config: Mapping[str, str] | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self.data_dir = Path(data_dir)
+        self.config = dict(config or {})
+        """Read at each start."""
+        self.clock = clock
+        self.faults = Faults()
+        """They stay over a restart."""
+        self._listen = listen
+        self._files = MortalFiles()
+        self._broker: Broker | None = None
+        self._thread = BrokerThread(self._serve)
+        self._place: socket.socket | None = None
+        """Keeps the port while nobody listens."""
+
+    @property
+    def bootstrap(self) -> str:
+        """HOST:PORT, for ``bootstrap.servers``; empty before the first start."""
+        return self._thread.bootstrap
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port; a port 0 before the first start."""
+        return self._thread.address
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it serves."""
+        return self._broker is not None
+
+    def start(self) -> Self:
+        """Start, and wait until it listens; raises what the start raised."""
+        if not self.is_running:
+            self._thread.start()
+            self._give_place_up()
+        return self
+
+    def stop(self) -> None:
+        """Stop in an orderly way, and wait for it."""
+        self._thread.stop()
+        self._give_place_up()
+
+    def crash(self) -> None:
+        """End as by ``kill -9``: sockets are reset, files stay as they are at this moment.
+
+        What was acknowledged is in them; what a stop would have written is not.
+        """
+        if self.is_running:
+            self._thread.call(self._die)
+            self._thread.stop()
+            self._keep_place()
+
+    def restart(self) -> Self:
+        """Start again, on the same directory and port; stops before that if it still runs."""
+        if self.is_running:
+            self._thread.stop()
+            self._keep_place()
+        return self.start()
+
+    def call(self, work: Callable[[Broker], Awaitable[T]]) -> T:
+        """Run ``work`` with the broker on its own loop; RuntimeError while it does not run."""
+        broker = self._broker
+        if broker is None:
+            raise RuntimeError("the broker does not run")
+        return self._thread.call(lambda: work(broker))
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    # --- inside ---
+
+    @asynccontextmanager
+    async def _serve(self) -> AsyncIterator[Broker]:
+        self._files = MortalFiles()
+        host, port = self.address
+        listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        async with Broker(
+            self.data_dir,
+            listen if port else self._listen,
+            self.config,
+            fs=self._files,
+            clock=self.clock,
+        ) as broker:
+            self._broker = broker
+            self.faults.attach(broker)
+            try:
+                yield broker
+            finally:
+                self.faults.detach(broker)
+                self._broker = None
+
+    async def _die(self) -> None:
+        if self._broker is not None:
+            self._files.die()
+            self._broker.server.reset()
+            await asyncio.sleep(0)
+
+    def _keep_place(self) -> None:
+        """Bind the port without listening: nobody else gets it, and clients are refused."""
+        host, port = self.address
+        self._place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind((host, port))
+
+    def _give_place_up(self) -> None:
+        if self._place is not None:
+            self._place.close()
+            self._place = None

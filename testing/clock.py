@@ -1,0 +1,192 @@
+"""A clock that a test owns: time stands still, and what is due happens when the test says so.
+
+::
+
+    clock = TestClock()
+    with OwnBroker(path, clock=clock) as broker:
+        ...
+        fired = clock.advance(seconds=46)  # [Fired(what='session', who='orders-group', …)]
+
+The clock goes from deadline to deadline. At each it does what is due, waits until what follows from
+it is done, and only then looks for the next: a timer that sets another, a rebalance after an
+expired session and the markers of an aborted transaction come at times of their own. ``README.md``
+has the table of what goes by this clock and what stays on real time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from fencepost.testing.deadlines import Deadlines, Fired
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.daemon.broker import Broker
+
+T = TypeVar("T")
+
+ROUNDS_PER_ADVANCE: Final = 100
+"""What the broker does again and again (retention, compaction, upkeep) is done so often at most
+while the clock is moved once, evenly over the time: a week has 40,000 intervals of the cleaner."""
+
+MAX_STEPS: Final = 100_000
+"""Deadlines of one advance; more are an error of the test, or of the broker."""
+
+WALK_S: Final = 0.05
+"""With a speed, the longest sleep before the deadlines are looked at again: clients change them."""
+
+MAX_KEPT: Final = 10_000
+"""Entries of :attr:`TestClock.fired`; the oldest go first."""
+
+
+class TestClock:
+    """A clock for brokers of this process; give it to them as ``clock=``.
+
+    It stands still at ``now_ms`` (default: the time of day when it is made) until :meth:`advance`;
+    with ``auto`` it runs, at the real speed, from there. Every method may be called from any thread
+    but those of the brokers.
+    """
+
+    __test__ = False  # no test class, says the name to pytest
+
+    def __init__(self, now_ms: int | None = None, *, auto: bool = False) -> None:
+        self._start_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+        self._passed_ms = 0
+        self._running_since: int | None = _real_ms() if auto else None
+        self._lock = threading.Lock()
+        self._advancing = threading.Lock()
+        self._brokers: dict[Broker, tuple[asyncio.AbstractEventLoop, Deadlines]] = {}
+        self.fired: deque[Fired] = deque(maxlen=MAX_KEPT)
+        """All that has fired so far, in advances or, with ``auto``, by itself; the newest last."""
+
+    # --- the time ---
+
+    def now_ms(self) -> int:
+        """Wall-clock time, milliseconds since the epoch."""
+        return self._start_ms + self.monotonic_ms()
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since the clock was made; never goes back."""
+        with self._lock:
+            since = self._running_since
+            return self._passed_ms + (0 if since is None else _real_ms() - since)
+
+    @property
+    def auto(self) -> bool:
+        """Whether it runs by itself; may be set."""
+        return self._running_since is not None
+
+    @auto.setter
+    def auto(self, runs: bool) -> None:
+        with self._lock:
+            now, since = _real_ms(), self._running_since
+            if since is not None:
+                self._passed_ms += now - since
+            self._running_since = now if runs else None
+
+    def _move_to(self, at_ms: int) -> None:
+        late_ms = at_ms - self.monotonic_ms()
+        if late_ms > 0:
+            with self._lock:
+                self._passed_ms += late_ms
+
+    # --- moving it ---
+
+    def advance(
+        self, *, seconds: float = 0, ms: float = 0, speed: float | None = None
+    ) -> list[Fired]:
+        """Move the time on, have done what is due on the way, and return what that was, in order.
+
+        With ``speed`` it takes real time as well, one second for so many of the clock's: enough for
+        clients to send their heartbeats and to join a rebalance. Without, it is over at once.
+        Raises RuntimeError on a broker's own thread (see :meth:`advance_async`), and ValueError for
+        a negative time.
+        """
+        work = self._advance(_span_ms(seconds, ms), speed)
+        loops = [loop for loop, _ in self._brokers.values()]
+        if not loops:
+            return asyncio.run(work)
+        if asyncio._get_running_loop() in loops:
+            work.close()
+            raise RuntimeError("a broker runs on this very loop: await clock.advance_async(…)")
+        return asyncio.run_coroutine_threadsafe(work, loops[0]).result()
+
+    async def advance_async(
+        self, *, seconds: float = 0, ms: float = 0, speed: float | None = None
+    ) -> list[Fired]:
+        """As :meth:`advance`, for coroutines: other tasks of the loop go on meanwhile."""
+        return await self._advance(_span_ms(seconds, ms), speed)
+
+    async def _advance(self, span_ms: int, speed: float | None) -> list[Fired]:
+        if not self._advancing.acquire(blocking=False):
+            raise RuntimeError("the clock is being moved by somebody else")
+        try:
+            begin_ms, begun = self.monotonic_ms(), time.monotonic()
+            target_ms = begin_ms + span_ms
+            # What has arrived before the time moves was sent before it.
+            await self._each(lambda one: one.begin(target_ms, span_ms // ROUNDS_PER_ADVANCE))
+            fired: list[Fired] = []
+            for _ in range(MAX_STEPS):
+                found = await self._each(Deadlines.next_ms)
+                due_ms = min((one for one in found if one is not None), default=None)
+                at_ms = target_ms if due_ms is None else due_ms
+                if speed is not None:
+                    at_ms = await _walk(begin_ms, at_ms, begun, speed)
+                self._move_to(at_ms)
+                for step in await self._each(Deadlines.run_due):
+                    fired += step
+                if due_ms is None and at_ms >= target_ms:
+                    return fired
+            raise RuntimeError(f"more than {MAX_STEPS} deadlines in {span_ms} ms")
+        finally:
+            self._advancing.release()
+
+    async def _each(self, ask: Callable[[Deadlines], Coroutine[Any, Any, T]]) -> list[T]:
+        """Ask every broker in turn, each on its own loop."""
+        here = asyncio.get_running_loop()
+        return [
+            await ask(one)
+            if loop is here
+            else await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(one), loop))
+            for loop, one in list(self._brokers.values())
+        ]
+
+    # --- for brokers ---
+
+    def attach(self, broker: Broker) -> None:
+        """Go from deadline to deadline of ``broker`` from now on; called by the broker itself."""
+        deadlines = Deadlines(broker, self, self.fired.append)
+        self._brokers[broker] = asyncio.get_running_loop(), deadlines
+
+    def detach(self, broker: Broker) -> None:
+        """Forget a broker that stops; called by the broker itself."""
+        _, deadlines = self._brokers.pop(broker, (None, None))
+        if deadlines is not None:
+            deadlines.close()
+
+
+async def _walk(begin_ms: int, at_ms: int, begun: float, speed: float) -> int:
+    """Wait until it is ``at_ms`` at that speed, or for a moment; the time that it is then."""
+
+    def now_ms() -> int:
+        return begin_ms + int((time.monotonic() - begun) * 1000 * speed)
+
+    late_s = (at_ms - now_ms()) / 1000 / speed
+    if late_s > 0:
+        await asyncio.sleep(min(late_s, WALK_S))
+    return min(at_ms, now_ms())
+
+
+def _span_ms(seconds: float, ms: float) -> int:
+    span_ms = round(seconds * 1000 + ms)
+    if span_ms < 0:
+        raise ValueError("a clock moves forward only")
+    return span_ms
+
+
+def _real_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

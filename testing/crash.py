@@ -1,0 +1,105 @@
+"""Files that a kill leaves behind, in a process that goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
+
+
+class MortalFiles(OsFileSystem):
+    """The operating system's files until :meth:`die`; from then on nothing changes them.
+
+    Every later step is taken without an error and without an effect, so that a broker can be shut
+    down whose directory stays as a kill has left it: all that was written is there, for the page
+    cache outlives a process, and nothing that a stop does, neither checkpoints nor the mark of a
+    clean shutdown.
+    """
+
+    def __init__(self) -> None:
+        self.is_dead = False
+
+    def die(self) -> None:
+        """Change nothing any more."""
+        self.is_dead = True
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        """Open for reading and writing; of a dead file system, what is not there is nothing."""
+        if self.is_dead and not Path(path).exists():
+            path = os.devnull
+        return super().open(path, create=create)
+
+    def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
+        """Write, or take the bytes and keep none of them."""
+        if self.is_dead:
+            return sum(map(len, buffers))
+        return super().write(handle, buffers, position)
+
+    def truncate(self, handle: int, size: int) -> None:
+        """Set the size."""
+        if not self.is_dead:
+            super().truncate(handle, size)
+
+    def allocate(self, handle: int, position: int, count: int) -> None:
+        """Reserve blocks."""
+        if not self.is_dead:
+            super().allocate(handle, position, count)
+
+    def sync(self, handle: int) -> None:
+        """Force to disk."""
+        if not self.is_dead:
+            super().sync(handle)
+
+    def map(self, handle: int, size: int) -> FileMap:
+        """Map a file."""
+        # A file that was to be stretched has no bytes behind a map of its new size.
+        return _MortalMap(self, bytearray(size) if self.is_dead else super().map(handle, size))
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename."""
+        if not self.is_dead:
+            super().rename(source, target)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        if not self.is_dead:
+            super().remove(path)
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory."""
+        if not self.is_dead:
+            super().remove_tree(path)
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory."""
+        if not self.is_dead:
+            super().make_directory(path)
+
+    def sync_directory(self, path: str) -> None:
+        """Force names to disk."""
+        if not self.is_dead:
+            super().sync_directory(path)
+
+
+class _MortalMap:
+    """A map of one of these files."""
+
+    def __init__(self, files: MortalFiles, content: FileMap | bytearray) -> None:
+        self._files, self._content = files, content
+
+    def __getitem__(self, key: slice, /) -> bytes:
+        return bytes(self._content[key])
+
+    def __setitem__(self, key: slice, value: bytes, /) -> None:
+        if not self._files.is_dead:
+            self._content[key] = value
+
+    def flush(self) -> None:
+        if not isinstance(self._content, bytearray):
+            self._content.flush()
+
+    def close(self) -> None:
+        if not isinstance(self._content, bytearray):
+            self._content.close()

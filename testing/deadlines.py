@@ -1,0 +1,191 @@
+"""What is due in one broker: when the next of it is, and having it done.
+
+Everything here runs on the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from fencepost.coordinator.coordinators.base import UPKEEP
+from fencepost.coordinator.history.entries import Entry
+from fencepost.logcore.clock import Clock
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.daemon.broker import Broker
+    from fencepost.coordinator.runtime.background import Repeated
+    from fencepost.coordinator.runtime.timers import TimerQueue
+
+SETTLES: Final = (
+    "append",
+    "flush of sealed segments",
+    "group commit",
+    "load ",
+    "markers",
+    "removals",
+    "reserve producer ids",
+    "settings of open logs",
+    "upkeep of ",
+    "wait for producer ids",
+)
+"""How the names of tasks begin that come to an end by themselves."""
+
+SETTLE_S: Final = 10.0
+"""How long they are waited for, in real time."""
+
+NAMES: Final = {"txn-timeout": "transaction", "txn-park": "init-producer-id"}
+"""Timers whose kinds have other names here."""
+
+
+@dataclass(slots=True)
+class Fired:
+    """Something that happened because its time had come."""
+
+    at_ms: int
+    """The clock's time of day, milliseconds since the epoch."""
+    what: str
+    """``session``, ``join``, ``sync``, ``rebalance``, ``transaction``, ``retention``, …: the
+    README's table has them all."""
+    who: str
+    """The group, the transactional id, or the partition as ``topic-0``."""
+    member: str | None = None
+    """The member of the group, where it is about one."""
+    events: list[str] = field(default_factory=list)
+    """What came of it, in the words of the history; empty where it changed nothing."""
+    detail: dict[str, Any] = field(default_factory=dict)
+    """More about it: offsets before and after, counts."""
+
+    def as_json(self) -> dict[str, object]:
+        """The same for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Deadlines:
+    """The deadlines of ``broker``, which goes by ``clock``; ``keep`` is told what fires, always."""
+
+    def __init__(self, broker: Broker, clock: Clock, keep: Callable[[Fired], None]) -> None:
+        self._broker, self._clock, self._keep = broker, clock, keep
+        services = broker.services
+        self._queues = [services.groups.timers, services.txns.timers]
+        for queue in self._queues:
+            queue.on_fire = partial(self._timer_fires, queue)
+        services.history.listener = self._event
+        self._current: Fired | None = None
+        self._news: list[Fired] = []
+        self._target_ms = self._spacing_ms = 0
+        self._last_round_ms: dict[Hashable, int] = {}
+
+    def close(self) -> None:
+        """Have the broker tell nothing more."""
+        for queue in self._queues:
+            queue.on_fire = None
+        self._broker.services.history.listener = None
+
+    async def begin(self, target_ms: int, spacing_ms: int) -> None:
+        """The clock is about to be moved to ``target_ms``.
+
+        Work that comes again and again waits for ``spacing_ms`` at least between two rounds, and
+        is done at the target, where it is due before that.
+        """
+        self._target_ms, self._spacing_ms = target_ms, spacing_ms
+        self._last_round_ms.clear()
+        await self._settle()
+        self._news.clear()
+
+    async def next_ms(self) -> int | None:
+        """When the next thing up to the target is due, on the monotonic clock."""
+        found = [self._round_ms(task, task.due_ms) for task in self._tasks()]
+        for queue in self._queues:
+            for due_ms, key in queue:
+                found.append(self._round_ms(queue, due_ms) if key == UPKEEP else due_ms)
+                if key != UPKEEP:
+                    break
+        due = [one for one in found if one is not None and one <= self._target_ms]
+        return min(due, default=None)
+
+    def _round_ms(self, what: Hashable, due_ms: int | None) -> int | None:
+        """When the next round of ``what`` begins, whose pause is over at ``due_ms``."""
+        if due_ms is None or due_ms > self._target_ms:
+            return None
+        last_ms = self._last_round_ms.get(what)
+        if last_ms is None:
+            return due_ms
+        return min(max(due_ms, last_ms + self._spacing_ms), self._target_ms)
+
+    def _tasks(self) -> list[Repeated]:
+        return [task for task in self._broker.repeated if task.clock is self._clock]
+
+    async def run_due(self) -> list[Fired]:
+        """Do what is due now, with what follows from it at once; what that was."""
+        for queue in self._queues:
+            while queue.run_due():
+                await self._settle()
+        await self._settle()
+        now_ms = self._clock.monotonic_ms()
+        for task in self._tasks():
+            round_ms = self._round_ms(task, task.due_ms)
+            if round_ms is not None and round_ms <= now_ms:
+                self._last_round_ms[task] = now_ms
+                before = self._partitions()
+                await task.catch_up()
+                self._compare(task.what, before)
+        await self._settle()
+        self._current = None
+        news, self._news = self._news, []
+        return news
+
+    async def _settle(self) -> None:
+        """Wait until what was begun is done, and the loop has looked at its sockets."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+        under_way = {task for task in asyncio.all_tasks() if task.get_name().startswith(SETTLES)}
+        if under_way:
+            await asyncio.wait(under_way, timeout=SETTLE_S)
+
+    # --- what has fired ---
+
+    def _tell(self, fired: Fired) -> None:
+        self._news.append(fired)
+        self._keep(fired)
+
+    def _timer_fires(self, queue: TimerQueue, key: Hashable, now_ms: int) -> None:
+        if key == UPKEEP:
+            self._last_round_ms[queue] = self._clock.monotonic_ms()
+            self._current = None
+            return
+        kind, who, *member = map(str, key if isinstance(key, tuple) else ("markers", key))
+        self._current = Fired(now_ms, NAMES.get(kind, kind), who, member[0] if member else None)
+        self._tell(self._current)
+
+    def _event(self, entry: Entry) -> None:
+        """Something that the coordinators have decided."""
+        cause = (entry.trigger or "").partition(" ")[0]
+        current = self._current
+        if cause == "timer" and current is not None and current.who == entry.subject:
+            current.events.append(entry.what)
+            current.detail.update(entry.detail)
+        elif cause == "upkeep":
+            self._tell(Fired(entry.at_ms, entry.what, entry.subject, detail=dict(entry.detail)))
+
+    def _partitions(self) -> dict[str, dict[str, int]]:
+        """What a round may change of each partition."""
+        logs = self._broker.storage.logs
+        return {
+            one.name: {
+                "log_start_offset": one.log_start_offset,
+                "producers": sum(1 for _ in one.producers.view()),
+                "cleaned_offset": logs.cleaned.get((one.topic, one.index), 0),
+            }
+            for one in logs
+        }
+
+    def _compare(self, what: str, before: dict[str, dict[str, int]]) -> None:
+        for name, now in self._partitions().items():
+            former = before.get(name, now)
+            changed = {key: (former[key], now[key]) for key in now if former[key] != now[key]}
+            if changed:
+                self._tell(Fired(self._clock.now_ms(), what, name, detail=dict(changed)))

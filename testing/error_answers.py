@@ -1,0 +1,157 @@
+"""The answer to a request that says nothing but an error, in the place of that API.
+
+The shape comes from the schemas: the response's own error code if it has one; else each thing that
+the request names, a topic, a partition, a group, is answered with the code, as Kafka's
+``getErrorResponse`` does. A Fetch has its error in the partitions, where clients look for all but
+those of its session.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.schema import (
+    Entity,
+    FieldInfo,
+    all_fields,
+    default_entity,
+    message_class,
+)
+from fencepost.logcore.machine import DomainError
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.handlers import Context
+
+DONE_ALL_THE_SAME: Final = frozenset({ApiKey.METADATA})
+"""APIs whose answer has to hold what is true beside the error: without the brokers of a Metadata
+response no client would get on."""
+
+OF_SESSIONS: Final = frozenset(
+    {
+        ErrorCode.fetch_session_id_not_found,
+        ErrorCode.invalid_fetch_session_epoch,
+        ErrorCode.fetch_session_topic_id_error,
+    }
+)
+"""Errors of a whole Fetch; all others are of its partitions."""
+
+_ERROR_CODES: Final = ("error_code", "partition_error_code")
+
+_ALIASES: Final = {
+    "name": ("topic", "topic_name"),
+    "topic": ("name", "topic_name"),
+    "topic_name": ("name", "topic"),
+    "partition": ("partition_index", "index"),
+    "partition_index": ("partition", "index"),
+    "partition_id": ("partition_index", "partition", "index"),
+    "index": ("partition_index", "partition"),
+}
+"""What a field of a response may be called in the request."""
+
+_NAMES: Final = frozenset({"group_id", "key", "name", "partition_index", "transactional_id"})
+"""Fields of a response whose values stand in the request as a list of them."""
+
+_UNKNOWN: Final = frozenset({"base_offset", "high_watermark"})
+"""Fields that are -1 in Kafka's errors, and 0 in its schemas."""
+
+_FETCH_BY_ID: Final = 13
+"""From this version on Fetch names topics by their ids."""
+
+
+def error_answer(ctx: Context, code: ErrorCode, answer: Entity | None = None) -> Entity | None:
+    """The response to ``ctx`` with ``code``; None where there is no response.
+
+    ``answer`` is what the broker would say, for the APIs of :data:`DONE_ALL_THE_SAME`.
+    """
+    if ctx.api_key == ApiKey.PRODUCE and ctx.body.acks == 0:
+        return None
+    if answer is not None:
+        topics = tuple(replace(topic, error_code=code) for topic in answer.topics)
+        if hasattr(answer, "error_code"):
+            return replace(answer, topics=topics, error_code=ErrorCode.none if topics else code)
+        return replace(answer, topics=topics)
+    cls = message_class(ctx.api_key, ctx.version, "response")
+    if ctx.api_key == ApiKey.FETCH and code not in OF_SESSIONS:
+        request = ctx.body if ctx.body.topics else _of_session(ctx)
+        filled = _filled(cls, request, code, is_whole=True, deep=True)
+        return filled if filled.responses else replace(filled, error_code=code)
+    return _filled(cls, ctx.body, code, is_whole=True)
+
+
+def _of_session(ctx: Context) -> Any:
+    """What a Fetch asks for that names no partitions: those of its session."""
+    body, topics = ctx.body, dict[object, list[Any]]()
+    with suppress(AttributeError, DomainError):
+        session = ctx.broker.fetches.sessions.resume(
+            body.session_id, body.session_epoch, by_topic_id=ctx.version >= _FETCH_BY_ID
+        )
+        for topic, index in session.partitions:
+            topics.setdefault(topic, []).append(SimpleNamespace(partition=index))
+    return SimpleNamespace(
+        topics=tuple(
+            SimpleNamespace(topic=topic, topic_id=topic, partitions=tuple(parts))
+            for topic, parts in topics.items()
+        )
+    )
+
+
+def _filled(
+    cls: type, request: Any, code: ErrorCode, *, is_whole: bool = False, deep: bool = False
+) -> Entity:
+    """An instance of ``cls`` that names what ``request`` names, with the error in its place.
+
+    ``deep`` is for a whole response whose own error code stays free.
+    """
+    values: dict[str, object] = {}
+    infos = all_fields(cls)
+    own = next((info for info in infos if info.name in _ERROR_CODES), None)
+    if own is not None and not deep:
+        values[own.name] = code
+    for info in infos:
+        if info.is_array and info.struct is not None:
+            if (own is None or deep) and _bears_error(info.struct):
+                elements = _first_list(request)
+                values[info.name] = tuple(
+                    _filled(info.struct, element, code) for element in elements
+                )
+        elif not is_whole and info is not own and (known := _named(info, request)) is not None:
+            values[info.name] = known
+        elif info.name in _UNKNOWN:
+            values[info.name] = -1
+    return replace(default_entity(cls), **values)
+
+
+@cache
+def _bears_error(cls: type) -> bool:
+    return any(
+        info.name in _ERROR_CODES
+        or (info.is_array and info.struct is not None and _bears_error(info.struct))
+        for info in all_fields(cls)
+    )
+
+
+def _first_list(request: Any) -> tuple[Any, ...]:
+    """What a request, or an element of it, asks about: the first list in it."""
+    is_own = isinstance(request, SimpleNamespace)
+    names = vars(request) if is_own else [info.name for info in all_fields(type(request))]
+    found = (getattr(request, name) for name in names)
+    return next((one for one in found if isinstance(one, tuple)), ())
+
+
+def _named(info: FieldInfo, request: Any) -> object:
+    """The value that the request has for a field of its answer; None where it has none."""
+    if isinstance(request, (str, int)):
+        is_text = info.kafka_type == "string"
+        is_name = info.name in _NAMES and is_text == isinstance(request, str)
+        return request if is_name else None
+    for name in (info.name, *_ALIASES.get(info.name, ())):
+        if (value := getattr(request, name, None)) is not None and not isinstance(value, tuple):
+            return cast("object", value)
+    return None

@@ -1,0 +1,364 @@
+"""Faults that a test orders: what a broker does with chosen requests instead of answering them.
+
+::
+
+    lost = broker.faults.add(api="EndTxn", close="after")  # done, but nobody hears of it
+    broker.faults.add(api="Produce", error="NOT_LEADER_OR_FOLLOWER", times=2, match={"topic": "t"})
+    seen = broker.faults.observe(api="OffsetCommit")
+    ...
+    lost.wait(timeout=5)
+
+Every method may be called from any thread. A broker without faults does nothing for them: its
+server asks the registry of handlers that it was made with, and is given another one only while
+there is something to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.handlers import CloseConnection, Context, Handler, Registry
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire.api import APIS, ApiKey
+from fencepost.testing.error_answers import DONE_ALL_THE_SAME, error_answer
+from fencepost.testing.requests import SeenRequest, matcher
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.daemon.broker import Broker
+
+Match = Callable[[SeenRequest], object] | Mapping[str, object]
+"""Which requests: a function that is given each, or fields with the values that they must have."""
+
+OWN_CLIENT_ID: Final = "fencepost-testing"
+"""The client id of what this package itself asks of a broker under test."""
+
+MAX_SEEN: Final = 1_000
+"""Requests that a handle keeps; the oldest go first."""
+
+
+class Fault:
+    """A fault that was added, or an observer; made by :class:`Faults`."""
+
+    def __init__(
+        self,
+        owner: Faults,
+        api: ApiKey | None,
+        match: Match | None,
+        *,
+        times: int | None = None,
+        error: ErrorCode | None = None,
+        drop: str | None = None,
+        close: str | None = None,
+        delay_ms: float = 0,
+    ) -> None:
+        self.api = api
+        self.times = times
+        self.error = error
+        self.drop = drop
+        self.close = close
+        self.delay_ms = delay_ms
+        self.seen: deque[SeenRequest] = deque(maxlen=MAX_SEEN)
+        """The requests that it was for."""
+        self._hits = 0
+        self._owner = owner
+        self._matches = matcher(match)
+        self._changed = threading.Condition()
+
+    @property
+    def hits(self) -> int:
+        """How many requests it was for."""
+        return self._hits
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether it will do nothing more: it was for ``times`` requests, or removed."""
+        return self not in self._owner.all
+
+    def remove(self) -> None:
+        """Do nothing more."""
+        self._owner.remove(self)
+
+    def wait(self, timeout: float = 10.0, *, hits: int = 1) -> None:
+        """Return when it was for so many requests; raises TimeoutError after ``timeout`` s."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._hits >= hits, timeout):
+                name = "any API" if self.api is None else APIS[self.api].name
+                raise TimeoutError(f"{name}: {self._hits} of {hits} requests in {timeout} s")
+
+    def takes(self, request: SeenRequest) -> bool:
+        """Whether it is for this request, which is counted then (called by the owner)."""
+        if self.api is not None and self.api != request.api_key:
+            return False
+        if self.times is not None and self._hits >= self.times:
+            return False
+        if not self._matches(request):
+            return False
+        with self._changed:
+            self._hits += 1
+            self.seen.append(request)
+            self._changed.notify_all()
+        return True
+
+    def as_json(self) -> dict[str, object]:
+        """What it does and what it has done, for JSON."""
+        return {
+            "api": None if self.api is None else APIS[self.api].name,
+            "error": None if self.error is None else self.error.name.upper(),
+            "drop": self.drop,
+            "close": self.close,
+            "delay_ms": self.delay_ms,
+            "times": self.times,
+            "hits": self._hits,
+        }
+
+
+class Faults:
+    """The faults of one broker: first come, first served, each for one request by default.
+
+    It may be attached to one broker after another, as a restart makes them. Requests of clients
+    with an id of ``spared`` are none of its business: those of the test's own tools.
+    """
+
+    def __init__(self, spared: Collection[str] = frozenset({OWN_CLIENT_ID})) -> None:
+        self.spared = frozenset(spared)
+        self._lock = threading.Lock()
+        self._faults: list[Fault] = []
+        self._observers: list[Fault] = []
+        self._broker: Broker | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._registry: Registry | None = None
+        self._parked: set[asyncio.Future[None]] = set()
+
+    @property
+    def all(self) -> list[Fault]:
+        """Faults and observers that are not used up, oldest first."""
+        return [*self._faults, *self._observers]
+
+    def add(
+        self,
+        *,
+        api: str | ApiKey | None = None,
+        error: str | int | ErrorCode | None = None,
+        drop: bool | Literal["request", "answer"] = False,
+        close: Literal["before", "after"] | None = None,
+        delay_ms: float = 0,
+        times: int | None = 1,
+        match: Match | None = None,
+    ) -> Fault:
+        """Do something to the next ``times`` requests that ``match``; None is for ever.
+
+        ``api`` is a name of Kafka's, None any. One of:
+
+        * ``error``: it is not done, and answered with this error where its response has errors;
+        * ``drop``: nothing is answered, ever; ``"answer"`` (or True): it is done all the same,
+          ``"request"``: it is not;
+        * ``close``: the connection is closed ``"before"`` it is done, or ``"after"`` that and
+          without the answer;
+        * only ``delay_ms``: it is done that much later. With any of the others this comes first.
+
+        Raises ValueError for a name that there is none of, and for more than one of them.
+        """
+        lost: str | None = "answer" if drop is True else drop or None
+        if (error is not None) + (lost is not None) + (close is not None) > 1:
+            raise ValueError("one of error, drop and close")
+        if error is None and lost is None and close is None and delay_ms <= 0:
+            raise ValueError("a fault without effect: give error, drop, close or delay_ms")
+        _check("drop", lost, ("request", "answer"))
+        _check("close", close, ("before", "after"))
+        if times is not None and times < 1:
+            raise ValueError(f"times={times}: at least 1, or None for ever")
+        fault = Fault(
+            self,
+            _api(api),
+            match,
+            times=times,
+            error=None if error is None else _error(error),
+            drop=lost,
+            close=close,
+            delay_ms=delay_ms,
+        )
+        with self._lock:
+            self._faults.append(fault)
+            self._install()
+        return fault
+
+    def observe(self, *, api: str | ApiKey | None = None, match: Match | None = None) -> Fault:
+        """Look at requests, and change nothing: the handle counts and keeps them."""
+        observer = Fault(self, _api(api), match)
+        with self._lock:
+            self._observers.append(observer)
+            self._install()
+        return observer
+
+    def remove(self, fault: Fault) -> None:
+        """Take a fault or an observer away; one that is not there is fine."""
+        with self._lock:
+            for kept in (self._faults, self._observers):
+                if fault in kept:
+                    kept.remove(fault)
+            self._install()
+
+    def clear(self) -> None:
+        """Take all away, and close the connections on which something was dropped or waits."""
+        with self._lock:
+            self._faults.clear()
+            self._observers.clear()
+            self._install()
+            loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._release)
+
+    # --- for whoever owns the broker ---
+
+    def attach(self, broker: Broker) -> None:
+        """Be for the requests of ``broker`` from now on; on its loop."""
+        with self._lock:
+            self._broker, self._loop = broker, asyncio.get_running_loop()
+            self._registry = broker.server.registry
+            self._install()
+
+    def detach(self, broker: Broker) -> None:
+        """Leave a broker alone that is about to stop; on its loop."""
+        with self._lock:
+            if self._broker is broker and self._registry is not None:
+                broker.server.registry = self._registry
+                self._broker = self._loop = self._registry = None
+        self._release()
+
+    # --- inside ---
+
+    def _install(self) -> None:
+        """Have the server ask us, or not."""
+        if self._broker is not None and self._registry is not None:
+            wanted = bool(self._faults or self._observers)
+            server = self._broker.server
+            if wanted == (server.registry is self._registry):
+                registry = _FaultyRegistry(self._registry, self.run) if wanted else self._registry
+                server.registry = registry
+
+    def _release(self) -> None:
+        for place in list(self._parked):
+            if not place.done():
+                place.set_result(None)
+
+    def _find(self, request: SeenRequest) -> Fault | None:
+        """The first fault that is for ``request``, which all observers are told of."""
+        with self._lock:
+            faults, observers = list(self._faults), list(self._observers)
+        for observer in observers:
+            observer.takes(request)
+        for fault in faults:
+            if fault.takes(request):
+                if fault.times is not None and fault.hits >= fault.times:
+                    self.remove(fault)
+                return fault
+        return None
+
+    def run(self, handler: Handler, ctx: Context) -> Any:
+        """Handle a request in place of ``handler``."""
+        if ctx.client_id in self.spared:
+            return handler.run(ctx)
+        fault = self._find(SeenRequest(ctx))
+        return handler.run(ctx) if fault is None else self._faulty(fault, handler, ctx)
+
+    def _faulty(self, fault: Fault, handler: Handler, ctx: Context) -> Work[Any]:
+        if fault.delay_ms > 0:
+            yield from self._wait(fault.delay_ms / 1000)
+        if fault.close == "before":
+            raise CloseConnection("a fault: closed before the request")
+        if fault.error is not None:
+            true = None
+            if ctx.api_key in DONE_ALL_THE_SAME:
+                true = yield from finished(handler.run(ctx))
+            answer = error_answer(ctx, fault.error, true)
+            if answer is None:
+                raise CloseConnection("a fault: the request has no answer to hold an error")
+            return answer
+        if fault.drop != "request":
+            answer = yield from finished(handler.run(ctx))
+            if fault.close is None and fault.drop is None:
+                return answer
+        if fault.drop is not None:
+            # What comes behind it on the connection is not answered either, as responses have
+            # the order of their requests.
+            yield from self._wait(None)
+        raise CloseConnection("a fault: closed after the request")
+
+    def _wait(self, seconds: float | None) -> Work[None]:
+        """Wait that long, or for ever: until the connection, all faults or the broker end."""
+        loop = asyncio.get_running_loop()
+        place: asyncio.Future[None] = loop.create_future()
+        alarm = None if seconds is None else loop.call_later(seconds, _set, place)
+        self._parked.add(place)
+        try:
+            yield place
+        finally:
+            self._parked.discard(place)
+            if alarm is not None:
+                alarm.cancel()
+
+
+def finished(result: Any) -> Work[Any]:
+    """What a handler's answer is in the end, whatever way it works (see ``handlers``)."""
+    while True:
+        if hasattr(result, "send") and hasattr(result, "gi_frame"):
+            result = yield from result
+        elif hasattr(type(result), "__await__"):
+            future = asyncio.ensure_future(result)
+            if not future.done():
+                yield future
+            result = future.result()
+        else:
+            return result
+
+
+def _set(place: asyncio.Future[None]) -> None:
+    if not place.done():
+        place.set_result(None)
+
+
+class _FaultyRegistry(Registry):
+    """The registry of a server with faults: every handler is asked through :meth:`Faults.run`."""
+
+    def __init__(self, real: Registry, run: Callable[[Handler, Context], Any]) -> None:
+        self.__dict__.update(real.__dict__)
+        self._real, self._run = real, run
+
+    def handler(self, api_key: int) -> Handler:
+        """The handler of a served API, with the faults before it."""
+        found = self._real.handler(api_key)
+        return replace(found, run=lambda ctx: self._run(found, ctx))
+
+
+def _api(api: str | ApiKey | None) -> ApiKey | None:
+    if api is None or isinstance(api, ApiKey):
+        return api
+    for key, known in APIS.items():
+        if known.name.lower() == api.lower():
+            return ApiKey(key)
+    raise ValueError(f"there is no API {api!r} here; those are {', '.join(_names())}")
+
+
+def _names() -> Collection[str]:
+    return sorted(api.name for api in APIS.values())
+
+
+def _error(error: str | int | ErrorCode) -> ErrorCode:
+    if isinstance(error, str):
+        try:
+            return ErrorCode[error.lower()]
+        except KeyError:
+            raise ValueError(f"there is no error {error!r} in Kafka's protocol") from None
+    return ErrorCode(error)
+
+
+def _check(what: str, value: object, known: Collection[str]) -> None:
+    if value is not None and value not in known:
+        raise ValueError(f"{what}={value!r}: one of {', '.join(known)}")

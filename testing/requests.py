@@ -1,0 +1,128 @@
+"""A request as a test sees it, and the rules of which one is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cached_property
+from typing import Any
+
+from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.wire.api import APIS, ApiKey
+
+_TOPIC_LISTS = frozenset({"topics", "topic_data", "topic_names", "topic_partitions"})
+_GROUP_FIELDS = frozenset({"group_id", "groups_names", "group_ids"})
+_ID_FIELDS = frozenset({"transactional_id", "transactional_ids"})
+_FIND = ApiKey.FIND_COORDINATOR
+
+
+class SeenRequest:
+    """One request that has arrived: its API, who sent it, and what it is about."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.api_key = ctx.api_key
+        self.api: str = APIS[ctx.api_key].name
+        self.version = ctx.version
+        self.client_id = ctx.client_id
+        self.client_host = ctx.peer_host
+        self.body: Any = ctx.body
+        """kio's class of the request, with all its fields."""
+        self._broker = ctx.broker
+
+    def __repr__(self) -> str:
+        return f"{self.api} v{self.version} of {self.client_id}"
+
+    def values(self, *names: str) -> list[Any]:
+        """The values of all fields of these names (kio's: ``partition_index``), at any depth."""
+        return list(_values(self.body, frozenset(names)))
+
+    @cached_property
+    def topics(self) -> list[str]:
+        """The topics that it names, also those that it names by their ids."""
+        found = dict.fromkeys(_topics(self.body, inside=False))
+        ids = [one for one in self.values("topic_id") if one is not None]
+        if ids:
+            names = {one.topic_id: one.name for one in self._broker.metadata.topics.values()}
+            found |= dict.fromkeys(names[one] for one in ids if one in names)
+        return list(found)
+
+    @cached_property
+    def groups(self) -> list[str]:
+        """The groups that it names."""
+        if self.api_key == _FIND:
+            return self._coordinators(0)
+        found = _flat(self.values(*_GROUP_FIELDS))
+        if self.api_key == ApiKey.DESCRIBE_GROUPS:
+            found += self.body.groups
+        return found
+
+    @cached_property
+    def transactional_ids(self) -> list[str]:
+        """The transactional ids that it names."""
+        if self.api_key == _FIND:
+            return self._coordinators(1)
+        return _flat(self.values(*_ID_FIELDS))
+
+    def _coordinators(self, key_type: int) -> list[str]:
+        if getattr(self.body, "key_type", 0) != key_type:
+            return []
+        return _flat(self.values("key", "coordinator_keys"))
+
+
+def matcher(match: Callable[[SeenRequest], object] | Mapping[str, object] | None) -> Any:
+    """A predicate of what a test may give for ``match``."""
+    if match is None:
+        return lambda _request: True
+    if callable(match):
+        return match
+    rules = dict(match)
+    return lambda request: all(_has(request, name, value) for name, value in rules.items())
+
+
+def _has(request: SeenRequest, name: str, wanted: object) -> bool:
+    match name:
+        case "client_id" | "client_host" | "version" | "api":
+            found = [getattr(request, name)]
+        case "topic":
+            found = request.topics
+        case "group" | "group_id":
+            found = request.groups
+        case "transactional_id":
+            found = request.transactional_ids
+        case _:
+            found = _flat(request.values(name))
+    if isinstance(wanted, (list, tuple, set, frozenset)):
+        return any(one in wanted for one in found)
+    return wanted in found
+
+
+def _flat(values: Collection[Any]) -> list[Any]:
+    """The values and, in place of lists, what is in them; without nulls."""
+    flat: list[Any] = []
+    for one in values:
+        flat += one if isinstance(one, tuple) else (one,)
+    return [one for one in flat if one is not None]
+
+
+def _values(entity: Any, names: frozenset[str]) -> Iterator[Any]:
+    for field in fields(entity):
+        value = getattr(entity, field.name)
+        if field.name in names:
+            yield value
+        for one in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(one):
+                yield from _values(one, names)
+
+
+def _topics(entity: Any, *, inside: bool) -> Iterator[str]:
+    """The names in whatever lists topics."""
+    for field in fields(entity):
+        value = getattr(entity, field.name)
+        is_list = field.name in _TOPIC_LISTS
+        if inside and field.name in {"name", "topic", "topic_name"} and value:
+            yield value
+        for one in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(one):
+                yield from _topics(one, inside=is_list)
+            elif is_list and isinstance(one, str):
+                yield one

@@ -1,0 +1,289 @@
+"""A clock that the test owns: what is due happens when it is moved, in order, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.testing.broker import OwnBroker
+from fencepost.testing.clock import Fired, TestClock
+from tests.support.raw import RawClient
+from tests.support.waits import until
+
+SESSION_MS = 30_000
+REBALANCE_MS = 60_000
+
+
+@pytest.fixture
+def clock() -> TestClock:
+    return TestClock()
+
+
+@pytest.fixture
+def broker(tmp_path: Path, clock: TestClock) -> Iterator[OwnBroker]:
+    with OwnBroker(tmp_path, clock=clock) as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker: OwnBroker) -> Iterator[RawClient]:
+    with RawClient(broker.bootstrap) as client:
+        yield client
+
+
+def join(client: RawClient, group: str = "g", member_id: str = "", **more: object) -> dict:
+    client.call("find_coordinator", 3, key=group, key_type=0)
+    told = {
+        "group_id": group,
+        "session_timeout": SESSION_MS,
+        "rebalance_timeout": REBALANCE_MS,
+        "member_id": member_id,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": b""}],
+        **more,
+    }
+    answer = client.call("join_group", 3, **told)
+    assert answer["error_code"] == "none"
+    return answer
+
+
+def sync(client: RawClient, joined: dict, group: str = "g") -> None:
+    """Be the leader who has nothing to give out."""
+    answer = client.call(
+        "sync_group",
+        3,
+        group_id=group,
+        generation_id=joined["generation_id"],
+        member_id=joined["member_id"],
+        assignments=[{"member_id": joined["member_id"], "assignment": b""}],
+    )
+    assert answer["error_code"] == "none"
+
+
+def begin_transaction(client: RawClient, name: str, timeout_ms: int) -> dict:
+    """An open transaction with one record of offsets to come; its producer."""
+    client.call("find_coordinator", 3, key=name, key_type=1)
+    begun = client.call(
+        "init_producer_id",
+        4,
+        transactional_id=name,
+        transaction_timeout=timeout_ms,
+        producer_id=-1,
+        producer_epoch=-1,
+    )
+    assert begun["error_code"] == "none"
+    added = client.call(
+        "add_partitions_to_txn",
+        3,
+        v3_and_below_transactional_id=name,
+        v3_and_below_producer_id=begun["producer_id"],
+        v3_and_below_producer_epoch=begun["producer_epoch"],
+        v3_and_below_topics=[{"name": "t", "partitions": [0]}],
+    )
+    results = added["results_by_topic_v3_and_below"][0]["results_by_partition"]
+    assert results[0]["partition_error_code"] == "none"
+    return begun
+
+
+def create_topic(client: RawClient, name: str = "t", **config: str) -> None:
+    settings = [{"name": key.replace("_", "."), "value": value} for key, value in config.items()]
+    topic = {"name": name, "num_partitions": 1, "replication_factor": 1, "configs": settings}
+    answer = client.call("create_topics", 5, topics=[topic], timeout=10_000)
+    assert answer["topics"][0]["error_code"] == "none"
+
+
+def kinds(fired: list[Fired]) -> list[tuple[str, str]]:
+    return [(one.what, one.who) for one in fired]
+
+
+def test_time_stands_still_until_it_is_moved() -> None:
+    clock = TestClock(1_000_000)
+    assert (clock.now_ms(), clock.monotonic_ms()) == (1_000_000, 0)
+    assert clock.advance(seconds=1.5, ms=1) == []
+    assert (clock.now_ms(), clock.monotonic_ms()) == (1_001_501, 1_501)
+    with pytest.raises(ValueError, match="forward"):
+        clock.advance(seconds=-1)
+
+
+def test_it_may_run_by_itself_from_a_time_on() -> None:
+    clock = TestClock(1_000_000, auto=True)
+    until(lambda: clock.now_ms() > 1_000_000, "the clock runs")
+    clock.advance(seconds=60)
+    stopped = clock.now_ms()
+    assert stopped >= 1_060_000
+    clock.auto = False
+    stopped = clock.now_ms()
+    time.sleep(0.01)  # real time must not show
+    assert clock.now_ms() == stopped
+
+
+def test_a_session_ends_at_its_deadline_and_not_before(client: RawClient, clock: TestClock) -> None:
+    sync(client, joined := join(client))
+    begun_ms = clock.now_ms()
+    assert clock.advance(ms=SESSION_MS - 1) == []
+    fired = clock.advance(ms=1)
+    assert kinds(fired) == [("session", "g")]
+    (session,) = fired
+    assert session.member == joined["member_id"]
+    assert session.at_ms == begun_ms + SESSION_MS
+    assert "member-expired" in session.events
+    answer = client.call(
+        "heartbeat",
+        3,
+        group_id="g",
+        generation_id=joined["generation_id"],
+        member_id=joined["member_id"],
+    )
+    assert answer["error_code"] == "unknown_member_id"
+
+
+def test_a_heartbeat_between_two_advances_keeps_the_session(
+    client: RawClient, clock: TestClock
+) -> None:
+    sync(client, joined := join(client))
+    for _ in range(3):
+        assert clock.advance(ms=SESSION_MS - 1) == []
+        beat = client.call(
+            "heartbeat",
+            3,
+            group_id="g",
+            generation_id=joined["generation_id"],
+            member_id=joined["member_id"],
+        )
+        assert beat["error_code"] == "none"
+    assert kinds(clock.advance(ms=SESSION_MS)) == [("session", "g")]
+
+
+def test_what_a_timer_sets_off_has_its_own_time(
+    broker: OwnBroker, client: RawClient, clock: TestClock
+) -> None:
+    sync(client, first := join(client))
+    with RawClient(broker.bootstrap) as other:
+        other.send(
+            "join_group",
+            3,
+            group_id="g",
+            session_timeout=10 * REBALANCE_MS,
+            rebalance_timeout=REBALANCE_MS,
+            protocol_type="consumer",
+            protocols=[{"name": "range", "metadata": b""}],
+        )
+        until(
+            lambda: (
+                client.call(
+                    "heartbeat",
+                    3,
+                    group_id="g",
+                    generation_id=first["generation_id"],
+                    member_id=first["member_id"],
+                )["error_code"]
+                == "rebalance_in_progress"
+            ),
+            "the second member makes the group rebalance",
+        )
+        begun_ms = clock.now_ms()
+        # The first does not come to the rebalance: its session ends, and with it the wait for it.
+        fired = clock.advance(ms=3 * REBALANCE_MS)
+        joined = other.receive()
+        assert joined["error_code"] == "none"
+        assert (joined["generation_id"], joined["leader"]) == (2, joined["member_id"])
+    # Then the new leader does not say who gets what, until its own time for that is over.
+    assert kinds(fired) == [("session", "g"), ("sync", "g")]
+    session, late = fired
+    assert session.at_ms == begun_ms + SESSION_MS
+    assert "generation-started" in session.events
+    assert late.at_ms == session.at_ms + REBALANCE_MS
+
+
+def test_a_transaction_times_out_and_its_producer_is_fenced(
+    client: RawClient, clock: TestClock
+) -> None:
+    create_topic(client)
+    begun = begin_transaction(client, "orders", 20_000)
+    begun_ms = clock.now_ms()
+    assert clock.advance(ms=19_999) == []
+    (fired,) = clock.advance(ms=10)
+    assert (fired.what, fired.who) == ("transaction", "orders")
+    assert 20_000 <= fired.at_ms - begun_ms <= 20_001
+    assert {"transaction-aborted", "producer-fenced"} <= set(fired.events)
+    ended = client.call(
+        "end_txn",
+        3,
+        transactional_id="orders",
+        producer_id=begun["producer_id"],
+        producer_epoch=begun["producer_epoch"],
+        committed=True,
+    )
+    assert ended["error_code"] == "producer_fenced"
+
+
+def test_many_deadlines_fire_in_their_order(client: RawClient, clock: TestClock) -> None:
+    create_topic(client)
+    begin_transaction(client, "last", 40_000)
+    begin_transaction(client, "first", 20_000)
+    sync(client, join(client, "middle"), "middle")
+    fired = clock.advance(seconds=60)
+    assert kinds(fired) == [
+        ("transaction", "first"),
+        ("session", "middle"),
+        ("transaction", "last"),
+    ]
+    assert [one.at_ms for one in fired] == sorted(one.at_ms for one in fired)
+    assert list(clock.fired)[-3:] == fired
+
+
+def test_the_first_rebalance_waits_by_the_clock(tmp_path: Path, clock: TestClock) -> None:
+    config = {"group.initial.rebalance.delay.ms": "3000"}
+    with (
+        OwnBroker(tmp_path, config=config, clock=clock) as broker,
+        RawClient(broker.bootstrap) as client,
+    ):
+        client.call("find_coordinator", 3, key="g", key_type=0)
+        client.send(
+            "join_group",
+            3,
+            group_id="g",
+            session_timeout=SESSION_MS,
+            rebalance_timeout=REBALANCE_MS,
+            protocol_type="consumer",
+            protocols=[{"name": "range", "metadata": b""}],
+        )
+        fired = until(lambda: clock.advance(ms=1_500), "the delayed join")
+        assert kinds(fired) == [("join", "g")]
+        assert client.receive()["generation_id"] == 1
+
+
+async def test_a_broker_on_the_loop_of_the_test(tmp_path: Path) -> None:
+    clock = TestClock()
+    async with Broker(tmp_path, clock=clock) as broker:
+
+        def talk() -> None:
+            with RawClient(broker.bootstrap) as client:
+                sync(client, join(client))
+
+        await asyncio.to_thread(talk)
+        with pytest.raises(RuntimeError, match="advance_async"):
+            clock.advance(seconds=1)
+        fired = await clock.advance_async(ms=SESSION_MS)
+        assert kinds(fired) == [("session", "g")]
+    assert await clock.advance_async(seconds=1) == []
+
+
+def test_two_brokers_go_by_one_clock(tmp_path: Path, clock: TestClock) -> None:
+    with (
+        OwnBroker(tmp_path / "a", clock=clock) as one,
+        OwnBroker(tmp_path / "b", clock=clock) as two,
+        RawClient(one.bootstrap) as first,
+        RawClient(two.bootstrap) as second,
+    ):
+        sync(first, join(first, "late"), "late")
+        clock.advance(seconds=1)
+        sync(second, join(second, "later"), "later")
+        fired = clock.advance(ms=2 * SESSION_MS)
+    assert kinds(fired) == [("session", "late"), ("session", "later")]
+    assert fired[1].at_ms - fired[0].at_ms == 1_000

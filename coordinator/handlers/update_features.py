@@ -23,7 +23,7 @@ from fencepost.logcore.machine import DomainError
 FIRST_WITH_UPGRADE_TYPE = 1
 
 MAX_FEATURE_UPDATES = 1_000
-"""Updates of one request. There are three features; this bounds what one turn looks through."""
+"""Updates of one request. There are four features; this bounds what one turn looks through."""
 
 
 @handles(ApiKey.UPDATE_FEATURES, versions=(0, 2), permission="ALTER Cluster")

@@ -70,12 +70,19 @@ _MIN_SEGMENT_BYTES = 1 << 20
 
 TRANSACTION_VERSION = "transaction.version"
 GROUP_VERSION = "group.version"
+METADATA_VERSION = "metadata.version"
+KRAFT_VERSION = "kraft.version"
 FEATURES: Mapping[str, tuple[int, int, int]] = {
     GROUP_VERSION: (0, 1, 1),
+    KRAFT_VERSION: (0, 0, 0),
+    METADATA_VERSION: (30, 30, 30),
     TRANSACTION_VERSION: (0, 2, 2),
 }
 """Lowest and highest supported level of each feature, and the level until another one is finalized:
-the consumer protocol (KIP-848), and transactions with an epoch of their own (KIP-890)."""
+the consumer protocol (KIP-848), a quorum whose voters stay the same (KIP-853), the requests and
+settings of Apache Kafka 4.3-IV0, by which tools tell what a broker can do (KIP-778), and
+transactions with an epoch of their own (KIP-890). There is no other metadata.version: ours are not
+the records whose form it is in Apache Kafka."""
 
 GROUP_SCOPE = "group:"
 """Leads the name under which a group's own settings are kept."""

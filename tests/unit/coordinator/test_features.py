@@ -10,7 +10,12 @@ import pytest
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import InvalidUpdateVersionError
 from fencepost.coordinator.metadata.features import FeatureUpdate, UpgradeType, update_features
-from fencepost.coordinator.metadata.log import COMPACT_SLACK_RECORDS, TRANSACTION_VERSION
+from fencepost.coordinator.metadata.log import (
+    COMPACT_SLACK_RECORDS,
+    KRAFT_VERSION,
+    METADATA_VERSION,
+    TRANSACTION_VERSION,
+)
 from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.batch import decode_records
 from fencepost.txn.commands import AddPartitions, InitProducerId
@@ -55,6 +60,9 @@ def test_the_level_that_it_has_is_no_change(store: Storage, kind: UpgradeType) -
     [
         (FeatureUpdate(TRANSACTION_VERSION, 3), "Local controller 1 only supports versions 0-2"),
         (FeatureUpdate(TRANSACTION_VERSION, -1), "A feature version cannot be less than 0."),
+        (FeatureUpdate(METADATA_VERSION, 31), "Local controller 1 only supports versions 30-30"),
+        (FeatureUpdate(METADATA_VERSION, 29, SAFE), "only supports versions 30-30"),
+        (FeatureUpdate(KRAFT_VERSION, 1), "Local controller 1 only supports versions 0-0"),
         (FeatureUpdate("odd", 1), "Local controller 1 does not support this feature."),
         (FeatureUpdate("odd", 0, SAFE), "Local controller 1 does not support this feature."),
         (FeatureUpdate(TRANSACTION_VERSION, 1), "Can't downgrade the version of this feature"),
@@ -67,6 +75,14 @@ def test_refusals(store: Storage, wanted: FeatureUpdate, reason: str) -> None:
     assert reason in str(refused.value)
     assert f"Invalid update version {wanted.level} for feature {wanted.name}." in str(refused.value)
     assert level(store) == (2, 0)
+
+
+@pytest.mark.parametrize(("name", "only"), [(METADATA_VERSION, 30), (KRAFT_VERSION, 0)])
+def test_some_have_one_level_alone(store: Storage, name: str, only: int) -> None:
+    for kind in (UP, SAFE, UNSAFE):
+        update(store, FeatureUpdate(name, only, kind))
+    assert store.metadata.features[name] == (only, only, only)
+    assert store.metadata.features_epoch == 0
 
 
 def test_a_downgrade_does_not_go_up(store: Storage) -> None:

@@ -108,6 +108,8 @@ class Event:
     detail: Mapping[str, object] = field(default_factory=dict)
     routine: bool = False
     """Whether the normal course of things brings it again and again: the history leaves it out."""
+    quiet: bool = False
+    """Whether it changed nothing for anybody else: the history keeps it, the log is not for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +167,11 @@ class DecisionBuilder:
 
     def event(self, kind: str, subject: str, **detail: object) -> None:
         """Remember a cause."""
-        self._events.append(Event(str(kind), subject, detail))
+        self.remember(Event(str(kind), subject, detail))
 
-    def routine_event(self, kind: str, subject: str, **detail: object) -> None:
-        """Mention a cause that the normal course of things brings."""
-        self._events.append(Event(str(kind), subject, detail, routine=True))
+    def remember(self, event: Event) -> None:
+        """Remember a cause that is said to be routine or quiet."""
+        self._events.append(event)
 
     def build(self) -> Decision:
         """Return everything collected."""

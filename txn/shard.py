@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fencepost.logcore.fields import MAX_STRING_BYTES
 from fencepost.logcore.machine import (
     DecisionBuilder,
+    Event,
     InvariantViolation,
     ProducerStamp,
     Record,
@@ -176,5 +177,8 @@ def tell_identity(
     detail["former_producer_epoch"] = before.epoch
     # Every transaction of a TV2 client ends with a new epoch.
     is_routine = kind is EventKind.EPOCH_BUMPED and cause == "EndTxn"
-    tell = decision.routine_event if is_routine else decision.event
-    tell(kind, transactional_id, **detail)
+    # Who comes first takes nobody's place: 10,000 new ids are no 10,000 lines of log.
+    is_first = before.epoch < 0
+    decision.remember(
+        Event(str(kind), transactional_id, detail, routine=is_routine, quiet=is_first)
+    )

@@ -330,7 +330,7 @@ class ShardRuntime:
         for timer in decision.timers:
             self._timers.set(timer.key, timer.deadline_ms, now_ms)
         for event in decision.events:
-            level = logging.DEBUG if event.routine else logging.INFO
+            level = logging.DEBUG if event.routine or event.quiet else logging.INFO
             if _log.is_enabled_for(level):
                 where = {"subject": event.subject, "shard": self.name}
                 _log.log(level, event.kind, **{**event.detail, **where})

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from structlog.testing import capture_logs
 
 from fencepost.coordinator.cli.history import row_of
 from fencepost.coordinator.errors import InvalidTopicError
@@ -89,6 +90,16 @@ async def test_an_event_is_kept_with_who_when_and_where(services: Services) -> N
         client_host="10.0.0.7",
         detail={"member": "m-1"},
     )
+
+
+async def test_an_id_that_comes_first_is_no_line_of_the_log(services: Services) -> None:
+    finish(services.txns.open_in_steps())
+    with capture_logs() as told:
+        await services.txns.submit("id", InitProducerId("id", 60_000), ME)
+        assert [line["log_level"] for line in told] == ["debug"]
+        await services.txns.submit("id", InitProducerId("id", 60_000), Origin("rival", "h"))
+    assert [line["log_level"] for line in told] == ["debug", "info"], "somebody is fenced"
+    assert len(await written(services, 2)) == 2
 
 
 async def test_what_happens_to_a_transaction_is_told(services: Services) -> None:

@@ -1,3 +1,272 @@
-"""What pytest loads by the entry point ``fencepost``: fixtures of a broker for tests."""
+"""What pytest loads by the entry point ``fencepost``: fixtures of a broker for tests.
+
+It is loaded in every run of every project that has Fencepost installed, so that it imports nothing
+of a broker until a test asks for one, and has no fixture that applies by itself.
+"""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from fencepost.testing.kafka import Kafka
+
+MARKER = "kafka"
+SHARED = ("kafka_session", "kafka_module")
+"""Fixtures whose broker outlives the test."""
+
+MAX_TEST_NAME = 80
+"""Characters of a test's name in names made unique; Kafka bears 249 in all."""
+
+_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
+_TOPIC_KEYS = frozenset({"partitions", "config"})
+
+
+@dataclass
+class _Run:
+    """What the plugin knows of this run."""
+
+    brokers: list[Kafka] = field(default_factory=list)
+    """Those that were started and not yet stopped."""
+    tests: int = 0
+    test: str = ""
+    """What the names of this test begin with."""
+    began_ms: dict[int, int] = field(default_factory=dict)
+    """Since when what happens is this test's, by the id of a broker that was there before."""
+
+
+_RUN = pytest.StashKey[_Run]()
+_FAILED = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The one setting."""
+    parser.addini(
+        "kafka_config",
+        "settings of every broker that the fixtures start, KEY=VALUE a line, by Kafka's names",
+        type="linelist",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell of the marker."""
+    config.stash[_RUN] = _Run()
+    config.addinivalue_line(
+        "markers",
+        "kafka(topics=None, config=None): topics that the test's broker has, {'orders': 3} by their"
+        " partitions, and its settings by Kafka's names (see the fixtures kafka, kafka_module,"
+        " kafka_session)",
+    )
+
+
+# --- the marker ---
+
+
+@dataclass
+class _Asked:
+    """What the markers of a test, its class and its module say together; the nearest wins."""
+
+    topics: dict[str, tuple[int | None, Mapping[str, object]]] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
+
+
+def _asked(node: pytest.Item | pytest.Collector) -> _Asked:
+    """Read the markers, or fail the test with what is wrong in them."""
+    found = _Asked()
+    for marker in reversed(list(node.iter_markers(MARKER))):
+        try:
+            _read(marker, found)
+        except (TypeError, ValueError) as error:
+            raise _failure(f"@pytest.mark.kafka: {error}") from None
+    return found
+
+
+def _failure(message: str) -> BaseException:
+    """What fails a test with a message alone."""
+    return pytest.fail.Exception(message, pytrace=False)
+
+
+def _read(marker: pytest.Mark, into: _Asked) -> None:
+    if marker.args:
+        raise TypeError(f"topics= and config= are given by name, not {marker.args[0]!r}")
+    unknown = sorted(marker.kwargs.keys() - {"topics", "config"})
+    if unknown:
+        raise TypeError(f"there is no {unknown[0]}=, only topics= and config=")
+    topics, config = marker.kwargs.get("topics") or {}, marker.kwargs.get("config") or {}
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config is a mapping of settings, not {config!r}")
+    into.config.update(config)
+    if isinstance(topics, (list, tuple, set, frozenset)):
+        topics = dict.fromkeys(topics)
+    if not isinstance(topics, Mapping):
+        raise TypeError(f"topics are a mapping like {{'orders': 3}} or names, not {topics!r}")
+    for name, what in topics.items():
+        if not isinstance(name, str):
+            raise TypeError(f"a topic's name is a str, not {name!r}")
+        into.topics[name] = _topic(name, what)
+
+
+def _topic(name: str, what: object) -> tuple[int | None, Mapping[str, object]]:
+    """Partitions (None: the broker's default) and settings."""
+    if not isinstance(what, Mapping):
+        what = {"partitions": what}
+    unknown = sorted(what.keys() - _TOPIC_KEYS)
+    if unknown:
+        raise ValueError(f"topic {name!r} has partitions and config, not {unknown[0]!r}")
+    partitions, config = what.get("partitions"), what.get("config") or {}
+    if partitions is not None and (type(partitions) is not int or partitions < 1):
+        raise ValueError(f"topic {name!r} has a number of partitions, 1 or more: {partitions!r}")
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config of topic {name!r} is a mapping, not {config!r}")
+    return partitions, config
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Have the marker's topics made on a shared broker, before other fixtures want them."""
+    names: list[str] = getattr(item, "fixturenames", [])
+    if any(name in names for name in SHARED) and item.get_closest_marker(MARKER) is not None:
+        names.insert(0, "_kafka_marked_topics")
+
+
+@pytest.fixture
+def _kafka_marked_topics(request: pytest.FixtureRequest) -> None:
+    for name in SHARED:
+        if name in request.fixturenames:
+            _create_topics(request.getfixturevalue(name), _asked(request.node))
+
+
+def _create_topics(kafka: Kafka, asked: _Asked) -> None:
+    from fencepost.coordinator.wire.errors import WireError  # noqa: PLC0415 - see above
+
+    for name, (partitions, config) in asked.topics.items():
+        try:
+            kafka.topic(name, partitions, config)
+        except (TypeError, WireError) as error:
+            raise _failure(f"@pytest.mark.kafka: topic {name!r}: {error}") from None
+
+
+# --- the fixtures ---
+
+
+def _settings(config: pytest.Config) -> dict[str, object]:
+    """Those of the project."""
+    found: dict[str, object] = {}
+    for line in config.getini("kafka_config"):
+        key, equals, value = line.partition("=")
+        if not equals:
+            raise pytest.UsageError(f"kafka_config: {line!r} is not KEY=VALUE")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _serve(
+    request: pytest.FixtureRequest,
+    paths: pytest.TempPathFactory,
+    asked: _Asked,
+    rename: Callable[[str], str] = str,
+) -> Iterator[Kafka]:
+    """A broker as long as the fixture lives; of a test that fails, its directory is kept."""
+    import shutil  # noqa: PLC0415 - see above
+
+    from fencepost.coordinator.config.key import ConfigError  # noqa: PLC0415
+    from fencepost.testing.kafka import Kafka  # noqa: PLC0415
+
+    run = request.config.stash[_RUN]
+    directory = paths.mktemp("kafka")
+    settings = _settings(request.config) | asked.config
+    try:
+        kafka = Kafka(directory, settings, rename=rename).start()
+    except (ConfigError, TypeError) as error:
+        raise _failure(f"the broker's settings: {error}") from None
+    run.brokers.append(kafka)
+    try:
+        yield kafka
+    finally:
+        run.brokers.remove(kafka)
+        kafka.stop()
+        if not request.node.stash.get(_FAILED, False):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def kafka(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kafka]:
+    """A Kafka broker of the test's own: ``kafka.bootstrap``, ``kafka.topic("orders")``, and so on.
+
+    ``@pytest.mark.kafka(topics={"orders": 3}, config={"num.partitions": 2})`` prepares it.
+    """
+    asked = _asked(request.node)
+    for broker in _serve(request, tmp_path_factory, asked):
+        _create_topics(broker, asked)
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def kafka_module(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kafka]:
+    """One Kafka broker for the module; ``kafka_module.name("orders")`` is the test's own name.
+
+    ``pytestmark = pytest.mark.kafka(config=…)`` has its settings.
+    """
+    rename = _own_name(request.config)
+    yield from _serve(request, tmp_path_factory, _asked(request.node), rename)
+
+
+@pytest.fixture(scope="session")
+def kafka_session(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kafka]:
+    """One Kafka broker for the session; ``kafka_session.name("orders")`` is the test's own name.
+
+    Its settings are those of the ini-file's ``kafka_config``.
+    """
+    yield from _serve(request, tmp_path_factory, _Asked(), _own_name(request.config))
+
+
+def _own_name(config: pytest.Config) -> Callable[[str], str]:
+    run = config.stash[_RUN]
+    return lambda base: f"{run.test}-{base}"
+
+
+# --- tests that begin and fail ---
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test begins: names are its own, and so is what happens from now on."""
+    run = item.config.stash[_RUN]
+    run.tests += 1
+    name = _NOT_IN_A_NAME.sub("-", item.name).strip("-")[:MAX_TEST_NAME]
+    run.test = f"{name}-{run.tests}"
+    run.began_ms = {id(one): one.now_ms() for one in run.brokers if one.is_up}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """To the report of a failed test, add why its groups and transactions went as they did."""
+    report = yield
+    if not report.failed:
+        return report
+    node: Any = item
+    while node is not None:
+        node.stash[_FAILED] = True
+        node = node.parent
+    run = item.config.stash[_RUN]
+    for broker in run.brokers:
+        from fencepost.testing.report import report_of  # noqa: PLC0415 - see above
+
+        title = f"Kafka at {broker.bootstrap}"
+        text = report_of(broker, run.began_ms.get(id(broker), 0))
+        if text and call.when != "teardown":
+            report.sections.append((title, text))
+    return report

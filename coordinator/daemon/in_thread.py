@@ -81,7 +81,9 @@ class BrokerThread:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            # Not of the kind that the program around has chosen for its own loops.
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                runner.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - told to whoever called start or stop
             self._failure = error
         finally:

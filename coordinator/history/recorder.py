@@ -87,6 +87,10 @@ class History:
     def stop(self) -> None:
         """Write what waits, and take no more."""
         self._loop = None
+        self.write_now()
+
+    def write_now(self) -> None:
+        """Write what waits without waiting for more; for those who read the history next."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -146,6 +146,21 @@ def transactions_of(session: Session, producer_ids: Iterable[int]) -> dict[int, 
     return found
 
 
+def unfinished(session: Session) -> list[Transaction]:
+    """The transactions of all brokers that have not ended, by transactional id."""
+    found: list[Transaction] = []
+    for node in sorted(session.client.metadata().brokers):
+        listed = session.client.call(
+            "ListTransactions", to_node=node, state_filters=tuple(sorted(UNFINISHED))
+        )
+        check(listed.error_code, "ListTransactions")
+        names = tuple(row.transactional_id for row in listed.transaction_states)
+        if names:
+            found += _described(session, node, names)
+    unended = (one for one in found if one.state in UNFINISHED)
+    return sorted(unended, key=lambda one: one.transactional_id)
+
+
 def _described(session: Session, node: int, names: tuple[str, ...]) -> list[Transaction]:
     answer = session.client.call(
         "DescribeTransactions", to_node=node, check=False, transactional_ids=names

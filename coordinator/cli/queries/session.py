@@ -44,9 +44,11 @@ class Position(NamedTuple):
 class Session:
     """A connection to a cluster for the length of one command."""
 
-    def __init__(self, bootstrap: str, timeout_s: float) -> None:
+    def __init__(
+        self, bootstrap: str, timeout_s: float, *, client_id: str = "fencepost-cli"
+    ) -> None:
         self.timeout_ms = int(timeout_s * 1000)
-        self.client = WireClient(bootstrap, client_id="fencepost-cli", timeout_ms=self.timeout_ms)
+        self.client = WireClient(bootstrap, client_id=client_id, timeout_ms=self.timeout_ms)
 
     def __enter__(self) -> Self:
         return self

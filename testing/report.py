@@ -1,0 +1,67 @@
+"""What is told of a broker when a test fails: why its groups and transactions went as they did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fencepost.coordinator.cli.history import row_of
+from fencepost.coordinator.cli.output import text_of
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.history.entries import Entry
+    from fencepost.testing.kafka import Kafka
+
+MAX_ENTRIES = 60
+"""Entries of the history in one report; the last ones are shown."""
+
+NOTHING = text_of(None)
+"""What an empty cell shows."""
+
+COLUMNS = ("time", "subject", "what", "change", "why", "trigger", "who", "client")
+
+
+def report_of(kafka: Kafka, began_ms: int) -> str:
+    """What happened since ``began_ms`` of the broker's clock, and what is still open.
+
+    Empty if nothing of it concerns groups or transactions. It never raises: a broker that a test
+    has broken must not hide why the test failed.
+    """
+    lines = [] if kafka.is_up else ["the broker is down"]
+    try:
+        if kafka.is_up:
+            entries = [entry for entry in kafka.history() if entry.at_ms >= began_ms]
+            lines += history_lines(entries)
+            lines += _open_lines(kafka, kafka.now_ms() - began_ms)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the test's own failure comes first
+        lines.append(f"no history: {type(error).__name__}: {error}")
+    if lines:
+        lines.append(f"data directory: {kafka.data_dir}")
+    return "\n".join(lines)
+
+
+def history_lines(entries: Sequence[Entry]) -> list[str]:
+    """The entries as a table, oldest first; columns that are empty are left out."""
+    shown = entries[-MAX_ENTRIES:]
+    rows = [{name: text_of(row[name]) for name in COLUMNS} for row in map(row_of, shown)]
+    for row in rows:
+        row["time"] = row["time"][11:23]
+    used = [name for name in COLUMNS if any(row[name] != NOTHING for row in rows)]
+    widths = {name: max(len(row[name]) for row in [*rows, {name: name}]) for name in used}
+    lines = []
+    if len(entries) > len(shown):
+        lines.append(f"({len(entries) - len(shown)} earlier entries are not shown)")
+    head = [{name: name.upper() for name in used}] if rows else []
+    return lines + [
+        "  ".join(row[name].ljust(widths[name]) for name in used).rstrip() for row in head + rows
+    ]
+
+
+def _open_lines(kafka: Kafka, span_ms: int) -> list[str]:
+    return [
+        f"{one.transactional_id} is {one.state} since {one.age_ms} ms of {one.timeout_ms} ms,"
+        f" producer {one.producer_id}:{one.producer_epoch} of {one.client}, on"
+        f" {', '.join(f'{topic}:{index}' for topic, index in one.partitions) or 'no partition'}"
+        for one in kafka.transactions()
+        if one.age_ms <= span_ms
+    ]

@@ -1,0 +1,131 @@
+"""What a test gives to the broker and gets from it, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+Partition: TypeAlias = tuple[str, int]
+"""Topic and index."""
+
+Headers: TypeAlias = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
+
+
+class Record(NamedTuple):
+    """A record as a reader sees it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+Message: TypeAlias = bytes | str | Sequence[object] | Record | None
+"""A value, or (key, value), which may go on with headers, partition and timestamp in ms; or a
+record that was read elsewhere, whose key, value, headers and timestamp are taken over."""
+
+Offsets: TypeAlias = Mapping[str, Mapping[int, int | None]] | Mapping[Partition, int | None]
+"""Offsets as ``{"orders": {0: 5}}`` or ``{("orders", 0): 5}``; None where nothing is committed."""
+
+
+class Outgoing(NamedTuple):
+    """A message that is ready to be placed and written."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    partition: int | None
+    timestamp_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that has not ended: ``state`` is Ongoing, or PrepareCommit and the like."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    client: str | None
+    """CLIENT_ID@HOST of who claimed the id; None if the history does not tell."""
+    partitions: tuple[Partition, ...]
+    """Sorted; with consumed offsets, a partition of ``__consumer_offsets`` is among them."""
+    timeout_ms: int
+    age_ms: int
+
+
+def outgoing(message: Message, usual: Outgoing) -> Outgoing:
+    """Read a message; what it does not say is as in ``usual``. Raises TypeError, ValueError."""
+    if isinstance(message, Record):
+        return Outgoing(
+            message.key, message.value, message.headers, usual.partition, message.timestamp_ms
+        )
+    if message is None or isinstance(message, (bytes, str)):
+        return usual._replace(value=_bytes(message, "a value"))
+    if not isinstance(message, (tuple, list)):
+        raise TypeError(f"a message is bytes, str, None or a tuple, not {message!r}")
+    if not 2 <= len(message) <= 5:
+        raise ValueError(
+            "a message is (key, value), (key, value, headers), and so on with partition and"
+            f" timestamp_ms; this has {len(message)} parts: {message!r}"
+        )
+    key, value, headers, partition, timestamp_ms = (*message, None, None, None)[:5]
+    return Outgoing(
+        _bytes(key, "a key"),
+        _bytes(value, "a value"),
+        usual.headers if headers is None else header_pairs(headers),
+        usual.partition if partition is None else _integer(partition, "a partition"),
+        usual.timestamp_ms if timestamp_ms is None else _integer(timestamp_ms, "a timestamp"),
+    )
+
+
+def header_pairs(headers: object) -> tuple[tuple[str, bytes | None], ...]:
+    """Headers as a record has them. Raises TypeError."""
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Iterable):
+        raise TypeError(f"headers are a mapping or pairs, not {headers!r}")
+    found = []
+    for pair in pairs:
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise TypeError(f"a header is a pair of a str and a value, not {pair!r}")
+        found.append((pair[0], _bytes(pair[1], f"header {pair[0]!r}")))
+    return tuple(found)
+
+
+def by_partition(offsets: Offsets) -> dict[Partition, int | None]:
+    """Offsets of either form by partition. Raises TypeError."""
+    found: dict[Partition, int | None] = {}
+    for key, value in offsets.items():
+        if isinstance(key, str) and isinstance(value, Mapping):
+            found.update({(key, index): offset for index, offset in value.items()})
+        elif isinstance(key, tuple) and len(key) == 2 and not isinstance(value, Mapping):
+            found[key[0], key[1]] = value
+        else:
+            raise TypeError(
+                "offsets are {'orders': {0: 5}} or {('orders', 0): 5}, not"
+                f" {{{key!r}: {value!r}}}"
+            )
+    return found
+
+
+def _bytes(value: object, what: str) -> bytes | None:
+    if isinstance(value, str):
+        return value.encode()
+    if value is None or isinstance(value, bytes):
+        return value
+    raise TypeError(f"{what} is bytes, str or None, not {type(value).__name__}: {value!r}")
+
+
+def _integer(value: object, what: str) -> int:
+    if isinstance(value, int):
+        return value
+    raise TypeError(f"{what} is an int, not {value!r}")
+
+
+def bytes_of(value: bytes | str | None) -> bytes | None:
+    """A key given by keyword. Raises TypeError."""
+    return _bytes(value, "a key")

@@ -1,0 +1,83 @@
+"""Tests that fail, each in its way."""
+
+import pytest
+
+
+def transaction(kafka):
+    from confluent_kafka import Producer
+
+    producer = Producer(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "transactional.id": kafka.name("payments"),
+            "client.id": "cashier",
+        }
+    )
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(kafka.name("orders"), b"one")
+    producer.flush()
+
+
+def test_earlier(kafka_session):
+    transaction(kafka_session)
+
+
+def test_fails(kafka):
+    transaction(kafka)
+    raise AssertionError("on purpose")
+
+
+def test_fails_with_the_shared_one(kafka_session):
+    transaction(kafka_session)
+    kafka_session.assert_committed("shop", {"orders": {0: 5}}, timeout=0)
+
+
+@pytest.fixture
+def broken(kafka):
+    kafka.produce("orders", b"one")
+    transaction(kafka)
+    raise RuntimeError("broken on purpose")
+
+
+def test_fails_to_begin(broken):
+    pass
+
+
+def test_passes(kafka):
+    kafka.produce("orders", b"one")
+
+
+@pytest.mark.kafka(topics={"orders": 0})
+def test_no_partitions(kafka):
+    pass
+
+
+@pytest.mark.kafka(topics={"or/ders": 1})
+def test_no_name(kafka):
+    pass
+
+
+@pytest.mark.kafka(topics={"orders": {"partition": 1}})
+def test_no_such_key(kafka_session):
+    pass
+
+
+@pytest.mark.kafka({"orders": 1})
+def test_by_position(kafka):
+    pass
+
+
+@pytest.mark.kafka(topic={"orders": 1})
+def test_no_such_argument(kafka):
+    pass
+
+
+@pytest.mark.kafka(config={"num.partition": 1})
+def test_no_such_setting(kafka):
+    pass
+
+
+@pytest.mark.kafka(config={"num.partitions": "many"})
+def test_no_such_value(kafka):
+    pass

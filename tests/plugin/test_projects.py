@@ -1,0 +1,128 @@
+"""Whole projects that use the plugin, each run as its owner would run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+SAMPLES = Path(__file__).with_name("samples")
+
+
+def run(
+    project: Path,
+    samples: str,
+    *options: str,
+    mark: str = "",
+    ini: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> tuple[dict[str, int], str]:
+    """What pytest counted in a project of these samples, and its output."""
+    for sample in samples.split():
+        text = (SAMPLES / f"{sample}.py").read_text(encoding="utf-8")
+        (project / f"test_{sample}.py").write_text(text.replace("mark.MARK", f"mark.{mark}"))
+    (project / "pytest.ini").write_text(f"[pytest]\naddopts = --strict-markers\n{ini}")
+    # The run that this test is part of tells its workers who they are.
+    outside = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--basetemp", "base", *options],
+        cwd=project,
+        env={**outside, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    last = done.stdout.strip().splitlines()[-1]
+    counted = {what: int(count) for count, what in re.findall(r"(\d+) ([a-z]+)", last)}
+    return counted, done.stdout
+
+
+def test_functions_coroutines_and_unittest(tmp_path: Path) -> None:
+    counted, output = run(
+        tmp_path,
+        "plain coroutines unittest_style",
+        *("-W", "ignore::DeprecationWarning"),
+        mark="asyncio",
+    )
+    assert counted == {"passed": 8 + 3 + 3}, output
+    assert [path.name for path in (tmp_path / "base").glob("kafka*")] == [], "nothing is kept"
+
+
+def test_anyio(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "import pytest\n\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
+    )
+    counted, output = run(tmp_path, "coroutines", "-p", "no:asyncio", mark="anyio")
+    assert counted == {"passed": 3}, output
+
+
+def test_shared_brokers_and_workers(tmp_path: Path) -> None:
+    addresses = tmp_path / "addresses"
+    environment = {"ADDRESSES": str(addresses)}
+    counted, output = run(tmp_path, "shared", "-n", "2", environment=environment)
+    assert counted == {"passed": 6}, output
+    # Each worker has one broker of the session, whose names are the tests' own.
+    assert len(set(addresses.read_text().split())) == 2, output
+
+
+def test_what_fails_tells_why(tmp_path: Path) -> None:
+    counted, output = run(tmp_path, "failing", ini="kafka_config = num.partitions=1\n")
+    assert counted == {"failed": 2, "passed": 2, "errors": 8}, output
+    reports = re.split(r"^_{3,} (?:ERROR at setup of )?(\w+) _{3,}$", output, flags=re.MULTILINE)
+    told = dict(zip(reports[1::2], reports[2::2], strict=True))
+    assert re.search(
+        r"-+ Kafka at 127\.0\.0\.1:\d+ -+\nTIME +SUBJECT +WHAT.*\n"
+        r".* payments +epoch-bumped .* InitProducerId .* cashier\n"
+        r"payments is Ongoing since \d+ ms of 60000 ms, producer 0:0 of cashier@127.0.0.1,"
+        r" on orders:0\ndata directory: (.*)\n",
+        told["test_fails"],
+    ), told["test_fails"]
+    # Of a broker that was there before, what came before is left out.
+    shared = told["test_fails_with_the_shared_one"]
+    assert re.search(r" test_fails_with_the_shared_one-\d+-payments +epoch-bumped ", shared), shared
+    assert not re.search(r"test_earlier-\d+-payments +epoch-bumped", shared), shared
+    assert "orders:0 is None, not 5" in shared
+    assert "RuntimeError: broken on purpose" in told["test_fails_to_begin"]
+    assert " payments " in told["test_fails_to_begin"]
+    for test, complaint in {
+        "test_no_partitions": "topic 'orders' has a number of partitions, 1 or more: 0",
+        "test_no_name": "topic 'or/ders': CreateTopics: INVALID_TOPIC_EXCEPTION (17)",
+        "test_no_such_key": "topic 'orders' has partitions and config, not 'partition'",
+        "test_by_position": "topics= and config= are given by name, not {'orders': 1}",
+        "test_no_such_argument": "there is no topic=, only topics= and config=",
+        "test_no_such_setting": "num.partition",
+        "test_no_such_value": "num.partitions",
+    }.items():
+        assert complaint in told[test], (test, told[test])
+        assert "Traceback" not in told[test], told[test]
+        assert len(told[test].splitlines()) < 4, told[test]
+    # The directories of what failed are still there, those of what passed are not.
+    kept = sorted(path.name for path in (tmp_path / "base").glob("kafka*") if path.is_dir())
+    named = {Path(found).name for found in re.findall(r"data directory: (.*)", output)}
+    assert named <= set(kept), (named, kept)
+
+
+def test_a_bad_setting_of_the_project_is_told(tmp_path: Path) -> None:
+    counted, output = run(tmp_path, "shared", "-x", ini="kafka_config = num.partitions\n")
+    assert counted == {"error": 1}, output
+    assert "kafka_config: 'num.partitions' is not KEY=VALUE" in output
+
+
+def test_nothing_is_imported_before_its_use(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "import sys\n\n"
+        "def pytest_unconfigure(config):\n"
+        "    assert 'fencepost.testing.plugin' in sys.modules\n"
+        "    names = sorted(one for one in sys.modules if one.startswith('fencepost.'))\n"
+        "    others = [one for one in ('kio', 'structlog', 'click') if one in sys.modules]\n"
+        "    print('IMPORTED', *names, *others)\n"
+    )
+    # hypothesis has a plugin of its own, which imports what it likes when it is asked for.
+    _, output = run(tmp_path, "plain", "--collect-only", "-q", "-s")
+    (line,) = (line for line in output.splitlines() if line.startswith("IMPORTED"))
+    assert line.split()[1:] == ["fencepost.testing", "fencepost.testing.plugin"], line

@@ -301,8 +301,8 @@ class Kafka:
         """Wait for a group, of either protocol, and return it as it then is.
 
         By default until it is ``Stable``, or ``Empty`` for ``members=0``; ``state`` is one of
-        Kafka's words. With ``lag`` also until a read_committed reader could get at most so many more
-        records from all that it has committed or owns. TimeoutError tells how it was instead.
+        Kafka's words. With ``lag`` also until a read_committed reader could get at most so many
+        more records from what it has committed or owns. TimeoutError tells how it was instead.
         """
         wanted = ("Empty" if members == 0 else "Stable") if state is None else state
         seen = Group(group, "", "Dead", "", None, ())

@@ -14,6 +14,8 @@ import importlib
 import click
 
 COMMANDS = {
+    "cluster": "show brokers, features and API versions",
+    "configs": "show and change settings of topics, brokers and groups",
     "consume": "read records of a topic",
     "crash-sweep": "kill the broker at every step under your own pipeline",
     "dump-log": "show the files of a data directory",
@@ -22,7 +24,7 @@ COMMANDS = {
     "groups": "look into consumer groups",
     "produce": "write records to a topic",
     "serve": "run the broker",
-    "topics": "list, create, describe and delete topics",
+    "topics": "list, create, describe, alter, trim and delete topics",
     "txns": "look into transactions",
 }
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.output import emit, table_options
 
 if TYPE_CHECKING:
@@ -30,11 +31,12 @@ def describe(session: Session, form: str) -> None:
 
     A feature whose level is 0 is off. EPOCH counts the changes of levels.
     """
-    rows = _levels(session)
+    rows = feature_levels(session)
     emit(rows, COLUMNS, form)
 
 
-def _levels(session: Session) -> list[dict[str, object]]:
+def feature_levels(session: Session) -> list[dict[str, object]]:
+    """Each feature that a broker supports: its finalized level, and which there are."""
     answer = session.client.call(
         "ApiVersions", client_software_name="fencepost", client_software_version="0"
     )
@@ -55,18 +57,18 @@ def _levels(session: Session) -> list[dict[str, object]]:
 @click.argument("levels", metavar="FEATURE=LEVEL...", nargs=-1, required=True)
 @click.option("--downgrade", is_flag=True, help="Allow lower levels than now.")
 @click.option("--unsafe", is_flag=True, help="Allow them even where metadata may be lost.")
-@click.option("--dry-run", is_flag=True, help="Only say whether it would work.")
+@execute_option
 @table_options
-def set_levels(
+def setlevels(
     session: Session,
     levels: tuple[str, ...],
     form: str,
     *,
     downgrade: bool,
     unsafe: bool,
-    dry_run: bool,
+    execute: bool,
 ) -> None:
-    """Give each FEATURE its LEVEL, all or none of them.
+    """Say whether each FEATURE can have its LEVEL, and with --execute give it, all or none.
 
     Open transactions end by the rules they began with: a level of transaction.version is heard of
     by a producer with its next transaction.
@@ -78,7 +80,7 @@ def set_levels(
         raise click.BadParameter("one feature is named twice", param_hint="FEATURE=LEVEL")
     if session.client.versions().get(UPDATE_FEATURES, (0, -1))[1] < 1:
         raise click.ClickException("this broker does not know types of updates")
-    now = {str(row["feature"]): int(str(row["finalized"])) for row in _levels(session)}
+    now = {str(row["feature"]): int(str(row["finalized"])) for row in feature_levels(session)}
     lower = UNSAFE_DOWNGRADE if unsafe else SAFE_DOWNGRADE if downgrade else UPGRADE
     answer = session.client.call(
         "UpdateFeatures",
@@ -94,18 +96,20 @@ def set_levels(
                 )
                 for name, level in wanted.items()
             ],
-            validate_only=dry_run,
+            validate_only=not execute,
         ),
     )
     check(answer.error_code, "UpdateFeatures", None, answer.error_message)
     rows = [
-        {**row, "finalized": wanted[str(row["feature"])]} if dry_run else row
-        for row in _levels(session)
+        row if execute else {**row, "finalized": wanted[str(row["feature"])]}
+        for row in feature_levels(session)
         if row["feature"] in wanted
     ]
-    if dry_run and form == "table":
+    if not execute and form == "table":
         click.echo("would be:")
     emit(rows, COLUMNS, form)
+    if not execute:
+        show_only()
 
 
 def _level(text: str) -> tuple[str, int]:

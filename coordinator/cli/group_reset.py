@@ -118,7 +118,20 @@ def targets(
         # A negative time would have another meaning in ListOffsets.
         found = session.offsets(partitions, max(0, at_ms))
         wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
+    tell_of_moved(wanted, first, end)
     return {tp: Position(min(max(at, first[tp]), end[tp])) for tp, at in wanted.items()}
+
+
+def tell_of_moved(
+    wanted: Mapping[Partition, int], first: Mapping[Partition, int], end: Mapping[Partition, int]
+) -> None:
+    """Say on standard error which wanted offsets a partition does not have, and what is taken."""
+    for (topic, index), at in sorted(wanted.items()):
+        bounds = first[topic, index], end[topic, index]
+        taken = min(max(at, bounds[0]), bounds[1])
+        if taken != at:
+            held = f"{topic}:{index} has {bounds[0]} to {bounds[1]}"
+            click.echo(f"note: {held}, so {taken} is taken for {at}", err=True)
 
 
 def moment(where: Where, now: dt.datetime) -> dt.datetime:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.dump_log import decoder_of
 from fencepost.coordinator.cli.output import EXIT_REFUSED, emit, format_option, key_values
 
@@ -261,11 +262,11 @@ def _refuse_if_in_use(directory: Path) -> None:
 
 @command.command("rebuild-index")
 @click.argument("directory", metavar="DIR", type=_DIRECTORY)
-@click.option("--dry-run", is_flag=True, help="Only say what is wrong.")
+@execute_option
 @_CONFIG
 @format_option
-def rebuild_index(directory: Path, pairs: tuple[str, ...], form: str, *, dry_run: bool) -> None:
-    """Build indexes, snapshots and leader epochs of the partition in DIR anew from its log."""
+def rebuild_index(directory: Path, pairs: tuple[str, ...], form: str, *, execute: bool) -> None:
+    """Say which indexes, snapshots and epochs of DIR are wrong; with --execute make them anew."""
     from fencepost.logcore.clock import SystemClock
     from fencepost.logcore.fs import OsFileSystem
     from fencepost.logcore.repair import rebuild_indexes, stale_indexes
@@ -273,17 +274,19 @@ def rebuild_index(directory: Path, pairs: tuple[str, ...], form: str, *, dry_run
     path, fs = _one_partition(directory), OsFileSystem()
     with _refusals():
         stale = stale_indexes(fs, str(path))
-        if not dry_run:
+        if execute:
             rebuild_indexes(fs, str(path), _log_config(pairs), SystemClock())
     emit(stale, ("file", "problem", "position", "offset"), form)
     if form == "table":
-        click.echo(f"{'would rebuild' if dry_run else 'rebuilt'} the indexes of {path}")
+        click.echo(f"{'rebuilt' if execute else 'would rebuild'} the indexes of {path}")
+    if not execute:
+        show_only()
 
 
 @command.command("truncate")
 @click.argument("directory", metavar="DIR", type=_DIRECTORY)
 @click.option("--to-offset", required=True, type=click.IntRange(min=0), help="The new log end.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@execute_option
 @click.option(
     "--undo-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -298,9 +301,12 @@ def truncate(
     pairs: tuple[str, ...],
     form: str,
     *,
-    dry_run: bool,
+    execute: bool,
 ) -> None:
-    """Cut the log in DIR before the batch that holds an offset; copies of the files are kept."""
+    """Say what goes if the log in DIR is cut before the batch that holds an offset.
+
+    With --execute it is cut, and copies of the files are kept.
+    """
     from fencepost.logcore.clock import SystemClock
     from fencepost.logcore.fs import OsFileSystem
     from fencepost.logcore.repair import plan_cut
@@ -309,7 +315,7 @@ def truncate(
     path, fs = _one_partition(directory), OsFileSystem()
     undo = _undo_directory(path) if undo_dir is None else undo_dir.absolute()
     with _refusals():
-        if dry_run:
+        if not execute:
             cut = plan_cut(fs, str(path), to_offset)
         else:
             if undo.exists():
@@ -323,9 +329,11 @@ def truncate(
         "batches": cut.batches,
         "records": cut.records,
         "log_bytes": cut.log_bytes,
-        "undo": None if dry_run else str(undo),
+        "undo": str(undo) if execute else None,
     }
     emit([row], list(row), form)
+    if not execute:
+        show_only()
 
 
 def _undo_directory(path: Path) -> Path:

@@ -1,22 +1,21 @@
-"""``fencepost topics``: list, create, describe, delete."""
+"""``fencepost topics``: list, create, describe, alter, trim, delete."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.output import emit, key_values, shared_options, table_options
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
 
-CONFIG_SOURCES = {1: "topic", 2: "broker", 3: "cluster", 4: "file", 5: "default", 6: "logger"}
-
 
 @click.group("topics")
 def command() -> None:
-    """List, create, describe and delete topics."""
+    """List, create, describe, grow, alter, trim and delete topics."""
 
 
 @command.command("list")
@@ -93,8 +92,13 @@ def describe(session: Session, topics: tuple[str, ...], form: str, *, configs: b
     from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
 
     if configs:
-        rows = _settings(session, topics)
-        emit(rows, ["topic", "key", "value", "source"], form)
+        from fencepost.coordinator.cli.queries.settings import described
+
+        settings = [
+            {"topic": one.resource, "key": one.key, "value": one.value, "source": one.source}
+            for one in described(session, [("topic", topic) for topic in dict.fromkeys(topics)])
+        ]
+        emit(settings, ["topic", "key", "value", "source"], form)
         return
     infos = session.topics(topics)
     partitions = [(topic.name, index) for topic in infos for index in topic.partitions]
@@ -120,57 +124,110 @@ def describe(session: Session, topics: tuple[str, ...], form: str, *, configs: b
     emit(rows, [*columns, "earliest", "stable", "latest"], form)
 
 
-def _settings(session: Session, topics: tuple[str, ...]) -> list[dict[str, object]]:
-    """The settings of ``topics`` and where each value comes from."""
-    from fencepost.coordinator.cli.queries.session import check
-
-    answer = session.client.call(
-        "DescribeConfigs",
-        check=False,
-        entity=lambda f: f.message(
-            resources=[
-                f.DescribeConfigsResource(
-                    resource_type=2, resource_name=topic, configuration_keys=None
-                )
-                for topic in topics
-            ],
-        ),
-    )
-    rows: list[dict[str, object]] = []
-    for result in answer.results:
-        check(result.error_code, "DescribeConfigs", result.resource_name, result.error_message)
-        rows.extend(
-            {
-                "topic": result.resource_name,
-                "key": entry.name,
-                "value": entry.value,
-                "source": CONFIG_SOURCES.get(entry.config_source, entry.config_source),
-            }
-            for entry in sorted(result.configs, key=lambda entry: str(entry.name))
-        )
-    return rows
-
-
 @command.command("delete")
 @click.argument("topics", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@execute_option
 @shared_options
-def delete(session: Session, topics: tuple[str, ...], *, yes: bool) -> None:
-    """Delete TOPICS and everything in them."""
+def delete(session: Session, topics: tuple[str, ...], *, execute: bool) -> None:
+    """Say what TOPICS hold, and with --execute delete them and everything in them."""
     from fencepost.coordinator.cli.queries.session import check
+    from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
 
-    if not yes:
-        click.confirm(f"Delete {', '.join(topics)} for good?", abort=True)
+    infos = session.topics(dict.fromkeys(topics))
+    if not execute:
+        partitions = [(topic.name, index) for topic in infos for index in topic.partitions]
+        first, end = session.offsets(partitions, EARLIEST), session.offsets(partitions, LATEST)
+        for topic in infos:
+            held = sum(
+                end[topic.name, index] - first[topic.name, index] for index in topic.partitions
+            )
+            count = len(topic.partitions)
+            click.echo(f"would delete {topic.name} ({count} partitions, {held} offsets)")
+        show_only()
+        return
     answer = session.client.call(
         "DeleteTopics",
         to_node=session.controller,
         check=False,
         entity=lambda f: f.message(
-            topics=[f.DeleteTopicState(name=topic, topic_id=None) for topic in topics],
-            topic_names=topics,
+            topics=[f.DeleteTopicState(name=topic.name, topic_id=None) for topic in infos],
+            topic_names=[topic.name for topic in infos],
             timeout_ms=session.timeout_ms,
         ),
     )
     for result in answer.responses:
         check(result.error_code, "DeleteTopics", result.name, result.error_message)
         click.echo(f"deleted {result.name}")
+
+
+@command.command("add-partitions")
+@click.argument("topic")
+@click.option("--to", "count", required=True, type=click.IntRange(min=1), help="How many in all.")
+@execute_option
+@shared_options
+def add_partitions(session: Session, topic: str, count: int, *, execute: bool) -> None:
+    """Say whether TOPIC can have more partitions, and with --execute add them.
+
+    They can't be taken away again, and keys may go to other partitions from then on.
+    """
+    from fencepost.coordinator.cli.queries.session import check
+
+    (info,) = session.topics([topic])
+    answer = session.client.call(
+        "CreatePartitions",
+        to_node=session.controller,
+        check=False,
+        entity=lambda f: f.message(
+            topics=[f.CreatePartitionsTopic(name=topic, count=count, assignments=None)],
+            timeout=session.timeout_ms,
+            validate_only=not execute,
+        ),
+    )
+    (result,) = answer.results
+    check(result.error_code, "CreatePartitions", topic, result.error_message)
+    change = f"{topic} from {len(info.partitions)} to {count} partitions"
+    click.echo(f"grew {change}" if execute else f"would grow {change}")
+    if not execute:
+        show_only()
+
+
+@command.command("alter")
+@click.argument("topic")
+@click.option("--config", "pairs", multiple=True, metavar="KEY=VALUE", help="May be repeated.")
+@click.option("--unset", "keys", multiple=True, metavar="KEY", help="Back to what the broker says.")
+@execute_option
+@table_options
+def alter(
+    session: Session, topic: str, pairs: tuple[str, ...], keys: tuple[str, ...], **how: Any
+) -> None:
+    """Say what settings TOPIC would have, and with --execute give it them."""
+    from fencepost.coordinator.cli.configs import change
+
+    if not pairs and not keys:
+        raise click.UsageError("give --config or --unset")
+    session.topics([topic])
+    change(session, ("topic", topic), dict(key_values(pairs, "--config")), keys, **how)
+
+
+@command.command("trim")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC[:0,1]...")
+@click.option("--to-offset", type=click.IntRange(min=0), help="Its first offset from then on.")
+@click.option("--to-latest", is_flag=True, help="Everything that is there now goes.")
+@click.option(
+    "--to-datetime", metavar="TIME", help="What is older goes; ISO 8601, UTC without a zone."
+)
+@execute_option
+@table_options
+def trim(session: Session, topics: tuple[str, ...], form: str, *, execute: bool, **to: Any) -> None:
+    """Say which records would go from the beginning of TOPICS, and with --execute delete them.
+
+    Whoever reads from before goes on at the first offset that is left.
+    """
+    from fencepost.coordinator.cli import topic_trim
+
+    rows = topic_trim.plan(session, topics, topic_trim.Where(**to))
+    if execute:
+        topic_trim.delete_records(session, rows)
+    emit([row._asdict() for row in rows], topic_trim.Row._fields, form)
+    if not execute:
+        show_only()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fencepost.coordinator.cli.changes import execute_option
 from fencepost.coordinator.cli.history import history_options, show
 from fencepost.coordinator.cli.output import emit, moment, shared_options, table_options
 from fencepost.coordinator.history.entries import TRANSACTION
@@ -227,7 +228,7 @@ def _owner(
 @click.argument("where", metavar="TOPIC:P")
 @click.option("--start-offset", type=click.IntRange(min=0), help="Where the transaction begins.")
 @click.option("--producer-id", type=click.IntRange(min=0), help="Whose transaction it is.")
-@click.option("--execute", is_flag=True, help="Do it; without this nothing is written.")
+@execute_option
 @click.option(
     "--force",
     is_flag=True,
@@ -277,7 +278,7 @@ def abort_txn(
 
 @command.command("terminate")
 @click.argument("transactional_id")
-@click.option("--execute", is_flag=True, help="Do it; without this nothing is changed.")
+@execute_option
 @shared_options
 def terminate_txn(session: Session, transactional_id: str, *, execute: bool) -> None:
     """Fence the producer of TRANSACTIONAL_ID and abort the transaction it has open.

@@ -57,14 +57,14 @@ def test_levels_are_shown_and_changed(daemon: Daemon) -> None:
     fixed = {"group.version": 1, "kraft.version": 0, "metadata.version": 30}
     assert levels(daemon) == {**fixed, VERSION: 2}
     assert "upgrade type" in set_level(daemon, 1, status=1)
-    assert set_level(daemon, 1, "--downgrade", "--dry-run").startswith("would be:")
+    assert set_level(daemon, 1, "--downgrade").startswith("would be:")
     assert levels(daemon)[VERSION] == 2
-    set_level(daemon, 1, "--downgrade")
+    set_level(daemon, 1, "--downgrade", "--execute")
     assert levels(daemon)[VERSION] == 1
-    set_level(daemon, 0, "--unsafe")
+    set_level(daemon, 0, "--unsafe", "--execute")
     assert levels(daemon)[VERSION] == 0
     assert "only supports versions 0-2" in set_level(daemon, 3, status=1)
-    set_level(daemon, 2)
+    set_level(daemon, 2, "--execute")
     assert levels(daemon)[VERSION] == 2
 
 

@@ -166,7 +166,7 @@ def test_indexes_built_anew_cost_no_record(data: Path) -> None:
     end = holed(data / "orders-0")
     (path,) = (data / "orders-0").glob("*.log")
     before = path.read_bytes()
-    assert run("log", "rebuild-index", data / "orders-0").exit_code == 0
+    assert run("log", "rebuild-index", data / "orders-0", "--execute").exit_code == 0
     assert path.read_bytes() == before
     with Broker.in_thread(data) as broker, Cluster(broker.bootstrap) as cluster:
         assert cluster.offset("orders") == end
@@ -306,6 +306,8 @@ def test_verify_says_what_it_looked_at(data: Path) -> None:
     assert "would rebuild" in dry.output
     assert run("log", "verify", data / "orders-0").exit_code == 1
     assert run("log", "rebuild-index", data / "orders-0").exit_code == 0
+    assert run("log", "verify", data / "orders-0").exit_code == 1
+    assert run("log", "rebuild-index", data / "orders-0", "--execute").exit_code == 0
     assert run("log", "verify", data / "orders-0").exit_code == 0
 
 
@@ -313,11 +315,13 @@ def test_truncate_keeps_what_it_cuts(data: Path) -> None:
     path = data / "orders-0"
     (dry,) = rows("log", "truncate", path, "--to-offset", 5, "--dry-run")
     assert (dry["new_log_end_offset"], dry["batches"], dry["undo"]) == (5, 3, None)
-    (done,) = rows("log", "truncate", path, "--to-offset", 5)
+    asked = run("log", "truncate", path, "--to-offset", 5)
+    assert "nothing was changed; --execute does it" in asked.stderr
+    (done,) = rows("log", "truncate", path, "--to-offset", 5, "--execute")
     assert {**done, "undo": None} == dry
     assert (Path(done["undo"]) / f"{0:020d}.log").exists()
-    assert run("log", "truncate", path, "--to-offset", 5).exit_code == 1
-    (again,) = rows("log", "truncate", path, "--to-offset", 4)
+    assert run("log", "truncate", path, "--to-offset", 5, "--execute").exit_code == 1
+    (again,) = rows("log", "truncate", path, "--to-offset", 4, "--execute")
     assert again["undo"] != done["undo"]
     with Broker.in_thread(data) as broker, Cluster(broker.bootstrap) as cluster:
         assert cluster.offset("orders") == 4

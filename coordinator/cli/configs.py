@@ -1,0 +1,170 @@
+"""``fencepost configs``: the settings of topics, brokers and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fencepost.coordinator.cli.changes import execute_option, show_only
+from fencepost.coordinator.cli.output import emit, key_values, table_options
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.session import Session
+    from fencepost.coordinator.cli.queries.settings import Resource, Setting
+
+R = TypeVar("R")
+
+COLUMNS = ("key", "value", "source")
+CHANGE_COLUMNS = ("key", "value", "source", "new")
+ALL_BROKERS = "all"
+SECRET = "(hidden)"  # noqa: S105 - what stands in its place
+
+
+def resource_arguments(function: Callable[..., R]) -> Callable[..., R]:
+    """Add the arguments KIND and NAME."""
+    function = click.argument("name", metavar="NAME")(function)
+    return click.argument("kind", type=click.Choice(["topic", "broker", "group"]))(function)
+
+
+@click.group("configs")
+def command() -> None:
+    """Show, set and unset the settings of a topic, a broker or a group.
+
+    They are named by kind and name: `topic orders`, `broker 1`, `group app`; `broker all` is what
+    all brokers have dynamically. SOURCE says where a value comes from: `topic` or `group` are its
+    own, `broker` and `cluster` were set while brokers run, `file` before their start.
+    """
+
+
+@command.command("list")
+@resource_arguments
+@click.option("--changed", is_flag=True, help="Only what is not at its default.")
+@table_options
+def list_settings(session: Session, kind: str, name: str, form: str, *, changed: bool) -> None:
+    """List all settings."""
+    from fencepost.coordinator.cli.queries.settings import described
+
+    found = described(session, [_resource(session, kind, name)])
+    _show([one for one in found if not changed or one.source != "default"], form)
+
+
+@command.command("get")
+@resource_arguments
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@table_options
+def get(session: Session, kind: str, name: str, keys: tuple[str, ...], form: str) -> None:
+    """Show the settings KEY."""
+    from fencepost.coordinator.cli.queries.settings import described
+
+    resource = _resource(session, kind, name)
+    _refuse_unknown(session, resource, keys)
+    _show([one for one in described(session, [resource]) if one.key in keys], form)
+
+
+@command.command("set")
+@resource_arguments
+@click.argument("pairs", nargs=-1, required=True, metavar="KEY=VALUE...")
+@execute_option
+@table_options
+def put(session: Session, kind: str, name: str, pairs: tuple[str, ...], **how: Any) -> None:
+    """Say what a KEY would be, and with --execute make it so."""
+    wanted = dict(key_values(pairs, "KEY=VALUE"))
+    change(session, _resource(session, kind, name), wanted, (), **how)
+
+
+@command.command("unset")
+@resource_arguments
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@execute_option
+@table_options
+def unset(session: Session, kind: str, name: str, keys: tuple[str, ...], **how: Any) -> None:
+    """Say what a KEY is, and with --execute let it be again what it is without being set there."""
+    change(session, _resource(session, kind, name), {}, keys, **how)
+
+
+def _resource(session: Session, kind: str, name: str) -> Resource:
+    """What the arguments name. Raises ApiError for an unknown topic, click.BadParameter."""
+    from fencepost.coordinator.cli.queries.settings import EVERY_BROKER
+
+    if kind == "topic":
+        session.topics([name])
+    if kind != "broker":
+        return kind, name
+    if name == ALL_BROKERS:
+        return kind, EVERY_BROKER
+    brokers = [str(node) for node in sorted(session.client.metadata().brokers)]
+    if name not in brokers:
+        raise click.BadParameter(
+            f"there is no broker {name!r}: give {', '.join(brokers)}, or {ALL_BROKERS}",
+            param_hint="NAME",
+        )
+    return kind, name
+
+
+def change(
+    session: Session,
+    resource: Resource,
+    wanted: Mapping[str, str],
+    keys: Sequence[str],
+    *,
+    form: str,
+    execute: bool,
+) -> None:
+    """Set and unset, or only ask the broker whether it would; then show what was and what is new.
+
+    A key that is not known is refused with the nearest name. Raises click.ClickException, ApiError.
+    """
+    from fencepost.coordinator.cli.queries.settings import alter, described
+
+    named = [*wanted, *keys]
+    if len(set(named)) < len(named):
+        raise click.UsageError("one setting is named twice")
+    _refuse_unknown(session, resource, named)
+    before = {one.key: one for one in described(session, [resource])}
+    alter(session, resource, wanted, keys, execute=execute)
+    # What an unset one becomes is only known afterwards.
+    after = {one.key: one for one in described(session, [resource])} if execute else {}
+    rows = [
+        {
+            "key": key,
+            "value": _value(before.get(key)),
+            "source": before[key].source if key in before else None,
+            "new": wanted[key] if key in wanted else _value(after.get(key)),
+        }
+        for key in named
+    ]
+    emit(rows, CHANGE_COLUMNS, form)
+    if not execute:
+        show_only()
+
+
+def _refuse_unknown(session: Session, resource: Resource, keys: Sequence[str]) -> None:
+    from fencepost.coordinator.cli.queries.settings import known_keys, nearest
+
+    known = known_keys(session, resource)
+    for key in keys:
+        if key not in known:
+            kind, name = resource
+            where = f"{kind} {name}" if name else "a broker"
+            raise click.ClickException(f"{where} has no setting {key!r}{nearest(key, known)}")
+
+
+def _show(settings: Sequence[Setting], form: str) -> None:
+    rows = [
+        {
+            "key": one.key,
+            "value": _value(one),
+            "source": one.source,
+            "read_only": one.is_read_only,
+        }
+        for one in settings
+    ]
+    emit(rows, COLUMNS, form)
+
+
+def _value(setting: Setting | None) -> str | None:
+    if setting is None:
+        return None
+    return SECRET if setting.is_secret else setting.value

@@ -58,6 +58,9 @@ _ALIASES: Final = {
 _NAMES: Final = frozenset({"group_id", "key", "name", "partition_index", "transactional_id"})
 """Fields of a response whose values stand in the request as a list of them."""
 
+_NAMING_LISTS: Final = frozenset({"entity"})
+"""Lists that say which thing the error is about."""
+
 _UNKNOWN: Final = frozenset({"base_offset", "high_watermark"})
 """Fields that are -1 in Kafka's errors, and 0 in its schemas."""
 
@@ -78,11 +81,24 @@ def error_answer(ctx: Context, code: ErrorCode, answer: Entity | None = None) ->
             return replace(answer, topics=topics, error_code=ErrorCode.none if topics else code)
         return replace(answer, topics=topics)
     cls = message_class(ctx.api_key, ctx.version, "response")
-    if ctx.api_key == ApiKey.FETCH and code not in OF_SESSIONS:
-        request = ctx.body if ctx.body.topics else _of_session(ctx)
-        filled = _filled(cls, request, code, is_whole=True, deep=True)
-        return filled if filled.responses else replace(filled, error_code=code)
-    return _filled(cls, ctx.body, code, is_whole=True)
+    deep = ctx.api_key == ApiKey.FETCH and code not in OF_SESSIONS
+    filled = _filled(cls, _asked(ctx), code, is_whole=True, deep=deep)
+    if deep and not filled.responses and hasattr(filled, "error_code"):
+        return replace(filled, error_code=code)
+    return filled
+
+
+def _asked(ctx: Context) -> Any:
+    """What the answer goes by: the request, but for those whose answers have another form."""
+    match ctx.api_key:
+        case ApiKey.FETCH if not ctx.body.topics:
+            return _of_session(ctx)
+        case ApiKey.ALTER_REPLICA_LOG_DIRS:
+            topics = tuple(topic for one in ctx.body.dirs for topic in one.topics)
+            return SimpleNamespace(topics=topics)
+        case ApiKey.DESCRIBE_LOG_DIRS:
+            return SimpleNamespace(directories=("",))
+    return ctx.body
 
 
 def _of_session(ctx: Context) -> Any:
@@ -116,8 +132,12 @@ def _filled(
         values[own.name] = code
     for info in infos:
         if info.is_array and info.struct is not None:
+            elements: tuple[Any, ...] = ()
             if (own is None or deep) and _bears_error(info.struct):
                 elements = _first_list(request)
+            elif info.name in _NAMING_LISTS and not is_whole:
+                elements = getattr(request, info.name, ())
+            if elements:
                 values[info.name] = tuple(
                     _filled(info.struct, element, code) for element in elements
                 )

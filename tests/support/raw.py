@@ -62,7 +62,7 @@ def _zero(hint: Any) -> Any:
         return build(hint, {})
     if issubclass(hint, dt.timedelta):
         return dt.timedelta(0)
-    for kind in (str, bytes, bool, int):
+    for kind in (str, bytes, bool, int, float):
         if issubclass(hint, kind):
             return kind()
     if issubclass(hint, uuid.UUID):

@@ -1,0 +1,357 @@
+"""Faults: of every API an error in its place, requests and answers that get lost, and delays."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from fencepost.coordinator.wire.api import APIS, Api, ApiKey
+from fencepost.coordinator.wire.schema import all_fields, message_class
+from fencepost.testing.broker import OwnBroker
+from fencepost.testing.faults import Fault, Faults
+from tests.support.raw import ConnectionLostError, RawClient, errors_in
+
+ERROR = "COORDINATOR_NOT_AVAILABLE"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
+    with OwnBroker(tmp_path_factory.mktemp("faults")) as broker, RawClient(broker.bootstrap) as one:
+        topic = {"name": "t", "num_partitions": 1, "replication_factor": 1}
+        one.call("create_topics", 5, topics=[topic], timeout=10_000)
+        yield broker
+
+
+@pytest.fixture
+def broker(running: OwnBroker) -> Iterator[OwnBroker]:
+    yield running
+    running.faults.clear()
+
+
+@pytest.fixture
+def client(broker: OwnBroker) -> Iterator[RawClient]:
+    with RawClient(broker.bootstrap) as client:
+        yield client
+
+
+def one_of_each(cls: type) -> dict[str, Any]:
+    """The fields of a request, every list of it with one element."""
+    values: dict[str, Any] = {}
+    for info in all_fields(cls):
+        if info.struct is not None:
+            element = one_of_each(info.struct)
+            values[info.name] = [element] if info.is_array else element
+        elif info.kafka_type == "string":
+            values[info.name] = ["t"] if info.is_array else "t"
+        elif info.is_array and info.kafka_type == "int32":
+            values[info.name] = [7]
+        elif info.name in {"index", "partition", "partition_index"}:
+            values[info.name] = 7
+        elif info.name == "acks":
+            values[info.name] = 1
+    return values
+
+
+def texts_in(answer: Any) -> list[object]:
+    if isinstance(answer, dict):
+        return [one for value in answer.values() for one in texts_in(value)]
+    if isinstance(answer, list):
+        return [one for value in answer for one in texts_in(value)]
+    return [answer]
+
+
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+def test_an_error_stands_in_its_place_in_every_version(
+    broker: OwnBroker, client: RawClient, api: Api
+) -> None:
+    for version in range(api.min_version, api.stable_max + 1):
+        request = one_of_each(message_class(api.key, version, "request"))
+        fault = broker.faults.add(api=api.name, error=ERROR)
+        answer = client.call(api.module, version, **request)
+        errors = set(errors_in(answer))
+        assert ERROR.lower() in errors, (version, answer)
+        # Kafka says that a Fetch as such, and the partitions of a topic, have no error then.
+        if api.key not in {ApiKey.FETCH, ApiKey.METADATA}:
+            assert errors == {ERROR.lower()}, (version, answer)
+        assert fault.hits == 1
+        assert fault.is_used_up
+        if "partition_index" in str(answer) and api.key is not ApiKey.METADATA:
+            assert 7 in texts_in(answer), (version, answer)
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "place"),
+    [
+        ("produce", 9, {"name": "t", "index": 7}),
+        ("fetch", 12, {"topic": "t", "partition_index": 7}),
+        ("offset_commit", 8, {"name": "t", "partition_index": 7}),
+        ("find_coordinator", 4, {"key": "t"}),
+        ("describe_groups", 5, {"group_id": "t"}),
+        ("delete_groups", 2, {"group_id": "t"}),
+        ("describe_transactions", 0, {"transactional_id": "t"}),
+        ("add_partitions_to_txn", 3, {"name": "t", "partition_index": 7}),
+        ("describe_configs", 4, {"resource_name": "t"}),
+        ("create_topics", 7, {"name": "t"}),
+    ],
+)
+def test_an_error_names_what_the_request_names(
+    broker: OwnBroker, client: RawClient, api: str, version: int, place: dict[str, object]
+) -> None:
+    key = next(one for one in APIS.values() if one.module == api)
+    broker.faults.add(api=key.name, error=ERROR)
+    request = one_of_each(message_class(key.key, version, "request"))
+    answer = client.call(api, version, **request)
+    assert place.items() <= dict(pairs_in(answer)).items()
+
+
+def pairs_in(answer: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(answer, dict):
+        for name, value in answer.items():
+            if not isinstance(value, (dict, list)):
+                yield name, value
+            yield from pairs_in(value)
+    elif isinstance(answer, list):
+        for one in answer:
+            yield from pairs_in(one)
+
+
+def init(client: RawClient) -> dict[str, Any]:
+    told = {"transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
+    return client.call("init_producer_id", 4, transactional_id=None, **told)
+
+
+def test_faults_come_in_their_order_each_for_so_many_requests(
+    broker: OwnBroker, client: RawClient
+) -> None:
+    broker.faults.add(api="InitProducerId", error="NOT_COORDINATOR", times=2)
+    broker.faults.add(error=15)
+    codes = [init(client)["error_code"] for _ in range(4)]
+    assert codes == ["not_coordinator", "not_coordinator", "coordinator_not_available", "none"]
+
+
+def test_a_fault_for_ever_ends_when_it_is_removed(broker: OwnBroker, client: RawClient) -> None:
+    fault = broker.faults.add(api="InitProducerId", error=ERROR, times=None)
+    for _ in range(3):
+        assert init(client)["error_code"] == ERROR.lower()
+    fault.remove()
+    assert init(client)["error_code"] == "none"
+    assert fault.hits == 3
+
+
+def test_only_requests_that_match(broker: OwnBroker, client: RawClient) -> None:
+    def end(name: str) -> str:
+        told = {"producer_id": 1, "producer_epoch": 0, "committed": True}
+        return client.call("end_txn", 3, transactional_id=name, **told)["error_code"]
+
+    client.call("find_coordinator", 3, key="a", key_type=1)
+    add = broker.faults.add
+    add(api="EndTxn", error=ERROR, match={"transactional_id": "a", "client_id": "raw"})
+    add(api="EndTxn", error="UNKNOWN_SERVER_ERROR", match={"client_id": "else"}, times=None)
+    add(
+        api="EndTxn",
+        error="NOT_COORDINATOR",
+        match=lambda r: r.body.committed and "b" in str(r.transactional_ids),
+    )
+    assert end("c") == "invalid_producer_id_mapping"
+    assert end("b") == "not_coordinator"
+    assert end("a") == ERROR.lower()
+    assert end("a") == "invalid_producer_id_mapping"
+
+
+def test_topics_match_by_name_where_the_request_has_their_ids(
+    broker: OwnBroker, client: RawClient
+) -> None:
+    (topic,) = client.call("metadata", 12, topics=[{"name": "t"}])["topics"]
+    asked = [{"topic_id": UUID(topic["topic_id"]), "partitions": [{}]}]
+    by_name = broker.faults.observe(api="Fetch", match={"topic": "t"})
+    broker.faults.add(api="Fetch", error="NOT_LEADER_OR_FOLLOWER", match={"topic": "other"})
+    answer = client.call("fetch", 13, max_bytes=100, topics=asked)
+    assert set(errors_in(answer)) == {"none"}
+    assert by_name.hits == 1
+    assert by_name.seen[0].topics == ["t"]
+
+
+def test_an_answer_that_is_lost_after_the_work(broker: OwnBroker) -> None:
+    created = {"num_partitions": 1, "replication_factor": 1}
+    for place, lost in enumerate(({"close": "after"}, {"drop": True}, {"drop": "answer"})):
+        fault = broker.faults.add(api="CreateTopics", **lost)
+        with RawClient(broker.bootstrap) as client:
+            client.send("create_topics", 5, topics=[{"name": f"done{place}", **created}], timeout=9)
+            fault.wait(10)
+            if "close" in lost:
+                with pytest.raises(ConnectionLostError):
+                    client.receive()
+        names = topics_of(broker)
+        assert f"done{place}" in names
+
+
+def test_a_request_that_is_lost_before_the_work(broker: OwnBroker) -> None:
+    created = {"num_partitions": 1, "replication_factor": 1}
+    for place, lost in enumerate(({"close": "before"}, {"drop": "request"})):
+        fault = broker.faults.add(api="CreateTopics", **lost)
+        with RawClient(broker.bootstrap) as client:
+            client.send("create_topics", 5, topics=[{"name": f"lost{place}", **created}], timeout=9)
+            fault.wait(10)
+            if "close" in lost:
+                with pytest.raises(ConnectionLostError):
+                    client.receive()
+        assert f"lost{place}" not in topics_of(broker)
+
+
+def topics_of(broker: OwnBroker) -> set[str]:
+    with RawClient(broker.bootstrap) as client:
+        return {one["name"] for one in client.call("metadata", 9, topics=None)["topics"]}
+
+
+def test_nothing_behind_a_dropped_answer_is_answered_until_the_faults_are_cleared(
+    broker: OwnBroker,
+) -> None:
+    fault = broker.faults.add(api="InitProducerId", drop=True)
+    with RawClient(broker.bootstrap, deadline_s=0.3) as client:
+        client.send("init_producer_id", 4, transaction_timeout=1, transactional_id=None)
+        client.send("api_versions", 0)
+        fault.wait(10)
+        with pytest.raises(TimeoutError):
+            client.receive()
+        broker.faults.clear()
+        with pytest.raises(ConnectionLostError):
+            client.receive()
+
+
+def test_a_delay_keeps_its_connection_and_no_other(broker: OwnBroker, client: RawClient) -> None:
+    fault = broker.faults.add(api="InitProducerId", delay_ms=300)
+    begin = time.monotonic()
+    client.send("init_producer_id", 4, transaction_timeout=1, transactional_id=None)
+    fault.wait(10)
+    with RawClient(broker.bootstrap) as other:
+        assert init(other)["error_code"] == "none"
+    assert client.receive()["error_code"] == "none"
+    assert time.monotonic() - begin >= 0.3
+
+
+def test_a_stop_wakes_whoever_waits_for_an_answer(tmp_path: Path) -> None:
+    broker = OwnBroker(tmp_path).start()
+    with RawClient(broker.bootstrap) as client:
+        for lost in ({"drop": True}, {"delay_ms": 600_000}):
+            broker.faults.add(api="ApiVersions", **lost)
+        client.send("api_versions", 0)
+        with RawClient(broker.bootstrap) as other:
+            other.send("api_versions", 0)
+            waiting = threading.Thread(target=broker.stop)
+            waiting.start()
+            waiting.join(20)
+            assert not waiting.is_alive()
+
+
+def test_without_faults_the_server_asks_its_own_registry(broker: OwnBroker) -> None:
+    async def registry(running: Any) -> object:
+        return running.server.registry
+
+    own = broker.call(registry)
+    fault = broker.faults.observe()
+    assert broker.call(registry) is not own
+    fault.remove()
+    assert broker.call(registry) is own
+    broker.faults.add(error=1)
+    broker.faults.clear()
+    assert broker.call(registry) is own
+
+
+def test_observers_are_told_and_change_nothing(broker: OwnBroker, client: RawClient) -> None:
+    seen = broker.faults.observe(api="InitProducerId")
+    broker.faults.add(api="InitProducerId", error=ERROR)
+    assert [init(client)["error_code"] for _ in range(2)] == [ERROR.lower(), "none"]
+    assert (seen.hits, [one.api for one in seen.seen]) == (2, ["InitProducerId"] * 2)
+    with pytest.raises(TimeoutError, match="InitProducerId: 2 of 3 requests"):
+        seen.wait(0.01, hits=3)
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"api": "Endtransaction", "error": ERROR}, "no API 'Endtransaction'"),
+        ({"error": "NO_SUCH"}, "no error 'NO_SUCH'"),
+        ({"error": ERROR, "drop": True}, "one of"),
+        ({"api": "EndTxn"}, "without effect"),
+        ({"drop": "all"}, "drop='all'"),
+        ({"close": "never"}, "close='never'"),
+        ({"error": ERROR, "times": 0}, "at least 1"),
+    ],
+)
+def test_a_fault_that_means_nothing_is_refused(told: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Faults().add(**told)
+
+
+def test_faults_stay_over_a_restart(tmp_path: Path) -> None:
+    with OwnBroker(tmp_path) as broker:
+        fault = broker.faults.add(api="InitProducerId", error=ERROR)
+        broker.crash()
+        broker.restart()
+        with RawClient(broker.bootstrap) as client:
+            assert init(client)["error_code"] == ERROR.lower()
+        assert fault.hits == 1
+
+
+# --- with real clients ---
+
+
+def test_a_producer_repeats_what_was_refused(broker: OwnBroker) -> None:
+    fault: Fault = broker.faults.add(
+        api="Produce", error="NOT_LEADER_OR_FOLLOWER", times=2, match={"topic": "t"}
+    )
+    producer = Producer(
+        {"bootstrap.servers": broker.bootstrap, "enable.idempotence": True, "retry.backoff.ms": 10}
+    )
+    delivered: list[int] = []
+    producer.produce(
+        "t", b"v", on_delivery=lambda _error, message: delivered.append(message.offset())
+    )
+    assert producer.flush(30) == 0
+    assert (fault.hits, len(delivered)) == (2, 1)
+
+
+def test_a_lost_answer_of_a_commit_commits_once(broker: OwnBroker) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "lost"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce("t", b"once", partition=0)
+    lost = broker.faults.add(api="EndTxn", close="after", match={"transactional_id": "lost"})
+    producer.commit_transaction(30)
+    assert lost.hits == 1
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "reader",
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+    )
+    consumer.assign([TopicPartition("t", 0, 0)])
+    values = []
+    while (message := consumer.poll(30)) is not None and message.error() is None:
+        values.append(message.value())
+    consumer.close()
+    assert values.count(b"once") == 1
+
+
+def test_a_client_is_told_of_an_error_that_it_may_not_repeat(broker: OwnBroker) -> None:
+    broker.faults.add(api="ListGroups", error="GROUP_AUTHORIZATION_FAILED", times=None)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    listed = admin.list_consumer_groups(request_timeout=10).result()
+    assert "authorization" in str(listed.errors[0]).lower()
+
+
+def test_a_client_gives_up_where_it_may_not_repeat(broker: OwnBroker) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "x"})
+    broker.faults.add(api="InitProducerId", error="TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
+    with pytest.raises(KafkaException, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+        producer.init_transactions(30)

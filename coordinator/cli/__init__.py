@@ -1,7 +1,6 @@
 """The command ``fencepost``: the daemon, and commands for people that speak the protocol.
 
-Exit status: 0 done, 1 the broker refused or something is wrong, 2 the command line is wrong,
-3 no broker could be reached.
+What the exit statuses mean stands in :data:`fencepost.coordinator.cli.output.EXIT_CODES`.
 
 One module per command group; a module is imported only when its command is used, because
 ``fencepost serve`` must be up in a fraction of a second.
@@ -10,12 +9,17 @@ One module per command group; a module is imported only when its command is used
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS = {
     "cluster": "show brokers, features and API versions",
     "configs": "show and change settings of topics, brokers and groups",
+    "completion": "print what makes a shell complete these commands",
     "consume": "read records of a topic",
     "crash-sweep": "kill the broker at every step under your own pipeline",
     "dump-log": "show the files of a data directory",
@@ -46,14 +50,35 @@ class LazyGroup(click.Group):
         command = module.command
         return command if isinstance(command, click.Command) else None
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the names of commands without importing any of them."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=text)
+            for name, text in sorted(COMMANDS.items())
+            if name.startswith(incomplete)
+        ]
+        # Not the group's own, which would import them all.
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing any of them."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl(sorted(COMMANDS.items()))
+        from fencepost.coordinator.cli.output import EXIT_CODES
+
+        with formatter.section("Exit status"):
+            formatter.write_dl([(str(code), text) for code, text in EXIT_CODES.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fencepost", prog_name="fencepost")
 def main() -> None:
-    """Run and question a Kafka-protocol broker made for groups and transactions."""
+    """Run and question a Kafka-protocol broker made for groups and transactions.
+
+    Every command that asks a broker works on Apache Kafka as well. It finds it by --bootstrap, or
+    else by $FENCEPOST_BOOTSTRAP, or else by the profile that --profile or $FENCEPOST_PROFILE names
+    in ~/.config/fencepost/profiles.toml ($FENCEPOST_PROFILES is another file).
+    """

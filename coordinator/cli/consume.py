@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
+import contextlib
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fencepost.coordinator.cli.output import shared_options, utc
+from fencepost.coordinator.cli.output import moment, shared_options
+from fencepost.coordinator.cli.record_format import (
+    FIELDS,
+    NAMED,
+    NULL,
+    Formatter,
+    formatter,
+    header,
+    unescape,
+)
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.cli.group_member import Member
+    from fencepost.coordinator.cli.queries.held_back import HeldBack
+    from fencepost.coordinator.cli.queries.reader import Reader
     from fencepost.coordinator.cli.queries.session import Session
-    from fencepost.logcore.batch import LogRecord
+    from fencepost.coordinator.cli.queries.where import Where
+    from fencepost.coordinator.wire.client.requests import Partition
+
+HINT_AFTER_S = 2.0
+"""A transaction that holds a reader at the end up for longer is worth a word."""
+
+IDLE_S = 0.2
+"""How long a member without partitions waits before it looks again."""
 
 
 @click.command("consume")
@@ -23,7 +45,15 @@ if TYPE_CHECKING:
     default="earliest",
     show_default=True,
     metavar="WHERE",
-    help="earliest, latest, an offset, or a time as 2013-01-31T12:00:00+00:00.",
+    help="earliest, latest, an offset, P=OFFSET,… by partition, -10 for the last ten of each"
+    " partition, or a time: 02:13, -10m, yesterday, 2026-01-31T12:00 (UTC), @MS.",
+)
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="The same as --from -N.")
+@click.option(
+    "--until",
+    default="end",
+    metavar="WHERE",
+    help="Stop before: an offset, P=OFFSET,… or a time; else the end of now.",
 )
 @click.option(
     "--isolation",
@@ -32,6 +62,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="read_committed hides aborted and open transactions.",
 )
+@click.option("--group", "-g", help="As a member of this group: from its offsets on, with commits.")
+@click.option("--key", "keys", multiple=True, help="Only records with this key; repeatable.")
 @click.option("--limit", "-n", type=click.IntRange(min=1), help="Stop after so many records.")
 @click.option("--follow", "-f", is_flag=True, help="Go on at the end, until Ctrl-C.")
 @click.option(
@@ -39,61 +71,220 @@ if TYPE_CHECKING:
     "form",
     default="text",
     show_default=True,
-    type=click.Choice(["text", "table", "json"]),
-    help="The values, a line each with all fields, or JSON lines.",
+    metavar="|".join((*NAMED, "TEMPLATE")),
+    help="The values, a line each with all fields, JSON lines, the values' bytes, or a template of"
+    rf" {' '.join(f'%{letter}' for letter in FIELDS)} and \n \t \xNN.",
 )
+@click.option("--null", default=NULL, show_default=True, help="What stands for no key or value.")
+@click.option("--no-decode", is_flag=True, help="Show internal topics' records as they are.")
 @shared_options
 def command(
     session: Session,
     topic: str,
     wanted: tuple[int, ...],
-    begin: str,
-    isolation: str,
-    limit: int | None,
+    group: str | None,
     form: str,
+    null: str,
     *,
-    follow: bool,
+    no_decode: bool,
+    **asked: Any,
 ) -> None:
-    """Print the records of TOPIC from --from to its end."""
-    from fencepost.coordinator.cli.queries.reader import Reader
+    r"""Print the records of TOPIC from --from to --until, or to its end.
 
-    reader = Reader(session, topic, committed=isolation == "read_committed")
-    reader.seek(wanted, begin)
-    if form == "table":
-        click.echo(f"{'PARTITION':>9}  {'OFFSET':>10}  {'TIMESTAMP':<24}  KEY  VALUE")
-    try:
-        for count, (index, record) in enumerate(reader.records(follow=follow), 1):
-            click.echo(_line(topic, index, record, form))
-            if count == limit:
+    A template's fields are kcat's: %t topic, %p partition, %o offset, %k key, %s value, %h headers,
+    %T timestamp in ms (%D: ISO 8601), %K and %S bytes of key and value (-1 for none); it ends with
+    \n where lines are wanted. A tombstone is printed as <null>, and a text that is just that as
+    \<null>. Of an internal topic what its records say is printed.
+
+    On standard error stands what an open transaction holds back, what --group has committed, and
+    where the topic does not have what was asked for.
+    """
+    if group is not None and (wanted or asked["tail"] is not None):
+        raise click.UsageError("a group says itself which partitions are read, and from where on")
+    begin, until = _places(asked.pop("begin"), asked.pop("tail"), asked.pop("until"))
+    line = formatter(topic, form, null=null, decode=not no_decode)
+    keys = frozenset(unescape(key).encode() for key in asked.pop("keys"))
+    limit = asked.pop("limit")
+    out = Output(line, keys, limit)
+    work = Consumption(session, topic, out, begin, until, **asked)
+    above = header(form)
+    if above is not None:
+        click.echo(above)
+    with contextlib.suppress(KeyboardInterrupt):
+        if group is None:
+            work.read(wanted)
+        else:
+            work.read_as_member(group)
+
+
+def _places(begin: str, tail: int | None, until: str) -> tuple[Where, Where]:
+    from fencepost.coordinator.cli.queries.times import TimeError
+    from fencepost.coordinator.cli.queries.where import Where, read_where
+
+    if tail is not None and begin != "earliest":
+        raise click.UsageError("give either --from or --tail")
+    found = []
+    for option, text in (("--from", begin), ("--until", until)):
+        try:
+            found.append(read_where(text))
+        except TimeError as error:
+            raise click.BadParameter(str(error), param_hint=option) from error
+    if found[1].last is not None:
+        raise click.BadParameter("it ends at an offset, a time or the end", param_hint="--until")
+    return found[0] if tail is None else Where(last=tail), found[1]
+
+
+@dataclass(slots=True)
+class Output:
+    """Prints what it is given, up to the limit."""
+
+    line: Formatter
+    keys: frozenset[bytes]
+    limit: int | None
+    count: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is wanted."""
+        return self.limit is not None and self.count >= self.limit
+
+    def show(self, index: int, records: list[Any], position: int) -> int:
+        """Print ``records`` of a partition; where to go on, ``position`` if all are dealt with."""
+        lines = []
+        for record in records:
+            if self.keys and record.key not in self.keys:
+                continue
+            lines.append(self.line(index, record))
+            self.count += 1
+            if self.is_full:
+                position = record.offset + 1
                 break
-    except KeyboardInterrupt:
-        return
+        if lines:
+            click.echo(b"".join(lines), nl=False)
+        return position
 
 
-def _line(topic: str, index: int, record: LogRecord, form: str) -> str:
-    if form == "text":
-        return _text(record.value)
-    stamp = utc(record.timestamp_ms)
-    if form == "table":
-        key, value = _text(record.key), _text(record.value)
-        return f"{index:>9}  {record.offset:>10}  {stamp:<24}  {key}  {value}"
-    return json.dumps(
-        {
-            "topic": topic,
-            "partition": index,
-            "offset": record.offset,
-            "timestamp": stamp,
-            "key": _plain(record.key),
-            "value": _plain(record.value),
-            "headers": [[name, _plain(value)] for name, value in record.headers],
-        },
-        ensure_ascii=False,
-    )
+@dataclass(slots=True)
+class Consumption:
+    """One run: from where to where, for whom."""
+
+    session: Session
+    topic: str
+    out: Output
+    begin: Where
+    until: Where
+    isolation: str
+    follow: bool
+    waiting: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """Partition → (its last stable offset, since when the reader waits there)."""
+
+    def read(self, wanted: Collection[int]) -> None:
+        """Read without a group."""
+        reader = self._reader(wanted)
+        for index, records in reader.rounds():
+            self.out.show(index, records, reader.positions[index])
+            if self.out.is_full:
+                return
+            if not records:
+                self._hint_late(reader, index)
+        self._hint_at_end(reader)
+
+    def read_as_member(self, group: str) -> None:
+        """Read what the group assigns, from what it has committed on, and commit what is shown."""
+        from fencepost.coordinator.cli.group_member import Member
+
+        member = Member(self.session, group, self.topic)
+        self.session.topics([self.topic])
+        try:
+            while not self._read_share(member):
+                pass
+        finally:
+            member.leave()
+
+    def _read_share(self, member: Member) -> bool:
+        """Read from one rebalance to the next; whether everything is read."""
+        share = member.join()
+        if not share:
+            return self._is_idle(member)
+        reader = self._reader(share)
+        committed = self.session.committed(member.group)
+        reader.move(
+            {place[1]: committed[place].offset for place in reader.places if place in committed}
+        )
+        told = reader.positions
+        for index, records in reader.rounds():
+            if not member.is_settled():
+                return False
+            position = self.out.show(index, records, reader.positions[index])
+            if position != told[index]:
+                told[index] = position
+                if not member.commit({index: position}):
+                    return False
+                click.echo(
+                    f"{member.group}: committed {self.topic}:{index} at {position}", err=True
+                )
+            if self.out.is_full:
+                return True
+            if not records:
+                self._hint_late(reader, index)
+        self._hint_at_end(reader)
+        return True
+
+    def _is_idle(self, member: Member) -> bool:
+        """Have no partition: True if that is all, False when the group has changed."""
+        if not self.follow:
+            click.echo(f"{member.group}: others read all of {self.topic}", err=True)
+            return True
+        while member.is_settled():
+            time.sleep(IDLE_S)
+        return False
+
+    def _reader(self, wanted: Collection[int]) -> Reader:
+        from fencepost.coordinator.cli.queries.reader import Reader
+
+        reader = Reader(self.session, self.topic, committed=self.isolation == "read_committed")
+        reader.seek(wanted, self.begin, self.until, follow=self.follow)
+        for note in reader.notes:
+            click.echo(note, err=True)
+        return reader
+
+    def _hint_late(self, reader: Reader, index: int) -> None:
+        """Tell once of each transaction that keeps the reader waiting for a while."""
+        pin = reader.pins.get(index)
+        now = time.monotonic()
+        before = self.waiting.get(index)
+        if pin is None:
+            self.waiting.pop(index, None)
+        elif before is None or before[0] != pin:
+            self.waiting[index] = pin, now
+        elif now - before[1] > HINT_AFTER_S:
+            self.waiting[index] = pin, float("inf")
+            self._hint([(self.topic, index)])
+
+    def _hint_at_end(self, reader: Reader) -> None:
+        from fencepost.coordinator.cli.queries.where import END
+
+        if self.until is END and self.isolation == "read_committed":
+            self._hint(reader.places)
+
+    def _hint(self, places: list[Partition]) -> None:
+        from fencepost.coordinator.cli.queries.held_back import held_back
+
+        found = held_back(self.session, places)
+        for row in found:
+            click.echo(_hint_text(row), err=True)
+        if found:
+            told = "--isolation read_uncommitted shows them"
+            click.echo(f"{told}, `fencepost txns blame {self.topic}` tells more", err=True)
 
 
-def _plain(data: bytes | None) -> str | None:
-    return None if data is None else data.decode("utf-8", "backslashreplace")
-
-
-def _text(data: bytes | None) -> str:
-    return "null" if data is None else data.decode("utf-8", "backslashreplace")
+def _hint_text(row: HeldBack) -> str:
+    topic, index = row.place
+    count = f"{'' if row.is_exact else 'up to '}{row.records} records"
+    who = "an open transaction"
+    if row.transaction is not None:
+        who = f"the open transaction of {row.transaction.transactional_id}"
+    if row.producer is not None:
+        who += f" (producer {row.producer.producer_id})"
+    since = f", open since {moment(row.since_ms)}" if row.since_ms is not None else ""
+    return f"{topic}:{index}: {who}{since}, holds {count} back, from offset {row.stable} on"

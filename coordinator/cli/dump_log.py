@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from fencepost.coordinator.cli.decoding import decoder_of_directory, plain
 from fencepost.coordinator.cli.output import EXIT_REFUSED, emit, format_option
-
-if TYPE_CHECKING:
-    from fencepost.logcore.batch import LogRecord
 
 COLUMNS = {
     "batch": (
@@ -53,7 +49,7 @@ COLUMNS = {
 def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) -> None:
     """Show logs, indexes, snapshots and checkpoints; exit 1 if something in them is wrong.
 
-    Records of __consumer_offsets, __transaction_state and __cluster_metadata are shown in clear.
+    Records of internal topics are shown in clear.
     """
     from fencepost.logcore.dump import dump_file, is_problem
     from fencepost.logcore.fs import OsFileSystem
@@ -64,14 +60,14 @@ def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) 
         directory = path.absolute().parent
         try:
             rows = [
-                {"file": str(path), **{name: _plain(value) for name, value in row.items()}}
+                {"file": str(path), **{name: plain(value) for name, value in row.items()}}
                 for row in dump_file(
                     fs,
                     str(directory),
                     path.name,
                     verify=verify,
                     records=records,
-                    decoder=decoder_of(directory.name),
+                    decoder=decoder_of_directory(directory.name),
                 )
             ]
         except (OSError, ValueError) as error:
@@ -95,100 +91,3 @@ def _show(path: Path, rows: Iterable[dict[str, object]]) -> None:
         columns = COLUMNS.get(kind) or [name for name in some[0] if name not in {"file", "kind"}]
         used = [name for name in columns if any(name in row for row in some)]
         emit(some, used, "table")
-
-
-def decoder_of(
-    directory: str,
-) -> Callable[[LogRecord], Mapping[str, object] | None] | None:
-    """Find who can read the records of a partition, by the name of its directory."""
-    return {
-        "__consumer_offsets": _decode_group,
-        "__transaction_state": _decode_txn,
-        "__cluster_metadata": _decode_metadata,
-    }.get(directory.split(".", 1)[0].rpartition("-")[0])
-
-
-def _decode_group(record: LogRecord) -> Mapping[str, object] | None:
-    from fencepost.groups.records import decode
-    from fencepost.logcore.machine import Record
-
-    found = decode(Record(record.key or b"", record.value))
-    if found is None:
-        return None
-    key, value = found
-    row = _key_of_group(key)
-    row["tombstone" if value is None else "value"] = True if value is None else _fields(value)
-    return row
-
-
-def _key_of_group(key: object) -> dict[str, object]:
-    from fencepost.groups.consumer_records import PER_GROUP, ConsumerKey
-    from fencepost.groups.consumer_records import ConsumerRecordType as Kind
-
-    match key:
-        case ConsumerKey(Kind.REGULAR_EXPRESSION, group_id, regex):
-            return {"type": "RegularExpression", "group_id": group_id, "regex": regex}
-        case ConsumerKey(kind, group_id) if kind in PER_GROUP:
-            return {"type": "ConsumerGroup", "kind": kind, "group_id": group_id}
-        case ConsumerKey(kind, group_id, member_id):
-            told = {"type": "ConsumerMember", "kind": kind, "group_id": group_id}
-            return {**told, "member_id": member_id}
-    return {"type": type(key).__name__.removesuffix("Key"), **_fields(key)}
-
-
-def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:
-    from fencepost.logcore.machine import Record
-    from fencepost.txn.records import decode
-
-    found = decode(Record(record.key or b"", record.value))
-    if found is None:
-        return None
-    row: dict[str, object] = {"transactional_id": found.transactional_id}
-    if found.txn is None:
-        row["tombstone"] = True
-    else:
-        row["value"] = _fields(found.txn) | {"state": found.txn.state.name}
-    return row
-
-
-def _decode_metadata(record: LogRecord) -> Mapping[str, object] | None:
-    """Ours has a key in each record; Apache Kafka's has none, and is its own tools' to read."""
-    from fencepost.coordinator.metadata.records import MetadataError, decode
-    from fencepost.logcore.errors import InvalidRecordError
-    from fencepost.logcore.machine import Record
-
-    if record.key is None:
-        return None
-    try:
-        kind, name, value = decode(Record(record.key, record.value))
-    except MetadataError as error:
-        raise InvalidRecordError(str(error)) from error
-    row: dict[str, object] = {"type": kind, "name": name}
-    row["tombstone" if value is None else "value"] = True if value is None else value
-    return row
-
-
-def _fields(value: object) -> dict[str, object]:
-    """The fields of a dataclass instance by name."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        named: dict[str, object] = value._asdict()
-        return named
-    if not dataclasses.is_dataclass(value):
-        return {"value": value}
-    return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-
-
-def _plain(value: object) -> object:
-    """A value as JSON knows it; bytes are text where they can be, hexadecimal digits where not."""
-    if isinstance(value, bytes):
-        text = value.decode(errors="replace")
-        return text if text.isprintable() and "\ufffd" not in text else f"0x{value.hex()}"
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return sorted((_plain(item) for item in value), key=str)
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain(_fields(value))
-    return value

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.coordinator.cli.queries.session import NO_EPOCH, Position, check
+from fencepost.coordinator.cli.queries.times import TimeError, milliseconds
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, NAMED, rows_of, topics
 
 if TYPE_CHECKING:
@@ -114,9 +115,7 @@ def targets(
             )
         wanted = {tp: committed[tp].offset + where.shift_by for tp in partitions}
     else:
-        at_ms = int(moment(where, now).timestamp() * 1000)
-        # A negative time would have another meaning in ListOffsets.
-        found = session.offsets(partitions, max(0, at_ms))
+        found = session.offsets(partitions, moment_ms(where, now))
         wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
     tell_of_moved(wanted, first, end)
     return {tp: Position(min(max(at, first[tp]), end[tp])) for tp, at in wanted.items()}
@@ -134,22 +133,22 @@ def tell_of_moved(
             click.echo(f"note: {held}, so {taken} is taken for {at}", err=True)
 
 
-def moment(where: Where, now: dt.datetime) -> dt.datetime:
-    """The instant that ``--to-datetime`` or ``--by-duration`` names; without a zone it is UTC."""
-    if where.by_duration is not None:
-        match = _DURATION.fullmatch(where.by_duration)
-        if match is None or not any(match.groups()):
-            raise click.BadParameter("it must be like P1DT2H30M15S", param_hint="--by-duration")
-        parts = {name: int(value or 0) for name, value in match.groupdict().items()}
+def moment_ms(where: Where, now: dt.datetime) -> int:
+    """The instant that ``--to-datetime`` or ``--by-duration`` names, in ms since 1970."""
+    if where.by_duration is None:
         try:
-            return now - dt.timedelta(**parts)
-        except OverflowError as error:
-            raise click.BadParameter(str(error), param_hint="--by-duration") from error
+            return milliseconds(where.to_datetime or "", now)
+        except TimeError as error:
+            raise click.BadParameter(str(error), param_hint="--to-datetime") from error
+    match = _DURATION.fullmatch(where.by_duration)
+    if match is None or not any(match.groups()):
+        raise click.BadParameter("it must be like P1DT2H30M15S", param_hint="--by-duration")
+    parts = {name: int(value or 0) for name, value in match.groupdict().items()}
     try:
-        at = dt.datetime.fromisoformat(where.to_datetime or "")
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--to-datetime") from error
-    return at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)
+        # A negative time would have another meaning in ListOffsets.
+        return max(0, int((now - dt.timedelta(**parts)).timestamp() * 1000))
+    except OverflowError as error:
+        raise click.BadParameter("that is too long", param_hint="--by-duration") from error
 
 
 def read_file(name: str) -> dict[Partition, Position]:
@@ -209,8 +208,13 @@ def undo_name(group: str, now: dt.datetime) -> str:
     return f"undo-{safe}-{now:%Y%m%dT%H%M%SZ}.csv"
 
 
-def commit(session: Session, group: str, offsets: Mapping[Partition, Position]) -> None:
-    """Commit ``offsets``, delete those that are :data:`NOTHING`. Raises ApiError at the first."""
+def commit(
+    session: Session, group: str, offsets: Mapping[Partition, Position], **claim: Any
+) -> None:
+    """Commit ``offsets``, delete those that are :data:`NOTHING`. Raises ApiError at the first.
+
+    ``claim`` is who commits, if it is a member: its id and generation, by OffsetCommit's fields.
+    """
     places = sorted(tp for tp, position in offsets.items() if position.offset >= 0)
     for start in range(0, len(places), COMMIT_PARTITIONS):
         part = {tp: offsets[tp] for tp in places[start : start + COMMIT_PARTITIONS]}
@@ -218,14 +222,16 @@ def commit(session: Session, group: str, offsets: Mapping[Partition, Position]) 
             "OffsetCommit",
             at_most=NAMED["OffsetCommit"],
             to_group=group,
-            entity=partial(_commit_request, group=group, offsets=part),
+            entity=partial(_commit_request, group=group, offsets=part, **claim),
         )
         for (topic, index), row in rows_of(answer):
             check(row.error_code, "OffsetCommit", f"{topic}:{index}")
     delete(session, group, [tp for tp, position in offsets.items() if position.offset < 0])
 
 
-def _commit_request(make: Any, group: str, offsets: Mapping[Partition, Position]) -> Any:
+def _commit_request(
+    make: Any, group: str, offsets: Mapping[Partition, Position], **claim: Any
+) -> Any:
     rows = (
         (
             place,
@@ -238,7 +244,8 @@ def _commit_request(make: Any, group: str, offsets: Mapping[Partition, Position]
         )
         for place, position in offsets.items()
     )
-    return make.message(group_id=group, topics=topics(make.OffsetCommitRequestTopic, rows))
+    asked = topics(make.OffsetCommitRequestTopic, rows)
+    return make.message(group_id=group, topics=asked, **claim)
 
 
 def delete(session: Session, group: str, partitions: Iterable[Partition]) -> None:

@@ -177,7 +177,7 @@ def offsets(session: Session, group: str, form: str) -> None:
 @click.option("--to-latest", is_flag=True, help="Behind the newest record.")
 @click.option("--to-current", is_flag=True, help="What is committed; the end where nothing is.")
 @click.option("--to-offset", type=click.IntRange(min=0), help="This offset.")
-@click.option("--to-datetime", metavar="TIME", help="ISO 8601; UTC without a zone.")
+@click.option("--to-datetime", metavar="TIME", help="02:13, -2h, yesterday or ISO (UTC).")
 @click.option("--by-duration", metavar="P1DT2H", help="So long ago, ISO 8601.")
 @click.option("--shift-by", type=int, help="Forward, or with a negative number back.")
 @click.option("--from-file", metavar="FILE", help="Lines topic,partition,offset; or an undo file.")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
-from fencepost.coordinator.cli.output import emit, table_options, text_of, utc
-from fencepost.coordinator.history.entries import Entry, encode_key
+from fencepost.coordinator.cli.output import emit, read_time, table_options, text_of, utc
+from fencepost.coordinator.history.entries import GROUP, Entry, encode_key
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -23,8 +22,6 @@ COLUMNS = ("time", "what", "change", "why", "trigger", "who", "client", "host")
 _WIDTHS = (24, 26, 22, 40, 25, 24, 16, 15)
 """Columns of a line that is printed as it comes, when nobody knows how wide the next will be."""
 
-_PLACES = frozenset({"earliest", "latest"})
-
 _WHY = ("reason", "cause", "during")
 _WHO = ("member", "leader")
 _EPOCHS = ("former_producer_epoch", "fenced_epoch", "given_producer_epoch")
@@ -33,7 +30,11 @@ _EPOCHS = ("former_producer_epoch", "fenced_epoch", "given_producer_epoch")
 def history_options(function: Callable[P, R]) -> Callable[P, R]:
     """Add ``--from`` (or ``--since``), ``--until``, ``--follow`` and the options of a table."""
     function = click.option(
-        "--until", metavar="TIME", help="Only what happened before; ISO 8601, UTC without a zone."
+        "--until",
+        "end_ms",
+        metavar="TIME",
+        callback=read_time,
+        help="Only what happened before: a time as for --since.",
     )(table_options(function))
     function = click.option(
         "--from",
@@ -42,7 +43,7 @@ def history_options(function: Callable[P, R]) -> Callable[P, R]:
         default="earliest",
         show_default=True,
         metavar="WHERE",
-        help="earliest, latest, or a time as 2013-01-31T12:00:00, UTC without a zone.",
+        help="earliest, latest, or a time: 02:13, -10m, yesterday, 2026-01-31T12:00 (UTC).",
     )(function)
     return click.option(
         "--follow", "-f", is_flag=True, help="Go on telling as it happens, until Ctrl-C."
@@ -57,29 +58,37 @@ def show(
     begin: str,
     form: str,
     follow: bool,
-    until: str | None,
+    end_ms: int | None,
 ) -> None:
     """Print the entries of ``subject``, oldest first; with ``follow`` as JSON lines, or in lines.
 
-    A broker that has not written any history yet has none to show, which is no error.
+    That nothing is told of a group or id is no error, as on a broker that keeps no history; but it
+    must exist.
     """
     from fencepost.coordinator.cli.queries.entries import entries_of
+    from fencepost.coordinator.cli.queries.times import TimeError, milliseconds
+    from fencepost.coordinator.cli.queries.where import PLACES, Where
 
-    if until is not None and follow:
+    if end_ms is not None and follow:
         raise click.UsageError("--follow has no end")
-    end_ms = None if until is None else _milliseconds(until, "--until")
-    begin_ms = None
-    if begin not in _PLACES and not begin.isdigit():
-        begin_ms = int(_milliseconds(begin, "--since"))
-        begin = dt.datetime.fromtimestamp(begin_ms / 1000, dt.UTC).isoformat()
-    entries = entries_of(session, begin, key=encode_key(scope, subject), follow=follow)
+    where, begin_ms = PLACES.get(begin), None
+    if where is None:
+        try:
+            begin_ms = milliseconds(begin)
+        except TimeError as error:
+            raise click.BadParameter(str(error), param_hint="--since") from error
+        where = Where(time=begin_ms)
+    entries = entries_of(session, where, key=encode_key(scope, subject), follow=follow)
     if begin_ms is not None:
         # One write holds what happened in some milliseconds, and is found by its last moment.
         entries = (entry for entry in entries if entry.at_ms >= begin_ms)
     if end_ms is not None:
         entries = (entry for entry in entries if entry.at_ms < end_ms)
     if not follow:
-        emit([row_of(entry) for entry in entries], COLUMNS, form)
+        rows = [row_of(entry) for entry in entries]
+        if not rows:
+            _require_known(session, scope, subject)
+        emit(rows, COLUMNS, form)
         return
     with contextlib.suppress(KeyboardInterrupt):
         if form == "table":
@@ -87,6 +96,18 @@ def show(
         for entry in entries:
             row = row_of(entry)
             click.echo(json.dumps(row, ensure_ascii=False) if form == "json" else _line(row))
+
+
+def _require_known(session: Session, scope: str, subject: str) -> None:
+    """Refuse the name of a group or transactional id that no coordinator knows: it is mistyped."""
+    if scope == GROUP:
+        from fencepost.coordinator.cli.queries.group_view import existing
+
+        existing(session, subject)
+    else:
+        from fencepost.coordinator.cli.queries.open_transactions import transaction
+
+        transaction(session, subject)
 
 
 def row_of(entry: Entry) -> dict[str, Any]:
@@ -140,14 +161,6 @@ def _producer(detail: Mapping[str, Any]) -> str | None:
 
 def _first(detail: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     return next((str(detail[name]) for name in names if detail.get(name)), None)
-
-
-def _milliseconds(text: str, option: str) -> float:
-    try:
-        at = dt.datetime.fromisoformat(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=option) from error
-    return (at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)).timestamp() * 1000
 
 
 def _line(row: Mapping[str, Any]) -> str:

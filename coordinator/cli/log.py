@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
-from fencepost.coordinator.cli.dump_log import decoder_of
+from fencepost.coordinator.cli.decoding import decoder_of_directory
 from fencepost.coordinator.cli.output import EXIT_REFUSED, emit, format_option, key_values
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def verify(directories: tuple[Path, ...], pairs: tuple[str, ...], form: str) -> 
     summary: list[dict[str, object]] = []
     for directory in _partitions_of(directories):
         if _PARTITION.fullmatch(directory.name):
-            decoder = decoder_of(directory.name)
+            decoder = decoder_of_directory(directory.name)
             found = list(verify_partition(fs, str(directory), decoder=decoder))
         else:
             found = list(verify_data_directory(fs, str(directory)))

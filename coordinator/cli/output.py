@@ -16,7 +16,22 @@ R = TypeVar("R")
 Row = Mapping[str, object]
 
 EXIT_REFUSED = 1
+EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
+EXIT_PARTIAL = 4
+
+EXIT_CODES = {
+    0: "done",
+    EXIT_REFUSED: "the broker refused, what was named does not exist, or something is wrong",
+    EXIT_USAGE: "the command line, a profile or a time on it can not be understood",
+    EXIT_UNREACHABLE: "no broker could be reached, or none answered in time",
+    EXIT_PARTIAL: "a part was done: `produce` has written some of the records and not others",
+}
+"""What every command's exit status means; ``fencepost --help`` prints it."""
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+DEFAULT_TIMEOUT_S = 10.0
+
 TABLE_WIDTH = 100_000
 """Columns never wrap: the terminal or the pager decides, and a pipe gets whole lines."""
 
@@ -27,8 +42,18 @@ class Unreachable(click.ClickException):
     exit_code = EXIT_UNREACHABLE
 
 
+def read_time(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
+    """Read an option that is a time: in milliseconds since 1970, None if it was not given."""
+    from fencepost.coordinator.cli.queries.times import TimeError, milliseconds
+
+    try:
+        return None if text is None else milliseconds(text)
+    except TimeError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 def shared_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--bootstrap`` and ``--timeout``: the function gets a session with that cluster.
+    """Add ``--bootstrap``, ``--profile`` and ``--timeout``: the function gets a session with it.
 
     The client's errors become exit codes.
     """
@@ -36,30 +61,50 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
     @click.option(
         "--bootstrap",
         "-b",
-        default="127.0.0.1:9092",
         envvar="FENCEPOST_BOOTSTRAP",
-        show_default=True,
+        show_default=DEFAULT_BOOTSTRAP,
         show_envvar=True,
         metavar="HOST:PORT",
         help="A broker to begin with; several are separated by commas.",
     )
     @click.option(
+        "--profile",
+        envvar="FENCEPOST_PROFILE",
+        show_envvar=True,
+        metavar="NAME",
+        help="Take what is not said otherwise from this part of the profiles' file.",
+    )
+    @click.option(
         "--timeout",
-        default=10.0,
-        show_default=True,
+        show_default=str(DEFAULT_TIMEOUT_S),
         metavar="SECONDS",
         type=click.FloatRange(min=0.1),
         help="Give up after so long.",
     )
     @functools.wraps(function)
-    def wrapped(bootstrap: str, timeout: float, **options: object) -> R:
+    def wrapped(
+        bootstrap: str | None, profile: str | None, timeout: float | None, **options: object
+    ) -> R:
         # First: it keeps what no command uses out of the start.
         from fencepost.coordinator.cli.queries.session import Session
         from fencepost.coordinator.wire.client.client import BrokerUnreachable
         from fencepost.coordinator.wire.errors import WireError
 
+        servers, seconds = bootstrap, timeout
+        if profile is not None:
+            from fencepost.coordinator.cli.profiles import ProfileError, read_profile
+
+            try:
+                told = read_profile(profile)
+            except ProfileError as error:
+                raise click.UsageError(str(error)) from error
+            servers, seconds = servers or told.bootstrap, seconds or told.timeout_s
         try:
-            with Session(bootstrap, timeout) as session:
+            session = Session(servers or DEFAULT_BOOTSTRAP, seconds or DEFAULT_TIMEOUT_S)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--bootstrap") from error
+        try:
+            with session:
                 return function(session, **options)
         except BrokerUnreachable as error:
             raise Unreachable(str(error)) from error
@@ -117,7 +162,10 @@ def emit(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:
 
 def utc(timestamp_ms: int) -> str:
     """A time of the wire as text."""
-    when = dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC)
+    try:
+        when = dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"@{timestamp_ms}"  # microseconds, mostly, of a client that took them for ms
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -132,4 +180,9 @@ def text_of(value: object) -> str:
         return "-"
     if isinstance(value, (list, tuple)):
         value = ",".join(str(item) for item in value) or "-"
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """``text`` in which control characters are escapes."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

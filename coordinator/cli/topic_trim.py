@@ -52,8 +52,7 @@ def plan(session: Session, topics: Sequence[str], where: Where) -> list[Row]:
         wanted = end
     else:
         asked = group_reset.Where(to_datetime=where.to_datetime)
-        at_ms = int(group_reset.moment(asked, dt.datetime.now(dt.UTC)).timestamp() * 1000)
-        found = session.offsets(places, max(0, at_ms))
+        found = session.offsets(places, group_reset.moment_ms(asked, dt.datetime.now(dt.UTC)))
         wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
     group_reset.tell_of_moved(wanted, first, end)
     new = {tp: min(max(wanted[tp], first[tp]), end[tp]) for tp in places}

@@ -25,6 +25,12 @@ DEFAULT_MAX_TIMEOUT_MINUTES = 15.0
 
 LIST_TRANSACTIONS = 66
 
+TRANSACTION_STATES = (
+    *("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"),
+    *("Dead", "PrepareEpochFence"),
+)
+"""Kafka's ``TransactionState``, by the names that filters take."""
+
 PRODUCER_COLUMNS = [
     "topic",
     "partition",
@@ -80,7 +86,8 @@ def list_txns(
         check(answer.error_code, "ListTransactions", id_pattern)
         if answer.unknown_state_filters:
             unknown = ", ".join(answer.unknown_state_filters)
-            raise click.ClickException(f"no such transaction state: {unknown}")
+            known = ", ".join(TRANSACTION_STATES)
+            raise click.ClickException(f"no such transaction state: {unknown}; there are {known}")
         rows.extend(
             {
                 "transactional_id": row.transactional_id,
@@ -353,20 +360,29 @@ def show_blame(session: Session, where: str, form: str) -> None:
 
     For each partition: the offset where such readers stop (STABLE), the end, the oldest open
     transaction, and the groups behind it with their lag; a `!` marks a group that has read all
-    there is for it. CLIENT names the members of the group whose offsets the transaction carries.
+    there is for it. CLIENT names the members of the group whose offsets the transaction carries,
+    or else who claimed the transactional id, as the broker's history tells (not Apache Kafka's).
     """
     from fencepost.coordinator.cli.queries.blame import blame
+    from fencepost.coordinator.cli.queries.claims import claims_of, holder
     from fencepost.coordinator.cli.queries.open_transactions import partitions_of
 
     found = blame(session, partitions_of(session, [where]))
-    rows = [_blame_row(row, form) for row in found]
+    pins = {row.pin.producer_id: row.pin.epoch for row in found if row.pin is not None}
+    claims = claims_of(session, pins)
+    holders = {one: holder(claims.get(one, ()), epoch) for one, epoch in pins.items()}
+    rows = [
+        _blame_row(row, holders.get(row.pin.producer_id) if row.pin else None, form)
+        for row in found
+    ]
     columns = ["partition", "stable", "end", "behind", "transactional_id", "state", "producer_id"]
     emit(rows, [*columns, "epoch", "since", "client", "groups", "hanging"], form)
 
 
-def _blame_row(row: Blame, form: str) -> dict[str, object]:
+def _blame_row(row: Blame, claim: Claim | None, form: str) -> dict[str, object]:
     from dataclasses import asdict
 
+    owner = _owner(row.transaction, row.clients, claim)
     pin, transaction = row.pin, row.transaction
     since = transaction.started_ms if transaction is not None else None
     return {
@@ -376,13 +392,13 @@ def _blame_row(row: Blame, form: str) -> dict[str, object]:
         "end": row.end,
         "behind": row.end - row.stable,
         "open": row.open_count,
-        "transactional_id": transaction.transactional_id if transaction else None,
+        "transactional_id": owner["transactional_id"],
         "state": transaction.state if transaction else None,
         "producer_id": pin.producer_id if pin else None,
         "epoch": pin.epoch if pin else None,
         # A hanging transaction has no beginning any more; the last write bounds it from above.
         "since": moment(since if since is not None else pin.last_timestamp_ms if pin else None),
-        "client": list(row.clients),
+        "client": owner["client"],
         "groups": [asdict(group) for group in row.waiting]
         if form == "json"
         else [f"{group.group}:{group.lag}{'!' * group.stuck}" for group in row.waiting],

@@ -2,155 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from dataclasses import asdict
-from pathlib import Path
+import sys
 
-import aiomqtt
-import click
-import structlog
-from aiokafka.errors import KafkaError
+EXTRA = ("aiokafka", "aiomqtt", "paho")
+"""What the bridge needs beside the package."""
 
-from fencepost.coordinator.wire.client.client import ApiError
-from fencepost.pipelines.failures import PipelineError
-from fencepost.pipelines.mqtt.bridge import (
-    MAX_RECORD_BYTES,
-    MIN_RECORD_BYTES,
-    Bridge,
-    BridgeOptions,
-)
-from fencepost.pipelines.mqtt.ledger import LedgerError
-from fencepost.pipelines.mqtt.routes import Mapped, MessageId, Route, RouteError, load
-from fencepost.pipelines.mqtt.session import Address
-
-MAX_PORT = 65_535
-
-ENDS = (RouteError, LedgerError, PipelineError, aiomqtt.MqttError, ApiError, KafkaError, OSError)
-"""What ends a bridge, and is told in a line: no repetition would heal it."""
-
-_log = structlog.get_logger()
-
-
-def _mapped(config: Path | None, routes: tuple[str, ...], qos: int, message_id: str) -> Mapped:
-    if (config is None) == (not routes):
-        raise click.UsageError("either --config or at least one --route FILTER=TOPIC")
-    try:
-        if config is not None:
-            return load(config)
-        parsed = []
-        for text in routes:
-            pattern, _, topic = text.rpartition("=")
-            parsed.append(Route(pattern, topic, qos=qos))
-        return Mapped(tuple(parsed), MessageId.parse(message_id))
-    except RouteError as error:
-        raise click.UsageError(str(error)) from error
-
-
-@click.command()
-@click.option("--bootstrap", default="127.0.0.1:9092", show_default=True, help="of Kafka")
-@click.option("--mqtt", "mqtt", default="127.0.0.1:1883", show_default=True, help="HOST:PORT")
-@click.option(
-    "--client-id",
-    default="fencepost-bridge",
-    show_default=True,
-    help="names the MQTT session, the transactional id and the ledger; one bridge for each",
-)
-@click.option("--mqtt-version", type=click.Choice(["3.1.1", "5"]), default="5", show_default=True)
-@click.option("--username")
-@click.option("--password", envvar="MQTT_PASSWORD", help="or in MQTT_PASSWORD")
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="TOML: [[route]] …, instead of the next three",
-)
-@click.option("--route", "routes", multiple=True, metavar="FILTER=TOPIC", help="may come again")
-@click.option("--qos", type=click.IntRange(0, 2), default=2, show_default=True, help="of --route")
-@click.option(
-    "--message-id",
-    default="property:message-id",
-    show_default=True,
-    help="where a message's own id is: property:NAME, json:FIELD or level:N",
-)
-@click.option("--dead-letter", help="Kafka topic of messages without a route, or too large")
-@click.option(
-    "--max-record-bytes",
-    type=click.IntRange(min=MIN_RECORD_BYTES),
-    default=MAX_RECORD_BYTES,
-    show_default=True,
-    help="a message whose record would be larger is too large",
-)
-@click.option(
-    "--report-s",
-    type=click.FloatRange(min=0),
-    default=60.0,
-    show_default=True,
-    help="seconds between two lines of counters in the log; 0 for none",
-)
-def main(
-    bootstrap: str,
-    mqtt: str,
-    client_id: str,
-    mqtt_version: str,
-    username: str | None,
-    password: str | None,
-    config: Path | None,
-    routes: tuple[str, ...],
-    qos: int,
-    message_id: str,
-    dead_letter: str | None,
-    max_record_bytes: int,
-    report_s: float,
-) -> None:
-    """Write MQTT messages to Kafka topics, exactly once where MQTT allows it.
-
-    SIGTERM and Ctrl-C end it in order, with status 0; what no repetition can heal ends it with 1.
-    """
-    host, _, port = mqtt.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
-        raise click.UsageError(f"--mqtt wants HOST:PORT, not {mqtt!r}")
-    if not client_id:
-        raise click.UsageError("--client-id must not be empty: it names the session")
-    address = Address(
-        host,
-        int(port),
-        client_id,
-        5 if mqtt_version == "5" else 4,
-        username,
-        password,
-    )
-    mapped = _mapped(config, routes, qos, message_id)
-
-    options = BridgeOptions(dead_letter=dead_letter, max_record_bytes=max_record_bytes)
-    bridge = Bridge(bootstrap, address, mapped, options)
-    try:
-        asyncio.run(_run(bridge, report_s))
-    except ENDS as error:
-        raise click.ClickException(f"the bridge ends: {error or type(error).__name__}") from error
-
-
-async def _run(bridge: Bridge, report_s: float) -> None:
-    reporting = asyncio.create_task(_report(bridge, report_s))
-    try:
-        await bridge.run()
-    finally:
-        reporting.cancel()
-        await asyncio.gather(reporting, return_exceptions=True)
-        _log.info("bridge stopped", **asdict(bridge.counters))
-
-
-async def _report(bridge: Bridge, report_s: float) -> None:
-    """One line of counters whenever some have changed."""
-    told = asdict(bridge.counters)
-    while report_s:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(bridge.is_stopping.wait(), report_s)
-            return
-        counters = asdict(bridge.counters)
-        if counters != told:
-            _log.info("bridge counters", **counters)
-            told = counters
-
+try:
+    from fencepost.pipelines.mqtt.command import main
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] not in EXTRA:
+        raise
+    sys.exit(f"the bridge needs {error.name}: pip install 'fencepost[mqtt]'")
 
 if __name__ == "__main__":
     main()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fencepost.pipelines.mqtt.__main__ import main
+from fencepost.pipelines.mqtt.command import main
 from tests.mqtt.test_sessions import Gateway, broker
 from tests.support.cluster import Cluster
 from tests.support.daemon import ROOT

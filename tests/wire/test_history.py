@@ -67,9 +67,12 @@ def join(cluster: Cluster, group: str, member: str = "", **more: Any) -> Any:
     )
 
 
-def test_nothing_is_told_of_who_never_was(daemon: Daemon) -> None:
-    assert json.loads(run(daemon, "groups", "history", "nobody", "--format", "json")) == []
-    assert run(daemon, "txns", "history", "nobody").split()[:3] == ["TIME", "WHAT", "CHANGE"]
+def test_who_never_was_is_an_error_and_no_empty_history(daemon: Daemon) -> None:
+    for kind, says in (("groups", "there is no group 'nobody'"), ("txns", "NOT_FOUND")):
+        asked = command(daemon, kind, "history", "nobody", "--format", "json")
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert says in done.stderr
 
 
 def test_the_timeline_of_a_group(daemon: Daemon) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from fencepost.coordinator.cli.queries.reader import Reader
 from fencepost.coordinator.cli.queries.session import Session
+from fencepost.coordinator.cli.queries.where import BEGINNING, Where
 from fencepost.coordinator.history.entries import Entry, decode_value
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.coordinator.wire.client.client import ApiError
@@ -16,13 +17,13 @@ LOOK_AGAIN_S = 0.5
 
 
 def entries_of(
-    session: Session, begin: str = "earliest", *, key: bytes | None = None, follow: bool = False
+    session: Session, begin: Where = BEGINNING, *, key: bytes | None = None, follow: bool = False
 ) -> Iterator[Entry]:
     """The entries of one subject, or of all, from ``begin`` on. None at all on Apache Kafka."""
     reader = Reader(session, HISTORY_TOPIC, committed=False)
     while True:
         try:
-            reader.seek((), begin)
+            reader.seek(begin=begin, follow=follow)
             break
         except ApiError as error:
             if error.code.name != "unknown_topic_or_partition":
@@ -30,8 +31,8 @@ def entries_of(
             if not follow:
                 return
             time.sleep(LOOK_AGAIN_S)
-            begin = "earliest"
-    for _, record in reader.records(follow=follow):
+            begin = BEGINNING
+    for _, record in reader.records():
         if record.value is not None and key in {None, record.key}:
             entry = decode_value(record.value)
             if entry is not None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
 from fencepost.coordinator.cli.queries.session import Session
-from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
+from fencepost.coordinator.cli.queries.where import BEGINNING, END, Where
+from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, Partition
 from fencepost.logcore.batch import (
     HEADER_SIZE,
     BatchHeader,
@@ -32,57 +32,151 @@ class Reader:
         self._topic = topic
         self._committed = committed
         self._positions: dict[int, int] = {}
-        self._ends: dict[int, int] = {}
+        self._ends: dict[int, int | None] = {}
+        self._floors: dict[int, int] = {}
+        self.notes: list[str] = []
+        """Where the topic does not have what ``seek`` was asked for, in a sentence each."""
+        self.pins: dict[int, int] = {}
+        """Partition → its last stable offset, where the last Fetch saw one below the end."""
 
-    def seek(self, wanted: tuple[int, ...], begin: str) -> None:
-        """Find the first and the last offset to read of each partition."""
+    @property
+    def places(self) -> list[Partition]:
+        """The partitions that are read."""
+        return [(self._topic, index) for index in self._positions]
+
+    def seek(
+        self,
+        wanted: Collection[int] = (),
+        begin: Where = BEGINNING,
+        until: Where = END,
+        *,
+        follow: bool = False,
+    ) -> None:
+        """Find the first and the last offset to read of each partition, or of those ``wanted``.
+
+        Without ``follow`` the end of now is the last of all. Raises click.ClickException for an
+        unknown partition.
+        """
         indexes = list(self._session.topics([self._topic])[0].partitions)
-        unknown = sorted(set(wanted) - set(indexes))
+        unknown = sorted({*wanted, *begin.offsets, *until.offsets} - set(indexes))
         if unknown:
             raise click.ClickException(f"{self._topic} has no partition {unknown[0]}")
-        partitions = [(self._topic, index) for index in wanted or indexes]
-        ends = self._session.offsets(partitions, LATEST, committed=self._committed)
-        self._ends = {index: offset for (_, index), offset in ends.items()}
-        if begin.isdigit():
-            self._positions = {index: int(begin) for _, index in partitions}
-            return
-        named = {"earliest": EARLIEST, "latest": LATEST}
-        at = named.get(begin)
-        if at is None:
-            try:
-                moment = dt.datetime.fromisoformat(begin)
-            except ValueError as error:
-                raise click.BadParameter(str(error), param_hint="--from") from error
-            at = int(moment.timestamp() * 1000)
-        found = self._session.offsets(partitions, at, committed=self._committed)
-        self._positions = {
-            index: offset if offset >= 0 else self._ends[index]
-            for (_, index), offset in found.items()
-        }
+        wanted = wanted or indexes
+        first, last = self._offsets(wanted, EARLIEST), self._offsets(wanted, LATEST)
+        self._ends = self._stops(until, last, follow=follow)
+        times = self._offsets(wanted, begin.time) if begin.time is not None else first
+        for index in wanted:
+            at = begin.offset_of(index)
+            if begin.last is not None:
+                stop = self._ends[index]
+                end = last[index] if stop is None else min(stop, last[index])
+                at = self._tail(index, begin.last, first[index], end)
+            elif at is None:
+                at = times[index] if times[index] >= 0 else last[index]
+            elif at < first[index]:
+                self._tell(index, f"begins at {first[index]}, nothing is left at {at}")
+            elif at > last[index]:
+                self._tell(index, f"ends at {last[index]}, nothing is at {at} yet")
+            # Beyond the end a broker refuses to read; what is there before the place is left out.
+            self._floors[index] = at
+            self._positions[index] = min(max(at, first[index]), last[index])
 
-    def records(self, *, follow: bool) -> Iterator[tuple[int, LogRecord]]:
-        """Each record with its partition; without ``follow`` up to the end found by ``seek``."""
+    def move(self, positions: Mapping[int, int]) -> None:
+        """Go on from these offsets in partitions that are read."""
+        self._positions |= positions
+        self._floors |= positions
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Partition → the next offset to read."""
+        return dict(self._positions)
+
+    def _stops(
+        self, until: Where, last: Mapping[int, int], *, follow: bool
+    ) -> dict[int, int | None]:
+        """Partition → the offset before which to stop; None if there is none."""
+        if until is END:
+            return dict.fromkeys(last) if follow else {**last}
+        if until.last is not None or (follow and until.time is not None):
+            raise click.BadParameter(
+                "--follow has no end but offsets" if follow else "the last records are the end",
+                param_hint="--until",
+            )
+        times = self._offsets(list(last), until.time) if until.time is not None else {}
+        stops: dict[int, int | None] = {}
+        for index, end in last.items():
+            stop = until.offset_of(index)
+            if stop is None:
+                stop = times.get(index, -1)
+                stops[index] = min(stop, end) if stop >= 0 else end
+                continue
+            if stop > end and not follow:
+                self._tell(index, f"ends at {end}, before {stop}")
+            stops[index] = stop if follow else min(stop, end)
+        return stops
+
+    def _tail(self, index: int, count: int, first: int, end: int) -> int:
+        """Where the last ``count`` visible records begin; offsets may have gaps between them."""
+        seen: list[int] = []
+        low, step = end, max(count, 1)
+        while len(seen) < count and low > first:
+            start = max(first, low - step)
+            position, found = start, []
+            while position < low:
+                records, position = self._read(index, position, 0)
+                found += [record.offset for record in records if record.offset < low]
+            seen = found + seen
+            low, step = start, 2 * step
+        return (seen[-count] if len(seen) >= count else first) if count else end
+
+    def _tell(self, index: int, what: str) -> None:
+        self.notes.append(f"{self._topic}:{index} {what}")
+
+    def _offsets(self, indexes: Collection[int], at: int) -> dict[int, int]:
+        places = [(self._topic, index) for index in indexes]
+        found = self._session.offsets(places, at, committed=self._committed)
+        return {index: offset for (_, index), offset in found.items()}
+
+    def records(self) -> Iterator[tuple[int, LogRecord]]:
+        """Each record with its partition."""
+        for index, records in self.rounds():
+            for record in records:
+                yield index, record
+
+    def rounds(self) -> Iterator[tuple[int, list[LogRecord]]]:
+        """The records of one partition after the other, as they come; none where none came."""
         while True:
             pending = [
                 index
                 for index, position in self._positions.items()
-                if follow or position < self._ends[index]
+                if (end := self._ends[index]) is None or position < end
             ]
             if not pending:
                 return
             for index in pending:
-                end = None if follow else self._ends[index]
-                for record in self._fetch(index, MAX_WAIT_MS // len(pending)):
-                    if end is None or record.offset < end:
-                        yield index, record
+                position, end = self._positions[index], self._ends[index]
+                records, self._positions[index] = self._read(
+                    index, position, MAX_WAIT_MS // len(pending)
+                )
+                floor = self._floors.get(index, 0)
+                yield (
+                    index,
+                    [
+                        record
+                        for record in records
+                        if floor <= record.offset and (end is None or record.offset < end)
+                    ],
+                )
 
-    def _fetch(self, index: int, wait_ms: int) -> list[LogRecord]:
-        position = self._positions[index]
+    def _read(self, index: int, position: int, wait_ms: int) -> tuple[list[LogRecord], int]:
         row = self._session.fetch(
             self._topic, index, position, committed=self._committed, max_wait_ms=wait_ms
         )
-        records, self._positions[index] = visible(row.records or b"", position, aborted_of(row))
-        return records
+        if self._committed and 0 <= row.last_stable_offset < row.high_watermark:
+            self.pins[index] = row.last_stable_offset
+        else:
+            self.pins.pop(index, None)
+        return visible(row.records or b"", position, aborted_of(row))
 
 
 def aborted_of(row: Any) -> list[tuple[int, int]]:

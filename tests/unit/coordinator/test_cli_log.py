@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from fencepost import Broker
 from fencepost.coordinator.cli import main
-from fencepost.coordinator.cli.dump_log import decoder_of
+from fencepost.coordinator.cli.decoding import decoder_of_directory
 from fencepost.groups import consumer_records as cr
 from fencepost.logcore.batch import LogRecord, iter_headers
 from fencepost.logcore.checkpoints import (
@@ -340,7 +340,7 @@ def test_truncate_keeps_what_it_cuts(data: Path) -> None:
 def test_dump_log_names_what_a_key_holds(
     kind: int, name: tuple[str, ...], told: dict[str, object]
 ) -> None:
-    decode = decoder_of("__consumer_offsets-7")
+    decode = decoder_of_directory("__consumer_offsets-7")
     assert decode is not None
     gone = cr.tombstone(cr.ConsumerRecordType(kind), "g", *name)
     assert decode(LogRecord(0, 0, gone.key, None)) == {**told, "tombstone": True}

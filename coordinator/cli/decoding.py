@@ -1,0 +1,125 @@
+"""The records of internal topics in clear: what their keys and values say, by field."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fencepost.logcore.batch import LogRecord
+
+Decoder = Callable[["LogRecord"], Mapping[str, object] | None]
+"""A record's fields; None if it is of a kind that is not known here. Raises InvalidRecordError."""
+
+
+def decoder_of(topic: str) -> Decoder | None:
+    """Find who can read the records of a topic; None if they are the users' own."""
+    return {
+        "__consumer_offsets": _decode_group,
+        "__transaction_state": _decode_txn,
+        "__cluster_metadata": _decode_metadata,
+        "__fencepost_history": _decode_history,
+    }.get(topic)
+
+
+def decoder_of_directory(name: str) -> Decoder | None:
+    """Find who can read the records of a partition, by the name of its directory."""
+    return decoder_of(name.split(".", 1)[0].rpartition("-")[0])
+
+
+def _decode_group(record: LogRecord) -> Mapping[str, object] | None:
+    from fencepost.groups.records import decode
+    from fencepost.logcore.machine import Record
+
+    found = decode(Record(record.key or b"", record.value))
+    if found is None:
+        return None
+    key, value = found
+    row = _key_of_group(key)
+    row["tombstone" if value is None else "value"] = True if value is None else _fields(value)
+    return row
+
+
+def _key_of_group(key: object) -> dict[str, object]:
+    from fencepost.groups.consumer_records import PER_GROUP, ConsumerKey
+    from fencepost.groups.consumer_records import ConsumerRecordType as Kind
+
+    match key:
+        case ConsumerKey(Kind.REGULAR_EXPRESSION, group_id, regex):
+            return {"type": "RegularExpression", "group_id": group_id, "regex": regex}
+        case ConsumerKey(kind, group_id) if kind in PER_GROUP:
+            return {"type": "ConsumerGroup", "kind": kind, "group_id": group_id}
+        case ConsumerKey(kind, group_id, member_id):
+            told = {"type": "ConsumerMember", "kind": kind, "group_id": group_id}
+            return {**told, "member_id": member_id}
+    return {"type": type(key).__name__.removesuffix("Key"), **_fields(key)}
+
+
+def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:
+    from fencepost.logcore.machine import Record
+    from fencepost.txn.records import decode
+
+    found = decode(Record(record.key or b"", record.value))
+    if found is None:
+        return None
+    row: dict[str, object] = {"transactional_id": found.transactional_id}
+    if found.txn is None:
+        row["tombstone"] = True
+    else:
+        row["value"] = _fields(found.txn) | {"state": found.txn.state.name}
+    return row
+
+
+def _decode_metadata(record: LogRecord) -> Mapping[str, object] | None:
+    """Ours has a key in each record; Apache Kafka's has none, and is its own tools' to read."""
+    from fencepost.coordinator.metadata.records import MetadataError, decode
+    from fencepost.logcore.errors import InvalidRecordError
+    from fencepost.logcore.machine import Record
+
+    if record.key is None:
+        return None
+    try:
+        kind, name, value = decode(Record(record.key, record.value))
+    except MetadataError as error:
+        raise InvalidRecordError(str(error)) from error
+    row: dict[str, object] = {"type": kind, "name": name}
+    row["tombstone" if value is None else "value"] = True if value is None else value
+    return row
+
+
+def _decode_history(record: LogRecord) -> Mapping[str, object] | None:
+    from fencepost.coordinator.history.entries import decode_value
+    from fencepost.logcore.errors import InvalidRecordError
+
+    try:
+        entry = decode_value(record.value) if record.value is not None else None
+    except ValueError as error:
+        raise InvalidRecordError(str(error)) from error
+    return None if entry is None else _fields(entry)
+
+
+def _fields(value: object) -> dict[str, object]:
+    """The fields of a dataclass instance by name."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        named: dict[str, object] = value._asdict()
+        return named
+    if not dataclasses.is_dataclass(value):
+        return {"value": value}
+    return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+
+
+def plain(value: object) -> object:
+    """A value as JSON knows it; bytes are text where they can be, hexadecimal digits where not."""
+    if isinstance(value, bytes):
+        text = value.decode(errors="replace")
+        return text if text.isprintable() and "\ufffd" not in text else f"0x{value.hex()}"
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item) for item in value), key=str)
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(_fields(value))
+    return value

@@ -1,0 +1,85 @@
+"""The times that people write on the command line; all commands read them here.
+
+What has no zone is UTC, as everything is that the commands print.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+
+FORMS = (
+    "02:13, -10m, -2h, yesterday, 2026-01-31, 2026-01-31T12:00+01:00, or milliseconds since 1970"
+    " as @1769860800000"
+)
+"""What an error and a help text name."""
+
+MIN_BARE_MS = 10**11
+"""Milliseconds need no ``@`` from 1973 on: shorter numbers are seconds, dates or typing errors."""
+
+MAX_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999, which nothing here can print a later one of."""
+
+_AGO = re.compile(r"-((?:\d{1,9}(?:ms|[smhdw]))+)")
+_PART = re.compile(r"(\d+)(ms|[smhdw])")
+_UNITS_MS = {
+    "ms": 1,
+    "s": 1_000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 604_800_000,
+}
+_CLOCK = re.compile(r"(?:(today|yesterday)(?:[ T]|$))?(\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?)?")
+_DAYS = {"today": 0, "yesterday": 1}
+
+
+class TimeError(ValueError):
+    """A text is no time; the message says what would be."""
+
+
+def milliseconds(text: str, now: dt.datetime | None = None) -> int:
+    """The instant that ``text`` means, in milliseconds since 1970, never negative.
+
+    A time of day is the last one that has been; ``-1h30m`` is so long before ``now`` (an aware
+    datetime; the clock if None); ``today`` and ``yesterday`` begin at midnight UTC and may be
+    followed by a time of day. Raises :class:`TimeError`.
+    """
+    now = dt.datetime.now(dt.UTC) if now is None else now.astimezone(dt.UTC)
+    text = text.strip()
+    if text == "now":
+        return _in_ms(now)
+    number = re.fullmatch(r"(@?)(\d{1,15})", text)
+    if number is not None:
+        found = int(number[2])
+        if found > MAX_MS or not (number[1] or found >= MIN_BARE_MS):
+            raise TimeError(_complaint(text))
+        return found
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        spent = sum(int(count) * _UNITS_MS[unit] for count, unit in _PART.findall(ago[1]))
+        return max(0, _in_ms(now) - spent)
+    try:
+        return min(max(0, _in_ms(_moment(text, now))), MAX_MS)
+    except (ValueError, OverflowError) as error:
+        raise TimeError(_complaint(text)) from error
+
+
+def _moment(text: str, now: dt.datetime) -> dt.datetime:
+    """A day or a time of day by the clock, or ISO 8601. Raises ValueError."""
+    clock = _CLOCK.fullmatch(text) if text else None
+    if clock is None:
+        at = dt.datetime.fromisoformat(text)
+        return at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)
+    day, time = clock[1], clock[2]
+    at_time = dt.time.fromisoformat(time.zfill(5) if len(time) < 5 else time) if time else dt.time()
+    at = dt.datetime.combine(now.date() - dt.timedelta(days=_DAYS.get(day, 0)), at_time, dt.UTC)
+    return at - dt.timedelta(days=1) if day is None and at > now else at
+
+
+def _in_ms(at: dt.datetime) -> int:
+    return (at - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(milliseconds=1)
+
+
+def _complaint(text: str) -> str:
+    return f"{text!r} is no time; a time is {FORMS}"

@@ -1,0 +1,58 @@
+"""Places in a topic as people write them: an end of it, an offset, a time, so many from the end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fencepost.coordinator.cli.queries.times import TimeError, milliseconds
+from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
+
+FORMS = "earliest, latest, an offset, P=OFFSET,… by partition, -10 for the last ten, or a time"
+
+_LAST = re.compile(r"-(\d{1,18})")
+_OFFSET = re.compile(r"\d{1,18}")
+_BY_PARTITION = re.compile(r"\d{1,9}=\d{1,18}(?:,\d{1,9}=\d{1,18})*")
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """One of these; ``time`` is in ms since 1970, or :data:`EARLIEST` or :data:`LATEST`.
+
+    ``offsets`` are those of single partitions; the others are read whole. ``last`` counts the
+    records of each partition that the reader can see.
+    """
+
+    time: int | None = None
+    offset: int | None = None
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    last: int | None = None
+
+    def offset_of(self, index: int) -> int | None:
+        """The offset in one partition, if this is one."""
+        return self.offsets.get(index, self.offset)
+
+
+BEGINNING, END = Where(time=EARLIEST), Where(time=LATEST)
+
+PLACES = {"earliest": BEGINNING, "latest": END, "end": END}
+
+
+def read_where(text: str) -> Where:
+    """What ``text`` means. A number is an offset here. Raises :class:`TimeError`."""
+    text = text.strip()
+    if text in PLACES:
+        return PLACES[text]
+    last = _LAST.fullmatch(text)
+    if last is not None:
+        return Where(last=int(last[1]))
+    if _OFFSET.fullmatch(text):
+        return Where(offset=int(text))
+    if _BY_PARTITION.fullmatch(text):
+        pairs = [pair.split("=") for pair in text.split(",")]
+        return Where(offsets={int(index): int(offset) for index, offset in pairs})
+    try:
+        return Where(time=milliseconds(text))
+    except TimeError as error:
+        raise TimeError(f"{text!r} is no place in a topic ({FORMS}); {error}") from error

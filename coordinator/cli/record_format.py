@@ -1,0 +1,211 @@
+"""How a record is printed: as text, in a row, as JSON, as bytes, or by a template.
+
+A tombstone, whose value is null, and a record without a key are told by a word of their own
+(``<null>``), which a text that is just that word is told from by a backslash before it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from fencepost.coordinator.cli.decoding import Decoder, decoder_of, plain
+from fencepost.coordinator.cli.output import printable, utc
+from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
+
+if TYPE_CHECKING:
+    from fencepost.logcore.batch import LogRecord
+
+NULL = "<null>"
+NAMED = ("text", "table", "json", "raw", "base64")
+FIELDS = {
+    "t": "topic",
+    "p": "partition",
+    "o": "offset",
+    "k": "key",
+    "s": "value",
+    "h": "headers as name=value,…",
+    "T": "timestamp in ms since 1970",
+    "D": "timestamp in ISO 8601, UTC",
+    "K": "bytes of the key, -1 for none",
+    "S": "bytes of the value, -1 for a tombstone",
+    "%": "a percent sign",
+}
+"""What follows ``%`` in a template; the letters are those of kcat, except D."""
+
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", "a": "\a", "e": "\x1b"}
+
+Formatter = Callable[[int, "LogRecord"], bytes]
+"""(partition, record) → what is printed, with its line end if it has one."""
+
+
+def unescape(text: str) -> str:
+    r"""``text`` as it was meant: ``\n``, ``\t``, ``\r``, ``\0``, ``\\`` and ``\xNN`` of a shell.
+
+    Raises click.BadParameter for another character behind a backslash.
+    """
+
+    def meant(match: re.Match[str]) -> str:
+        if match[1][0] == "x" and len(match[1]) == 3:
+            return chr(int(match[1][1:], 16))
+        if match[1] not in _ESCAPES:
+            raise click.BadParameter(f"{match[0]} in {text!r} means nothing; \\\\ is a backslash")
+        return _ESCAPES[match[1]]
+
+    if text.endswith("\\") and (len(text) - len(text.rstrip("\\"))) % 2:
+        raise click.BadParameter(f"{text!r} ends with a backslash; \\\\ is one")
+    return _ESCAPE.sub(meant, text)
+
+
+def formatter(topic: str, form: str, *, null: str, decode: bool) -> Formatter:
+    """The way to print the records of ``topic`` that ``form`` names or, with a ``%``, describes.
+
+    ``decode`` shows what the records of an internal topic say. Raises click.BadParameter.
+    """
+    decoder = decoder_of(topic) if decode else None
+    if form not in NAMED:
+        if "%" not in form:
+            known = ", ".join(NAMED)
+            raise click.BadParameter(f"{form!r} is neither {known} nor a template with %k %s …")
+        return _template(topic, form, null, decoder)
+    if form == "raw":
+        return lambda _index, record: (record.value or b"") + b"\n"
+    if form == "base64":
+        # No base64 has a dash in it, and that of an empty value is an empty line.
+        return lambda _, record: _bytes(
+            f"{'-' if record.value is None else _base64(record.value)}\n"
+        )
+
+    def line(index: int, record: LogRecord) -> bytes:
+        decoded = _decoded(decoder, record)
+        if form == "json":
+            return _json(topic, index, record, decoded)
+        value = _shown(record.value, null) if decoded is None else decoded
+        if form == "text":
+            return _bytes(f"{value}\n")
+        key = _shown(record.key, null) if decoded is None else "-"
+        stamp = utc(record.timestamp_ms)
+        row = f"{index:>9}  {record.offset:>10}  {stamp:<24}  {printable(key)}  {printable(value)}"
+        return _bytes(f"{row}\n")
+
+    return line
+
+
+def header(form: str) -> str | None:
+    """The line above the records, if there is one."""
+    if form != "table":
+        return None
+    return f"{'PARTITION':>9}  {'OFFSET':>10}  {'TIMESTAMP':<24}  KEY  VALUE"
+
+
+def _template(topic: str, form: str, null: str, decoder: Decoder | None) -> Formatter:
+    parts = re.split(r"%(.?)", form, flags=re.DOTALL)
+    for letter in parts[1::2]:
+        if letter not in FIELDS:
+            known = ", ".join(f"%{one} {text}" for one, text in FIELDS.items())
+            raise click.BadParameter(f"%{letter} in {form!r} is no field; there are {known}")
+    literal = [_bytes(unescape(part)) for part in parts[0::2]]
+    letters, nothing = parts[1::2], null.encode()
+
+    def value(record: LogRecord) -> bytes:
+        decoded = _decoded(decoder, record)
+        if decoded is not None:
+            return _bytes(decoded)
+        return nothing if record.value is None else record.value
+
+    fields: Mapping[str, Callable[[int, LogRecord], bytes]] = {
+        "t": lambda _, _record: topic.encode(),
+        "p": lambda index, _: b"%d" % index,
+        "o": lambda _, record: b"%d" % record.offset,
+        "k": lambda _, record: nothing if record.key is None else record.key,
+        "s": lambda _, record: value(record),
+        "h": lambda _, record: b",".join(
+            _bytes(name) + b"=" + (nothing if data is None else data)
+            for name, data in record.headers
+        ),
+        "T": lambda _, record: b"%d" % record.timestamp_ms,
+        "D": lambda _, record: utc(record.timestamp_ms).encode(),
+        "K": lambda _, record: b"%d" % (-1 if record.key is None else len(record.key)),
+        "S": lambda _, record: b"%d" % (-1 if record.value is None else len(record.value)),
+        "%": lambda _, _record: b"%",
+    }
+    made = [fields[letter] for letter in letters]
+
+    def line(index: int, record: LogRecord) -> bytes:
+        filled = (
+            field(index, record) + text for field, text in zip(made, literal[1:], strict=True)
+        )
+        return literal[0] + b"".join(filled)
+
+    return line
+
+
+def _decoded(decoder: Decoder | None, record: LogRecord) -> str | None:
+    """What a record of an internal topic says, as JSON; None if that is not known here."""
+    if decoder is None:
+        return None
+    try:
+        fields = decoder(record)
+    except (InvalidRecordError, CorruptRecordError):
+        return None
+    return None if fields is None else json.dumps(plain(fields), ensure_ascii=False)
+
+
+def _json(topic: str, index: int, record: LogRecord, decoded: str | None) -> bytes:
+    """One JSON line. Bytes that are no UTF-8 are there twice: legibly, and in base64 whole."""
+    headers = [[_legible(name), _plain(data)] for name, data in record.headers]
+    row: dict[str, object] = {
+        "topic": topic,
+        "partition": index,
+        "offset": record.offset,
+        "timestamp": utc(record.timestamp_ms),
+        "key": _plain(record.key),
+        "value": _plain(record.value),
+        "headers": headers,
+    }
+    for name, data in (("key_base64", record.key), ("value_base64", record.value)):
+        if not _is_text(data):
+            row[name] = _base64(data)
+    if not all(_is_text(data) for _, data in record.headers):
+        row["headers_base64"] = [[_legible(name), _base64(data)] for name, data in record.headers]
+    if decoded is not None:
+        row["decoded"] = json.loads(decoded)
+    return _bytes(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _is_text(data: bytes | None) -> bool:
+    try:
+        (data or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _plain(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", "backslashreplace")
+
+
+def _legible(name: str) -> str:
+    """A header's name, whose bytes that are no UTF-8 came as surrogates."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _shown(data: bytes | None, null: str) -> str:
+    text = _plain(data)
+    if text is None:
+        return null
+    return f"\\{text}" if null and text.lstrip("\\") == null else text
+
+
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

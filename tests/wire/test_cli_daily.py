@@ -1,0 +1,261 @@
+"""What every command of the command line has in common: times, profiles, exit statuses, shells."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.cli import COMMANDS
+from fencepost.coordinator.cli.output import EXIT_CODES
+from tests.support.cluster import unique
+from tests.support.waits import until
+from tests.wire.clients import confluent_producer
+from tests.wire.command_line import cli
+
+GONE = "127.0.0.1:1"
+MAIN = (
+    sys.executable,
+    "-c",
+    "from fencepost.coordinator.cli import main; main(prog_name='fencepost')",
+)
+
+
+@pytest.fixture
+def topic(cluster):
+    return cluster.create_topic(unique("daily"), 2)
+
+
+SAMPLE = (
+    ("topics", "list"),
+    ("topics", "describe", "t"),
+    ("groups", "list"),
+    ("groups", "describe", "g"),
+    ("groups", "reset-offsets", "g", "--all-topics", "--to-earliest"),
+    ("txns", "list"),
+    ("txns", "blame", "t"),
+    ("txns", "history", "t"),
+    ("features", "describe"),
+    ("produce", "t"),
+    ("consume", "t"),
+)
+"""A command of each kind."""
+
+
+@pytest.mark.parametrize("arguments", SAMPLE, ids=" ".join)
+def test_no_broker_is_one_line_and_status_3(arguments):
+    done = cli(GONE, *arguments, "--timeout", "1", stdin="x\n", status=3)
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("Error: 127.0.0.1:1: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topics", "describe", "T"),
+        ("txns", "blame", "T"),
+        ("txns", "producers", "T"),
+        ("txns", "describe", "T"),
+        ("txns", "history", "T"),
+        ("groups", "history", "T"),
+        ("groups", "offsets", "T"),
+        ("groups", "reset-offsets", "T", "--topic", "T", "--to-earliest"),
+        ("produce", "T"),
+        ("consume", "T"),
+    ],
+    ids=" ".join,
+)
+def test_a_name_that_does_not_exist_is_one_line_and_status_1(bootstrap, arguments):
+    name = unique("none")
+    named = [name if one == "T" else one for one in arguments]
+    done = cli(bootstrap, *named, stdin="x\n", status=1)
+    assert done.stdout == ""
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+    assert name in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("consume", "t", "--from", "soon"),
+        ("consume", "t", "--until", "soon"),
+        ("groups", "history", "g", "--since", "soon"),
+        ("groups", "history", "g", "--until", "soon"),
+        ("txns", "history", "t", "--from", "soon"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_no_time_is_status_2_and_says_what_is(bootstrap, arguments):
+    done = cli(bootstrap, *arguments, status=2)
+    assert "'soon' is no" in done.stderr
+    assert "a time is 02:13, -10m" in done.stderr
+    assert "isoformat" not in done.stderr
+
+
+def test_an_unknown_state_is_told_with_the_known_ones(bootstrap):
+    told = cli(bootstrap, "txns", "list", "--state", "ongoing", status=1).stderr
+    assert "no such transaction state: ongoing; there are Empty, Ongoing, " in told
+
+
+def test_histories_begin_and_end_at_times_of_every_form(bootstrap, topic):
+    name = unique("timed")
+    cli(bootstrap, "produce", topic, "--transactional-id", name, stdin="a\n")
+
+    def told(*options: str) -> list[dict[str, object]]:
+        done = cli(bootstrap, "txns", "history", name, *options, "--format", "json")
+        return json.loads(done.stdout)
+
+    everything = told()
+    for since in ("-10m", "yesterday", "2020-01-01", "@1577836800000", "1577836800000"):
+        assert told("--since", since) == everything
+    for end in ("yesterday 00:00", "-1h", "2020-01-01T00:00+01:00"):
+        assert told("--until", end) == []
+    for since in ("2999-01-01", "latest"):
+        assert told("--since", since) == []
+
+
+def test_blame_names_the_client_of_a_transaction_without_a_group(bootstrap, topic, target):
+    name = unique("lonely")
+    with confluent_producer(bootstrap, transactional_id=name, client_id="the-job") as producer:
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.produce(topic, b"open", partition=1)
+        producer.flush(60)
+        asked = ("txns", "blame", f"{topic}:1", "--format", "json")
+        # The history is written in the background; Apache Kafka keeps none that would tell.
+        client = ["the-job@127.0.0.1"] if target.name == "fencepost" else []
+        row = until(
+            lambda: next(
+                (
+                    row
+                    for row in json.loads(cli(bootstrap, *asked).stdout)
+                    if row["client"] == client
+                ),
+                None,
+            ),
+            "the client's name",
+        )
+        producer.abort_transaction(60)
+    assert row["transactional_id"] == name
+
+
+# --- profiles ---
+
+
+@pytest.fixture
+def profiles(tmp_path, bootstrap):
+    file = tmp_path / "profiles.toml"
+    file.write_text(
+        f'[here]\nbootstrap = "{bootstrap}"\n'
+        f'[gone]\nbootstrap = "{GONE}"\ntimeout = 0.5\nsecurity.protocol = "PLAINTEXT"\n'
+        "[nothing]\n"
+    )
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "status"),
+    [
+        # What is said nearer wins: option, environment, profile, default.
+        (("--profile", "here"), {}, 0),
+        (("--profile", "gone"), {}, 3),
+        ((), {"FENCEPOST_PROFILE": "gone"}, 3),
+        (("--profile", "here"), {"FENCEPOST_PROFILE": "gone"}, 0),
+        (("--profile", "gone"), {"FENCEPOST_BOOTSTRAP": "HERE"}, 0),
+        (("--profile", "here"), {"FENCEPOST_BOOTSTRAP": GONE}, 3),
+        (("--profile", "here", "--bootstrap", GONE), {}, 3),
+        (("--profile", "gone", "--bootstrap", "HERE"), {"FENCEPOST_BOOTSTRAP": GONE}, 0),
+        (("--profile", "nothing", "--bootstrap", "HERE"), {}, 0),
+    ],
+)
+def test_what_is_said_nearer_wins(bootstrap, profiles, options, env, status):
+    told = [bootstrap if one == "HERE" else one for one in options]
+    given = {key: bootstrap if value == "HERE" else value for key, value in env.items()}
+    given = {"FENCEPOST_BOOTSTRAP": None, "FENCEPOST_PROFILES": profiles, **given}
+    cli(bootstrap, "topics", "list", *told, status=status, **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[a]\nbootstrp = 'x:1'", "unknown key bootstrp; known are bootstrap, timeout"),
+        ("[a]\nsasl.mechanism = 'PLAIN'", "unknown key sasl.mechanism"),
+        ("[a]\nsecurity.protocol = 'SSL'", "security.protocol can only be PLAINTEXT"),
+        ("[a]\nbootstrap = 9092", "bootstrap must be a text"),
+        ("[a]\ntimeout = 0", "timeout must be a number"),
+        ("[a]\ntimeout = true", "timeout must be a number"),
+        ("[a]\nbootstrap = 'x:y'", "not host:port: 'x:y'"),
+        ("[b]\n[c]\n", "no profile 'a'; there is: b, c"),
+        ("[a", "is no TOML"),
+        (None, "can not be read"),
+    ],
+)
+def test_a_profile_that_can_not_be_used_is_status_2(tmp_path, text, says):
+    file = tmp_path / "profiles.toml"
+    if text is not None:
+        file.write_text(text)
+    told = {"FENCEPOST_BOOTSTRAP": None, "FENCEPOST_PROFILES": str(file)}
+    done = cli("", "topics", "list", "--profile", "a", status=2, **told)
+    assert says in done.stderr
+    if "x:y" not in says:
+        assert str(file) in done.stderr
+
+
+def test_the_profiles_lie_among_the_users_settings(tmp_path, bootstrap):
+    for env, base in (("XDG_CONFIG_HOME", tmp_path / "xdg"), ("HOME", tmp_path / "home/.config")):
+        file = base / "fencepost" / "profiles.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text(f'[here]\nbootstrap = "{bootstrap}"\n')
+        told = {"FENCEPOST_BOOTSTRAP": None, "FENCEPOST_PROFILES": None, "XDG_CONFIG_HOME": None}
+        told[env] = str(tmp_path / env.replace("XDG_CONFIG_HOME", "xdg").replace("HOME", "home"))
+        cli("", "topics", "list", "--profile", "here", **told)
+
+
+# --- help, version, shells ---
+
+
+def test_help_tells_the_exit_statuses_and_every_command():
+    told = " ".join(cli("", "--help").stdout.split())
+    for code, text in EXIT_CODES.items():
+        assert f"{code} {text}" in told
+    for name, text in COMMANDS.items():
+        assert f"{name} {text}" in told
+        assert "\\b" not in cli("", name, "--help").stdout
+    assert cli("", "--version").stdout.startswith("fencepost, version ")
+
+
+def completions(words: str, cwd: Path) -> list[str]:
+    """What bash offers after ``words``, asked the way bash asks, through the script itself."""
+    program = cwd / "fencepost"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(MAIN)} "$@"\n')
+    program.chmod(0o755)
+    script = (
+        'eval "$(fencepost completion bash)" || exit 9\n'
+        f"COMP_WORDS=({words} '') COMP_CWORD={len(words.split())}\n"
+        '_fencepost_completion fencepost; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    env = {**os.environ, "PATH": f"{cwd}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_and_options(tmp_path):
+    assert completions("fencepost", tmp_path) == sorted(COMMANDS)
+    assert "reset-offsets" in completions("fencepost groups", tmp_path)
+    assert "read_committed" in completions("fencepost consume t --isolation", tmp_path)
+
+
+@pytest.mark.parametrize(("shell", "says"), [("zsh", "#compdef fencepost"), ("fish", "complete ")])
+def test_other_shells_get_their_own_script(shell, says):
+    assert says in cli("", "completion", shell).stdout
+    cli("", "completion", "tcsh", status=2)

@@ -45,7 +45,7 @@ demo: $(VENV)/.story  ## the main job: flights over MQTT and a loader, through P
 # enough (MEMORY= is the disk). A kill finds there what it finds on a disk; power loss is simulated. What
 # passed leaves nothing there.
 MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4194304 { print "/dev/shm" }')
-TEST_RUN := $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile tests/crash tests/lives tests/wire tests/plugin tests/fuzz tests/unit tests/docs tests/test_tidy.py tests/mqtt --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_failed_appends.py
+TEST_RUN := $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile tests/crash tests/lives tests/wire tests/plugin tests/fuzz tests/unit tests/docs tests/console/test_api.py tests/test_tidy.py tests/mqtt --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_failed_appends.py
 
 test: export POWER_STATES ?= 2100
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (under five minutes)

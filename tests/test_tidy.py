@@ -36,7 +36,15 @@ ALLOWED_IMPORTS = {
     "pipelines/spark": ("pipelines.spark", *_BATCHES),
     "pyspark_fencepost": ("pipelines.spark",),
     # A client of any broker, as the commands are.
-    "console": ("console", "coordinator.cli.queries", "coordinator.wire"),
+    "console": (
+        "console",
+        "coordinator.cli.queries",
+        *(f"coordinator.cli.{name}" for name in ("group_plan", "group_reset", "history")),
+        "coordinator.history.entries",
+        "coordinator.metadata.names",
+        "coordinator.wire",
+        "logcore.batch",
+    ),
     "testing": ("testing", "coordinator", "groups.errors", "txn.errors", "logcore"),
     # The rooms of the daemon. What lies in its root is for all of them.
     "coordinator": ("coordinator", "groups.errors", "txn.errors", "logcore"),
@@ -121,6 +129,7 @@ ALLOWED_IMPORTS = {
         "logcore",
     ),
     f"{_ROOM}cli": (
+        "console",
         "coordinator.cli",
         "coordinator.daemon",
         "coordinator.tools",

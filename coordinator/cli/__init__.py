@@ -20,6 +20,7 @@ COMMANDS = {
     "cluster": "show brokers, features and API versions",
     "configs": "show and change settings of topics, brokers and groups",
     "completion": "print what makes a shell complete these commands",
+    "console": "show a cluster in a browser",
     "consume": "read records of a topic",
     "crash-sweep": "kill the broker at every step under your own pipeline",
     "dump-log": "show the files of a data directory",

@@ -91,6 +91,11 @@ def plan(
     return Plan(name, now, then)
 
 
+def known_assignors(group: Group) -> list[str]:
+    """The assignors that a plan for ``group`` may name, without custom ones."""
+    return sorted(CLIENT_SIDE if group.kind == CLASSIC else SERVER_SIDE)
+
+
 def _unknown(name: str, known: Iterable[str]) -> click.ClickException:
     return click.ClickException(f"assignor {name!r}: known are {', '.join(sorted(known))}")
 

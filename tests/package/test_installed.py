@@ -32,6 +32,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROGRAMS = Path(__file__).parent / "programs"
 NO_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": ""}
+SHIPPED = ("py", "py.typed", ".css", ".html", ".js", ".svg")
+"""Ends of the names of files that are installed: modules, and the console's page."""
+
 RUN_S = 300.0
 """Patience for one program of the user's."""
 
@@ -198,6 +201,7 @@ def test_both_hold_one_package_and_files_where_the_checkout_has_links(built: Bui
         *ROOT.glob("fencepost/*.*"),
         *ROOT.glob("pyspark_fencepost/*.*"),
         *(path for part in PARTS for path in (ROOT / part).rglob("*.py")),
+        *ROOT.glob("console/static/*"),
     }
     wanted = {
         str(path if path.parts[0].endswith("fencepost") else Path("fencepost", path))
@@ -205,7 +209,7 @@ def test_both_hold_one_package_and_files_where_the_checkout_has_links(built: Bui
     }
     assert wanted == ours
     assert "fencepost/py.typed" in ours
-    assert {name for name in sdist if name.endswith(("py", "py.typed"))} == ours
+    assert {name for name in sdist if name.endswith(SHIPPED)} == ours
 
 
 def test_uninstalled_it_leaves_nothing(built: Built, tmp_path: Path) -> None:

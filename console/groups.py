@@ -1,0 +1,182 @@
+"""Views of groups: who is in them, how far they are, why they rebalanced, what if, reset."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fencepost.console.history import History
+from fencepost.console.paging import Params, number, page, required
+from fencepost.console.transactions import counts
+from fencepost.coordinator.cli import group_plan, group_reset
+from fencepost.coordinator.cli.queries.group_view import (
+    Group,
+    existing,
+    look_at,
+    member_rows,
+    offset_rows,
+    summary_rows,
+    texts,
+    totals,
+)
+from fencepost.coordinator.cli.queries.session import Position, Session
+from fencepost.coordinator.history.entries import GROUP
+from fencepost.coordinator.wire.client.requests import Partition
+
+Offsets = Mapping[Partition, Position]
+
+MAX_ADDED = 1_000
+"""Members that a what-if may imagine, as in the command ``groups plan``."""
+
+KNOWN_TYPES = frozenset({"", "classic", "consumer"})
+"""Kinds of groups that can be described; a broker that tells none has classic ones."""
+
+
+def groups_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+    """A page of the groups, each with its members and its lag."""
+    del history
+    rows = session.groups()
+    states = counts(getattr(row, "group_state", "") for row in rows)
+    wanted = params.get("state")
+    if wanted:
+        rows = [row for row in rows if getattr(row, "group_state", "") == wanted]
+    found = page(params, rows, lambda row: str(row.group_id))
+    found["rows"] = _listed(session, found["rows"])
+    return {"groups": found, "states": states}
+
+
+def _listed(session: Session, listed: list[Any]) -> list[dict[str, Any]]:
+    """Groups of the two protocols with their members and lags, others as they were listed."""
+    rows = [
+        {
+            "group": str(row.group_id),
+            "state": getattr(row, "group_state", ""),
+            "type": getattr(row, "group_type", ""),
+            "protocol": row.protocol_type,
+        }
+        for row in listed
+    ]
+    known = [look_at(session, row["group"]) for row in rows if row["type"] in KNOWN_TYPES]
+    more = {str(row["group"]): row for row in summary_rows(session, known)}
+    return [{**more.get(row["group"], {}), **row} for row in rows]
+
+
+def group_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+    """One group: its members, its offsets with lag, its timeline."""
+    found = existing(session, required(params, "id"))
+    rows = offset_rows(session, [found])
+    return {
+        "group": found.group,
+        "type": found.kind,
+        "state": found.state,
+        "assignor": found.assignor,
+        "epoch": found.epoch,
+        "is_active": found.is_active,
+        "members": member_rows(found),
+        "offsets": rows,
+        "total": totals(rows),
+        "history": history.of(session, GROUP, found.group),
+    }
+
+
+def plan_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+    """Who would own what, and how much would move. Touches nothing."""
+    del history
+    found = existing(session, required(params, "id"))
+    add = number(params, "add", 0, 0, MAX_ADDED)
+    remove = tuple(name for name in params.get("remove", "").split("\n") if name)
+    plan = group_plan.plan(session, found, add, remove, params.get("assignor") or None)
+    none: frozenset[Partition] = frozenset()
+    names = [*plan.now, *(name for name in plan.then if name not in plan.now)]
+    return {
+        "assignor": plan.assignor,
+        "moved": plan.moved,
+        "partitions": plan.partitions,
+        "known": group_plan.known_assignors(found),
+        "rows": [
+            {
+                "member": name,
+                "client": next((m.client_id for m in found.members if m.member_id == name), None),
+                "now": texts(plan.now.get(name, none)),
+                "then": texts(plan.then[name]) if name in plan.then else None,
+                "gets": texts(plan.then.get(name, none) - plan.now.get(name, none)),
+                "gives": texts(plan.now.get(name, none) - plan.then.get(name, none)),
+            }
+            for name in names
+        ],
+    }
+
+
+class ChangedMeanwhileError(Exception):
+    """What was shown is not what would be done now."""
+
+
+def preview(session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a group would go on reading. Touches nothing."""
+    found, before, after = _reset(session, body)
+    return _shown(found, before, after)
+
+
+def reset(session: Session, body: Mapping[str, Any], undo_dir: Path) -> dict[str, Any]:
+    """Do what was shown: ``plan`` of the preview must be that of now. Writes the undo file first.
+
+    Raises :class:`ChangedMeanwhileError`, and ClickException for a group that has members.
+    """
+    found, before, after = _reset(session, body)
+    shown = _shown(found, before, after)
+    if body.get("plan") != shown["plan"]:
+        raise ChangedMeanwhileError("the group's offsets have changed since they were shown")
+    if found.is_active:
+        raise ValueError(
+            f"{found.group!r} is active ({found.state}, {len(found.members)} members): "
+            "its offsets can only be changed while it has none"
+        )
+    undo = undo_dir / group_reset.undo_name(found.group, dt.datetime.now(dt.UTC))
+    group_reset.write_undo(str(undo), after, before)
+    group_reset.commit(session, found.group, after)
+    return {**shown, "done": True, "undo": str(undo)}
+
+
+def _reset(
+    session: Session, body: Mapping[str, Any]
+) -> tuple[Group, dict[Partition, Position], dict[Partition, Position]]:
+    """The group, its offsets now, and those that ``body`` asks for."""
+    found = existing(session, required(body, "group"))
+    where = body.get("where")
+    if not isinstance(where, dict) or "from_file" in where:
+        raise ValueError("where: one of to_earliest, to_latest, to_offset, to_datetime, …")
+    try:
+        asked = group_reset.Where(**where)
+    except TypeError as error:
+        raise ValueError(f"where: {error}") from error
+    topics = body.get("topics") or []
+    before = session.committed(found.group)
+    partitions = group_reset.chosen(session, before, topics, every=not topics)
+    now = dt.datetime.now(dt.UTC)
+    return found, before, group_reset.targets(session, asked, partitions, before, now)
+
+
+def _shown(found: Group, before: Offsets, after: Offsets) -> dict[str, Any]:
+    rows = [
+        {
+            "topic": topic,
+            "partition": index,
+            "committed": before[topic, index].offset if (topic, index) in before else None,
+            "new": position.offset,
+        }
+        for (topic, index), position in sorted(after.items())
+    ]
+    plan = hashlib.sha256(json.dumps([found.group, rows]).encode()).hexdigest()
+    return {
+        "group": found.group,
+        "state": found.state,
+        "members": len(found.members),
+        "is_active": found.is_active,
+        "rows": rows,
+        "plan": plan,
+        "done": False,
+    }

@@ -1,0 +1,96 @@
+"""Who may ask what: the token, the Host header, the header of writes, what a page may load.
+
+The page itself holds no data and is given to anybody who asks by an allowed name. Everything under
+``/api/`` needs the token. It travels to the browser in the URL's fragment, which is never sent to a
+server, and from there as a header, which a foreign page can not add without leave, and gets none:
+no answer has a CORS header.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Collection
+from ipaddress import ip_address
+
+from aiohttp import web
+
+CSRF_HEADER = "X-Fencepost-Console"
+"""Requests that may change something carry it, besides the token; its value says nothing."""
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "object-src 'none'"
+)
+
+HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Refusal(web.HTTPException):
+    """An answer in the API's own form. ``error`` is a word for programs."""
+
+    status_code = 400
+
+    def __init__(self, status: int, error: str, message: str) -> None:
+        self.status_code = status
+        self.error = error
+        self.message = message
+        super().__init__()
+
+
+class Guard:
+    """The rules of one console. ``hosts`` are the names by which it may be asked, without ports."""
+
+    def __init__(self, token: str, hosts: Collection[str], *, allow_writes: bool) -> None:
+        self.token = token
+        self.allow_writes = allow_writes
+        self._hosts = frozenset(host.lower().strip("[]") for host in hosts)
+
+    def check(self, request: web.Request) -> None:
+        """Raise :class:`Refusal` unless the request may be answered."""
+        # A foreign name that resolves to this machine makes a foreign page's origin look like ours.
+        if _name(request.host) not in self._hosts:
+            raise Refusal(421, "wrong-host", f"this console is not called {request.host!r}")
+        if not request.path.startswith("/api/"):
+            return
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        known = hmac.compare_digest(given.strip().encode(), self.token.encode())
+        if scheme.lower() != "bearer" or not known:
+            raise Refusal(401, "wrong-token", "the token is missing or not this console's")
+        if request.method in {"GET", "HEAD"}:
+            return
+        if CSRF_HEADER not in request.headers:
+            raise Refusal(403, "no-csrf-header", f"what may write carries {CSRF_HEADER}")
+        origin = request.headers.get("Origin")
+        if origin is not None and origin.partition("://")[2].lower() != request.host.lower():
+            raise Refusal(403, "foreign-origin", f"{origin} is another origin")
+
+    def check_writes(self) -> None:
+        """Raise :class:`Refusal` unless the console was started to change things."""
+        if not self.allow_writes:
+            message = "this console only reads; started with --allow-writes it also writes"
+            raise Refusal(403, "read-only", message)
+
+
+def _name(host: str) -> str:
+    """The Host header without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()

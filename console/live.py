@@ -1,0 +1,117 @@
+"""A view while somebody watches it: asked again and again, told when it has changed.
+
+Everybody who watches the same view with the same parameters shares one :class:`Watch`, so that open
+pages cost the broker what one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from fencepost.console.limits import KEEPALIVE_S, MAX_CLIENTS, MIN_INTERVAL_S, REST_FACTOR
+
+Look = Callable[[], Awaitable[Mapping[str, Any]]]
+Explain = Callable[[Exception], Mapping[str, Any]]
+KEEPALIVE = ": nothing new\n\n"
+
+
+def event(name: str, data: Mapping[str, Any]) -> str:
+    """One server-sent event. JSON has no line ends, which would end the field."""
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+class TooManyClientsError(Exception):
+    """As many streams are open as may be."""
+
+
+class Watch:
+    """One view with its parameters. It is asked only while there are subscribers."""
+
+    def __init__(self, look: Look, explain: Explain) -> None:
+        self._look = look
+        self._explain = explain
+        self._seen: object = None
+        self._frame: str | None = None
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.subscribers = 0
+
+    async def frames(self) -> AsyncIterator[str]:
+        """What there is now, and then each newer state; states between two reads are left out."""
+        self.subscribers += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        told: str | None = None
+        try:
+            while True:
+                changed = self._changed
+                if self._frame is not None and self._frame is not told:
+                    told = self._frame
+                    yield told
+                    continue
+                try:
+                    await asyncio.wait_for(changed.wait(), KEEPALIVE_S)
+                except TimeoutError:
+                    yield KEEPALIVE
+        finally:
+            self.subscribers -= 1
+            if not self.subscribers and self._task is not None:
+                self._task.cancel()
+                self._task = None
+                # Whoever comes next shall not begin with what was long ago.
+                self._frame = self._seen = None
+
+    async def _run(self) -> None:
+        while True:
+            began = time.monotonic()
+            kind = "data"
+            found: Mapping[str, Any]
+            try:
+                found = await self._look()
+            except Exception as error:  # noqa: BLE001 - told to whoever watches
+                kind, found = "away", self._explain(error)
+            if (kind, found) != self._seen:
+                self._seen = (kind, found)
+                self._frame = event(kind, {"at_ms": time.time_ns() // 1_000_000, "data": found})
+                self._changed.set()
+                self._changed = asyncio.Event()
+            cost = time.monotonic() - began
+            await asyncio.sleep(max(MIN_INTERVAL_S, REST_FACTOR * cost if kind == "data" else 0))
+
+
+class Watches:
+    """All that is watched, by view and parameters."""
+
+    def __init__(self) -> None:
+        self._watches: dict[tuple[str, ...], Watch] = {}
+        self.clients = 0
+
+    @contextlib.contextmanager
+    def client(self) -> Any:
+        """Count one more stream. Raises :class:`TooManyClientsError`."""
+        if self.clients >= MAX_CLIENTS:
+            raise TooManyClientsError(f"{MAX_CLIENTS} streams are open, which is the most")
+        self.clients += 1
+        try:
+            yield
+        finally:
+            self.clients -= 1
+
+    async def follow(
+        self, key: tuple[str, ...], look: Look, explain: Explain
+    ) -> AsyncIterator[str]:
+        """The frames of the watch of ``key``, which begins now if nobody watched."""
+        watch = self._watches.setdefault(key, Watch(look, explain))
+        frames = watch.frames()
+        try:
+            async for frame in frames:
+                yield frame
+        finally:
+            await frames.aclose()  # type: ignore[attr-defined]
+            if not watch.subscribers:
+                self._watches.pop(key, None)

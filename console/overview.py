@@ -1,0 +1,122 @@
+"""What is there, and what needs somebody's attention."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from fencepost.console.history import History
+from fencepost.console.paging import Params
+from fencepost.console.transactions import FENCES, counts, held, listed
+from fencepost.coordinator.cli.queries.session import Session
+from fencepost.coordinator.history.entries import GROUP, Entry
+
+RECENT_MS = 15 * 60_000
+"""What happened so long ago is still worth a look."""
+
+OLD_MS = 60_000
+"""A transaction that is open for so long keeps readers waiting that somebody may miss."""
+
+REBALANCES = frozenset({"rebalance-started", "group-epoch-bumped"})
+"""Entries that begin a rebalance, of the classic and of the consumer protocol."""
+
+MANY_REBALANCES = 5
+"""Rebalances of one group within :data:`RECENT_MS` that nobody plans."""
+
+SHOWN = 20
+"""Entries of what happened last."""
+
+
+def overview_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+    """Brokers, topics, groups, transactions at a glance, and what needs attention."""
+    del params
+    kept = history.read_on(session)
+    held_back = held(session)
+    cluster = session.client.metadata()
+    topics = cluster.topics.values()
+    shown = [one for one in topics if not one.name.startswith("__")]
+    groups, transactions = session.groups(), listed(session)
+    now_ms = time.time_ns() // 1_000_000
+    recent = history.rows(lambda entry: now_ms - entry.at_ms < RECENT_MS)
+    return {
+        "cluster": cluster.cluster_id,
+        "controller": cluster.controller_id,
+        "brokers": [
+            {"id": one.node_id, "host": one.host, "port": one.port, "rack": one.rack}
+            for one in sorted(cluster.brokers.values(), key=lambda one: one.node_id)
+        ],
+        "topics": len(shown),
+        "internal_topics": len(topics) - len(shown),
+        "partitions": sum(len(one.partitions) for one in shown),
+        "groups": counts(getattr(one, "group_state", "") or "unknown" for one in groups),
+        "group_types": counts(getattr(one, "group_type", "") or "unknown" for one in groups),
+        "transactions": counts(one.transaction_state for one in transactions),
+        "held": held_back,
+        "attention": [
+            *_partitions(list(topics)),
+            *_held(held_back),
+            *_rebalances(recent),
+            *_fences(recent),
+        ],
+        "history": {"kept": kept, "rows": history.rows(_is_telling, SHOWN)},
+    }
+
+
+def _is_telling(entry: Entry) -> bool:
+    return bool(entry.what)
+
+
+def _partitions(topics: list[Any]) -> Iterator[dict[str, Any]]:
+    for topic in topics:
+        rows = topic.partitions.values()
+        leaderless = sum(row.leader < 0 for row in rows)
+        behind = sum(len(row.in_sync) < len(row.replicas) for row in rows)
+        for count, kind, level in (
+            (leaderless, "leaderless", "bad"),
+            (behind, "under-replicated", "warn"),
+        ):
+            if count:
+                yield {"kind": kind, "level": level, "topic": topic.name, "count": count}
+
+
+def _held(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Hanging transactions, and those with groups that wait. Age is the page's to judge."""
+    for row in rows:
+        stuck = sorted(one["group"] for one in row["groups"] if one["stuck"])
+        level = "bad" if row["hanging"] else "warn"
+        kind = "hanging" if row["hanging"] else "held-back"
+        names = ("topic", "partition", "behind", "transactional_id", "producer_id", "epoch")
+        more = ("since_ms", "timeout_ms", "state", "hanging")
+        told = {name: row[name] for name in (*names, *more)}
+        yield {"kind": kind, "level": level, "stuck": stuck, "old_ms": OLD_MS, **told}
+
+
+def _rebalances(recent: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    found = [row for row in recent if row["scope"] == GROUP and row["what"] in REBALANCES]
+    for group, count in counts(row["subject"] for row in found).items():
+        if count >= MANY_REBALANCES:
+            last = next(row for row in found if row["subject"] == group)
+            yield {
+                "kind": "rebalances",
+                "level": "warn",
+                "group": group,
+                "count": count,
+                "why": last["why"],
+                "at_ms": last["at_ms"],
+            }
+
+
+def _fences(recent: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    found = [row for row in recent if row["what"] in FENCES]
+    for name, count in counts(row["subject"] for row in found).items():
+        last = next(row for row in found if row["subject"] == name)
+        yield {
+            "kind": "fenced",
+            "level": "info",
+            "transactional_id": name,
+            "count": count,
+            "change": last["change"],
+            "why": last["why"],
+            "at_ms": last["at_ms"],
+        }

@@ -1,0 +1,299 @@
+"""The process: routes, answers, streams, start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import signal
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from aiohttp import web
+
+from fencepost.console import groups, limits, messages, overview, topics, transactions
+from fencepost.console.guard import HEADERS, Guard, Handler, Refusal, is_loopback
+from fencepost.console.history import History
+from fencepost.console.limits import MAX_BODY_BYTES, MAX_SEARCHES, MIN_INTERVAL_S
+from fencepost.console.live import KEEPALIVE, TooManyClientsError, Watches, event
+from fencepost.console.paging import Params
+from fencepost.console.sessions import Sessions
+from fencepost.coordinator.cli.queries.session import Session
+from fencepost.coordinator.wire.client.channel import BrokerUnreachable, ConnectionLostError
+from fencepost.coordinator.wire.client.router import ApiError
+from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
+
+STATIC = Path(__file__).parent / "static"
+STREAM = "text/event-stream"
+
+View = Callable[[Session, Params, History], dict[str, Any]]
+VIEWS: Mapping[str, View] = {
+    "overview": overview.overview_view,
+    "transactions": transactions.transactions_view,
+    "transaction": transactions.transaction_view,
+    "groups": groups.groups_view,
+    "group": groups.group_view,
+    "plan": groups.plan_view,
+    "topics": topics.topics_view,
+    "topic": topics.topic_view,
+}
+"""What ``GET /api/NAME`` answers."""
+
+NOT_FOUND = frozenset(
+    {
+        "unknown_topic_or_partition",
+        "group_id_not_found",
+        "transactional_id_not_found",
+        "offset_out_of_range",
+    }
+)
+
+OPEN_TO_OTHERS = (
+    "it listens for other machines, without encryption: whoever reads along has the token;"
+    " a tunnel (ssh -L) or a proxy with TLS in front keeps it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line says."""
+
+    bootstrap: str
+    listen: str = "127.0.0.1:0"
+    token: str = ""
+    allow_writes: bool = False
+    hosts: Collection[str] = ()
+    """Names by which it may be asked, besides those of this machine."""
+    undo_dir: Path = Path()
+    timeout_s: float = 10.0
+
+
+def explained(error: Exception) -> tuple[int, dict[str, str]]:
+    """The status of an answer, and what it says of ``error``: a word for programs, a sentence."""
+    told: tuple[int, str, str]
+    if isinstance(error, Refusal):
+        told = error.status_code, error.error, error.message
+    elif isinstance(error, (BrokerUnreachable, ConnectionLostError)):
+        told = 503, "unreachable", str(error)
+    elif isinstance(error, ApiError):
+        name = error.code.name
+        told = 404 if name in NOT_FOUND else 502, name.replace("_", "-"), str(error)
+    elif isinstance(error, UnsupportedVersion):
+        told = 501, "unsupported", f"this broker does not know the request: {error}"
+    elif isinstance(error, WireError):
+        told = 502, "protocol", str(error)
+    elif isinstance(error, TooManyClientsError):
+        told = 429, "too-many", str(error)
+    elif isinstance(error, messages.NoSuchRecordError):
+        told = 404, "no-record", str(error)
+    elif isinstance(error, groups.ChangedMeanwhileError):
+        told = 409, "changed", str(error)
+    elif isinstance(error, click.ClickException):
+        told = 400, "refused", error.message
+    elif isinstance(error, ValueError):
+        told = 400, "refused", str(error)
+    else:
+        told = 500, "broken", f"{type(error).__name__}: {error}"
+    status, word, sentence = told
+    return status, {"error": word, "message": sentence}
+
+
+def answer(data: Mapping[str, Any], status: int = 200) -> web.Response:
+    """A JSON answer. Lone surrogates of a peer's text are escaped, not refused."""
+    body = json.dumps(data, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return web.Response(body=body, status=status, content_type="application/json", charset="utf-8")
+
+
+class Console:
+    """The application, for one cluster."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.token = settings.token or secrets.token_urlsafe(32)
+        self.sessions = Sessions(settings.bootstrap, settings.timeout_s)
+        self.history = History()
+        self.watches = Watches()
+        self.searches = 0
+        host = settings.listen.rpartition(":")[0]
+        names = {"127.0.0.1", "localhost", "::1", host, *settings.hosts} - {"0.0.0.0", "::", ""}  # noqa: S104 - no name
+        self.guard = Guard(self.token, names, allow_writes=settings.allow_writes)
+
+    def application(self) -> web.Application:
+        """What aiohttp serves."""
+        app = web.Application(middlewares=[self._guarded], client_max_size=MAX_BODY_BYTES)
+        app.router.add_get("/", self._page)
+        app.router.add_get("/static/{name}", self._static)
+        app.router.add_get("/api/about", self._about)
+        app.router.add_get("/api/record", self._record)
+        app.router.add_get("/api/messages", self._messages)
+        app.router.add_post("/api/reset", self._reset)
+        app.router.add_get("/api/{view}", self._view)
+        app.on_cleanup.append(self._closed)
+        return app
+
+    async def _closed(self, _app: web.Application) -> None:
+        self.sessions.close()
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            self.guard.check(request)
+            response = await handler(request)
+        except web.HTTPException as error:
+            if isinstance(error, Refusal):
+                status, told = explained(error)
+                response = answer(told, status)
+            else:
+                told = {"error": "http", "message": error.reason}
+                response = answer(told, error.status)
+        except Exception as error:  # noqa: BLE001 - every failure is an answer
+            status, told = explained(error)
+            response = answer(told, status)
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    # --- the page ---
+
+    async def _page(self, _request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(STATIC / "index.html")
+
+    async def _static(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if name not in {file.name for file in STATIC.iterdir()}:
+            raise web.HTTPNotFound
+        return web.FileResponse(STATIC / name)
+
+    # --- answers ---
+
+    async def _about(self, _request: web.Request) -> web.StreamResponse:
+        return answer(
+            {
+                "bootstrap": self.settings.bootstrap,
+                "allow_writes": self.settings.allow_writes,
+                "limits": {name.lower(): v for name, v in vars(limits).items() if name.isupper()},
+            }
+        )
+
+    async def _view(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["view"]
+        view = VIEWS.get(name)
+        if view is None:
+            raise Refusal(404, "unknown-view", f"there is no view {name!r}")
+        params = dict(request.query)
+
+        async def look() -> dict[str, Any]:
+            return await self.sessions.ask(lambda s: view(s, params, self.history))
+
+        if STREAM not in request.headers.get("Accept", ""):
+            return answer(await look())
+        with self.watches.client():
+            key = (name, *(f"{k}={v}" for k, v in sorted(params.items())))
+            return await self._stream(
+                request, self.watches.follow(key, look, lambda error: explained(error)[1])
+            )
+
+    async def _record(self, request: web.Request) -> web.StreamResponse:
+        params = dict(request.query)
+        return answer(await self.sessions.ask(lambda s: messages.record_view(s, params)))
+
+    async def _reset(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = await request.json()
+        except (ValueError, UnicodeDecodeError) as error:
+            raise ValueError(f"the body is no JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise ValueError("the body is no JSON object")  # noqa: TRY004 - an answer, not a bug
+        if not body.get("execute"):
+            return answer(await self.sessions.ask(partial(groups.preview, body=body)))
+        self.guard.check_writes()
+        undo_dir = self.settings.undo_dir
+        done = await self.sessions.ask(partial(groups.reset, body=body, undo_dir=undo_dir))
+        return answer(done)
+
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        params = dict(request.query)
+        search = messages.Search.of(params)
+        if self.searches >= MAX_SEARCHES:
+            raise TooManyClientsError(f"{MAX_SEARCHES} searches are under way, which is the most")
+        with self.watches.client():
+            self.searches += 1
+            try:
+                begun = await self.sessions.ask(lambda s: search.begin(s, params))
+                return await self._stream(request, self._searched(search, begun))
+            finally:
+                self.searches -= 1
+
+    async def _searched(self, search: messages.Search, begun: dict[str, Any]) -> AsyncIterator[str]:
+        """The events of one search: begin, rows and progress in turn, end."""
+        yield event("begin", begun)
+        loop = asyncio.get_running_loop()
+        told_at = loop.time()
+        rows: list[dict[str, Any]] = []
+        while (why := search.over) is None:
+            try:
+                rows += await self.sessions.ask(search.step)
+            except (WireError, ValueError, click.ClickException) as error:
+                yield event("rows", {"rows": rows, **search.progress()})
+                yield event("failed", {**explained(error)[1], **search.progress()})
+                return
+            if loop.time() - told_at >= MIN_INTERVAL_S or (search.follow and rows):
+                told_at = loop.time()
+                yield event("rows", {"rows": rows, **search.progress()})
+                rows = []
+        yield event("rows", {"rows": rows, **search.progress()})
+        yield event("end", {"why": why, **search.progress()})
+
+    async def _stream(self, request: web.Request, frames: AsyncIterator[str]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": STREAM})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            try:
+                await response.write(KEEPALIVE.encode())
+                async for frame in frames:
+                    await response.write(frame.encode("utf-8", "backslashreplace"))
+            finally:
+                await frames.aclose()  # type: ignore[attr-defined]
+        return response
+
+
+@contextlib.asynccontextmanager
+async def served(settings: Settings) -> AsyncIterator[str]:
+    """Serve while it lasts; yields the URL, which has the token in it. Raises OSError."""
+    console = Console(settings)
+    host, _, port = settings.listen.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    # A page that is open holds its stream for ever.
+    runner = web.AppRunner(
+        console.application(), access_log=None, shutdown_timeout=0.5, handler_cancellation=True
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, int(port)).start()
+        bound = runner.addresses[0][1]
+        shown = f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{bound}/#token={console.token}"
+    finally:
+        await runner.cleanup()
+
+
+def run(settings: Settings) -> None:
+    """Serve in this process until SIGTERM or Ctrl-C; the first line it prints has the URL."""
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        async with served(settings) as url:
+            click.echo(f"console {url}")
+            click.echo(f"of {settings.bootstrap}; Ctrl-C ends it", err=True)
+            if not is_loopback(settings.listen.rpartition(":")[0]):
+                click.echo(OPEN_TO_OTHERS, err=True)
+            await stop.wait()
+
+    asyncio.run(serve())

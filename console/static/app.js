@@ -1,0 +1,340 @@
+// The shell: which page, with which data, by which keys. Pages are functions from what is known to
+// elements; everything that a person has chosen stands in the URL.
+
+import { Refused, follow, get, token } from "./api.js";
+import { h, morphChildren } from "./dom.js";
+import { duration, time } from "./format.js";
+import { groupPage, groupsPage } from "./groups.js";
+import { overviewPage } from "./overview.js";
+import { icon, link, skeleton, to } from "./parts.js";
+import { topicPage, topicsPage } from "./topics.js";
+import { transactionPage, transactionsPage } from "./transactions.js";
+
+const PAGES = {
+  overview: overviewPage,
+  transactions: transactionsPage,
+  transaction: transactionPage,
+  groups: groupsPage,
+  group: groupPage,
+  topics: topicsPage,
+  topic: topicPage,
+};
+
+const NAV = [
+  ["overview", "Overview", "o"],
+  ["transactions", "Transactions", "x"],
+  ["groups", "Groups", "g"],
+  ["topics", "Topics", "t"],
+];
+
+const THEMES = ["auto", "light", "dark"];
+const TYPING_PAUSE_MS = 250;
+
+const app = {
+  view: "overview",
+  params: {},
+  data: null,
+  about: null,
+  away: null,
+  refused: null,
+  local: {},
+  help: false,
+  notice: "",
+  skew: 0,
+  now: () => Date.now() + app.skew,
+  set(patch) {
+    location.hash = to(app.view, { ...app.params, ...patch });
+  },
+  setSoon(patch) {
+    clearTimeout(app.typing);
+    app.typing = setTimeout(() => {
+      history.replaceState(null, "", to(app.view, { ...app.params, ...patch }));
+      routed();
+    }, TYPING_PAUSE_MS);
+  },
+  say(text) {
+    app.notice = text;
+    clearTimeout(app.saying);
+    app.saying = setTimeout(() => {
+      app.notice = "";
+      render();
+    }, 2_500);
+    render();
+  },
+  render: () => render(),
+};
+
+let stop = new AbortController();
+let watched = "";
+
+function routed() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const view = Object.hasOwn(PAGES, path) ? path : "overview";
+  const params = Object.fromEntries(new URLSearchParams(query ?? ""));
+  if (view !== app.view || params.id !== app.params.id || params.name !== app.params.name) {
+    for (const one of Object.values(app.local)) one?.abort?.abort();
+    app.local = {};
+    app.data = null;
+    scrollTo(0, 0);
+  }
+  app.view = view;
+  app.params = params;
+  watch();
+  PAGES[view].routed?.(app);
+  render();
+}
+
+function watch() {
+  const wanted = PAGES[app.view].watch(app.params);
+  const key = JSON.stringify([app.view, wanted]);
+  if (key === watched) return;
+  watched = key;
+  stop.abort();
+  stop = new AbortController();
+  app.refused = null;
+  const { signal } = stop;
+  follow(
+    app.view,
+    wanted,
+    {
+      data(data, at) {
+        if (signal.aborted) return;
+        app.data = data;
+        app.skew = at - Date.now();
+        app.at = at;
+        app.away = app.refused = null;
+        render();
+      },
+      away(told) {
+        if (signal.aborted) return;
+        if (told.error !== "unreachable" && told.error !== "console" && told.error !== "too-many") {
+          app.refused = new Refused(0, told);
+        } else {
+          app.away = { ...told, since: app.away?.since ?? Date.now() };
+        }
+        render();
+      },
+      refused(error) {
+        if (signal.aborted) return;
+        app.refused = error;
+        render();
+      },
+    },
+    signal,
+  );
+}
+
+// --- what is seen ---
+
+function banner() {
+  if (!app.away) return null;
+  const title = app.away.error === "console" ? "The console does not answer" : app.away.error === "too-many" ? "Too many pages are open" : "No broker can be reached";
+  return h(
+    "div",
+    { class: "banner", role: "alert" },
+    h("span", { class: "spinner" }),
+    h(
+      "div",
+      {},
+      h("b", {}, title),
+      h("span", {}, ` for ${duration(Date.now() - app.away.since)}. `),
+      app.data ? `What you see is of ${time(app.at)}. ` : "",
+      "It is tried again all the time.",
+      h("div", { class: "note mono" }, app.away.message),
+    ),
+  );
+}
+
+function tokenForm() {
+  return h(
+    "form",
+    {
+      class: "card token",
+      onsubmit: (event) => {
+        event.preventDefault();
+        const text = event.target.elements.token.value;
+        token.set(decodeURIComponent(/#token=([^&\s]+)/.exec(text)?.[1] ?? text));
+        watched = "";
+        start();
+      },
+    },
+    h("h2", {}, "Which token?"),
+    h("p", {}, "This console answers only to whom it knows. Paste the token, or the whole URL, that ", h("code", {}, "fencepost console"), " printed when it started. A new start has a new token."),
+    h("input", { name: "token", type: "password", autocomplete: "off", "aria-label": "token", autofocus: true }),
+    h("button", { class: "primary" }, "Enter"),
+  );
+}
+
+function content() {
+  const page = PAGES[app.view];
+  if (app.refused?.status === 401) return tokenForm();
+  const gone = app.refused
+    ? h("div", { class: "banner bad", role: "alert" }, h("div", {}, h("b", {}, "That was refused. "), app.refused.message))
+    : null;
+  if (!app.data)
+    return [h("h1", {}, page.title(app)), gone ?? (app.away ? null : skeleton())];
+  return [gone, page.view(app)];
+}
+
+const KEYS = [
+  ["?", "this help"],
+  ["/", "filter, or search"],
+  ["g then o, x, g, t", "overview, transactions, groups, topics"],
+  ["j and k", "next and previous row"],
+  ["Enter", "open it"],
+  ["n and p", "next and previous page of a list"],
+  ["s", "start or stop a search of messages"],
+  ["d", "light, dark, or as the system"],
+  ["Esc", "close, or leave a field"],
+];
+
+function helpOverlay() {
+  if (!app.help) return null;
+  const close = () => {
+    app.help = false;
+    render();
+  };
+  return h(
+    "div",
+    { class: "overlay", onclick: (event) => event.target.classList.contains("overlay") && close() },
+    h(
+      "div",
+      { class: "dialog", role: "dialog", "aria-modal": "true", "aria-label": "keys" },
+      h("header", {}, h("h2", {}, "Keys"), h("button", { class: "plain", onclick: close, "aria-label": "close" }, "✕")),
+      h("dl", {}, KEYS.map(([keys, what]) => h("div", {}, h("dt", {}, keys.split(" ").map((one) => (["then", "and"].includes(one) ? ` ${one} ` : h("kbd", {}, one.replace(",", ""))))), h("dd", {}, what)))),
+    ),
+  );
+}
+
+const parent = { transaction: "transactions", group: "groups", topic: "topics" };
+
+function shell() {
+  const here = parent[app.view] ?? app.view;
+  const state = app.away ? "away" : app.data ? "live" : "wait";
+  return h(
+    "div",
+    { class: "shell" },
+    h("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); document.querySelector("main").focus(); } }, "to the content"),
+    h(
+      "aside",
+      {},
+      h("a", { class: "brand", href: to("overview") }, h("span", { class: "mark" }), h("span", {}, "Fencepost")),
+      h(
+        "nav",
+        { "aria-label": "pages" },
+        NAV.map(([view, text]) => link(view, {}, [icon(view), h("span", {}, text)], { "aria-current": view === here ? "page" : null })),
+      ),
+      h(
+        "div",
+        { class: "foot" },
+        h("div", { class: `live ${state}`, role: "status" }, h("i", {}), { live: "live", away: "away", wait: "connecting" }[state]),
+        h("div", { class: "note mono clip", title: app.about?.bootstrap }, app.about?.bootstrap ?? ""),
+        app.about ? h("div", { class: "note" }, app.about.allow_writes ? "may write" : "read only") : null,
+        h(
+          "div",
+          { class: "tools" },
+          h("button", { class: "plain", title: "light, dark, or as the system (d)", "aria-label": `theme: ${theme()}`, onclick: nextTheme }, icon("theme"), theme()),
+          h("button", { class: "plain", title: "keys (?)", "aria-label": "help", onclick: () => { app.help = true; render(); } }, icon("help")),
+        ),
+      ),
+    ),
+    h("main", { id: "main", tabindex: "-1" }, banner(), content()),
+    helpOverlay(),
+    h("div", { class: "toast", role: "status", "aria-live": "polite" }, app.notice),
+  );
+}
+
+let drawing = false;
+
+function render() {
+  if (drawing) return;
+  drawing = true;
+  queueMicrotask(() => {
+    drawing = false;
+    const root = document.getElementById("app");
+    const next = h("div", {}, shell());
+    morphChildren(root, next);
+    document.title = `${PAGES[app.view].title(app)} · Fencepost`;
+    if (app.help && !document.activeElement?.closest(".dialog")) root.querySelector(".dialog button")?.focus();
+  });
+}
+
+// --- light and dark ---
+
+function theme() {
+  const kept = localStorage.getItem("fencepost-console-theme");
+  return THEMES.includes(kept) ? kept : "auto";
+}
+
+function nextTheme() {
+  localStorage.setItem("fencepost-console-theme", THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
+  dress();
+  render();
+}
+
+const dress = () => {
+  document.documentElement.dataset.theme = theme();
+};
+
+// --- keys ---
+
+let chord = 0;
+
+function rows() {
+  return [...document.querySelectorAll("main tbody tr")].map((row) => row.querySelector("a, button")).filter(Boolean);
+}
+
+function keyed(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const inField = event.target.closest?.("input, select, textarea");
+  if (event.key === "Escape") {
+    if (app.help) app.help = false;
+    else if (app.local.record) app.local.record = null;
+    else if (inField) inField.blur();
+    render();
+    return;
+  }
+  if (inField || app.help) return;
+  const at = () => rows().indexOf(document.activeElement);
+  const action = {
+    "?": () => { app.help = true; render(); },
+    "/": () => document.querySelector("[data-search]")?.focus(),
+    j: () => rows()[Math.min(at() + 1, rows().length - 1)]?.focus(),
+    k: () => rows()[Math.max(at() - 1, 0)]?.focus(),
+    n: () => document.querySelector('[data-page="next page"]')?.click(),
+    p: () => document.querySelector('[data-page="previous page"]')?.click(),
+    s: () => document.querySelector("[data-go]")?.click(),
+    d: nextTheme,
+  };
+  const page = Date.now() - chord < 1_000 ? NAV.find(([, , key]) => key === event.key) : null;
+  chord = 0;
+  if (page) location.hash = to(page[0]);
+  else if (event.key === "g") chord = Date.now();
+  else if (Object.hasOwn(action, event.key)) action[event.key]();
+  else return;
+  event.preventDefault();
+}
+
+// --- start ---
+
+async function start() {
+  routed();
+  try {
+    app.about = await get("about");
+    render();
+  } catch {
+    // The page's own stream says what is wrong.
+  }
+}
+
+token.takeFromUrl();
+dress();
+addEventListener("hashchange", () => {
+  const had = token.get();
+  token.takeFromUrl();
+  if (token.get() !== had) watched = "";
+  routed();
+});
+addEventListener("keydown", keyed);
+setInterval(() => document.hidden || render(), 1_000);
+start();

@@ -1,0 +1,288 @@
+// What several pages are made of.
+
+import { h } from "./dom.js";
+import { ago, duration, iso, num, plural, ranges, time } from "./format.js";
+
+const ICONS = {
+  overview: "M3 12l9-8 9 8M5 10v10h14V10M10 20v-6h4v6",
+  transactions: "M4 8h14l-4-4M20 16H6l4 4",
+  groups: "M8 11a3 3 0 100-6 3 3 0 000 6zM2 20c0-4 3-6 6-6s6 2 6 6M16 5a3 3 0 010 6M17 14c3 0 5 2 5 6",
+  topics: "M4 6h16M4 12h16M4 18h10",
+  theme: "M12 3a9 9 0 109 9 7 7 0 01-9-9z",
+  help: "M9 9a3 3 0 115 2c-1 1-2 1.500-2 3M12 18v.01",
+};
+
+export const icon = (name) =>
+  h("svg", { viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" }, h("path", { d: ICONS[name] }));
+
+/** A link to a view of the console, with its parameters in the URL. */
+export function to(view, params = {}) {
+  const query = new URLSearchParams(Object.entries(params).filter(([, value]) => value !== "" && value != null));
+  return `#/${view}${query.size ? `?${query}` : ""}`;
+}
+
+export const link = (view, params, text, more) => h("a", { href: to(view, params), ...more }, text);
+
+const TONES = {
+  Stable: "good",
+  Empty: "quiet",
+  Dead: "quiet",
+  Ongoing: "warn",
+  CompleteCommit: "good",
+  CompleteAbort: "quiet",
+  PrepareCommit: "info",
+  PrepareAbort: "info",
+  PreparingRebalance: "info",
+  CompletingRebalance: "info",
+  Assigning: "info",
+  Reconciling: "info",
+  committed: "good",
+  aborted: "bad",
+  open: "warn",
+  undecided: "warn",
+  control: "info",
+};
+
+export const badge = (text, tone) => h("span", { class: `badge ${tone ?? TONES[text] ?? "quiet"}` }, text);
+
+export const mono = (text, more) => h("span", { class: "mono", ...more }, text);
+
+export const when = (app, ms, { short = false } = {}) =>
+  ms === null || ms === undefined
+    ? "–"
+    : h("time", { datetime: iso(ms), title: iso(ms) }, short ? ago(app.now() - ms) : time(ms, app.now()));
+
+export const age = (app, ms) =>
+  ms === null || ms === undefined ? "–" : h("time", { datetime: iso(ms), title: `since ${iso(ms)}` }, duration(app.now() - ms));
+
+/** Partitions by topic, long lists folded into ranges. */
+export const places = (list) =>
+  list.length
+    ? h("span", { class: "places" }, ranges(list).map(([name, text]) => h("span", { class: "place" }, mono(name), h("b", {}, text))))
+    : h("span", { class: "quiet" }, "none");
+
+export const card = (title, note, ...content) =>
+  h(
+    "section",
+    { class: "card" },
+    h("header", {}, h("h2", {}, title), note ? h("span", { class: "note" }, note) : null),
+    content,
+  );
+
+export const empty = (title, text) => h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), text ? h("p", {}, text) : null);
+
+export const skeleton = (rows = 6) =>
+  h("div", { class: "skeleton", role: "status", "aria-label": "loading" }, Array.from({ length: rows }, () => h("div", {})));
+
+/** A table. `columns`: [title, cell(row), {right, grow, title}]; `key(row)` names a row. */
+export function table(columns, rows, key, caption) {
+  return h(
+    "div",
+    { class: "table-wrap", role: "region", "aria-label": caption, tabindex: "0" },
+    h(
+      "table",
+      {},
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          columns.map(([title, , more]) => h("th", { scope: "col", class: more?.right ? "right" : null, title: more?.title }, title)),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        rows.map((row) =>
+          h(
+            "tr",
+            { "data-key": key(row) },
+            columns.map(([, cell, more]) =>
+              h("td", { class: [more?.right ? "right" : "", more?.grow ? "grow" : ""].join(" ").trim() || null }, cell(row)),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+export function pager(app, found) {
+  if (found.total <= found.limit) return h("p", { class: "pager" }, h("span", { class: "note" }, `${num(found.total)} in all`));
+  const step = (offset, text, name, off) =>
+    h("button", { class: "plain", "aria-label": name, "data-page": name, disabled: off, onclick: () => app.set({ offset: offset || "" }) }, text);
+  const last = found.offset + found.rows.length;
+  return h(
+    "nav",
+    { class: "pager", "aria-label": "pages" },
+    step(found.offset - found.limit, "‹", "previous page", found.offset === 0),
+    h("span", { class: "note" }, `${num(found.offset + 1)}–${num(last)} of ${num(found.total)}`),
+    step(found.offset + found.limit, "›", "next page", last >= found.total),
+  );
+}
+
+/** The box to filter a list with; what is in it stands in the URL. */
+export const filterBox = (app, label) =>
+  h("input", {
+    type: "search",
+    class: "filter",
+    placeholder: label,
+    "aria-label": label,
+    value: app.params.q ?? "",
+    "data-search": "1",
+    oninput: (event) => app.setSoon({ q: event.target.value, offset: "" }),
+  });
+
+/** Buttons of which one is chosen. */
+export const choice = (label, options, chosen, pick) =>
+  h(
+    "div",
+    { class: "choice", role: "group", "aria-label": label },
+    options.map(([value, text, title]) =>
+      h("button", { type: "button", title, "aria-pressed": String(value === chosen), onclick: () => pick(value) }, text),
+    ),
+  );
+
+export const stateFilter = (app, states) => {
+  const all = Object.values(states).reduce((sum, one) => sum + one, 0);
+  const options = [["", `All ${num(all)}`], ...Object.entries(states).map(([name, count]) => [name, `${name || "unknown"} ${num(count)}`])];
+  return choice("state", options, app.params.state ?? "", (state) => app.set({ state, offset: "" }));
+};
+
+export const field = (label, control, hint) =>
+  h("label", { class: "field" }, h("span", {}, label), control, hint ? h("small", {}, hint) : null);
+
+export const select = (options, chosen, pick, more) =>
+  h(
+    "select",
+    { onchange: (event) => pick(event.target.value), ...more },
+    options.map(([value, text]) => h("option", { value, selected: String(value) === String(chosen ?? "") }, text)),
+  );
+
+export const tabs = (app, view, names, chosen, keep) =>
+  h(
+    "nav",
+    { class: "tabs", "aria-label": "parts of this page" },
+    names.map(([name, text]) =>
+      h("a", { href: to(view, { ...keep, tab: name }), "aria-current": name === chosen ? "page" : null }, text),
+    ),
+  );
+
+/** A command of the command line that does, or tells, the same. */
+export const command = (app, text) =>
+  h(
+    "div",
+    { class: "command" },
+    h("code", {}, text),
+    h(
+      "button",
+      {
+        class: "plain",
+        type: "button",
+        "aria-label": "copy the command",
+        onclick: () => navigator.clipboard?.writeText(text).then(() => app.say("copied")),
+      },
+      "copy",
+    ),
+  );
+
+/** A word as a shell takes it, whatever is in it. */
+export const quoted = (text) => (/^[\w.:@%+=,/-]+$/.test(text) ? text : `'${text.replaceAll("'", String.raw`'\''`)}'`);
+
+const TOLD = {
+  "group-created": ["The group was created", "info"],
+  "group-deleted": ["The group was deleted", "quiet"],
+  "group-upgraded": ["The group changed to the consumer protocol", "info"],
+  "group-downgraded": ["The group changed to the classic protocol", "info"],
+  "rebalance-started": ["Rebalance", "warn"],
+  "group-epoch-bumped": ["New group epoch", "warn"],
+  "generation-started": ["Generation complete", "good"],
+  "target-assigned": ["New target assignment", "good"],
+  "assignment-refused": ["Assignment refused", "bad"],
+  "assignor-failed": ["The assignor failed", "bad"],
+  "member-joined": ["Member joined", "info"],
+  "member-left": ["Member left", "quiet"],
+  "member-expired": ["Member expired", "bad"],
+  "member-fenced": ["Member fenced", "bad"],
+  "member-reconciled": ["Member has its partitions", "quiet"],
+  "pending-member-expired": ["A member that never joined expired", "quiet"],
+  "pending-member-evicted": ["A member that never joined was evicted", "quiet"],
+  "offsets-expired": ["Offsets expired", "warn"],
+  "offsets-of-deleted-topic": ["Offsets of a deleted topic removed", "quiet"],
+  "epoch-bumped": ["The id was claimed", "info"],
+  "producer-id-rotated": ["New producer id", "info"],
+  "producer-fenced": ["Producer fenced", "bad"],
+  "producer-refused": ["Fenced producer refused", "bad"],
+  "timeout-postponed": ["Timeout postponed", "quiet"],
+  "transaction-aborted": ["Transaction aborted", "warn"],
+  "transaction-committed": ["Transaction committed", "good"],
+  "transaction-kept": ["Prepared transaction kept", "info"],
+  "transaction-resumed": ["Transaction resumed", "info"],
+  "transaction-timed-out": ["Transaction timed out", "bad"],
+  "transactional-id-expired": ["The id expired", "quiet"],
+};
+
+const CAUSES = new Set(["rebalance-started", "group-epoch-bumped"]);
+
+export const tellingOf = (what) => TOLD[what] ?? [what.replaceAll("-", " "), "quiet"];
+
+function entry(app, row, { subject }) {
+  const [title, tone] = tellingOf(row.what);
+  const isCause = CAUSES.has(row.what);
+  const client = [row.client, row.host].filter(Boolean).join(" @ ");
+  const view = row.scope === "group" ? "group" : "transaction";
+  return h(
+    "li",
+    { class: `entry ${tone}${isCause ? " cause" : ""}`, "data-key": `${row.at_ms}-${row.what}-${row.subject}-${row.who}-${row.why}` },
+    h("div", { class: "entry-time" }, when(app, row.at_ms)),
+    h(
+      "div",
+      { class: "entry-body" },
+      h(
+        "div",
+        { class: "entry-head" },
+        h("b", {}, title),
+        subject ? link(view, { id: row.subject, tab: view === "group" ? "why" : "" }, row.subject, { class: "mono clip" }) : null,
+        row.change ? h("span", { class: "change" }, row.change) : null,
+      ),
+      row.why ? h("div", { class: "why" }, isCause ? [h("span", { class: "note" }, "because "), row.why] : row.why) : null,
+      h(
+        "details",
+        {},
+        h("summary", {}, [row.who ? mono(row.who, { class: "mono clip" }) : null, client ? h("span", {}, client) : null, row.trigger ? h("span", { class: "note" }, row.trigger) : null]),
+        h("pre", {}, JSON.stringify(row.detail, null, 2)),
+      ),
+    ),
+  );
+}
+
+/** Entries of the history, newest first. A cluster that keeps none is told so. */
+export function timeline(app, found, { subject = false, none = "Nothing happened yet." } = {}) {
+  if (!found.kept)
+    return empty(
+      "This cluster keeps no history",
+      "Fencepost writes down why groups rebalance and producers are fenced, as soon as something happens. Apache Kafka does not, so here nobody knows.",
+    );
+  if (!found.rows.length) return empty(none, "");
+  return h("ol", { class: "timeline" }, found.rows.map((row) => entry(app, row, { subject })));
+}
+
+/** Up to where readers of committed records get, and what lies behind it. */
+export function heldBar(row) {
+  const first = Math.max(0, row.stable - Math.max(1, Math.round((row.end - row.stable) / 2)));
+  const share = (100 * (row.stable - first)) / Math.max(1, row.end - first);
+  return h(
+    "div",
+    { class: "held-bar", title: `stable ${num(row.stable)}, end ${num(row.end)}` },
+    h("span", { class: "held-free", style: { width: `${share}%` } }),
+    h("span", { class: "held-back" }),
+  );
+}
+
+export const lagCell = (row) => {
+  if (row.lag === null || row.lag === undefined) return h("span", { class: "quiet" }, "–");
+  return h("span", { class: row.lag ? "lag" : "lag zero" }, row.lag_is_exact === false ? "≤ " : "", num(row.lag));
+};
+
+export { num, plural };

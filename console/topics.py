@@ -1,0 +1,120 @@
+"""Views of topics: a page of them, and one with its partitions, producers and settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fencepost.console.history import History
+from fencepost.console.paging import Params, is_on, page, required
+from fencepost.coordinator.cli.queries.open_transactions import producers
+from fencepost.coordinator.cli.queries.session import Session
+from fencepost.coordinator.wire.client.cluster import TopicMetadata
+from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
+
+TOPIC_RESOURCE = 2
+DEFAULT_SOURCES = frozenset({5})
+"""Kafka's number of settings that nobody has made."""
+
+
+def topics_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+    """A page of the topics, each with its partitions and offsets."""
+    del history
+    known = session.client.metadata(refresh=True).topics
+    rows = [known[name] for name in sorted(known)]
+    internal = sum(row.is_internal or row.name.startswith("__") for row in rows)
+    if not is_on(params, "internal"):
+        rows = [row for row in rows if not (row.is_internal or row.name.startswith("__"))]
+    found = page(params, rows, lambda row: row.name)
+    chosen: list[TopicMetadata] = found["rows"]
+    places = [
+        (row.name, index)
+        for row in chosen
+        for index, part in row.partitions.items()
+        if part.leader >= 0
+    ]
+    first, end = session.offsets(places, EARLIEST), session.offsets(places, LATEST)
+    stable = session.offsets(places, LATEST, committed=True)
+    found["rows"] = [
+        {
+            "topic": row.name,
+            "internal": row.is_internal,
+            "partitions": len(row.partitions),
+            "replicas": max((len(part.replicas) for part in row.partitions.values()), default=0),
+            "leaderless": sum(part.leader < 0 for part in row.partitions.values()),
+            "under_replicated": sum(
+                len(part.in_sync) < len(part.replicas) for part in row.partitions.values()
+            ),
+            "offsets": sum(end[p] - first[p] for p in places if p[0] == row.name),
+            "end": sum(end[p] for p in places if p[0] == row.name),
+            "held_back": sum(end[p] - stable[p] for p in places if p[0] == row.name),
+        }
+        for row in chosen
+    ]
+    return {"topics": found, "internal": internal}
+
+
+def topic_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+    """One topic: partitions with their offsets, who writes with sequence numbers, settings."""
+    del history
+    name = required(params, "name")
+    (topic,) = session.topics([name])
+    places = [(name, index) for index, part in topic.partitions.items() if part.leader >= 0]
+    first, end = session.offsets(places, EARLIEST), session.offsets(places, LATEST)
+    stable = session.offsets(places, LATEST, committed=True)
+    partitions = []
+    for index, part in sorted(topic.partitions.items()):
+        place = (name, index)
+        partitions.append(
+            {
+                "partition": index,
+                "leader": part.leader,
+                "replicas": list(part.replicas),
+                "in_sync": list(part.in_sync),
+                "first": first.get(place),
+                "stable": stable.get(place),
+                "end": end.get(place),
+            }
+        )
+    return {
+        "topic": name,
+        "internal": topic.is_internal,
+        "id": str(topic.topic_id) if topic.topic_id else None,
+        "partitions": partitions,
+        "producers": [
+            {
+                "partition": row.partition,
+                "producer_id": row.producer_id,
+                "epoch": row.epoch,
+                "last_sequence": row.last_sequence,
+                "last_ms": row.last_timestamp_ms if row.last_timestamp_ms >= 0 else None,
+                "start_offset": row.start_offset if row.is_open else None,
+            }
+            for row in producers(session, places)
+        ],
+        "settings": _settings(session, name),
+    }
+
+
+def _settings(session: Session, name: str) -> list[dict[str, Any]]:
+    """What somebody has set, before the defaults."""
+    answer = session.client.call(
+        "DescribeConfigs",
+        check=False,
+        entity=lambda f: f.message(
+            resources=[
+                f.DescribeConfigsResource(
+                    resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=None
+                )
+            ]
+        ),
+    )
+    rows = [
+        {
+            "name": row.name,
+            "value": None if row.is_sensitive else row.value,
+            "is_default": row.config_source in DEFAULT_SOURCES,
+        }
+        for result in answer.results
+        for row in result.configs
+    ]
+    return sorted(rows, key=lambda row: (row["is_default"], row["name"]))

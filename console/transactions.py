@@ -1,0 +1,145 @@
+"""Views of transactions: open ones, hanging ones, who holds which stable offset back, fences."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from fencepost.console.history import History
+from fencepost.console.paging import Params, page, required
+from fencepost.coordinator.cli.queries.blame import Blame, blame
+from fencepost.coordinator.cli.queries.claims import CLAIMS
+from fencepost.coordinator.cli.queries.group_view import texts
+from fencepost.coordinator.cli.queries.open_transactions import (
+    UNFINISHED,
+    Transaction,
+    transaction,
+    transactions_of,
+)
+from fencepost.coordinator.cli.queries.session import Session, check
+from fencepost.coordinator.history.entries import TRANSACTION, Entry
+from fencepost.coordinator.wire.client.requests import LATEST, Partition
+
+FENCES = frozenset({"producer-fenced", "producer-refused"})
+"""Entries that say that a producer was shut out."""
+
+SHOWN_FENCES = 50
+
+
+def held_partitions(session: Session) -> list[Partition]:
+    """The partitions whose readers of committed records can not reach the end."""
+    places = [
+        (topic.name, index)
+        for topic in session.client.metadata(refresh=True).topics.values()
+        for index, row in topic.partitions.items()
+        if row.leader >= 0
+    ]
+    stable = session.offsets(places, LATEST, committed=True)
+    end = session.offsets(places, LATEST)
+    return sorted(place for place in places if stable[place] < end[place])
+
+
+def held(session: Session) -> list[dict[str, Any]]:
+    """Each partition that something holds back: what, since when, whose, and who waits."""
+    return [row for row in map(_held_row, blame(session, held_partitions(session))) if row]
+
+
+def _held_row(found: Blame) -> dict[str, Any] | None:
+    pin, known = found.pin, found.transaction
+    if pin is None or found.stable >= found.end:
+        return None
+    # One that hangs has no beginning any more: its last write bounds it from above.
+    since = known.started_ms if known is not None else None
+    return {
+        "topic": found.topic,
+        "partition": found.partition,
+        "stable": found.stable,
+        "end": found.end,
+        "behind": found.end - found.stable,
+        "open": found.open_count,
+        "transactional_id": known.transactional_id if known else None,
+        "state": known.state if known else None,
+        "producer_id": pin.producer_id,
+        "epoch": pin.epoch,
+        "since_ms": since if since is not None else max(pin.last_timestamp_ms, 0) or None,
+        "timeout_ms": known.timeout_ms if known else None,
+        "hanging": found.hanging,
+        "clients": list(found.clients),
+        "groups": [dataclasses.asdict(one) for one in found.waiting],
+    }
+
+
+def listed(session: Session) -> list[Any]:
+    """Every transactional id that a coordinator knows, with its producer id and state."""
+    rows: list[Any] = []
+    for answer in session.everywhere("ListTransactions"):
+        check(answer.error_code, "ListTransactions")
+        rows += answer.transaction_states
+    return sorted(rows, key=lambda row: str(row.transactional_id))
+
+
+def counts(values: Iterable[str]) -> dict[str, int]:
+    """How often each value occurs, the most frequent first."""
+    found: dict[str, int] = {}
+    for value in values:
+        found[value] = found.get(value, 0) + 1
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def plain(one: Transaction) -> dict[str, Any]:
+    """A transaction as JSON has it."""
+    return {
+        "transactional_id": one.transactional_id,
+        "state": one.state,
+        "producer_id": one.producer_id,
+        "epoch": one.epoch,
+        "timeout_ms": one.timeout_ms,
+        "started_ms": one.started_ms if one.state in UNFINISHED else None,
+        "partitions": texts(one.partitions),
+    }
+
+
+def transactions_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+    """All ids (a page of them described), what is held back, and the newest fences."""
+    rows = listed(session)
+    states = counts(row.transaction_state for row in rows)
+    wanted = params.get("state")
+    if wanted:
+        rows = [row for row in rows if row.transaction_state == wanted]
+    found = page(params, rows, lambda row: str(row.transactional_id))
+    known = transactions_of(session, (row.producer_id for row in found["rows"]))
+    found["rows"] = [
+        plain(known[row.producer_id])
+        if row.producer_id in known
+        else {
+            "transactional_id": row.transactional_id,
+            "state": row.transaction_state,
+            "producer_id": row.producer_id,
+        }
+        for row in found["rows"]
+    ]
+    kept = history.read_on(session)
+    return {
+        "transactions": found,
+        "states": states,
+        "held": held(session),
+        "fences": {"kept": kept, "rows": history.rows(_is_fence, SHOWN_FENCES)},
+    }
+
+
+def _is_fence(entry: Entry) -> bool:
+    return entry.scope == TRANSACTION and entry.what in FENCES
+
+
+def transaction_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+    """One transactional id: what its coordinator knows, who claimed it, what happened to it."""
+    name = required(params, "id")
+    timeline = history.of(session, TRANSACTION, name)
+    claims = [row for row in timeline["rows"] if row["what"] in CLAIMS]
+    return {
+        "transaction": plain(transaction(session, name)),
+        "held": [row for row in held(session) if row["transactional_id"] == name],
+        "claims": claims,
+        "history": timeline,
+    }

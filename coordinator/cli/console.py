@@ -1,0 +1,99 @@
+"""``fencepost console``: the web console."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("console")
+@click.option(
+    "--bootstrap",
+    "-b",
+    default="127.0.0.1:9092",
+    envvar="FENCEPOST_BOOTSTRAP",
+    show_default=True,
+    show_envvar=True,
+    metavar="HOST:PORT",
+    help="A broker to begin with; several are separated by commas.",
+)
+@click.option(
+    "--listen",
+    default="127.0.0.1:8080",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where browsers connect; port 0 takes a free one.",
+)
+@click.option("--allow-writes", is_flag=True, help="Also change things; without, it only reads.")
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Another name by which browsers may ask, as behind a proxy; repeatable.",
+)
+@click.option(
+    "--token",
+    envvar="FENCEPOST_CONSOLE_TOKEN",
+    metavar="TEXT",
+    help="What browsers and scripts must show; a new one at each start if none is given."
+    " Better by FENCEPOST_CONSOLE_TOKEN, for others see a command line.",
+)
+@click.option(
+    "--undo-dir",
+    default=".",
+    show_default=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where the undo files of offset resets go.",
+)
+@click.option(
+    "--timeout",
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.1),
+    help="Give a question to a broker up after so long.",
+)
+def command(
+    bootstrap: str,
+    listen: str,
+    token: str | None,
+    undo_dir: Path,
+    timeout: float,
+    hosts: tuple[str, ...],
+    *,
+    allow_writes: bool,
+) -> None:
+    """Show a cluster, Fencepost or Apache Kafka, in a browser until Ctrl-C.
+
+    Its first line is `console URL`; the URL holds the token that the page asks with.
+    """
+    try:
+        from fencepost.console.server import Settings, run
+    except ModuleNotFoundError as error:
+        if error.name != "aiohttp":
+            raise
+        raise click.ClickException("the console needs: pip install 'fencepost[console]'") from error
+    from fencepost.coordinator.wire.client.cluster import parse_bootstrap
+
+    try:
+        parse_bootstrap(bootstrap)
+        host, port = parse_bootstrap(listen)[0]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        run(
+            Settings(
+                bootstrap=bootstrap,
+                listen=f"{shown}:{port}",
+                token=token or "",
+                allow_writes=allow_writes,
+                hosts=hosts,
+                undo_dir=undo_dir,
+                timeout_s=timeout,
+            )
+        )
+    except OSError as error:
+        raise click.ClickException(f"{listen}: {error.strerror or error}") from error

@@ -1,0 +1,142 @@
+"""What happens on a broker while somebody looks at it, and the console in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import TopicPartition
+
+from fencepost.console.server import Settings, served
+from tests.support.cluster import unique
+from tests.support.waits import until
+from tests.wire.clients import confluent_consumer, confluent_producer
+
+TOKEN = "a-token-of-the-tests"
+MARKUP = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
+
+
+@contextlib.contextmanager
+def running(bootstrap: str, **settings: Any) -> Iterator[str]:
+    """A console on a loop and in a thread of its own; its URL without the token."""
+    started, stop = threading.Event(), threading.Event()
+    found: list[str | BaseException] = []
+
+    async def serve() -> None:
+        told = {"bootstrap": bootstrap, "token": TOKEN, "timeout_s": 5.0, **settings}
+        async with served(Settings(**told)) as url:
+            found.append(url.partition("#")[0])
+            started.set()
+            await asyncio.get_running_loop().run_in_executor(None, stop.wait)
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            found.append(error)
+            raise
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert started.wait(30)
+        url = found[0]
+        assert isinstance(url, str), url
+        yield url
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+@contextlib.contextmanager
+def open_transaction(
+    bootstrap: str, topic: str, values: Sequence[str] = ("open",), *, partition: int = 0
+) -> Iterator[tuple[str, confluent_kafka.Producer]]:
+    """A transaction with ``values``, aborted at the end unless it has ended before."""
+    name = unique("pipeline")
+    conf = {"transactional_id": name, "client_id": f"{name}-client"}
+    with confluent_producer(bootstrap, **conf) as producer:
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value, key=b"in-txn", partition=partition)
+        producer.flush(60)
+        yield name, producer
+        with contextlib.suppress(confluent_kafka.KafkaException):
+            producer.abort_transaction(60)
+
+
+def write(
+    bootstrap: str,
+    topic: str,
+    values: Sequence[bytes | str | None],
+    *,
+    partition: int = 0,
+    key: bytes | str | None = None,
+    headers: Mapping[str, bytes] | None = None,
+) -> None:
+    """Plain records."""
+    with confluent_producer(bootstrap) as producer:
+        for value in values:
+            producer.produce(
+                topic, value, key=key, partition=partition, headers=list((headers or {}).items())
+            )
+
+
+def commit(bootstrap: str, group: str, topic: str, offset: int, partition: int = 0) -> None:
+    """Have ``group`` have read so far, without members."""
+    with confluent_consumer(bootstrap, group_id=group) as consumer:
+        place = TopicPartition(topic, partition, offset)
+        consumer.commit(offsets=[place], asynchronous=False)
+
+
+def fence(bootstrap: str, topic: str, name: str) -> None:
+    """Two producers of one id: the first is shut out in its transaction."""
+    conf = {"transactional_id": name, "client_id": "the-zombie"}
+    shut_out = contextlib.suppress(confluent_kafka.KafkaException)
+    with shut_out, confluent_producer(bootstrap, **conf) as first:
+        first.init_transactions(60)
+        first.begin_transaction()
+        first.produce(topic, b"of the zombie")
+        first.flush(60)
+        with confluent_producer(bootstrap, **{**conf, "client_id": "the-successor"}) as second:
+            second.init_transactions(60)
+            first.commit_transaction(60)
+
+
+@contextlib.contextmanager
+def members(bootstrap: str, group: str, topic: str, *names: str) -> Iterator[None]:
+    """Members of a classic group that have their partitions, and poll all the time."""
+    stop = threading.Event()
+    with contextlib.ExitStack() as stack:
+        consumers = []
+        for name in names:
+            one = stack.enter_context(confluent_consumer(bootstrap, group_id=group, client_id=name))
+            one.subscribe([topic])
+            consumers.append(one)
+
+        def all_have() -> bool:
+            for one in consumers:
+                one.poll(0.05)
+            return all(one.assignment() for one in consumers)
+
+        until(all_have, "an assignment of each")
+
+        def poll() -> None:
+            while not stop.is_set():
+                for one in consumers:
+                    one.poll(0.05)
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()

@@ -1,0 +1,562 @@
+"""The console's answers, from a real server that asks a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from fencepost.console import limits, live, messages, server
+from fencepost.console.guard import CONTENT_SECURITY_POLICY, is_loopback
+from fencepost.console.server import VIEWS, Console, Settings
+from tests.console.scenes import MARKUP, TOKEN, commit, fence, members, open_transaction, write
+from tests.support.cluster import unique
+from tests.support.waits import until_async
+
+STREAM = {"Accept": "text/event-stream"}
+
+
+async def get(console: TestClient, path: str, status: int = 200, **params: Any) -> Any:
+    async with console.get(f"/api/{path}", params=params) as answer:
+        assert answer.status == status, await answer.text()
+        return await answer.json()
+
+
+async def events(response: Any) -> AsyncIterator[tuple[str, Any]]:
+    name = ""
+    async for line in response.content:
+        text = line.decode().rstrip("\n")
+        if text.startswith("event: "):
+            name = text.removeprefix("event: ")
+        elif text.startswith("data: "):
+            yield name, json.loads(text.removeprefix("data: "))
+
+
+async def search(console: TestClient, topic: str, **params: Any) -> tuple[list[Any], Any]:
+    """The rows of a search, and what its end says."""
+    rows: list[Any] = []
+    async with console.get("/api/messages", params={"topic": topic, **params}) as response:
+        assert response.status == 200, await response.text()
+        async for name, data in events(response):
+            if name == "rows":
+                rows += data["rows"]
+            if name in {"end", "failed"}:
+                return rows, data
+    raise AssertionError("a search without an end")
+
+
+def values(rows: list[Any]) -> list[str]:
+    return [row["value"]["text"] for row in rows if row["value"]]
+
+
+# --- who may ask ---
+
+
+@pytest.mark.parametrize("view", ["about", "overview", "messages", "record", "nothing"])
+async def test_without_the_token_there_is_no_answer(console, view):
+    for wrong in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": f"Basic {TOKEN}"}):
+        headers = {"Authorization": "", **wrong}
+        async with console.get(f"/api/{view}", headers=headers) as answer:
+            assert answer.status == 401
+            assert (await answer.json())["error"] == "wrong-token"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "[::2]:8080", ""])
+async def test_another_host_is_refused_even_with_the_token(console, host):
+    for path in ("/", "/static/app.js", "/api/overview"):
+        async with console.get(path, headers={"Host": host}) as answer:
+            assert answer.status in {400, 421}
+    async with console.get("/", headers={"Host": "localhost:1"}) as answer:
+        assert answer.status == 200
+
+
+async def test_other_names_are_allowed_by_name(bootstrap, headers):
+    settings = Settings(bootstrap=bootstrap, token=TOKEN, hosts=("console.example",))
+    async with (
+        TestClient(TestServer(Console(settings).application())) as client,
+        client.get("/", headers={"Host": "CONSOLE.example:443"}) as answer,
+    ):
+        assert answer.status == 200
+
+
+async def test_every_answer_has_the_headers_of_a_closed_page(console):
+    for path in ("/", "/static/app.js", "/api/about", "/api/nothing", "/else"):
+        async with console.get(path, headers={"Origin": "http://evil.example"}) as answer:
+            assert answer.headers["Content-Security-Policy"] == CONTENT_SECURITY_POLICY
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert answer.headers["Cache-Control"] == "no-store"
+            assert not [name for name in answer.headers if name.startswith("Access-Control")]
+    async with console.get("/api/overview", headers=STREAM) as answer:
+        assert answer.headers["Content-Security-Policy"] == CONTENT_SECURITY_POLICY
+    assert "unsafe" not in CONTENT_SECURITY_POLICY
+
+
+async def test_the_page_is_given_to_anybody_and_nothing_beside_it(console):
+    headers = {"Authorization": ""}
+    async with console.get("/", headers=headers) as answer:
+        page = await answer.text()
+        assert answer.status == 200
+    # Nothing in it is a script or a style of its own: the policy would not run it.
+    assert "<script>" not in page
+    assert "style=" not in page
+    for name in ("server.py", "..%2fserver.py", "__init__.py"):
+        async with console.get(f"/static/{name}", headers=headers) as answer:
+            assert answer.status == 404
+
+
+async def test_what_may_write_needs_the_header_and_the_origin(console, headers):
+    url = f"http://{console.host}:{console.port}"
+    without = {"Authorization": headers["Authorization"]}
+    async with aiohttp.ClientSession() as foreign:
+        for told, status, word in (
+            (without, 403, "no-csrf-header"),
+            ({**headers, "Origin": "http://evil.example"}, 403, "foreign-origin"),
+            ({**headers, "Origin": "null"}, 403, "foreign-origin"),
+            ({**headers, "Origin": url}, 400, "refused"),
+            (headers, 400, "refused"),
+        ):
+            async with foreign.post(f"{url}/api/reset", json={}, headers=told) as answer:
+                assert (answer.status, (await answer.json())["error"]) == (status, word)
+
+
+def test_loopback_is_told_from_the_rest():
+    assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "[::1]", "localhost"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"))
+
+
+# --- bad requests ---
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("nothing", 404),
+        ("group", 400),
+        ("group?id=never-seen", 400),
+        ("groups?limit=0", 400),
+        ("groups?limit=201", 400),
+        ("groups?offset=x", 400),
+        ("topic?name=never-seen", 404),
+        ("transaction?id=never-seen", 404),
+        ("messages?topic=never-seen", 404),
+        ("messages", 400),
+        ("messages?topic=t&isolation=else", 400),
+        ("messages?topic=t&limit=1001", 400),
+        ("record?topic=t&partition=-1&offset=0", 400),
+    ],
+)
+async def test_a_bad_request_is_told_what_is_wrong(console, path, status):
+    async with console.get(f"/api/{path}") as answer:
+        told = await answer.json()
+        assert answer.status == status, told
+        assert told["message"]
+
+
+async def test_no_broker_is_an_answer(tmp_path, headers):
+    settings = Settings(bootstrap="127.0.0.1:1", token=TOKEN, timeout_s=0.5)
+    app = Console(settings).application()
+    async with TestClient(TestServer(app), headers=headers) as client:
+        for view in VIEWS:
+            told = await get(client, view, 503, id="x", name="x")
+            assert told["error"] == "unreachable"
+
+
+# --- overview and transactions ---
+
+
+async def test_the_overview_counts_and_names_what_needs_attention(console, bootstrap, topic):
+    before = await get(console, "overview")
+    assert before["brokers"]
+    with open_transaction(bootstrap, topic, ["a", "b"]) as (name, _):
+        found = await get(console, "overview")
+        assert found["transactions"]["Ongoing"] == before["transactions"].get("Ongoing", 0) + 1
+        (matter,) = [one for one in found["attention"] if one.get("topic") == topic]
+        assert matter["kind"] == "held-back"
+        assert (matter["transactional_id"], matter["behind"]) == (name, 2)
+    assert not [one for one in (await get(console, "overview"))["held"] if one["topic"] == topic]
+
+
+async def test_who_holds_back_whom_since_when(console, bootstrap, topic):
+    write(bootstrap, topic, ["before"])
+    group = unique("waits")
+    commit(bootstrap, group, topic, 1)
+    with open_transaction(bootstrap, topic) as (name, _):
+        write(bootstrap, topic, ["behind"])
+        found = await get(console, "transactions", q=name)
+        (row,) = [one for one in found["held"] if one["topic"] == topic]
+        assert (row["stable"], row["end"], row["behind"]) == (1, 3, 2)
+        assert (row["transactional_id"], row["state"], row["hanging"]) == (name, "Ongoing", None)
+        assert row["since_ms"] > 0
+        (waits,) = [one for one in row["groups"] if one["group"] == group]
+        assert waits["stuck"] is True
+        (listed,) = found["transactions"]["rows"]
+        assert listed["partitions"] == [f"{topic}:0"]
+        assert listed["started_ms"] == row["since_ms"]
+        one = await get(console, "transaction", id=name)
+        assert [held["topic"] for held in one["held"]] == [topic]
+    ended = await get(console, "transactions", q=name)
+    assert not [one for one in ended["held"] if one["topic"] == topic]
+    assert ended["transactions"]["rows"][0]["started_ms"] is None
+
+
+async def test_fences_are_told_with_their_epochs(console, bootstrap, topic):
+    name = unique("fenced")
+    fence(bootstrap, topic, name)
+
+    async def look() -> Any:
+        found = await get(console, "transactions")
+        return [row for row in found["fences"]["rows"] if row["subject"] == name]
+
+    rows = await until_async(look, "a fence in the history")
+    (fenced,) = [row for row in rows if row["what"] == "producer-fenced"]
+    assert fenced["change"] == "epoch 0 → 1"
+    assert fenced["client"] == "the-successor"
+    told = await get(console, "transaction", id=name)
+    assert told["history"]["kept"] is True
+    assert "producer-fenced" in {row["what"] for row in told["history"]["rows"]}
+
+
+# --- groups ---
+
+
+async def test_lag_is_of_records_that_a_reader_can_get(console, bootstrap, topic):
+    group = unique("reads")
+    with open_transaction(bootstrap, topic, ["a", "b"]) as (_, producer):
+        commit(bootstrap, group, topic, 0)
+        total = (await get(console, "group", id=group))["total"]
+        assert (total["lag"], total["held_back"]) == (0, 2)
+        producer.commit_transaction(60)
+        assert (await get(console, "group", id=group))["total"]["lag"] == 2
+        # Behind the last record there is still the marker, which nobody can read.
+        commit(bootstrap, group, topic, 2)
+        found = await get(console, "group", id=group)
+        assert found["offsets"][0]["end"] == 3
+        assert found["total"] == {
+            **found["total"], "lag": 0, "held_back": 0, "lag_uncommitted": 0
+        }  # fmt: skip
+    (row,) = (await get(console, "groups", q=group))["groups"]["rows"]
+    assert (row["group"], row["lag"], row["members"]) == (group, 0, 0)
+
+
+async def test_members_and_why_they_rebalanced(console, bootstrap, cluster):
+    topic, group = cluster.create_topic(unique("topic"), 4), unique("team")
+    with members(bootstrap, group, topic, "first", "second"):
+        found = await get(console, "group", id=group)
+        assert {row["client"] for row in found["members"]} == {"first", "second"}
+        assert sum(row["count"] for row in found["members"]) == 4
+
+        async def causes() -> Any:
+            rows = (await get(console, "group", id=group))["history"]["rows"]
+            return [row for row in rows if row["what"] == "rebalance-started"]
+
+        started = await until_async(causes, "a rebalance in the history")
+        assert any("new member" in row["why"] for row in started)
+
+        plan = await get(console, "plan", id=group, add=2)
+        assert (plan["partitions"], len(plan["rows"])) == (4, 4)
+        assert plan["moved"] == sum(len(row["gets"]) for row in plan["rows"]) > 0
+        leaver = found["members"][0]["member"]
+        alone = await get(console, "plan", id=group, remove=leaver, assignor="sticky")
+        assert [row["then"] for row in alone["rows"] if row["member"] == leaver] == [None]
+        await get(console, "plan", 400, id=group, assignor="nobody")
+        await get(console, "plan", 400, id=group, add=1001)
+
+
+async def test_a_reset_is_shown_first_done_then_and_can_be_undone(
+    console, bootstrap, topic, tmp_path
+):
+    write(bootstrap, topic, ["a", "b", "c"])
+    group = unique("resets")
+    commit(bootstrap, group, topic, 3)
+    asked = {"group": group, "topics": [], "where": {"to_earliest": True}}
+    async with console.post("/api/reset", json=asked) as answer:
+        shown = await answer.json()
+        assert answer.status == 200, shown
+    assert shown["rows"] == [{"topic": topic, "partition": 0, "committed": 3, "new": 0}]
+    assert shown["done"] is False
+    assert (await get(console, "group", id=group))["offsets"][0]["committed"] == 3
+
+    commit(bootstrap, group, topic, 2)
+    body = {**asked, "execute": True, "plan": shown["plan"]}
+    async with console.post("/api/reset", json=body) as answer:
+        assert answer.status == 409, "what was shown is not what is there"
+    async with console.post("/api/reset", json=asked) as answer:
+        shown = await answer.json()
+    async with console.post("/api/reset", json={**body, "plan": shown["plan"]}) as answer:
+        done = await answer.json()
+        assert answer.status == 200, done
+    assert (await get(console, "group", id=group))["offsets"][0]["committed"] == 0
+    (undo,) = tmp_path.iterdir()
+    assert done["undo"] == str(undo)
+    assert undo.read_text().splitlines()[0].startswith(f"{topic},0,2")
+
+
+async def test_a_reset_is_refused(console, bootstrap, cluster, tmp_path, headers):
+    topic, group = cluster.create_topic(unique("topic")), unique("busy")
+    write(bootstrap, topic, ["a"])
+    asked = {"group": group, "topics": [topic], "where": {"to_latest": True}}
+    with members(bootstrap, group, topic, "one"):
+        async with console.post("/api/reset", json=asked) as answer:
+            shown = await answer.json()
+            assert shown["is_active"] is True
+        body = {**asked, "execute": True, "plan": shown["plan"]}
+        async with console.post("/api/reset", json=body) as answer:
+            assert answer.status == 400
+            assert "active" in (await answer.json())["message"]
+    assert not list(tmp_path.iterdir())
+    for wrong in (
+        [],
+        "text",
+        {"group": group},
+        {**asked, "where": {"from_file": "/etc/passwd"}},
+        {**asked, "where": {"to_moon": True}},
+        {**asked, "where": {"to_latest": True, "to_earliest": True}},
+        {**asked, "topics": ["never-seen"]},
+    ):
+        async with console.post("/api/reset", json=wrong) as answer:
+            assert answer.status in {400, 404}, wrong
+    settings = Settings(bootstrap=bootstrap, token=TOKEN, undo_dir=tmp_path)
+    app = Console(settings).application()
+    async with TestClient(TestServer(app), headers=headers) as reader:
+        async with reader.post("/api/reset", json={**asked, "group": group}) as answer:
+            assert answer.status == 200, "to look is allowed"
+        async with reader.post("/api/reset", json=body) as answer:
+            assert (answer.status, (await answer.json())["error"]) == (403, "read-only")
+
+
+# --- lists ---
+
+
+async def test_lists_come_in_pages(console, cluster):
+    stem = unique("paged")
+    for number in range(7):
+        cluster.create_topic(f"{stem}-{number}")
+    first = (await get(console, "topics", q=stem.upper(), limit=3))["topics"]
+    assert [row["topic"][-1] for row in first["rows"]] == ["0", "1", "2"]
+    assert (first["total"], first["offset"], first["limit"]) == (7, 0, 3)
+    last = (await get(console, "topics", q=stem, limit=3, offset=900))["topics"]
+    assert [row["topic"][-1] for row in last["rows"]] == ["6"]
+    assert (await get(console, "topics", q="nothing-like-it"))["topics"]["rows"] == []
+    inside = await get(console, "topics", internal=1, q="__")
+    assert {row["topic"] for row in inside["topics"]["rows"]} >= {"__consumer_offsets"}
+    assert not (await get(console, "topics", q="__"))["topics"]["rows"]
+
+
+async def test_a_topic_tells_its_partitions_producers_and_settings(console, bootstrap, cluster):
+    topic = cluster.create_topic(unique("topic"), 2, {"retention.ms": "3600000"})
+    with open_transaction(bootstrap, topic, ["a"], partition=1):
+        found = await get(console, "topic", name=topic)
+        assert [row["partition"] for row in found["partitions"]] == [0, 1]
+        assert [row["stable"] for row in found["partitions"]] == [0, 0]
+        assert [row["end"] for row in found["partitions"]] == [0, 1]
+        assert [row["start_offset"] for row in found["producers"]] == [0]
+    assert found["settings"][0] == {
+        "name": "retention.ms", "value": "3600000", "is_default": False
+    }  # fmt: skip
+
+
+# --- messages ---
+
+
+async def test_isolation_levels_differ_and_say_what_they_hide(console, bootstrap, topic):
+    write(bootstrap, topic, ["plain"])
+    with open_transaction(bootstrap, topic, ["dead"]):
+        pass
+    with open_transaction(bootstrap, topic, ["done"]) as (_, producer):
+        producer.commit_transaction(60)
+    with open_transaction(bootstrap, topic, ["open"]):
+        with open_transaction(bootstrap, topic, ["late"]) as (_, producer):
+            producer.commit_transaction(60)
+        committed, end = await search(console, topic)
+        assert values(committed) == ["plain", "done"]
+        assert end["hidden"] == {"aborted": 1, "control": 2}
+        assert (end["scanned"], end["matched"], end["remaining"]) == (5, 2, 0)
+        everything, end = await search(console, topic, isolation="read_uncommitted")
+        assert [row["state"] for row in everything] == [
+            *("plain", "aborted", "control", "committed", "control"),
+            *("open", "committed", "control"),
+        ]
+        assert [row["control"] for row in everything if row["state"] == "control"] == [
+            *("ABORT", "COMMIT", "COMMIT"),
+        ]
+        assert end["hidden"] == {}
+        one = await get(console, "record", topic=topic, partition=0, offset=1)
+        assert (one["state"], one["value"]["text"]) == ("aborted", "dead")
+        late = await get(console, "record", topic=topic, partition=0, offset=5)
+        assert late["state"] == "open"
+
+
+async def test_a_search_counts_what_it_looks_at(console, bootstrap, cluster):
+    topic = cluster.create_topic(unique("topic"), 2)
+    write(bootstrap, topic, [f"value {number}" for number in range(300)], partition=0, key="a")
+    write(bootstrap, topic, ["Größe 299"], partition=1, key="b", headers={"trace": b"\x00\xff"})
+    rows, end = await search(console, topic, **{"from": "earliest", "value": "299"})
+    assert sorted(values(rows)) == ["Größe 299", "value 299"]
+    assert (end["scanned"], end["matched"], end["remaining"]) == (301, 2, 0)
+    assert end["why"] == "end"
+    for asked in ({"value": "GRÖSSE"}, {"value": "größe"}, {"key": "B"}, {"header": "race"}):
+        rows, end = await search(console, topic, **{"from": "earliest"}, **asked)
+        # Folding of case is that of Unicode, in which ß is ss.
+        assert values(rows) == ["Größe 299"], asked
+    assert rows[0]["headers"] == [["trace", {"size": 2, "cut": False, "base64": "AP8="}]]
+
+    rows, end = await search(console, topic, **{"from": "earliest", "limit": "20"}, partition=0)
+    assert (len(rows), end["why"], end["remaining"]) == (20, "limit", 280)
+    rows, end = await search(
+        console, topic, **{"from": "earliest", "limit": "1000"}, partition=0, resume=end["resume"]
+    )
+    assert values(rows) == [f"value {number}" for number in range(20, 300)]
+    rows, _ = await search(console, topic, limit="3", partition=0)
+    assert values(rows) == ["value 297", "value 298", "value 299"]
+    rows, _ = await search(console, topic, **{"from": "298"}, partition=0)
+    assert values(rows) == ["value 298", "value 299"]
+    for begin, count in (("-1h", 301), ("2100-01-01", 0), ("latest", 0)):
+        rows, _ = await search(console, topic, **{"from": begin, "limit": "1000"})
+        assert len(rows) == count, begin
+
+
+async def test_a_search_stops_at_its_budget_and_goes_on(console, bootstrap, topic, monkeypatch):
+    write(bootstrap, topic, ["x" * 100] * 50)
+    write(bootstrap, topic, ["y" * 100] * 50)
+    monkeypatch.setattr(messages, "BUDGET_RECORDS", 30)
+    monkeypatch.setattr(messages, "STEP_BYTES", 1)
+    rows, end = await search(console, topic, **{"from": "earliest", "value": "nothing"})
+    assert (rows, end["why"]) == ([], "budget")
+    assert 30 <= end["scanned"] < 100
+    assert end["scanned"] + end["remaining"] == 100
+    _, more = await search(
+        console, topic, **{"from": "earliest", "value": "nothing"}, resume=end["resume"]
+    )
+    assert more["total"] == end["remaining"]
+
+
+async def test_a_search_follows_and_ends_with_its_reader(console, bootstrap, topic):
+    asked = {"topic": topic, "from": "latest", "follow": "1"}
+    async with console.get("/api/messages", params=asked) as response:
+        told = events(response)
+        assert (await anext(told))[0] == "begin"
+        write(bootstrap, topic, ["fresh"])
+        async for name, data in told:
+            if name == "rows" and data["rows"]:
+                assert values(data["rows"]) == ["fresh"]
+                break
+    app = console.app
+    assert app is not None
+    # A new search may begin at once: the one before is over.
+    await search(console, topic)
+
+
+async def test_bytes_are_shown_as_what_they_are(console, bootstrap, topic):
+    write(bootstrap, topic, [b"\xff\x00", None, "", MARKUP, "ü" * 5000], key=MARKUP)
+    rows, _ = await search(console, topic)
+    binary, tombstone, nothing, markup, long = (row["value"] for row in rows)
+    assert binary == {"size": 2, "cut": False, "base64": "/wA="}
+    assert tombstone is None
+    assert nothing == {"size": 0, "cut": False, "text": ""}
+    assert markup["text"] == MARKUP == rows[0]["key"]["text"]
+    assert (long["size"], long["cut"]) == (10_000, True)
+    assert long["text"] == "ü" * (limits.SHOWN_BYTES // 2)
+    one = await get(console, "record", topic=topic, partition=0, offset=4)
+    assert one["value"]["text"] == "ü" * 5000
+    await get(console, "record", 404, topic=topic, partition=0, offset=5)
+
+
+def test_a_character_that_is_cut_in_two_is_still_text():
+    assert messages.bytes_shown("aü".encode(), 2) == {"size": 3, "cut": True, "text": "a"}
+    assert messages.bytes_shown(b"\xff\xff\xff", 2) == {
+        "size": 3, "cut": True, "base64": "//8="
+    }  # fmt: skip
+
+
+# --- live ---
+
+
+async def test_a_view_is_told_when_it_changes(console, bootstrap, topic):
+    async with console.get("/api/transactions", headers=STREAM) as response:
+        told = events(response)
+
+        async def held() -> bool:
+            name, frame = await anext(told)
+            assert name == "data"
+            assert frame["at_ms"] > 0
+            return topic in {row["topic"] for row in frame["data"]["held"]}
+
+        assert not await held()
+        with open_transaction(bootstrap, topic):
+            while not await held():
+                pass
+        while await held():
+            pass
+
+
+async def test_who_watches_the_same_shares_one_question(monkeypatch):
+    asked = 0
+    monkeypatch.setattr(live, "MIN_INTERVAL_S", 0.01)
+
+    async def look() -> dict[str, int]:
+        nonlocal asked
+        asked += 1
+        return {"n": asked // 10}
+
+    watches = live.Watches()
+    async with asyncio.timeout(20):
+        one = watches.follow(("v",), look, lambda error: {"message": str(error)})
+        two = watches.follow(("v",), look, lambda error: {"message": str(error)})
+        first = await anext(one)
+        assert await anext(two) == first
+        assert await anext(one) != first
+        await one.aclose()
+        await anext(two)
+        await two.aclose()
+        # Nobody watches: nobody is asked.
+        before = asked
+        await asyncio.sleep(0)
+        third = watches.follow(("v",), look, lambda error: {"message": str(error)})
+        await anext(third)
+        assert asked <= before + 2
+        await third.aclose()
+
+
+async def test_a_broker_that_is_away_is_told_and_comes_back(monkeypatch):
+    monkeypatch.setattr(live, "MIN_INTERVAL_S", 0.01)
+    away = True
+
+    async def look() -> dict[str, bool]:
+        if away:
+            raise ConnectionError("gone")
+        return {"well": True}
+
+    frames = live.Watches().follow(("v",), look, lambda error: {"message": str(error)})
+    async with asyncio.timeout(20):
+        assert (await anext(frames)).startswith("event: away")
+        away = False
+        assert (await anext(frames)).startswith("event: data")
+        await frames.aclose()
+
+
+async def test_streams_and_searches_are_bounded(console, topic, monkeypatch):
+    monkeypatch.setattr(live, "MAX_CLIENTS", 2)
+    monkeypatch.setattr(server, "MAX_SEARCHES", 1)
+    follow = {"topic": topic, "from": "latest", "follow": "1"}
+    async with contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(console.get("/api/messages", params=follow))
+        await anext(events(first))
+        told = await get(console, "messages", 429, topic=topic)
+        assert "1 searches" in told["message"]
+        second = await stack.enter_async_context(console.get("/api/overview", headers=STREAM))
+        await anext(events(second))
+        async with console.get("/api/overview", headers=STREAM) as third:
+            assert third.status == 429
+        await get(console, "overview")
+
+    async def free() -> bool:
+        async with console.get("/api/messages", params=follow) as again:
+            return again.status == 200
+
+    await until_async(free, "the streams have ended")

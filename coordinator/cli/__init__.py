@@ -27,6 +27,7 @@ COMMANDS = {
     "features": "show, raise and lower the levels of features",
     "log": "verify, repair, import and export partition directories",
     "groups": "look into consumer groups",
+    "health": "ask whether a broker answers",
     "produce": "write records to a topic",
     "serve": "run the broker",
     "topics": "list, create, describe, alter, trim and delete topics",

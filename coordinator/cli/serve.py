@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
+
+SETTING = "FENCEPOST_SET_"
+"""How a variable of the environment begins that is a setting."""
+
+# As coordinator/config/logs.py has them, which a command line need not load.
+LEVELS = ("FATAL", "ERROR", "WARN", "INFO", "DEBUG", "TRACE")
+FORMATS = ("auto", "text", "json")
 
 
 @click.command("serve")
 @click.option(
     "--data-dir",
     required=True,
+    envvar="FENCEPOST_DATA_DIR",
     type=click.Path(file_okay=False, path_type=Path),
     help="Where everything is kept; created if it is not there.",
 )
 @click.option(
     "--listen",
     default="127.0.0.1:9092",
+    envvar="FENCEPOST_LISTEN",
     show_default=True,
     metavar="HOST:PORT",
     help="Where clients connect; port 0 takes a free one.",
@@ -31,14 +42,58 @@ import click
 )
 @click.option(
     "--config-file",
+    envvar="FENCEPOST_CONFIG_FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A TOML file with settings; --config wins over it.",
 )
-def command(data_dir: Path, listen: str, pairs: tuple[str, ...], config_file: Path | None) -> None:
+@click.option(
+    "--log-level",
+    default="INFO",
+    show_default=True,
+    envvar="FENCEPOST_LOG_LEVEL",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    help="Events of this level and above are written; kafka-configs can change it at run time.",
+)
+@click.option(
+    "--log-format",
+    default="auto",
+    show_default=True,
+    envvar="FENCEPOST_LOG_FORMAT",
+    type=click.Choice(FORMATS),
+    help="Lines for people or of JSON; auto is text on a terminal.",
+)
+def command(
+    data_dir: Path,
+    listen: str,
+    pairs: tuple[str, ...],
+    config_file: Path | None,
+    log_level: str,
+    log_format: str,
+) -> None:
     """Run the broker until SIGTERM or Ctrl-C.
 
     As soon as it serves it prints one line, `listening HOST:PORT`. Logs go to standard error.
+    SIGHUP has --config-file read again: what may change at run time takes effect at once.
+
+    A variable FENCEPOST_SET_LOG_RETENTION_HOURS=24 is --config log.retention.hours=24.
     """
     from fencepost.coordinator.daemon.process import serve
 
-    sys.exit(serve(data_dir, listen=listen, pairs=pairs, config_file=config_file))
+    status = serve(
+        data_dir,
+        listen=listen,
+        pairs=(*_from_environment(os.environ), *pairs),
+        config_file=config_file,
+        log_level=log_level.upper(),
+        log_format=log_format,
+    )
+    sys.exit(status)
+
+
+def _from_environment(environment: Mapping[str, str]) -> list[str]:
+    """KEY=VALUE of each variable with :data:`SETTING`: Kafka's keys know no underscore."""
+    return [
+        f"{name.removeprefix(SETTING).lower().replace('_', '.')}={value}"
+        for name, value in sorted(environment.items())
+        if name.startswith(SETTING)
+    ]

@@ -154,6 +154,27 @@ class BrokerConfig:
         self._refresh()
         _check_together(self._values)
 
+    def reload(self, settings: Mapping[str, str]) -> tuple[list[str], list[str]]:
+        """Take over static settings that were read anew, where a key may change at run time.
+
+        Returns the keys that changed, and those whose change waits for the next start. Raises
+        ConfigError, and changes nothing then.
+        """
+        fresh = BrokerConfig(settings)
+        differ = sorted(
+            name
+            for name in self._static.keys() | fresh._static.keys()
+            if self._static.get(name) != fresh._static.get(name)
+        )
+        changed = [name for name in differ if BROKER_KEYS[name].updatable]
+        for name in changed:
+            if name in fresh._static:
+                self._static[name] = fresh._static[name]
+            else:
+                del self._static[name]
+        self._changed()
+        return changed, [name for name in differ if name not in changed]
+
     # --- values ---
 
     def _typed(self, name: str, kind: type[T]) -> T:
@@ -257,13 +278,16 @@ class BrokerConfig:
     def set_dynamic(self, source: ConfigSource, settings: Mapping[str, str]) -> None:
         """Replace the dynamic settings of one level and tell the listeners."""
         self._dynamic[source] = dict(settings)
-        self._refresh()
-        for listener in self._listeners:
-            listener()
+        self._changed()
 
     def listen(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called after every change of a dynamic setting."""
         self._listeners.append(callback)
+
+    def _changed(self) -> None:
+        self._refresh()
+        for listener in self._listeners:
+            listener()
 
     def _refresh(self) -> None:
         self._values = {

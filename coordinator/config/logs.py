@@ -31,6 +31,9 @@ LEVELS: Mapping[str, int] = {
 }
 """Kafka's names of the levels, as BROKER_LOGGER configs have them."""
 
+FORMATS: Mapping[str, bool | None] = {"auto": None, "text": True, "json": False}
+"""Whether lines are for a terminal; "auto" asks standard error."""
+
 ROOT = "root"
 """The one logger, by its name in BROKER_LOGGER configs."""
 

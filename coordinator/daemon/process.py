@@ -4,6 +4,8 @@ Standard output says one thing, ``listening HOST:PORT``, as soon as clients can 
 goes to standard error. SIGTERM and SIGINT stop it in an orderly way: no new connections, requests
 under way are answered, everything is flushed and closed, the clean-shutdown mark is written, exit
 status 0. A second signal while stopping is ignored: the first is being obeyed within seconds.
+SIGHUP has the settings read anew: see :meth:`BrokerConfig.reload`. A service manager that wants to
+know hears of all that (``systemd.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import asyncio
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from fencepost.coordinator import light_imports
@@ -20,6 +23,7 @@ from fencepost.coordinator.config import logs
 from fencepost.coordinator.config.broker_config import ConfigError, load
 from fencepost.coordinator.daemon.broker import Broker, BrokerError
 from fencepost.coordinator.daemon.collector import Collector
+from fencepost.coordinator.daemon.systemd import Notifier
 from fencepost.coordinator.metadata.records import MetadataError
 from fencepost.coordinator.runtime.background import report, spawn
 from fencepost.logcore.errors import LogError
@@ -30,43 +34,76 @@ _log = light_imports.structlog.get_logger(__name__)
 
 
 def serve(
-    data_dir: Path, *, listen: str, pairs: Sequence[str] = (), config_file: Path | None = None
+    data_dir: Path,
+    *,
+    listen: str,
+    pairs: Sequence[str] = (),
+    config_file: Path | None = None,
+    log_level: str = "INFO",
+    log_format: str = "auto",
 ) -> int:
-    """Run until a signal; returns the exit status: 1 if it can't start, 2 for bad settings."""
-    logs.configure()
+    """Run until a signal; returns the exit status: 1 if it can't start, 2 for bad settings.
+
+    ``log_level`` is one of Kafka's, ``log_format`` one of :data:`logs.FORMATS`.
+    """
+    logs.configure(terminal=logs.FORMATS[log_format])
+    logs.set_level(log_level)
     raise_file_limit()
+    settings = partial(load, pairs, config_file)
     try:
-        broker = Broker(data_dir, listen, load(pairs, config_file))
+        broker = Broker(data_dir, listen, settings())
     except (ConfigError, BrokerError) as error:
         _log.error("wrong settings", cause=str(error))
         return EXIT_USAGE
     try:
-        asyncio.run(_run(broker))
+        asyncio.run(_run(broker, settings))
     except (BrokerError, MetadataError, LogError, OSError) as error:
         _log.error("broker failed", cause=str(error))
         return EXIT_FAILED
     return EXIT_OK
 
 
-async def _run(broker: Broker) -> None:
+async def _run(broker: Broker, settings: Callable[[], Mapping[str, str]]) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(report)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    notifier = Notifier(loop)
+    # A signal that nobody waits for would end the process; settings are as they are just read.
+    loop.add_signal_handler(signal.SIGHUP, _log.info, "settings are read again when it serves")
     await broker.start()
     collector = Collector(loop)
     collector.start()
-    host, port = broker.address
-    sys.stdout.write(f"listening {f'[{host}]' if ':' in host else host}:{port}\n")
+    sys.stdout.write(_listening(broker) + "\n")
     sys.stdout.flush()
+    notifier.ready(_listening(broker))
+    loop.add_signal_handler(signal.SIGHUP, _reload, broker, settings, notifier)
     preparing = spawn(broker.prepare_first_contact(), "first contact")
     await stop.wait()
+    notifier.stopping()
     preparing.cancel()
     collector.stop()
     _log.info("broker stops")
     await broker.stop()
     _log.info("broker stopped")
+
+
+def _listening(broker: Broker) -> str:
+    host, port = broker.address
+    return f"listening {f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _reload(broker: Broker, settings: Callable[[], Mapping[str, str]], notifier: Notifier) -> None:
+    """Take over what changed in the file of settings; all of it, or nothing if it is wrong."""
+    notifier.reloading()
+    try:
+        changed, at_next_start = broker.config.reload(settings())
+    except ConfigError as error:
+        _log.error("settings not read again", cause=str(error))
+    else:
+        _log.info("settings read again", changed=changed, at_next_start=at_next_start)
+    notifier.ready(_listening(broker))
 
 
 def raise_file_limit() -> None:

@@ -1,0 +1,23 @@
+"""``fencepost health``: whether a broker answers, for a container's health check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from fencepost.coordinator.cli.output import shared_options
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.session import Session
+
+
+@click.command("health")
+@shared_options
+def command(session: Session) -> None:
+    """Ask the broker at --bootstrap for its topics, and no other one.
+
+    Exit status 0 if it answers, 3 if it does not.
+    """
+    cluster = session.client.metadata(refresh=True)
+    click.echo(f"healthy: cluster {cluster.cluster_id}, {len(cluster.topics)} topics")

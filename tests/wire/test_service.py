@@ -1,0 +1,179 @@
+"""The daemon as a service manager sees it: notified, reloaded, watched, asked for its health."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.daemon import ROOT, Daemon
+
+WATCHDOG_S = 0.6
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.settimeout(30)
+        yield listening
+
+
+def told(manager: socket.socket) -> dict[str, str]:
+    pairs = (line.partition("=") for line in manager.recv(4096).decode().splitlines())
+    return {key: value for key, _, value in pairs}
+
+
+def told_of(manager: socket.socket, key: str) -> dict[str, str]:
+    while key not in (message := told(manager)):
+        pass
+    return message
+
+
+def hear_all(manager: socket.socket, for_s: float) -> None:
+    """Read what is there; raises TimeoutError when nothing more has come for so long."""
+    manager.settimeout(for_s)
+    while True:
+        told(manager)
+
+
+def fencepost(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fencepost", *words],
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def setting(daemon: Daemon, name: str) -> str:
+    wanted = {"resource_type": 4, "resource_name": "1", "configuration_keys": [name]}
+    with Cluster(daemon.bootstrap) as cluster:
+        (found,) = cluster.call("describe_configs", 4, resources=[wanted])["results"]
+    (row,) = found["configs"]
+    value: str = row["value"]
+    return value
+
+
+def test_a_service_manager_hears_of_start_life_reload_and_stop(
+    tmp_path: Path, manager: socket.socket
+) -> None:
+    env = {
+        "NOTIFY_SOCKET": str(tmp_path / "notify"),
+        "WATCHDOG_USEC": str(int(WATCHDOG_S * 1e6)),
+    }
+    daemon = Daemon(tmp_path / "data", env=env)
+    daemon.start()
+    assert told(manager) == {"READY": "1", "STATUS": f"listening {daemon.bootstrap}"}
+    for _ in range(4):
+        assert told(manager) == {"WATCHDOG": "1"}
+    assert daemon.child is not None
+    os.kill(daemon.child.pid, signal.SIGHUP)
+    assert told_of(manager, "RELOADING")["MONOTONIC_USEC"].isdecimal()
+    told_of(manager, "READY")
+    daemon.stop()
+    told_of(manager, "STOPPING")
+
+
+def test_a_loop_that_hangs_does_not_feed_the_watchdog(
+    tmp_path: Path, manager: socket.socket
+) -> None:
+    env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "100000"}
+    daemon = Daemon(tmp_path / "data", env=env)
+    daemon.start()
+    told_of(manager, "WATCHDOG")
+    assert daemon.child is not None
+    os.kill(daemon.child.pid, signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        hear_all(manager, 0.5)
+    os.kill(daemon.child.pid, signal.SIGCONT)
+    manager.settimeout(30)
+    told_of(manager, "WATCHDOG")
+    daemon.stop()
+
+
+def test_somebody_elses_watchdog_and_a_manager_that_is_gone_are_no_matter(tmp_path: Path) -> None:
+    env = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
+    daemon = Daemon(tmp_path / "data", env=env)
+    daemon.start()
+    daemon.stop()
+
+
+def test_sighup_takes_over_what_may_change_at_run_time(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text('"log.retention.ms" = 1000\n"num.partitions" = 2\n')
+    daemon = Daemon(tmp_path / "data", {}, env={"FENCEPOST_CONFIG_FILE": str(file)})
+    daemon.start()
+    assert daemon.child is not None
+
+    def reloaded(text: str, expected: str) -> dict[str, object]:
+        assert daemon.child is not None
+        seen = len(daemon.child.lines)
+        file.write_text(text)
+        os.kill(daemon.child.pid, signal.SIGHUP)
+        match = daemon.child.wait_for_line(
+            rf'^(\{{.*"{expected}".*\}})$', deadline_s=30, since=seen
+        )
+        line: dict[str, object] = json.loads(match.group(1))
+        return line
+
+    def retention() -> str:
+        return setting(daemon, "log.retention.ms")
+
+    assert retention() == "1000"
+    line = reloaded('"log.retention.ms" = 2000\n"num.partitions" = 3\n', "settings read again")
+    assert (line["changed"], line["at_next_start"]) == (
+        "['log.retention.ms']",
+        "['num.partitions']",
+    )
+    assert retention() == "2000"
+    for wrong in ("nonsense", '"log.retention.ms" = "soon"', '"no.such.key" = 1'):
+        line = reloaded(wrong, "settings not read again")
+        assert line["level"] == "error"
+        assert retention() == "2000"
+    line = reloaded("", "settings read again")
+    assert retention() != "2000"
+    daemon.stop()
+
+
+def test_variables_of_the_environment_are_settings(tmp_path: Path) -> None:
+    env = {
+        "FENCEPOST_SET_NUM_PARTITIONS": "3",
+        "FENCEPOST_LOG_LEVEL": "error",
+        "FENCEPOST_LOG_FORMAT": "text",
+    }
+    daemon = Daemon(tmp_path / "data", {}, env=env)
+    daemon.start()
+    assert setting(daemon, "num.partitions") == "3"
+    daemon.stop()
+    assert daemon.child is not None
+    assert [line for line in daemon.child.lines if "listening" not in line] == []
+
+
+def test_a_wrong_variable_is_named(tmp_path: Path) -> None:
+    words = ("serve", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+    done = fencepost(*words, env={"FENCEPOST_SET_NUM_PARTITION": "3"})
+    assert done.returncode == 2
+    assert "num.partition" in done.stderr
+
+
+def test_health_is_an_exit_status(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path / "data")
+    daemon.start()
+    done = fencepost("health", "--bootstrap", daemon.bootstrap)
+    assert (done.returncode, done.stdout[:16]) == (0, "healthy: cluster")
+    daemon.stop()
+    done = fencepost("health", "--bootstrap", daemon.bootstrap, "--timeout", "1")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert len(done.stderr.splitlines()) == 1

@@ -130,6 +130,8 @@ ALLOWED_IMPORTS = {
     ),
     f"{_ROOM}cli": (
         "console",
+        # The option --test-hooks of serve alone.
+        "testing.hooks",
         "coordinator.cli",
         "coordinator.daemon",
         "coordinator.tools",

@@ -62,6 +62,11 @@ FORMATS = ("auto", "text", "json")
     type=click.Choice(FORMATS),
     help="Lines for people or of JSON; auto is text on a terminal.",
 )
+@click.option(
+    "--test-hooks",
+    metavar="HOST:PORT",
+    help="For tests: serve a clock that they move, and faults, over HTTP; loopback only.",
+)
 def command(
     data_dir: Path,
     listen: str,
@@ -69,6 +74,7 @@ def command(
     config_file: Path | None,
     log_level: str,
     log_format: str,
+    test_hooks: str | None,
 ) -> None:
     """Run the broker until SIGTERM or Ctrl-C.
 
@@ -79,6 +85,15 @@ def command(
     """
     from fencepost.coordinator.daemon.process import serve
 
+    hooks = None
+    if test_hooks is not None:
+        # The one place in which the daemon knows of the tests' side.
+        from fencepost.testing.hooks import Hooks
+
+        try:
+            hooks = Hooks(test_hooks)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--test-hooks") from error
     status = serve(
         data_dir,
         listen=listen,
@@ -86,6 +101,7 @@ def command(
         config_file=config_file,
         log_level=log_level.upper(),
         log_format=log_format,
+        hooks=hooks,
     )
     sys.exit(status)
 

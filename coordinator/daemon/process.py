@@ -1,11 +1,12 @@
 """``fencepost serve``: one broker as a process.
 
-Standard output says one thing, ``listening HOST:PORT``, as soon as clients can connect; all else
-goes to standard error. SIGTERM and SIGINT stop it in an orderly way: no new connections, requests
-under way are answered, everything is flushed and closed, the clean-shutdown mark is written, exit
-status 0. A second signal while stopping is ignored: the first is being obeyed within seconds.
-SIGHUP has the settings read anew: see :meth:`BrokerConfig.reload`. A service manager that wants to
-know hears of all that (``systemd.py``).
+Standard output says one thing, ``listening HOST:PORT``, as soon as clients can connect, and with
+``--test-hooks`` another, ``test hooks HOST:PORT``; all else goes to standard error. SIGTERM and
+SIGINT stop it in an orderly way: no new connections, requests under way are answered, everything is
+flushed and closed, the clean-shutdown mark is written, exit status 0. A second signal while
+stopping is ignored: the first is being obeyed within seconds. SIGHUP has the settings read anew:
+see :meth:`BrokerConfig.reload`. A service manager that wants to know hears of all that
+(``systemd.py``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from fencepost.coordinator import light_imports
 from fencepost.coordinator.config import logs
@@ -26,11 +28,26 @@ from fencepost.coordinator.daemon.collector import Collector
 from fencepost.coordinator.daemon.systemd import Notifier
 from fencepost.coordinator.metadata.records import MetadataError
 from fencepost.coordinator.runtime.background import report, spawn
+from fencepost.logcore.clock import Clock
 from fencepost.logcore.errors import LogError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
 _log = light_imports.structlog.get_logger(__name__)
+
+
+class Hooks(Protocol):
+    """What tests have of a broker in another process: its time, and a way in."""
+
+    @property
+    def clock(self) -> Clock:
+        """What the broker goes by."""
+
+    async def start(self, broker: Broker) -> str:
+        """Serve them, once the broker listens; where, as HOST:PORT. Raises OSError."""
+
+    async def stop(self) -> None:
+        """End that, before the broker stops."""
 
 
 def serve(
@@ -41,6 +58,7 @@ def serve(
     config_file: Path | None = None,
     log_level: str = "INFO",
     log_format: str = "auto",
+    hooks: Hooks | None = None,
 ) -> int:
     """Run until a signal; returns the exit status: 1 if it can't start, 2 for bad settings.
 
@@ -51,19 +69,22 @@ def serve(
     raise_file_limit()
     settings = partial(load, pairs, config_file)
     try:
-        broker = Broker(data_dir, listen, settings())
+        clock = None if hooks is None else hooks.clock
+        broker = Broker(data_dir, listen, settings(), clock=clock)
     except (ConfigError, BrokerError) as error:
         _log.error("wrong settings", cause=str(error))
         return EXIT_USAGE
     try:
-        asyncio.run(_run(broker, settings))
+        asyncio.run(_run(broker, settings, hooks))
     except (BrokerError, MetadataError, LogError, OSError) as error:
         _log.error("broker failed", cause=str(error))
         return EXIT_FAILED
     return EXIT_OK
 
 
-async def _run(broker: Broker, settings: Callable[[], Mapping[str, str]]) -> None:
+async def _run(
+    broker: Broker, settings: Callable[[], Mapping[str, str]], hooks: Hooks | None
+) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(report)
     stop = asyncio.Event()
@@ -73,9 +94,12 @@ async def _run(broker: Broker, settings: Callable[[], Mapping[str, str]]) -> Non
     # A signal that nobody waits for would end the process; settings are as they are just read.
     loop.add_signal_handler(signal.SIGHUP, _log.info, "settings are read again when it serves")
     await broker.start()
+    hooked = None if hooks is None else await _hooked(broker, hooks)
     collector = Collector(loop)
     collector.start()
     sys.stdout.write(_listening(broker) + "\n")
+    if hooked is not None:
+        sys.stdout.write(f"test hooks {hooked}\n")
     sys.stdout.flush()
     notifier.ready(_listening(broker))
     loop.add_signal_handler(signal.SIGHUP, _reload, broker, settings, notifier)
@@ -85,8 +109,18 @@ async def _run(broker: Broker, settings: Callable[[], Mapping[str, str]]) -> Non
     preparing.cancel()
     collector.stop()
     _log.info("broker stops")
+    if hooks is not None:
+        await hooks.stop()
     await broker.stop()
     _log.info("broker stopped")
+
+
+async def _hooked(broker: Broker, hooks: Hooks) -> str:
+    try:
+        return await hooks.start(broker)
+    except OSError as error:
+        await broker.stop()
+        raise BrokerError(f"the test hooks can not be served: {error}") from error
 
 
 def _listening(broker: Broker) -> str:

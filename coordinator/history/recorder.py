@@ -94,6 +94,10 @@ class History:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self.write_all()
+
+    def write_all(self) -> None:
+        """Write what waits, now; for those who want to see it."""
         while self._queue:
             self._write_some()
 

@@ -1,0 +1,263 @@
+"""The clock and the faults over HTTP, for tests in other languages: ``serve --test-hooks``.
+
+Whoever reaches the port owns the broker's time, so it is served on loopback only, and bodies have
+to be ``application/json``: a page in a browser can not send those to another origin. The README has
+the paths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.daemon.broker import BrokerError, split_address
+from fencepost.coordinator.history.entries import Entry, decode_value
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+from fencepost.coordinator.net.http import HttpError, HttpServer, Request, Response, serve_http
+from fencepost.coordinator.net.http_messages import is_loopback
+from fencepost.logcore.batch import decode_records
+from fencepost.logcore.machine import DomainError
+from fencepost.testing.clock import TestClock
+from fencepost.testing.faults import Fault, Faults
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.daemon.broker import Broker
+
+JSON: Final = "application/json"
+
+MAX_WAIT_S: Final = 60.0
+"""How long ``GET /faults/ID?hits=N`` waits at most for the requests."""
+
+_PATHS: Final = {
+    "clock": ("GET", "POST"),
+    "faults": ("GET", "POST", "DELETE"),
+    "fired": ("GET",),
+    "history": ("GET",),
+    "topics": ("GET", "POST"),
+}
+
+_FAULT_FIELDS: Final = ("api", "error", "drop", "close", "delay_ms", "times", "match")
+
+
+class Hooks:
+    """A clock and faults for one broker, and their HTTP server.
+
+    ``address`` is HOST:PORT, port 0 for a free one; ValueError unless it is of loopback.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            self._host, self._port = split_address(address)
+        except BrokerError as error:
+            raise ValueError(str(error)) from error
+        if self._host != "localhost" and not is_loopback(self._host):
+            raise ValueError(f"{self._host} is not loopback: whoever reaches it owns the time")
+        self.clock = TestClock(auto=True)
+        """It runs until a test stops it."""
+        self.faults = Faults()
+        self._broker: Broker | None = None
+        self._server: HttpServer | None = None
+        self._handles: dict[int, Fault] = {}
+
+    async def start(self, broker: Broker) -> str:
+        """Serve; where, as HOST:PORT. Raises OSError."""
+        self._broker = broker
+        self._server = await serve_http(self._host, self._port, self._answer)
+        self.faults.attach(broker)
+        host = self._server.host
+        return f"{f'[{host}]' if ':' in host else host}:{self._server.port}"
+
+    async def stop(self) -> None:
+        """Serve no more, and let go whom a fault holds."""
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
+        if self._broker is not None:
+            self.faults.detach(self._broker)
+            self._broker = None
+
+    async def _answer(self, request: Request) -> Response:
+        first, _, rest = request.path.strip("/").partition("/")
+        method = "GET" if request.method == "HEAD" else request.method
+        known = _PATHS.get(first)
+        if known is None:
+            raise HttpError(404, f"there is no /{first}; there are {', '.join(_PATHS)}")
+        if method not in known:
+            methods = ", ".join(known)
+            raise HttpError(405, f"/{first} knows {methods}", {"Allow": methods})
+        answer = getattr(self, f"_{method.lower()}_{first}")
+        try:
+            told = await answer(request, rest)
+        except (ValueError, TypeError, DomainError, ConfigError, RuntimeError) as error:
+            raise HttpError(400, str(error)) from error
+        return Response(200, JSON, json.dumps(told, default=str).encode() + b"\n")
+
+    @property
+    def _running(self) -> Broker:
+        if self._broker is None:
+            raise HttpError(503, "the broker stops")
+        return self._broker
+
+    # --- the clock ---
+
+    def _time(self) -> dict[str, object]:
+        now_ms = self.clock.now_ms()
+        told = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        return {"now_ms": now_ms, "now": told, "auto": self.clock.auto}
+
+    async def _get_clock(self, _request: Request, _rest: str) -> object:
+        return self._time()
+
+    async def _post_clock(self, request: Request, rest: str) -> object:
+        """``/clock`` sets whether it runs, ``/clock/advance`` moves it."""
+        if rest == "advance":
+            told = _body(request, seconds=(int, float), ms=(int, float), speed=(int, float))
+            fired = await self.clock.advance_async(**told)
+            return {**self._time(), "fired": [one.as_json() for one in fired]}
+        if rest:
+            raise HttpError(404, "there are /clock and /clock/advance")
+        told = _body(request, auto=bool)
+        self.clock.auto = told.get("auto", self.clock.auto)
+        return self._time()
+
+    async def _get_fired(self, request: Request, _rest: str) -> object:
+        since_ms = int(request.query.get("since_ms", "0"))
+        return {"fired": [one.as_json() for one in self.clock.fired if one.at_ms >= since_ms]}
+
+    # --- faults ---
+
+    async def _post_faults(self, request: Request, _rest: str) -> object:
+        told = _body(
+            request,
+            **dict.fromkeys(_FAULT_FIELDS, object),
+            observe=bool,
+        )
+        match = told.get("match")
+        if match is not None and not isinstance(match, dict):
+            raise ValueError("match is an object of fields and values")
+        if told.pop("observe", False):
+            if told.keys() - {"api", "match"}:
+                raise ValueError("an observer has an api and a match, and does nothing")
+            fault = self.faults.observe(**told)
+        else:
+            fault = self.faults.add(**told)
+        number = max(self._handles, default=0) + 1
+        self._handles[number] = fault
+        return self._told(number)
+
+    async def _get_faults(self, request: Request, rest: str) -> object:
+        """All, or one; with ``hits`` after so many requests, or ``wait_s`` seconds."""
+        if not rest:
+            return {"faults": [self._told(number) for number in self._handles]}
+        fault = self._handle(rest)
+        if "hits" in request.query:
+            hits = int(request.query["hits"])
+            wait_s = min(float(request.query.get("wait_s", "10")), MAX_WAIT_S)
+            try:
+                await asyncio.to_thread(fault.wait, wait_s, hits=hits)
+            except TimeoutError as error:
+                raise HttpError(408, str(error)) from error
+        return self._told(int(rest))
+
+    async def _delete_faults(self, _request: Request, rest: str) -> object:
+        if rest:
+            self._handle(rest).remove()
+            del self._handles[int(rest)]
+        else:
+            self.faults.clear()
+            self._handles.clear()
+        return {"faults": [self._told(number) for number in self._handles]}
+
+    def _handle(self, rest: str) -> Fault:
+        fault = self._handles.get(int(rest)) if rest.isdecimal() else None
+        if fault is None:
+            raise HttpError(404, f"there is no fault {rest}")
+        return fault
+
+    def _told(self, number: int) -> dict[str, object]:
+        fault = self._handles[number]
+        seen = [
+            {
+                "api": one.api,
+                "version": one.version,
+                "client_id": one.client_id,
+                "topics": one.topics,
+                "groups": one.groups,
+                "transactional_ids": one.transactional_ids,
+            }
+            for one in list(fault.seen)
+        ]
+        return {"id": number, **fault.as_json(), "seen": seen}
+
+    # --- what a test looks at ---
+
+    async def _get_topics(self, _request: Request, _rest: str) -> object:
+        topics = self._running.services.metadata.topics.values()
+        return {
+            "topics": [
+                {"name": one.name, "id": str(one.topic_id), "partitions": one.partitions}
+                for one in topics
+            ]
+        }
+
+    async def _post_topics(self, request: Request, _rest: str) -> object:
+        told = _body(request, name=str, partitions=int, config=dict)
+        if "name" not in told:
+            raise ValueError("a topic has a name")
+        config = {str(key): str(value) for key, value in told.get("config", {}).items()}
+        made = self._running.services.topics.create(
+            told["name"],
+            partitions=told.get("partitions", -1),
+            replication_factor=-1,
+            configs=config,
+        )
+        return {"name": told["name"], "partitions": getattr(made, "partitions", made)}
+
+    async def _get_history(self, request: Request, _rest: str) -> object:
+        """``?group=…`` or ``?transactional_id=…``, or all; the newest last."""
+        scopes = {"group": "group", "transactional_id": "transaction"}
+        wanted = {(scopes[name], value) for name, value in request.query.items() if name in scopes}
+        entries = [
+            one for one in self._entries() if not wanted or (one.scope, one.subject) in wanted
+        ]
+        return {
+            "history": [{name: getattr(one, name) for name in Entry.__slots__} for one in entries]
+        }
+
+    def _entries(self) -> list[Entry]:
+        services = self._running.services
+        services.history.write_all()
+        partition = services.logs.find(HISTORY_TOPIC, 0)
+        if partition is None:
+            return []
+        values = [
+            record.value
+            for header, batch in partition.reader.read_all()
+            for record in decode_records(batch, 0, header)
+        ]
+        decoded = [decode_value(bytes(value)) for value in values if value is not None]
+        return [one for one in decoded if one is not None]
+
+
+def _body(request: Request, **fields: Any) -> dict[str, Any]:
+    """The JSON object of a request, whose fields have these types. Raises HttpError, ValueError."""
+    if not request.body:
+        return {}
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON:
+        raise HttpError(415, f"a body is {JSON}, and its header says so")
+    told = json.loads(request.body)
+    if not isinstance(told, dict):
+        raise TypeError("a body is an object")
+    for name, value in told.items():
+        if name not in fields:
+            raise ValueError(f"there is no {name!r} here; there are {', '.join(fields)}")
+        # In Python a bool is a number.
+        if not isinstance(value, fields[name]) or (
+            isinstance(value, bool) and fields[name] not in {bool, object}
+        ):
+            raise TypeError(f"{name} can not be {value!r}")
+    return cast("dict[str, Any]", told)

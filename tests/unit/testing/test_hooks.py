@@ -1,0 +1,167 @@
+"""The clock and the faults over HTTP, on a broker in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.support.raw import ConnectionLostError, RawClient
+
+
+class Served:
+    """A broker with its hooks."""
+
+    def __init__(self, directory: Path) -> None:
+        command = [sys.executable, "-m", "fencepost", "serve", "--data-dir", str(directory)]
+        command += ["--listen", "127.0.0.1:0", "--test-hooks", "127.0.0.1:0"]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self.process.stdout is not None
+        said = [self.process.stdout.readline().split() for _ in range(2)]
+        assert [one[:-1] for one in said] == [["listening"], ["test", "hooks"]]
+        self.bootstrap, self.hooks = (one[-1] for one in said)
+
+    def ask(self, path: str, body: object = None, method: str | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(
+            f"http://{self.hooks}{path}",
+            data,
+            {"Content-Type": "application/json"},
+            method=method,
+        )
+        with urlopen(request, timeout=20) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(tmp_path_factory.mktemp("hooks"))
+    yield served
+    served.process.terminate()
+    assert served.process.wait(20) == 0
+
+
+def test_the_clock_runs_until_it_is_stopped_and_is_moved(served: Served) -> None:
+    assert served.ask("/clock")["auto"] is True
+    stopped = served.ask("/clock", {"auto": False})
+    assert served.ask("/clock") == stopped
+    with RawClient(served.bootstrap) as client:
+        client.call("find_coordinator", 3, key="g", key_type=0)
+        client.call(
+            "join_group",
+            3,
+            group_id="g",
+            session_timeout=30_000,
+            rebalance_timeout=30_000,
+            protocol_type="consumer",
+            protocols=[{"name": "range", "metadata": b""}],
+        )
+    moved = served.ask("/clock/advance", {"seconds": 30})
+    assert moved["now_ms"] - stopped["now_ms"] == 30_000
+    told = [(one["what"], one["who"]) for one in moved["fired"]]
+    assert told == [("session", "g")]
+    assert served.ask(f"/fired?since_ms={moved['now_ms']}")["fired"] == moved["fired"]
+    kinds = [one["what"] for one in served.ask("/history?group=g")["history"]]
+    assert "member-expired" in kinds
+    assert served.ask("/history?transactional_id=g")["history"] == []
+
+
+def test_faults_are_added_waited_for_and_removed(served: Served) -> None:
+    fault = served.ask("/faults", {"api": "EndTxn", "close": "before", "match": {"group": "x"}})
+    lost = served.ask(
+        "/faults",
+        {"api": "InitProducerId", "error": "NOT_COORDINATOR", "match": {"client_id": "me"}},
+    )
+    seen = served.ask("/faults", {"observe": True})
+    waited: list[Any] = []
+    waiting = threading.Thread(
+        target=lambda: waited.append(served.ask(f"/faults/{lost['id']}?hits=1&wait_s=20"))
+    )
+    waiting.start()
+    with RawClient(served.bootstrap, client_id="me") as client:
+        told = {"transaction_timeout": 1, "transactional_id": None}
+        assert client.call("init_producer_id", 2, **told)["error_code"] == "not_coordinator"
+        assert client.call("init_producer_id", 2, **told)["error_code"] == "none"
+    waiting.join(20)
+    assert waited[0]["hits"] == 1
+    assert waited[0]["seen"][0]["client_id"] == "me"
+    assert served.ask(f"/faults/{seen['id']}")["hits"] == 2
+    left = served.ask(f"/faults/{fault['id']}", method="DELETE")["faults"]
+    assert [one["id"] for one in left] == [lost["id"], seen["id"]]
+    assert served.ask("/faults", method="DELETE") == {"faults": []}
+    assert served.ask("/faults") == {"faults": []}
+
+
+def test_topics_are_made_and_listed(served: Served) -> None:
+    made = served.ask("/topics", {"name": "t", "partitions": 3, "config": {"retention.ms": "1000"}})
+    assert made == {"name": "t", "partitions": 3}
+    (topic,) = [one for one in served.ask("/topics")["topics"] if one["name"] == "t"]
+    assert topic["partitions"] == 3
+
+
+def test_a_dropped_answer_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    fault = served.ask("/faults", {"api": "ApiVersions", "drop": True})
+    with RawClient(served.bootstrap) as client:
+        client.send("api_versions", 0)
+        assert served.ask(f"/faults/{fault['id']}?hits=1")["hits"] == 1
+        served.process.terminate()
+        assert served.process.wait(20) == 0
+        with pytest.raises(ConnectionLostError):
+            client.receive()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "method", "status", "why"),
+    [
+        ("/nope", None, "GET", 404, "there is no /nope"),
+        ("/clock", None, "DELETE", 405, "knows GET, POST"),
+        ("/clock/advance", {"seconds": -1}, "POST", 400, "forward"),
+        ("/clock/advance", {"hours": 1}, "POST", 400, "no 'hours'"),
+        ("/clock/advance", {"seconds": True}, "POST", 400, "seconds"),
+        ("/clock/advance", [], "POST", 400, "object"),
+        ("/faults", {"api": "Nope", "drop": True}, "POST", 400, "no API 'Nope'"),
+        ("/faults", {"api": "EndTxn"}, "POST", 400, "without effect"),
+        ("/faults/99", None, "DELETE", 404, "no fault 99"),
+        ("/topics", {"name": "a b"}, "POST", 400, "a b"),
+    ],
+)
+def test_what_is_wrong_is_told(
+    served: Served, path: str, body: object, method: str, status: int, why: str
+) -> None:
+    with pytest.raises(HTTPError) as refused:
+        served.ask(path, body, method)
+    assert refused.value.code == status
+    assert why in refused.value.read().decode()
+
+
+def test_a_page_in_a_browser_can_not_move_the_time(served: Served) -> None:
+    for headers, status in (
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/json", "Host": "example.com"}, 403),
+    ):
+        request = Request(f"http://{served.hooks}/clock/advance", b'{"seconds": 1}', headers)
+        with pytest.raises(HTTPError) as refused:
+            urlopen(request, timeout=20)
+        assert refused.value.code in {status, 421, 400}
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:7000", "192.0.2.1:7000", "example.com:0", "7000"])
+def test_they_are_refused_elsewhere_than_on_loopback(tmp_path: Path, address: str) -> None:
+    command = [sys.executable, "-m", "fencepost", "serve", "--data-dir", str(tmp_path / "d")]
+    ended = subprocess.run(
+        [*command, "--test-hooks", address], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 2
+    assert "--test-hooks" in ended.stderr
+    assert not (tmp_path / "d").exists()

@@ -7,29 +7,33 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.tools.ports import hold_port
 from fencepost.logcore.clock import Clock
 from fencepost.testing.crash import MortalFiles
 from fencepost.testing.faults import Faults
 
 T = TypeVar("T")
 
+ANY_PORT: Final = "127.0.0.1:0"
+"""A free port, which stays the broker's until its stop."""
+
 
 class OwnBroker:
     """One broker on one data directory, which may be stopped, killed and started again.
 
     ``config`` holds settings by Kafka's names. With a :class:`fencepost.testing.clock.TestClock` as
-    ``clock`` its time is the test's. The address stays the same over every start. All methods are
-    for the test's thread; a context manager.
+    ``clock`` its time is the test's. The address stays the same over crashes and restarts. All
+    methods are for the test's thread; a context manager.
     """
 
     def __init__(
         self,
         data_dir: str | Path,
-        listen: str = "127.0.0.1:0",
+        listen: str = ANY_PORT,
         config: Mapping[str, str] | None = None,
         *,
         clock: Clock | None = None,
@@ -45,7 +49,7 @@ class OwnBroker:
         self._broker: Broker | None = None
         self._thread = BrokerThread(self._serve)
         self._place: socket.socket | None = None
-        """Keeps the port while nobody listens."""
+        """Keeps the port over restarts."""
 
     @property
     def bootstrap(self) -> str:
@@ -65,14 +69,22 @@ class OwnBroker:
     def start(self) -> Self:
         """Start, and wait until it listens; raises what the start raised."""
         if not self.is_running:
-            self._thread.start()
-            self._give_place_up()
+            if self._listen == ANY_PORT:
+                self._place = hold_port()
+                self._listen = f"127.0.0.1:{self._place.getsockname()[1]}"
+            try:
+                self._thread.start()
+            except BaseException:
+                self.stop()
+                raise
         return self
 
     def stop(self) -> None:
         """Stop in an orderly way, and wait for it."""
         self._thread.stop()
-        self._give_place_up()
+        if self._place is not None:
+            self._place.close()
+            self._place = None
 
     def crash(self) -> None:
         """End as by ``kill -9``: sockets are reset, files stay as they are at this moment.
@@ -82,13 +94,11 @@ class OwnBroker:
         if self.is_running:
             self._thread.call(self._die)
             self._thread.stop()
-            self._keep_place()
 
     def restart(self) -> Self:
         """Start again, on the same directory and port; stops before that if it still runs."""
         if self.is_running:
             self._thread.stop()
-            self._keep_place()
         return self.start()
 
     def call(self, work: Callable[[Broker], Awaitable[T]]) -> T:
@@ -109,14 +119,8 @@ class OwnBroker:
     @asynccontextmanager
     async def _serve(self) -> AsyncIterator[Broker]:
         self._files = MortalFiles()
-        host, port = self.address
-        listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         async with Broker(
-            self.data_dir,
-            listen if port else self._listen,
-            self.config,
-            fs=self._files,
-            clock=self.clock,
+            self.data_dir, self._listen, self.config, fs=self._files, clock=self.clock
         ) as broker:
             self._broker = broker
             self.faults.attach(broker)
@@ -131,15 +135,3 @@ class OwnBroker:
             self._files.die()
             self._broker.server.reset()
             await asyncio.sleep(0)
-
-    def _keep_place(self) -> None:
-        """Bind the port without listening: nobody else gets it, and clients are refused."""
-        host, port = self.address
-        self._place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._place.bind((host, port))
-
-    def _give_place_up(self) -> None:
-        if self._place is not None:
-            self._place.close()
-            self._place = None

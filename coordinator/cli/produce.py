@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING
 
 import click
 
-from fencepost.coordinator.cli.output import shared_options
+from fencepost.coordinator.cli.output import EXIT_PARTIAL, EXIT_REFUSED, shared_options
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
+    from fencepost.coordinator.cli.record_input import Headers, JsonLines, Line, TextLines
+    from fencepost.coordinator.cli.record_writer import Writer
 
-BATCH_LINES = 2_000
-"""Lines that are sent together."""
-
-MAX_LINE_BYTES = 1_000_000
-"""A longer line is refused: with its header it would not fit Kafka's default max.message.bytes."""
+MOST_TOLD = 20
+"""Lines of which it is told why they were not written; the others are counted."""
 
 
 @click.command("produce")
 @click.argument("topic")
 @click.option(
-    "--key-separator", metavar="TEXT", help="What stands between key and value of a line."
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="A line is a value, or a JSON object as `consume --format json` prints it.",
 )
-@click.option("--partition", type=int, help="Write there; else by key, else round robin.")
+@click.option("--key", help="The key of every record.")
+@click.option(
+    "--key-separator",
+    metavar="TEXT",
+    help=r"What stands between key and value of a line; \t is a tabulator.",
+)
+@click.option("--null", metavar="TEXT", help="The text that makes a tombstone, or means no key.")
+@click.option("--partition", type=int, help="Write there; else by key, else to one at random.")
 @click.option("--header", "pairs", multiple=True, metavar="NAME=VALUE", help="For every record.")
 @click.option(
     "--compression",
@@ -42,174 +48,146 @@ MAX_LINE_BYTES = 1_000_000
 def command(
     session: Session,
     topic: str,
+    form: str,
+    key: str | None,
     key_separator: str | None,
+    null: str | None,
     partition: int | None,
     pairs: tuple[str, ...],
     compression: str,
     transactional_id: str | None,
 ) -> None:
-    """Write each line of standard input to TOPIC as one record; an empty value is a tombstone.
+    """Write each line of standard input to TOPIC as one record, as they come.
+
+    With a key, an empty value is a tombstone, unless --null says what is one. JSON lines have
+    key, value (null: a tombstone), headers, partition and timestamp; key_base64, value_base64 and
+    headers_base64 are for bytes that are no text; a value that is no text is written as JSON.
 
     With --transactional-id either all lines become visible to read_committed readers, or none.
+    Without, a line that can not be written is told by its number, and the others are written: exit
+    status 4.
     """
+    from fencepost.coordinator.cli.record_writer import Writer
+
     headers = tuple(
         (name, value.encode()) for name, _, value in (pair.partition("=") for pair in pairs)
     )
+    means = _meaning(form, key, key_separator, null, headers)
     indexes = list(session.topics([topic])[0].partitions)
     if partition is not None and partition not in indexes:
         raise click.ClickException(f"{topic} has no partition {partition}")
     writer = Writer(session, topic, compression, transactional_id)
-    separator = key_separator.encode() if key_separator is not None else None
-    lines = _lines(sys.stdin.buffer, separator)
-    turns = itertools.cycle(indexes)
+    overhead = sum(len(name.encode()) + len(value) + 10 for name, value in headers)
+    overhead += len((key or "").encode())
+    run = Run(writer, means, topic, indexes, partition, is_whole=transactional_id is not None)
     try:
-        while chunk := list(itertools.islice(lines, BATCH_LINES)):
-            writer.write(_place(chunk, partition, len(indexes), turns), headers)
+        run.everything(overhead)
         writer.end(commit=True)
     except BaseException:
         writer.end(commit=False)
         raise
-    click.echo(f"{writer.records} records acknowledged", err=True)
+    run.report()
 
 
-def _lines(file: BinaryIO, separator: bytes | None) -> Iterator[tuple[bytes | None, bytes | None]]:
-    """Split each line into key and value."""
-    for number, raw in enumerate(file, 1):
-        line = raw.rstrip(b"\r\n")
-        if len(line) > MAX_LINE_BYTES:
-            raise click.ClickException(f"line {number} has more than {MAX_LINE_BYTES} bytes")
-        if separator is None:
-            yield None, line
-            continue
-        key, found, value = line.partition(separator)
-        if not found:
-            raise click.ClickException(f"line {number} has no {separator.decode()!r}")
-        yield key, value or None
+def _meaning(
+    form: str, key: str | None, separator: str | None, null: str | None, headers: Headers
+) -> TextLines | JsonLines:
+    """Who reads the lines. Raises click.UsageError for options that do not go together."""
+    from fencepost.coordinator.cli.record_format import unescape
+    from fencepost.coordinator.cli.record_input import JsonLines, TextLines
+
+    given = {"--key": key, "--key-separator": separator, "--null": null}
+    if form == "json":
+        for option, value in given.items():
+            if value is not None:
+                raise click.UsageError(f"{option} is for text: a JSON line says it itself")
+        return JsonLines(headers)
+    if key is not None and separator is not None:
+        raise click.UsageError("give either --key or --key-separator")
+    if separator == "":
+        raise click.UsageError("--key-separator must not be empty")
+    key, separator, null = (
+        None if text is None else unescape(text) for text in (key, separator, null)
+    )
+    key_bytes, separator_bytes, null_bytes = (
+        None if text is None else text.encode() for text in (key, separator, null)
+    )
+    return TextLines(separator_bytes, key_bytes, null_bytes, headers)
 
 
-def _place(
-    lines: Iterable[tuple[bytes | None, bytes | None]],
-    partition: int | None,
-    partitions: int,
-    turns: Iterator[int],
-) -> dict[int, list[tuple[bytes | None, bytes | None]]]:
-    """Choose the partition of each line."""
-    from fencepost.coordinator.cli.partitioner import partition_for
-
-    placed: dict[int, list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
-    unkeyed = next(turns)
-    for key, value in lines:
-        if partition is not None:
-            target = partition
-        else:
-            target = unkeyed if key is None else partition_for(key, partitions)
-        placed[target].append((key, value))
-    return placed
-
-
-class Writer:
-    """Sends batches with an idempotent producer, which is transactional if it has an id."""
+class Run:
+    """Writes the lines of standard input, and keeps what became of them."""
 
     def __init__(
-        self, session: Session, topic: str, compression: str, transactional_id: str | None
-    ) -> None:
-        from fencepost.logcore.compression import Codec
-
-        self.records = 0
-        self._session = session
-        self._topic = topic
-        self._codec = Codec[compression.upper()]
-        self._transactional_id = transactional_id
-        self._sequences: dict[int, int] = defaultdict(int)
-        self._added: set[int] = set()
-        answer = self._coordinate(
-            "InitProducerId", 2, transactional_id=transactional_id, transaction_timeout_ms=60_000
-        )
-        self._claim = {
-            "transactional_id": transactional_id,
-            "producer_id": answer.producer_id,
-            "producer_epoch": answer.producer_epoch,
-        }
-
-    def _coordinate(self, api: str, version: int, **fields: Any) -> Any:
-        """Ask the transaction's coordinator; what clients of transaction version 1 send.
-
-        The client repeats CONCURRENT_TRANSACTIONS until the last transaction has ended.
-        """
-        return self._session.client.call(
-            api, version, to_transaction=self._transactional_id, **fields
-        )
-
-    def write(
         self,
-        placed: dict[int, list[tuple[bytes | None, bytes | None]]],
-        headers: tuple[tuple[str, bytes | None], ...],
+        writer: Writer,
+        means: TextLines | JsonLines,
+        topic: str,
+        indexes: list[int],
+        partition: int | None,
+        *,
+        is_whole: bool,
     ) -> None:
-        """Send one batch per partition and wait until all are acknowledged."""
-        from fencepost.logcore.batch import LogRecord, encode_batch
+        self._writer = writer
+        self._means = means
+        self._topic = topic
+        self._indexes = indexes
+        self._partition = partition
+        self._is_whole = is_whole
+        self._refused = 0
 
-        if self._transactional_id is not None:
-            self._add(set(placed) - self._added)
-        now_ms = int(time.time() * 1000)
-        for index, lines in placed.items():
-            records = [
-                LogRecord(at, now_ms, key, value, headers) for at, (key, value) in enumerate(lines)
-            ]
-            batch = encode_batch(
-                records,
-                base_offset=0,
-                codec=self._codec,
-                producer_id=self._claim["producer_id"],
-                producer_epoch=self._claim["producer_epoch"],
-                base_sequence=self._sequences[index],
-                transactional=self._transactional_id is not None,
-            )
-            self._send(index, batch)
-            self._sequences[index] += len(records)
-            self.records += len(records)
+    def everything(self, overhead: int) -> None:
+        """Write all there is; stops where no further line could be written either."""
+        from fencepost.coordinator.cli.record_input import chunks
+        from fencepost.coordinator.cli.record_writer import placed
+        from fencepost.coordinator.wire.errors import WireError
 
-    def _send(self, index: int, batch: bytes) -> None:
-        from fencepost.coordinator.cli.queries.session import check
-        from fencepost.coordinator.wire.client.requests import produce
+        for chunk in chunks(sys.stdin.buffer, overhead):
+            lines = [line for number, raw in chunk if (line := self._read(number, raw)) is not None]
+            try:
+                self._writer.write(placed(lines, self._partition, self._indexes))
+            except WireError as error:
+                if self._is_whole or not self._writer.written:
+                    raise
+                click.echo(
+                    f"Error: not all from line {chunk[0][0]} on is written: {error}", err=True
+                )
+                self._refused += 1
+                return
+            finally:
+                for number, why in self._writer.refused:
+                    self._tell(number, why)
+                self._writer.refused.clear()
 
-        # From version 12 on a transactional Produce adds its partition by itself, from 13 on
-        # topics have ids; this writer adds partitions first, as older clients do.
-        answer = self._session.client.call(
-            "Produce",
-            9,
-            to_leader=(self._topic, index),
-            entity=partial(
-                produce,
-                batches={(self._topic, index): batch},
-                timeout_ms=self._session.timeout_ms,
-                transactional_id=self._transactional_id,
-            ),
-        )
-        row = answer.responses[0].partition_responses[0]
-        check(
-            row.error_code, "Produce", f"{self._topic}-{index}", getattr(row, "error_message", None)
-        )
+    def _read(self, number: int, raw: bytes) -> Line | None:
+        from fencepost.coordinator.cli.record_input import BadLineError
 
-    def _add(self, indexes: set[int]) -> None:
-        """Make ``indexes`` part of the transaction before the first batch goes there."""
-        from fencepost.coordinator.cli.queries.session import check
-        from fencepost.coordinator.wire.client.requests import add_partitions, added
+        try:
+            line = self._means.record(number, raw)
+            if line.partition is not None and self._partition is None:
+                self._check_partition(line.partition)
+        except BadLineError as error:
+            if self._is_whole:
+                raise click.ClickException(f"line {number} {error}: nothing is written") from error
+            self._tell(number, str(error))
+            return None
+        return line
 
-        if not indexes:
-            return
-        places = [(self._topic, index) for index in indexes]
-        answer = self._coordinate(
-            "AddPartitionsToTxn",
-            2,
-            entity=partial(add_partitions, partitions=places, **self._claim),
-        )
-        for code in added(answer):
-            check(code, "AddPartitionsToTxn", self._topic)
-        self._added |= indexes
+    def _check_partition(self, index: int) -> None:
+        from fencepost.coordinator.cli.record_input import BadLineError
 
-    def end(self, *, commit: bool) -> None:
-        """Commit or abort the transaction, if there is one."""
-        if self._transactional_id is None or not self._added:
-            return
-        self._added.clear()
-        self._coordinate("EndTxn", 3, **self._claim, committed=commit)
+        if index not in self._indexes:
+            raise BadLineError(f"names partition {index}, which {self._topic} does not have")
+
+    def _tell(self, number: int, why: str) -> None:
+        self._refused += 1
+        if self._refused <= MOST_TOLD:
+            click.echo(f"line {number} {why}", err=True)
+
+    def report(self) -> None:
+        """Say how much is written; the exit status says whether it is all."""
+        if self._refused > MOST_TOLD:
+            click.echo(f"and {self._refused - MOST_TOLD} lines more", err=True)
+        click.echo(f"{self._writer.written} records acknowledged", err=True)
+        if self._refused:
+            raise click.exceptions.Exit(EXIT_PARTIAL if self._writer.written else EXIT_REFUSED)

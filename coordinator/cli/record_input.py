@@ -1,0 +1,238 @@
+"""What ``fencepost produce`` reads: lines as they come, and the records that they mean."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+import os
+import select
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, NamedTuple
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+LINGER_S = 0.1
+"""What has come is sent when nothing more comes for so long."""
+
+BATCH_LINES = 2_000
+BATCH_BYTES = 512 << 10
+"""Lines that are sent together: at most so many, and no more bytes unless it is a single one."""
+
+MAX_LINE_BYTES = 1_000_000
+"""A longer line is refused: with its header it would not fit Kafka's default max.message.bytes."""
+
+READ_BYTES = 64 << 10
+
+RECORD_BYTES = 70
+"""More than a record takes in a batch beside its key, value and headers."""
+
+FIELDS = frozenset(
+    {
+        *("key", "value", "headers", "key_base64", "value_base64", "headers_base64"),
+        *("partition", "timestamp"),
+        *("topic", "offset", "decoded"),  # `consume` prints them, and they are passed over
+    }
+)
+
+
+class BadLineError(ValueError):
+    """A line is no record; the message says why."""
+
+
+class Line(NamedTuple):
+    """A record that is to be written, and the number of its line."""
+
+    number: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+def chunks(file: BinaryIO, overhead: int = 0) -> Iterator[list[tuple[int, bytes]]]:
+    """The numbered lines of ``file``, without their ends, as many together as have come.
+
+    ``overhead`` are the bytes that each record has beside its line. Of a line that is too long no
+    more is kept than shows it.
+    """
+    read, is_quiet = _source(file)
+    chunk: list[tuple[int, bytes]] = []
+    size, number, rest = 0, 0, b""
+    while True:
+        if chunk and is_quiet():
+            yield chunk
+            chunk, size = [], 0
+        data = read()
+        pieces = (rest + data).split(b"\n")
+        rest = pieces.pop()[: MAX_LINE_BYTES + 2]
+        if not data and rest:
+            pieces.append(rest)
+        for piece in pieces:
+            line = piece.rstrip(b"\r")
+            number += 1
+            cost = len(line) + RECORD_BYTES + overhead
+            if chunk and (size + cost > BATCH_BYTES or len(chunk) == BATCH_LINES):
+                yield chunk
+                chunk, size = [], 0
+            chunk.append((number, line))
+            size += cost
+        if not data:
+            if chunk:
+                yield chunk
+            return
+
+
+def _source(file: BinaryIO) -> tuple[Callable[[], bytes], Callable[[], bool]]:
+    """How to read some bytes, and how to know that none come for a while."""
+    try:
+        handle = file.fileno()
+    except io.UnsupportedOperation:  # It is in memory, and all there.
+        return lambda: file.read(READ_BYTES), lambda: False
+    return (
+        lambda: os.read(handle, READ_BYTES),
+        lambda: not select.select([handle], [], [], LINGER_S)[0],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TextLines:
+    """A line is a value, behind a key if there is a separator, or all have one key.
+
+    ``null`` is the text that stands for no value (or key); without one, an empty value that has a
+    key is a tombstone.
+    """
+
+    separator: bytes | None
+    key: bytes | None
+    null: bytes | None
+    headers: Headers
+
+    def record(self, number: int, line: bytes) -> Line:
+        """What the line means. Raises :class:`BadLineError`."""
+        _check_length(line)
+        key: bytes | None = self.key
+        value: bytes | None = line
+        if self.separator is not None:
+            key, found, value = line.partition(self.separator)
+            if not found:
+                raise BadLineError(f"has no {self.separator.decode()!r}")
+            key = None if key == self.null else key
+        if value == (self.null if self.null is not None else b"" if key is not None else None):
+            value = None
+        return Line(number, key, value, self.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLines:
+    """A line is a JSON object with a value, as ``consume --format json`` prints it."""
+
+    headers: Headers
+
+    def record(self, number: int, line: bytes) -> Line:
+        """What the line means. Raises :class:`BadLineError`."""
+        _check_length(line)
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BadLineError(f"is no JSON: {error.msg} at column {error.colno}") from error
+        except (ValueError, RecursionError) as error:
+            raise BadLineError(
+                "is no JSON: bytes, numbers or depth that it can not have"
+            ) from error
+        if not isinstance(row, dict):
+            raise BadLineError("is no JSON object")
+        unknown = sorted(row.keys() - FIELDS)
+        if unknown:
+            known = ", ".join(sorted(FIELDS))
+            raise BadLineError(f"has an unknown field {unknown[0]!r}; known are {known}")
+        if "value" not in row and "value_base64" not in row:
+            raise BadLineError("has no value; null makes a tombstone")
+        return Line(
+            number,
+            _bytes_of(row, "key"),
+            _bytes_of(row, "value"),
+            (*self.headers, *_headers_of(row)),
+            _whole(row, "partition", 0x7FFFFFFF),
+            _time_of(row),
+        )
+
+
+def _check_length(line: bytes) -> None:
+    if len(line) > MAX_LINE_BYTES:
+        raise BadLineError(f"has more than {MAX_LINE_BYTES} bytes")
+
+
+def _bytes_of(row: dict[str, object], name: str) -> bytes | None:
+    """A key or value: base64 if that is given, text as UTF-8, anything else as JSON."""
+    if f"{name}_base64" in row:
+        return _decoded(row[f"{name}_base64"], f"{name}_base64")
+    found = row.get(name)
+    if found is None:
+        return None
+    if not isinstance(found, str):
+        found = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+    return _encoded(found, name)
+
+
+def _encoded(text: str, name: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadLineError(f"{name} has half a character (a lone surrogate)") from error
+
+
+def _decoded(text: object, name: str) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        if isinstance(text, str):
+            return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        pass
+    raise BadLineError(f"{name} is no base64")
+
+
+def _headers_of(row: dict[str, object]) -> Iterator[tuple[str, bytes | None]]:
+    """An object, or a list of pairs, where a name may come again."""
+    coded = "headers_base64" in row
+    name = "headers_base64" if coded else "headers"
+    found = row.get(name) or []
+    pairs = list(found.items()) if isinstance(found, dict) else found
+    if not isinstance(pairs, list):
+        raise BadLineError(f"{name} is neither an object nor a list of pairs")
+    for pair in pairs:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise BadLineError(f"{name} has something that is no pair of a name and a value")
+        if coded:
+            value = _decoded(pair[1], name)
+        elif pair[1] is None or isinstance(pair[1], str):
+            value = None if pair[1] is None else _encoded(pair[1], name)
+        else:
+            raise BadLineError(f"{name}: the value of {pair[0]!r} is no text")
+        _encoded(pair[0], name)
+        yield pair[0], value
+
+
+def _whole(row: dict[str, object], name: str, most: int) -> int | None:
+    found = row.get(name)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= most:
+        raise BadLineError(f"{name} is no number from 0 to {most}")
+    return found
+
+
+def _time_of(row: dict[str, object]) -> int | None:
+    from fencepost.coordinator.cli.queries.times import MAX_MS, TimeError, milliseconds
+
+    found = row.get("timestamp")
+    if not isinstance(found, str):
+        return _whole(row, "timestamp", MAX_MS)
+    try:
+        return milliseconds(found)
+    except TimeError as error:
+        raise BadLineError(f"timestamp: {error}") from error

@@ -1,0 +1,162 @@
+"""``fencepost produce``: what becomes of lines, live, by JSON, and when some are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.cluster import Cluster, unique
+from tests.support.daemon import Daemon
+from tests.support.waits import until
+from tests.wire.command_line import cli, json_lines
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    return cluster.create_topic(unique("produce"), 3)
+
+
+def records(bootstrap: str, topic: str, *options: str) -> list[dict[str, object]]:
+    return json_lines(cli(bootstrap, "consume", topic, "--format", "json", *options))
+
+
+def test_single_lines_do_not_all_go_to_one_partition(bootstrap, topic):
+    for number in range(24):
+        cli(bootstrap, "produce", topic, stdin=f"{number}\n")
+    seen = records(bootstrap, topic)
+    assert sorted(int(str(row["value"])) for row in seen) == list(range(24))
+    # All on one of three: once in 3^23 times.
+    assert len({row["partition"] for row in seen}) > 1
+
+
+@pytest.mark.parametrize("separator", [r"\t", "\t", r"\x09"])
+def test_a_separator_may_be_typed_in_a_shell(bootstrap, topic, separator):
+    cli(bootstrap, "produce", topic, "--key-separator", separator, stdin="k\tv\nk\t\n")
+    assert [(row["key"], row["value"]) for row in records(bootstrap, topic)] == [
+        ("k", "v"),
+        ("k", None),
+    ]
+
+
+def test_keys_headers_and_tombstones_by_option(bootstrap, topic):
+    options = ("--key", "k", "--header", "a=1", "--header", "a=2", "--null", "NULL")
+    cli(bootstrap, "produce", topic, *options, stdin="v\nNULL\n\n")
+    seen = records(bootstrap, topic)
+    assert [(row["key"], row["value"]) for row in seen] == [("k", "v"), ("k", None), ("k", "")]
+    assert all(row["headers"] == [["a", "1"], ["a", "2"]] for row in seen)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--key", "a", "--key-separator", ":"), "either --key or --key-separator"),
+        (("--key-separator", ""), "must not be empty"),
+        (("--key-separator", r"\q"), "means nothing"),
+        (("--format", "json", "--key", "a"), "--key is for text"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(bootstrap, topic, options, told):
+    assert told in cli(bootstrap, "produce", topic, *options, stdin="x\n", status=2).stderr
+
+
+def test_what_consume_prints_can_be_produced_again(bootstrap, cluster, topic):
+    lines = [
+        {"key": "k", "value": "v", "headers": {"a": "1"}, "timestamp": "2026-01-31T12:00Z"},
+        {"key_base64": "/w==", "value_base64": "AP8=", "headers_base64": [["b", "/g=="]]},
+        {"key": "k", "value": None, "partition": 2},
+        {"value": {"nested": [1, None]}},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    done = cli(bootstrap, "produce", topic, "--format", "json", stdin=text)
+    assert done.stderr == "4 records acknowledged\n"
+    printed = cli(bootstrap, "consume", topic, "--format", "json").stdout
+    copy = cluster.create_topic(unique("copy"), 3)
+    cli(bootstrap, "produce", copy, "--format", "json", stdin=printed)
+
+    def content(name: str) -> list[dict[str, object]]:
+        return [{**row, "topic": ""} for row in records(bootstrap, name)]
+
+    assert content(copy) == content(topic)
+    assert {(row["key"], row["value"]) for row in content(copy)} == {
+        ("k", "v"),
+        ("\\xff", "\0\\xff"),
+        ("k", None),
+        (None, '{"nested":[1,null]}'),
+    }
+
+
+def test_bad_lines_are_told_by_number_and_the_others_are_written(bootstrap, topic):
+    lines = ['{"value": "a"}', "nonsense", '{"value": "b"}', '{"value": "c", "partition": 9}']
+    produce = (bootstrap, "produce", topic, "--format", "json")
+    done = cli(*produce, stdin="\n".join(lines), status=4)
+    assert done.stderr == (
+        "line 2 is no JSON: Expecting value at column 1\n"
+        f"line 4 names partition 9, which {topic} does not have\n"
+        "2 records acknowledged\n"
+    )
+    assert sorted(str(row["value"]) for row in records(bootstrap, topic)) == ["a", "b"]
+    done = cli(*produce, stdin="x\n" * 25, status=1)
+    assert done.stderr.endswith("\nand 5 lines more\n0 records acknowledged\n")
+    assert done.stderr.count("\n") == 22
+    told = cli(*produce, "--transactional-id", topic, stdin="\n".join(lines), status=1).stderr
+    assert told.startswith("Error: line 2 is no JSON")
+    assert len(records(bootstrap, topic)) == 2
+
+
+def test_what_the_broker_refuses_is_told_by_line(bootstrap, topic):
+    compacted, small = unique("compacted"), unique("small")
+    for name, setting in ((compacted, "cleanup.policy=compact"), (small, "max.message.bytes=300")):
+        cli(bootstrap, "topics", "create", name, "-p", "1", "--config", setting)
+    lines = ['{"key": "a", "value": 1}', '{"value": 2}', '{"key": "b", "value": 3}']
+    done = cli(
+        bootstrap, "produce", compacted, "--format", "json", stdin="\n".join(lines), status=4
+    )
+    assert done.stderr.startswith("line 2 INVALID_RECORD: ")
+    assert done.stderr.endswith("\n2 records acknowledged\n")
+    assert [row["value"] for row in records(bootstrap, compacted)] == ["1", "3"]
+    # Together they are too large, one of them also alone.
+    values = [f"{number:0100}" for number in range(8)]
+    values[3] = "x" * 400
+    done = cli(bootstrap, "produce", small, stdin="\n".join(values), status=4)
+    assert done.stderr.startswith("line 4 MESSAGE_TOO_LARGE: ")
+    assert [row["value"] for row in records(bootstrap, small)] == values[:3] + values[4:]
+
+
+def test_lines_are_written_as_they_come_even_over_a_restart(tmp_path):
+    daemon = Daemon(tmp_path / "data").start()
+    try:
+        cli(daemon.bootstrap, "topics", "create", "live", "-p", "1")
+        with subprocess.Popen(
+            [sys.executable, "-m", "fencepost", "produce", "live", "-b", daemon.bootstrap],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "FENCEPOST_PROFILE": ""},
+        ) as live:
+            assert live.stdin is not None
+            for number in range(4):
+                live.stdin.write(b"%d\n" % number)
+                live.stdin.flush()
+                until(
+                    lambda number=number: (
+                        [row["value"] for row in records(daemon.bootstrap, "live")]
+                        == [str(one) for one in range(number + 1)]
+                    ),
+                    f"line {number}",
+                )
+                if number == 1:
+                    daemon.stop()
+                    daemon.start()
+                elif number == 2:
+                    daemon.kill()
+                    daemon.start()
+            live.stdin.close()
+            live.wait(60)
+            assert live.stderr is not None
+            assert live.stderr.read() == b"4 records acknowledged\n"
+            assert live.returncode == 0
+    finally:
+        daemon.stop()

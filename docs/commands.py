@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import click
@@ -11,50 +13,64 @@ from docs.settings import cell, table
 from fencepost.coordinator.cli import main
 
 _PROGRAM = "fencepost"
+_SHARED_BY = 10
+"""An option that so many commands have, with the same words, is told once."""
+
+_Row = tuple[str, str]
 
 
 def command_reference() -> str:
     """Every command with its usage, its text and its options."""
-    return "\n\n".join(_sections(main, click.Context(main, info_name=_PROGRAM)))
-
-
-def _sections(command: click.Command, ctx: click.Context) -> Iterator[str]:
-    if not isinstance(command, click.Group):
-        yield _section(command, ctx)
-        return
-    if ctx.parent is not None:
-        yield _section(command, ctx)
-    for name in command.list_commands(ctx):
-        found = command.get_command(ctx, name)
-        if found is not None and not found.hidden:
-            yield from _sections(found, click.Context(found, info_name=name, parent=ctx))
-
-
-def _section(command: click.Command, ctx: click.Context) -> str:
-    depth = ctx.command_path.count(" ")
-    usage = " ".join((ctx.command_path, *command.collect_usage_pieces(ctx)))
-    parts = [
-        f"{'#' * (depth + 1)} {ctx.command_path}",
-        *_text(command.help or ""),
-        f"```text\n{usage}\n```",
-    ]
-    if isinstance(command, click.Group):
-        return "\n\n".join(parts[:-1])
-    rows = [
-        (f"`{names}`", cell(meaning).replace("*", r"\*"))
-        for names, meaning in filter(None, (one.get_help_record(ctx) for one in command.params))
-    ]
-    if rows:
-        parts.append(table(("option", "meaning"), rows))
+    contexts = list(_commands(main, click.Context(main, info_name=_PROGRAM)))
+    counted = Counter(row for ctx in contexts for row in _options(ctx))
+    shared = {row: None for row, count in counted.items() if count >= _SHARED_BY}
+    parts = ["## Options of many commands", table(("option", "meaning"), shared)]
+    for ctx in contexts:
+        parts += _section(ctx, shared)
     return "\n\n".join(parts)
+
+
+def _commands(command: click.Command, ctx: click.Context) -> Iterator[click.Context]:
+    """The contexts of a command and of all below it."""
+    if ctx.parent is not None:
+        yield ctx
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            found = command.get_command(ctx, name)
+            if found is not None and not found.hidden:
+                yield from _commands(found, click.Context(found, info_name=name, parent=ctx))
+
+
+def _options(ctx: click.Context) -> list[_Row]:
+    records = (option.get_help_record(ctx) for option in ctx.command.params)
+    return [
+        (f"`{cell(names)}`", cell(meaning).replace("*", r"\*"))
+        for names, meaning in filter(None, records)
+        if meaning
+    ]
+
+
+def _section(ctx: click.Context, shared: dict[_Row, None]) -> Iterator[str]:
+    command, path = ctx.command, ctx.command_path.removeprefix(f"{_PROGRAM} ")
+    yield f"{'#' * (path.count(' ') + 2)} {path}"
+    if not isinstance(command, click.Group):
+        usage = " ".join((ctx.command_path, *command.collect_usage_pieces(ctx)))
+        yield f"```text\n{usage}\n```"
+    yield from _text(inspect.cleandoc(command.help or ""))
+    rows = _options(ctx)
+    own = [row for row in rows if row not in shared]
+    if own:
+        yield table(("option", "meaning"), own)
+    if beside := [names for names, meaning in rows if (names, meaning) in shared]:
+        yield f"And {', '.join(beside)}."
 
 
 def _text(text: str) -> Iterator[str]:
     """Paragraphs of a command's help; those that click leaves as they are become blocks."""
-    for paragraph in text.split("\f", maxsplit=1)[0].strip().split("\n\n"):
-        if paragraph.startswith("\b"):
+    for paragraph in text.split("\f", maxsplit=1)[0].split("\n\n"):
+        if paragraph.startswith("\b\n"):
             yield f"```text\n{paragraph.removeprefix(chr(8)).strip(chr(10))}\n```"
-        else:
+        elif paragraph:
             flat = " ".join(paragraph.split())
-            # Capital words in angle brackets would be taken for HTML.
-            yield re.sub(r"<(\w)", r"&lt;\1", flat)
+            # A word in angle brackets would be taken for HTML, and one in stars for an emphasis.
+            yield re.sub(r"<(\w)", r"&lt;\1", flat).replace("*", r"\*")

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from docs.classes import class_reference
 from docs.commands import command_reference
+from docs.matrix import matrix, run_table
 from docs.settings import broker_table, group_table, inert_table, topic_table
 from fencepost.coordinator.handlers import Registry
 
@@ -62,6 +64,8 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "no-effect": inert_table,
     },
     "docs/cli.md": {"commands": command_reference},
+    "docs/compatibility.md": {"matrix": matrix, "runs": run_table},
+    "docs/python.md": {"classes": class_reference},
 }
 """Page → name of a part → what writes it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED
 from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
@@ -15,7 +15,7 @@ _LIMITS = {-(1 << 31), (1 << 31) - 1, -(1 << 63), (1 << 63) - 1}
 
 def cell(text: str) -> str:
     """``text`` as the cell of a table."""
-    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
+    return " ".join(text.split()).replace("|", r"\|")
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -41,8 +41,9 @@ def _bound(value: float) -> str:
 
 
 def _values(key: ConfigKey) -> str:
+    """What a value may be."""
     if key.choices:
-        return ", ".join(f"`{choice}`" for choice in key.choices)
+        return f"of {', '.join(f'`{choice}`' for choice in key.choices)}"
     low = None if key.low is None or key.low in _LIMITS else key.low
     high = None if key.high is None or key.high in _LIMITS else key.high
     if low is not None and high is not None:
@@ -52,51 +53,43 @@ def _values(key: ConfigKey) -> str:
     return "" if high is None else f"to {_bound(high)}"
 
 
-def _type(key: ConfigKey) -> str:
-    return f"{key.type.name.lower()}{f', {key.unit}' if key.unit else ''}"
+def _row(key: ConfigKey, default: str, change: str = "") -> tuple[str, ...]:
+    told = (key.type.name.lower(), key.unit, _values(key), change)
+    meaning = f"{cell(key.doc)} *{', '.join(word for word in told if word)}*"
+    return f"`{key.name}`", default, meaning
+
+
+def _rows(
+    keys: Iterable[ConfigKey], default: Callable[[ConfigKey], str]
+) -> Iterator[tuple[str, ...]]:
+    for key in sorted(keys, key=lambda key: key.name):
+        if not key.inert:
+            yield _row(key, default(key))
 
 
 def broker_table() -> str:
     """The broker's keys that have an effect."""
-    rows = (
-        (
-            f"`{key.name}`",
-            _type(key),
-            _default(key),
-            _values(key),
-            "while it runs" if key.updatable else "at a start",
-            cell(key.doc),
-        )
+    rows = [
+        _row(key, _default(key), "while it runs" if key.updatable else "")
         for key in sorted(BROKER_KEYS.values(), key=lambda key: key.name)
         if not key.inert
-    )
-    return table(("key", "type, unit", "default", "values", "changed", "meaning"), rows)
+    ]
+    return table(("key", "default", "meaning"), rows)
 
 
 def topic_table() -> str:
     """The keys of a topic that have an effect."""
-    rows = (
-        (
-            f"`{key.name}`",
-            _type(key),
-            ", ".join(f"`{synonym.name}`" for synonym in key.synonyms) or "not set",
-            _values(key),
-            cell(key.doc),
-        )
-        for key in sorted(TOPIC_KEYS.values(), key=lambda key: key.name)
-        if not key.inert
-    )
-    return table(("key", "type, unit", "default: the broker's", "values", "meaning"), rows)
+
+    def default(key: ConfigKey) -> str:
+        return ", ".join(f"`{synonym.name}`" for synonym in key.synonyms) or "not set"
+
+    return table(("key", "default: the broker's", "meaning"), _rows(TOPIC_KEYS.values(), default))
 
 
 def group_table() -> str:
     """The keys that a single consumer group may have."""
-    rows = (
-        (f"`{key.name}`", _type(key), f"`group.{key.name}`", _values(key), cell(key.doc))
-        for key in sorted(GROUP_OWN_KEYS.values(), key=lambda key: key.name)
-        if not key.inert
-    )
-    return table(("key", "type, unit", "default: the broker's", "values", "meaning"), rows)
+    rows = _rows(GROUP_OWN_KEYS.values(), lambda key: f"`group.{key.name}`")
+    return table(("key", "default: the broker's", "meaning"), rows)
 
 
 def inert_table() -> str:

@@ -53,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--seed", type=int, help="the life that the test_lives.py lead")
     parser.addoption("--requests", type=int, help="how many requests that life sends")
+    parser.addoption("--results", type=Path, help="write the outcome of each test to this file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,6 +62,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--hypothesis-profile", None):
         seeded = config.getoption("--hypothesis-seed", None) is not None
         settings.load_profile("explore" if seeded else "repeatable")
+    if (path := config.getoption("--results")) and not hasattr(config, "workerinput"):
+        from tests.support.results import Results
+
+        config.pluginmanager.register(Results(path, config.getoption("--target")))
     # kafka-python loads its schemas in a way that Python 3.11 already calls old.
     config.addinivalue_line(
         "filterwarnings", "ignore:(read_text|open_text) is deprecated:DeprecationWarning"

@@ -1,0 +1,166 @@
+"""The reference of what programs may import, from the docstrings.
+
+The sources are read and not imported: what Spark's side needs may not be installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from docs.settings import cell, table
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PUBLIC: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("fencepost", "coordinator/daemon/broker.py", ("Broker",)),
+    ("fencepost", "coordinator/daemon/in_thread.py", ("BrokerThread",)),
+    ("fencepost.pipelines", "pipelines/exactly_once.py", ("ExactlyOnce",)),
+    ("fencepost.pipelines.exactly_once", "pipelines/exactly_once.py", ("Options",)),
+    ("fencepost.pipelines.records", "pipelines/records.py", ("Record", "Output", "Batch")),
+    ("fencepost.pipelines.serde", "pipelines/serde.py", ("Serde",)),
+    ("fencepost.pipelines.failures", "pipelines/failures.py", ("RetryBatch", "RetryPolicy")),
+    ("fencepost.pipelines.assignors", "pipelines/assignors.py", ("Strategy",)),
+    ("fencepost.pipelines.mqtt.bridge", "pipelines/mqtt/bridge.py", ("Bridge", "BridgeOptions")),
+    ("fencepost.pipelines.mqtt.routes", "pipelines/mqtt/routes.py", ("Route", "MessageId")),
+    ("fencepost.pipelines.spark.prepare", "pipelines/spark/prepare.py", ("prepare",)),
+    ("fencepost.pipelines.spark.supervise", "pipelines/spark/supervise.py", ("run_supervised",)),
+    ("fencepost.pipelines.spark.foreach", "pipelines/spark/foreach.py", ("exactly_once_batch",)),
+    ("fencepost.pipelines.spark.lag", "pipelines/spark/lag.py", ("behind_latest",)),
+    ("fencepost.pipelines.spark.java", "pipelines/spark/java.py", ("use_shim", "launch")),
+)
+"""Where a program imports it from, the file that defines it, and its names."""
+
+INSIDE = frozenset(
+    {"Broker.services", "Broker.storage", "Broker.open", "Broker.prepare_first_contact"}
+    | {"ExactlyOnce.on_partitions_revoked", "ExactlyOnce.on_partitions_assigned"}
+)
+"""What has no underscore because other parts of the project, or a client's callbacks, call it."""
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def class_reference() -> str:
+    """Every public class and function with its signature and its docstring."""
+    parts = []
+    for module, path, names in PUBLIC:
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        defined = {
+            node.name: node for node in tree.body if isinstance(node, ast.ClassDef | _Function)
+        }
+        for name in names:
+            parts += _entry(module, defined[name])
+    return "\n\n".join(parts)
+
+
+def _entry(module: str, node: ast.ClassDef | _Function) -> Iterator[str]:
+    yield f"## {module}.{node.name}"
+    if isinstance(node, ast.ClassDef):
+        yield from _class(module, node)
+    else:
+        yield _code(f"from {module} import {node.name}\n\n{_signature(node, node.name)}")
+        yield from _doc(node)
+
+
+def _class(module: str, node: ast.ClassDef) -> Iterator[str]:
+    methods = {one.name: one for one in node.body if isinstance(one, _Function)}
+    made = methods.get("__init__")
+    signature = _signature(made, node.name, bound=True) if made else _fields_signature(node)
+    yield _code(f"from {module} import {node.name}\n\n{signature}")
+    yield from _doc(node)
+    fields = [
+        (f"`{cell(one.target.id)}`", cell(" ".join(_markdown(doc).split())))
+        for one, doc in _attributes(node)
+        if isinstance(one.target, ast.Name) and not one.target.id.startswith("_")
+    ]
+    if any(meaning for _, meaning in fields):
+        yield table(("field", "meaning"), fields)
+    public = {name: one for name, one in methods.items() if not name.startswith("_")}
+    for name, one in public.items():
+        if ast.get_docstring(one) is None or f"{node.name}.{name}" in INSIDE:
+            continue
+        marks = {ast.unparse(mark) for mark in one.decorator_list}
+        if "property" in marks:
+            returns = f": {ast.unparse(one.returns)}" if one.returns else ""
+            yield f"**`.{name}{returns}`**"
+        else:
+            is_awaited = " (awaited)" if isinstance(one, ast.AsyncFunctionDef) else ""
+            yield f"**`.{_signature(one, name, bound=True, width=1_000)}`**{is_awaited}"
+        yield from _doc(one)
+
+
+def _attributes(node: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign, str]]:
+    """The fields of a class, each with the text that stands below it."""
+    for one, below in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(one, ast.AnnAssign):
+            text = ""
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                text = inspect.cleandoc(str(below.value.value))
+            yield one, text
+
+
+def _fields_signature(node: ast.ClassDef) -> str:
+    fields = [ast.unparse(one) for one, _ in _attributes(node)]
+    return _call(node.name, fields, "")
+
+
+def _signature(node: _Function, name: str, *, bound: bool = False, width: int = 88) -> str:
+    """How it is called; ``bound`` leaves the first argument out."""
+    arguments = node.args
+    if bound and "staticmethod" not in {ast.unparse(mark) for mark in node.decorator_list}:
+        arguments = ast.arguments(
+            arguments.posonlyargs,
+            arguments.args[1:],
+            arguments.vararg,
+            arguments.kwonlyargs,
+            arguments.kw_defaults,
+            arguments.kwarg,
+            arguments.defaults,
+        )
+    told = ast.unparse(arguments)
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns and name != "__init__" else ""
+    return _call(name, _split(told), "" if returns == " -> None" else returns, width)
+
+
+def _split(arguments: str) -> list[str]:
+    """The arguments one by one: commas inside of brackets part nothing."""
+    found, depth, begun = [], 0, 0
+    for place, letter in enumerate(arguments):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            found.append(arguments[begun:place].strip())
+            begun = place + 1
+    return [one for one in (*found, arguments[begun:].strip()) if one]
+
+
+def _call(name: str, arguments: list[str], returns: str, width: int = 88) -> str:
+    line = f"{name}({', '.join(arguments)}){returns}"
+    if len(line) <= width:
+        return line
+    inner = "".join(f"    {one},\n" for one in arguments)
+    return f"{name}(\n{inner}){returns}"
+
+
+def _code(text: str) -> str:
+    # Not "python": this is a signature and no program.
+    return f"```text\n{text}\n```"
+
+
+def _doc(node: ast.ClassDef | _Function) -> Iterator[str]:
+    text = ast.get_docstring(node)
+    if text:
+        yield _markdown(text)
+
+
+def _markdown(text: str) -> str:
+    """A docstring as Markdown: names, references and blocks of code."""
+    text = re.sub(r":[a-z]+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text)
+    text = re.sub(r"``(.+?)``", r"`\1`", text, flags=re.DOTALL)
+    parts = re.split(r"::\n\n((?:(?: {4}.*)?\n?)+)", text)
+    told = [parts[0]]
+    for code, after in zip(parts[1::2], parts[2::2], strict=True):
+        told.append(f":\n\n```text\n{inspect.cleandoc(code)}\n```\n\n{after}")
+    return "".join(told).strip()

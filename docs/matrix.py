@@ -1,0 +1,157 @@
+"""The compatibility matrix, from the outcomes of the client scenarios.
+
+``pytest tests/wire --results FILE`` writes what passed with which versions; ``python -m docs.matrix
+FILE…`` keeps what the matrix needs of it in ``docs/compatibility.json``, in place of the former run
+on the same broker, Python and platform. A cell says what that file says, and nothing is assumed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from docs.settings import table
+
+KEPT = Path(__file__).with_name("compatibility.json")
+
+CLIENTS = ("librdkafka", "aiokafka", "kafka-python", "Java")
+
+_TXN = r"transactions\.py::test_"
+
+FEATURES: Mapping[str, Mapping[str, str]] = {
+    "write and read, every codec the client has": {
+        "librdkafka": r"what_any_client_wrote\[confluent",
+        "aiokafka": r"what_any_client_wrote\[aiokafka",
+        "kafka-python": r"what_any_client_wrote\[kafka-python",
+        "Java": r"java_tools.*test_a_consumer_group_of_java",
+    },
+    "offsets by time, seek, reset policy": {
+        "aiokafka": r"offsets_by_time|seeking_into|starts_where_its_policy",
+        "kafka-python": r"offsets_by_time",
+    },
+    "idempotent producer": {
+        "librdkafka": r"test_idempotent_clients",
+        "aiokafka": r"test_idempotent_clients",
+        "kafka-python": r"test_idempotent_clients",
+    },
+    "transactions: commit, abort, read_committed": {
+        "librdkafka": _TXN + r"(committed_is|an_open|two_open).*\[confluent",
+        "aiokafka": _TXN + r"(committed_is|an_open|two_open).*\[aiokafka",
+        "kafka-python": _TXN + r"(committed_is|an_open|two_open).*\[kafka-python",
+        "Java": r"test_exactly_once_copy_by_java|test_transactional_throughput_by_java",
+    },
+    "offsets inside a transaction": {
+        "librdkafka": _TXN + r"(offsets_are|a_transaction_of).*confluent",
+        "aiokafka": _TXN + r"(offsets_are|a_transaction_of).*aiokafka",
+        "kafka-python": _TXN + r"(offsets_are|a_transaction_of).*kafka-python",
+        "Java": r"test_exactly_once_copy_by_java",
+    },
+    "fencing of zombies, transaction timeout": {
+        "librdkafka": r"(fences_the_zombie|cannot_begin|forgotten|stopped_past|two_proc).*confluent",
+        "aiokafka": r"(fences_the_zombie|cannot_begin|forgotten|stopped_past|two_proc).*aiokafka",
+        "kafka-python": r"(fences_the_z|cannot_begin|forgotten|stopped_past|two_proc).*kafka-python",
+    },
+    "group, classic protocol": {
+        "librdkafka": r"test_groups.*test_(a_restarted|automatic)",
+        "aiokafka": r"test_groups.*test_(three_consumers|work_is_done|a_silent)",
+        "kafka-python": r"test_kafka_python_members_share",
+        "Java": r"group_of_java\[classic",
+    },
+    "cooperative rebalance": {
+        "librdkafka": r"cooperative_rebalance_moves|cooperative_sticky_beside_librdkafka_and_java",
+        "aiokafka": r"takes_over\[cooperative|cooperative_sticky_beside_librdkafka_and_java",
+        "Java": r"cooperative_sticky_beside_librdkafka_and_java",
+    },
+    "static membership": {"librdkafka": r"test_groups.*(static_member|instance_id)"},
+    "group, consumer protocol (KIP-848)": {
+        "librdkafka": r"test_consumer_protocol",
+        "Java": r"group_of_java\[consumer",
+    },
+    "a group with members of both protocols": {"librdkafka": r"test_mixed_groups"},
+    "administration: topics, settings, groups, offsets": {
+        "librdkafka": r"test_admin.*test_(topics|partitions|settings|records|offsets)|test_listing_d",
+        "kafka-python": r"test_kafka_python_administers|test_listing_(describing|and_desc)",
+        "Java": r"test_a_hanging_transaction_is_aborted_by_the_tool",
+    },
+}
+"""Feature → client → which scenarios must have passed. No entry: there is no scenario."""
+
+BROKERS = {"fencepost": "Fencepost", "kafka": "Apache Kafka"}
+
+_ANY = re.compile("|".join(pattern for row in FEATURES.values() for pattern in row.values()))
+
+
+def _runs() -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = json.loads(KEPT.read_text(encoding="utf-8"))
+    return runs
+
+
+def _cell(pattern: str | None, runs: list[dict[str, Any]]) -> str:
+    """What the scenarios of one cell came to, on each broker that they ran on."""
+    if pattern is None:
+        return "no scenario"
+    told = []
+    for name, title in BROKERS.items():
+        found = [
+            outcome
+            for run in runs
+            if run["target"] == name
+            for test, outcome in run["outcomes"].items()
+            if re.search(pattern, test)
+        ]
+        if "failed" in found:
+            told.append(f"{title} **fails**")
+        elif "passed" in found:
+            told.append(title)
+    return ", ".join(told) or "not run"
+
+
+def matrix() -> str:
+    """Clients by features."""
+    runs = _runs()
+    rows = (
+        (feature, *(_cell(patterns.get(client), runs) for client in CLIENTS))
+        for feature, patterns in FEATURES.items()
+    )
+    return table(("feature", *CLIENTS), rows)
+
+
+def run_table() -> str:
+    """What was run where: a row for each run."""
+    rows = (
+        (
+            BROKERS[run["target"]],
+            run["python"],
+            run["platform"],
+            ", ".join(f"{name} {version}" for name, version in run["clients"].items()),
+            f"{run['passed']} passed, {run['failed']} failed, {run['skipped']} skipped",
+            run["date"],
+        )
+        for run in _runs()
+    )
+    return table(("broker", "Python", "platform", "clients", "scenarios", "date"), rows)
+
+
+def _key(run: Mapping[str, Any]) -> tuple[str, ...]:
+    return str(run["target"]), str(run["python"]), str(run["platform"])
+
+
+def main(files: list[str]) -> None:
+    """Take the results of ``files`` in."""
+    kept = {_key(run): run for run in _runs()} if KEPT.exists() else {}
+    for name in files:
+        run = json.loads(Path(name).read_text(encoding="utf-8"))
+        run["outcomes"] = {
+            test: outcome for test, outcome in run["outcomes"].items() if _ANY.search(test)
+        }
+        kept[_key(run)] = run
+    runs = [kept[key] for key in sorted(kept)]
+    KEPT.write_text(json.dumps(runs, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

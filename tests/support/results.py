@@ -1,0 +1,42 @@
+"""Writes what became of each test, and with which versions (``--results FILE``)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import json
+import platform
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+CLIENTS = ("confluent-kafka", "aiokafka", "kafka-python")
+
+
+class Results:
+    """A plugin of pytest's: the worst outcome of each test's phases, written when all have run."""
+
+    def __init__(self, path: Path, target: str) -> None:
+        self._path = path
+        self._target = target
+        self._outcomes: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            if self._outcomes.get(report.nodeid) != "failed":
+                self._outcomes[report.nodeid] = report.outcome
+
+    def pytest_sessionfinish(self) -> None:
+        counts = Counter(self._outcomes.values())
+        told = {
+            "target": self._target,
+            "date": dt.datetime.now(dt.UTC).date().isoformat(),
+            "python": platform.python_version(),
+            "platform": f"{platform.system()} {platform.machine()}",
+            "clients": {name: importlib.metadata.version(name) for name in CLIENTS},
+            **{word: counts[word] for word in ("passed", "failed", "skipped")},
+            "outcomes": dict(sorted(self._outcomes.items())),
+        }
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

@@ -7,7 +7,7 @@ RUN    := $(BIN)/python -m
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow lint oracle containers crash lives compared-lives mqtt spark package bench readme clean
+.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow lint oracle containers crash lives compared-lives mqtt spark package bench readme docs clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,10 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml
 $(VENV)/.dev: $(BIN)/python pyproject.toml
 	$(RUN) pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(RUN) pip install --quiet --disable-pip-version-check --editable '.[demo,dev,docs]'
+	@touch $@
 
 $(VENV)/.spark: $(VENV)/.dev
 	$(RUN) pip install --quiet --disable-pip-version-check --editable '.[demo,dev,spark]'
@@ -106,6 +110,9 @@ package: $(VENV)/.spark  ## wheel and sdist in clean environments, beside packag
 
 bench: $(VENV)/.spark  ## figures side by side with Apache Kafka in one run (needs java and mvn)
 	$(RUN) bench $(ARGS)
+
+docs: $(VENV)/.docs  ## the site of the documentation into build/docs (begin at build/docs/index.html)
+	$(RUN) sphinx --fail-on-warning --keep-going --quiet -c docs -b html . build/docs
 
 readme: $(VENV)/.dev  ## write the generated parts of README.md and docs/ anew
 	$(RUN) docs.generate

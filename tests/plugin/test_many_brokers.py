@@ -1,0 +1,86 @@
+"""Brokers that come and go leave nothing in the process, and cost little."""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fencepost.testing import Kafka
+
+FEW, MANY = 50, 1_000
+
+MOST_OBJECTS = 100
+"""That the garbage collector may find more of afterwards; one broker has thousands."""
+
+MOST_MEMORY_BYTES = 16 << 20
+"""By which the process may grow, however many there were."""
+
+
+def objects() -> int:
+    for _ in range(3):  # what a finalizer lets go is collected in the next round
+        gc.collect()
+    return len(gc.get_objects())
+
+
+def memory_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors() -> set[str]:
+    """What is open, sockets and pipes with their numbers, so that none can take another's place."""
+    folder = Path("/proc/self/fd")
+    found = set()
+    for name in os.listdir(folder):
+        try:
+            found.add(f"{name} {os.readlink(folder / name)}")
+        except FileNotFoundError:  # the descriptor that lists them
+            continue
+    return found
+
+
+def live() -> float:
+    """The whole life of a broker with some work in it; the seconds that the start took."""
+    kafka = Kafka()
+    begun = time.perf_counter()
+    kafka.start()
+    took = time.perf_counter() - begun
+    kafka.produce(kafka.topic("orders", partitions=2), "one", "two")
+    assert len(kafka.records("orders")) == 2
+    assert kafka.transactions() == []
+    kafka.stop()
+    return took
+
+
+def start_and_stop(count: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(home))
+    for _ in range(10):  # what is made once for all
+        live()
+    found, before, threads = objects(), descriptors(), set(threading.enumerate())
+    held = memory_bytes()
+    took = [live() for _ in range(count)]
+    assert set(threading.enumerate()) == threads
+    assert descriptors() == before
+    assert list(home.iterdir()) == []
+    more, grown = objects() - found, memory_bytes() - held
+    print(
+        f"{count} brokers: {statistics.median(took) * 1000:.1f} ms to start (longest"
+        f" {max(took) * 1000:.1f}), {more} objects and {grown >> 10} KiB more than before"
+    )
+    assert more < MOST_OBJECTS
+    assert grown < MOST_MEMORY_BYTES
+
+
+def test_fifty_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_and_stop(FEW, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+def test_a_thousand_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_and_stop(MANY, tmp_path, monkeypatch)

@@ -1,0 +1,337 @@
+"""What a test can ask of its broker."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.wire.client.client import ApiError
+from fencepost.testing import Kafka, Record
+from fencepost.testing.kafka import BATCH_BYTES, SETTINGS
+
+
+def values(records: list[Record]) -> list[bytes | None]:
+    return [record.value for record in records]
+
+
+# --- produce and records ---
+
+
+def test_every_form_of_a_message(kafka: Kafka) -> None:
+    topic = kafka.topic("orders", partitions=3)
+    before = kafka.now_ms()
+    written = kafka.produce(
+        topic,
+        b"bytes",
+        "straße",
+        None,
+        ("key", "value"),
+        (None, b"v", {"trace": "1", "none": None}),
+        ("k", "v", [("twice", b"1"), ("twice", b"2")], 2),
+        ("k", None, None, 1, 1_234),
+        key="usual",
+        headers={"usual": b"h"},
+        partition=0,
+    )
+    usual = (("usual", b"h"),)
+    assert [record[1:2] + record[4:] for record in written] == [
+        (0, b"usual", b"bytes", usual),
+        (0, b"usual", "straße".encode(), usual),
+        (0, b"usual", None, usual),
+        (0, b"key", b"value", usual),
+        (0, None, b"v", (("trace", b"1"), ("none", None))),
+        (2, b"k", b"v", (("twice", b"1"), ("twice", b"2"))),
+        (1, b"k", None, usual),
+    ]
+    assert [record.offset for record in written] == [0, 1, 2, 3, 4, 0, 0]
+    assert written[-1].timestamp_ms == 1_234
+    assert all(before <= record.timestamp_ms <= kafka.now_ms() for record in written[:-1])
+    assert kafka.records(topic) == sorted(written, key=lambda one: (one.partition, one.offset))
+    assert kafka.records(topic, partition=2) == [written[5]]
+    copies = kafka.produce("copies", *written)
+    assert [copy[3:] for copy in copies] == [record[3:] for record in written]
+    assert kafka.produce(topic) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (7, "a message is bytes, str, None or a tuple, not 7"),
+        ({"key": "value"}, "a message is bytes, str, None or a tuple, not"),
+        (("k", 7), "a value is bytes, str or None, not int: 7"),
+        ((7, "v"), "a key is bytes, str or None, not int: 7"),
+        (("v",), r"a message is \(key, value\).*this has 1 parts"),
+        (("k", "v", 7), "headers are a mapping or pairs, not 7"),
+        (("k", "v", "h"), "headers are a mapping or pairs, not 'h'"),
+        (("k", "v", ["h"]), "a header is a pair of a str and a value, not 'h'"),
+        (("k", "v", {"h": 7}), "header 'h' is bytes, str or None, not int: 7"),
+        (("k", "v", None, "0"), "a partition is an int, not '0'"),
+        (("k", "v", None, 1), "orders has no partition 1, but 1"),
+        (("k", "v", None, -1), "orders has no partition -1, but 1"),
+        (("k", "v", None, 0, "now"), "a timestamp is an int, not 'now'"),
+    ],
+)
+def test_what_is_no_message_is_refused_and_nothing_written(
+    message: object, complaint: str, own: Kafka
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=complaint):
+        own.produce("orders", b"one", message)  # type: ignore[arg-type]
+    assert own.records("orders") == []
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Kafka]:
+    with Kafka() as kafka:
+        kafka.topic("orders")
+        yield kafka
+
+
+def test_keys_go_where_other_clients_send_them(own: Kafka) -> None:
+    from confluent_kafka import Producer
+
+    topic = own.topic("placed", partitions=7)
+    keys = [f"key {number}" for number in range(40)]
+    ours = own.produce(topic, *((key, "") for key in keys))
+    producer = Producer({"bootstrap.servers": own.bootstrap, "partitioner": "murmur2_random"})
+    for key in keys:
+        producer.produce(topic, b"theirs", key)
+    producer.flush()
+    theirs = {one.key: one.partition for one in own.records(topic) if one.value == b"theirs"}
+    assert {one.key: one.partition for one in ours} == theirs
+    assert len(set(theirs.values())) > 3
+
+
+def test_large_messages(own: Kafka) -> None:
+    many = [os.urandom(BATCH_BYTES // 3) for _ in range(10)]
+    assert values(own.produce(own.topic("large"), *many)) == many
+    assert values(own.records("large")) == many
+    with pytest.raises(ApiError, match="Produce: MESSAGE_TOO_LARGE"):
+        own.produce("large", bytes(2_000_000))
+    assert len(own.produce("large", bytes(1_000_000))) == 1
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed_records_of_others(codec: str, own: Kafka) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": own.bootstrap, "compression.type": codec})
+    for _ in range(10):
+        producer.produce(f"in-{codec}", b"x" * 1_000)
+    producer.flush()
+    assert values(own.records(f"in-{codec}")) == [b"x" * 1_000] * 10
+
+
+def test_records_waits_for_what_others_write(own: Kafka) -> None:
+    topic = own.topic("awaited", partitions=2)
+    own.produce(topic, "first")
+
+    def write() -> None:
+        own.produce(topic, "second", "third")
+
+    timer = threading.Timer(0.05, write)
+    timer.start()
+    assert len(own.records(topic, at_least=3)) == 3
+    timer.join()
+    with pytest.raises(TimeoutError, match=r"4 records of awaited .*there were 3.*value=b'third'"):
+        own.records(topic, at_least=4, timeout=0.05)
+
+
+def test_what_is_not_there(own: Kafka) -> None:
+    with pytest.raises(ApiError, match=r"UNKNOWN_TOPIC_OR_PARTITION \(3\): missing"):
+        own.records("missing")
+    with pytest.raises(ValueError, match="orders has no partition 1, but 1"):
+        own.records("orders", partition=1)
+    with pytest.raises(ValueError, match="read_committed or read_uncommitted, not 'committed'"):
+        own.records("orders", isolation="committed")
+    with pytest.raises(ApiError, match="TOPIC_ALREADY_EXISTS"):
+        own.topic("orders")
+    with pytest.raises(ApiError, match="INVALID_CONFIG"):
+        own.topic("unmade", config={"retention": 5})
+    assert own.history("nobody") == []
+    own.assert_committed("nobody", {"orders": {0: None}})
+
+
+def test_a_topic_is_not_made_by_itself_where_that_is_off() -> None:
+    with (
+        Kafka(config={"auto.create.topics.enable": False}) as kafka,
+        pytest.raises(ApiError, match="UNKNOWN_TOPIC_OR_PARTITION"),
+    ):
+        kafka.produce("orders", "one")
+
+
+def test_the_methods_are_for_all_threads(own: Kafka) -> None:
+    topic = own.topic("threads", partitions=4)
+
+    def work(number: int) -> int:
+        own.produce(topic, *(f"{number} {at}" for at in range(5)))
+        return len(own.records(topic, at_least=5))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert max(threads.map(work, range(32))) == 160
+    assert len(set(own.records(topic))) == 160
+
+
+# --- groups ---
+
+
+@contextmanager
+def member(kafka: Kafka, **more: object) -> Iterator[object]:
+    """A consumer that polls in a thread of its own."""
+    from confluent_kafka import Consumer
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "group.id": "shop",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            **({} if "group.protocol" in more else {"heartbeat.interval.ms": 100}),
+            **more,
+        }
+    )
+    consumer.subscribe(["orders"])
+    ended = threading.Event()
+
+    def poll() -> None:
+        while not ended.is_set():
+            message = consumer.poll(0.05)
+            if message is not None and message.error() is None:
+                consumer.commit(message, asynchronous=False)
+        consumer.close()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    try:
+        yield consumer
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.kafka(topics={"orders": 4})
+def test_waits_for_groups(protocol: str, kafka: Kafka) -> None:
+    kafka.produce("orders", *"abcd")
+    begun = time.monotonic()
+    settings = {} if protocol == "classic" else {"group.protocol": protocol}
+    with member(kafka, **settings, **{"client.id": "one"}):
+        alone = kafka.wait_for_group("shop", members=1, lag=0)
+        assert alone.kind == protocol
+        assert len(alone.members[0].assigned) == 4
+        kafka.assert_committed("shop", {"orders": dict.fromkeys(range(4), 1)})
+        with member(kafka, **settings, **{"client.id": "two"}):
+            both = kafka.wait_for_group("shop", members=2)
+            assert {one.client_id for one in both.members} == {"one", "two"}
+            with pytest.raises(
+                TimeoutError, match="Stable with 3 members: it is Stable with 2 members"
+            ):
+                kafka.wait_for_group("shop", members=3, timeout=0.05)
+    kafka.wait_for_group("shop", members=0)
+    # Nobody has waited for the sake of a fleet; Kafka's defaults would take 15 s and more.
+    assert protocol == "classic" or time.monotonic() - begun < 15
+    assert {entry.client_id for entry in kafka.history("shop")} >= {"one", "two"}
+    kafka.produce("orders", "more", partition=2)
+    with pytest.raises(TimeoutError, match=r"and at most 0 behind \(it is 1\): it is Empty"):
+        kafka.wait_for_group("shop", state="Empty", lag=0, timeout=0.05)
+
+
+def test_a_difference_of_committed_offsets_is_told(own: Kafka) -> None:
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": own.bootstrap, "group.id": "reader"})
+    consumer.commit(offsets=[TopicPartition("orders", 0, 7)], asynchronous=False)
+    consumer.close()
+    own.assert_committed("reader", {("orders", 0): 7})
+    assert own.committed("reader") == {("orders", 0): 7}
+    with pytest.raises(AssertionError) as caught:
+        own.assert_committed("reader", {"orders": {0: None, 3: 1}}, timeout=0)
+    assert str(caught.value) == (
+        "committed offsets of group reader:\n  orders:0 is 7, not None\n  orders:3 is None, not 1"
+    )
+    with pytest.raises(TypeError, match=r"offsets are \{'orders': \{0: 5\}\}"):
+        own.assert_committed("reader", {"orders": 7})  # type: ignore[dict-item]
+
+
+def test_short_session_timeouts_are_allowed(kafka: Kafka) -> None:
+    with member(kafka, **{"session.timeout.ms": 100, "heartbeat.interval.ms": 50}):
+        kafka.topic("orders")
+        kafka.wait_for_group("shop", members=1)
+
+
+# --- start and stop ---
+
+
+def test_every_setting_that_differs_from_kafkas_is_one_of_its_own(own: Kafka) -> None:
+    """What :data:`SETTINGS` says is what the broker reports."""
+    from confluent_kafka.admin import AdminClient, ConfigResource
+
+    admin = AdminClient({"bootstrap.servers": own.bootstrap})
+    resource = ConfigResource(ConfigResource.Type.BROKER, "1")
+    (answer,) = admin.describe_configs([resource]).values()
+    told = answer.result()
+    assert {key: told[key].value for key in SETTINGS} == dict(SETTINGS)
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    threads = threading.active_count()
+    for config in ({"num.partition": 1}, {"num.partitions": "many"}, {"num.partitions": [1]}):
+        with pytest.raises((ConfigError, TypeError), match=r"num\.partition"):
+            Kafka(config=config).start()
+    with Kafka() as kafka:
+        assert kafka.data_dir.parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
+    assert threading.active_count() == threads
+    with pytest.raises(RuntimeError, match="the broker is down"):
+        kafka.records("orders")
+    kafka.stop()
+
+
+def test_a_directory_of_ones_own_stays(tmp_path: Path) -> None:
+    with Kafka(tmp_path / "data") as kafka:
+        kafka.produce("orders", "one")
+    with Kafka(tmp_path / "data") as kafka:
+        assert values(kafka.records("orders")) == [b"one"]
+
+
+def test_a_stop_waits_for_no_client(kafka: Kafka) -> None:
+    with member(kafka):
+        kafka.topic("orders")
+        kafka.wait_for_group("shop", members=1)
+        begun = time.monotonic()
+        kafka.restart()
+        assert time.monotonic() - begun < 5
+        kafka.wait_for_group("shop", members=1)
+
+
+def test_several_in_one_process() -> None:
+    with Kafka() as one, Kafka() as other:
+        one.produce("orders", "one")
+        other.produce("orders", "other")
+        assert values(one.records("orders")) == [b"one"]
+        assert one.bootstrap != other.bootstrap
+
+
+def test_a_program_without_pytest() -> None:
+    """Importing the package costs nothing, and pytest is not needed."""
+    script = (
+        "import sys; sys.modules['pytest'] = None\n"
+        "import fencepost.testing; assert 'kio' not in sys.modules\n"
+        "with fencepost.testing.Kafka() as kafka: print(kafka.produce('orders', 'one')[0].offset)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert re.fullmatch(r"0\n", done.stdout), done

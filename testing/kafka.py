@@ -25,10 +25,11 @@ from fencepost.coordinator.cli.queries.entries import entries_of
 from fencepost.coordinator.cli.queries.group_view import Group, look_at, offset_rows
 from fencepost.coordinator.cli.queries.open_transactions import unfinished
 from fencepost.coordinator.cli.queries.session import Session, check
-from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.wire.client.requests import produce as produce_request
 from fencepost.logcore.batch import LogRecord, encode_batch
+from fencepost.testing.broker import OwnBroker
+from fencepost.testing.clock import TestClock
+from fencepost.testing.faults import OWN_CLIENT_ID
 from fencepost.testing.reading import TopicReader
 from fencepost.testing.views import (
     Headers,
@@ -45,13 +46,11 @@ from fencepost.testing.views import (
 )
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.daemon.broker import Broker
     from fencepost.coordinator.history.entries import Entry
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-CLIENT_ID = "fencepost-testing"
-"""Of the methods' own requests; faults leave them alone."""
 
 SETTINGS: Mapping[str, str] = {
     "group.initial.rebalance.delay.ms": "0",
@@ -73,13 +72,17 @@ BATCH_BYTES = 256 << 10
 """Keys and values of one batch that :meth:`Kafka.produce` writes; one message may have more."""
 
 
-class Kafka:
+class Kafka(OwnBroker):
     """One broker, from ``start`` (or ``with``) to ``stop``.
 
     ``config`` has settings by Kafka's names, over :data:`SETTINGS`; a truth value becomes Kafka's
     word for it. Without a ``data_dir`` the broker has a directory of its own that goes with it.
     ``rename`` makes the names of :meth:`name` and :meth:`topic`; by default they stay as they are.
+    Its ``clock`` runs as the machine's does, until :attr:`clock`.auto is set to False, and may be
+    moved on at any time.
     """
+
+    clock: TestClock
 
     def __init__(
         self,
@@ -88,67 +91,50 @@ class Kafka:
         *,
         rename: Callable[[str], str] = str,
     ) -> None:
-        self.config = {**SETTINGS, **setting_texts(config or {})}
+        settings = {**SETTINGS, **setting_texts(config or {})}
+        super().__init__(data_dir or "", config=settings, clock=TestClock(auto=True))
         self._is_temporary = data_dir is None
-        if data_dir is None:
-            data_dir = tempfile.mkdtemp(prefix="fencepost-")
-        self.data_dir = Path(data_dir)
-        """Where the broker keeps its files, in the formats of Kafka's."""
         self._rename = rename
-        self._broker: Broker | None = None
-        self._thread: BrokerThread | None = None
-        self._listen = "127.0.0.1:0"
         self._idle: list[Session] = []
         self._turns: dict[str, int] = defaultdict(int)
-        self.bootstrap = ""
-        """HOST:PORT, for ``bootstrap.servers``; it stays the same over restarts."""
 
     # --- life ---
 
     def start(self) -> Self:
         """Start and wait until it listens. Raises BrokerError, and ConfigError for a setting."""
-        thread = BrokerThread(self._make)
-        thread.start()
-        self._thread, self.bootstrap = thread, thread.bootstrap
-        self._listen = thread.bootstrap
-        return self
-
-    def _make(self) -> Broker:
-        self._broker = Broker(self.data_dir, self._listen, self.config)
-        return self._broker
+        if self._is_temporary and not self.data_dir.name:
+            self.data_dir = Path(tempfile.mkdtemp(prefix="fencepost-"))
+        try:
+            return super().start()
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stop it in an orderly way; a temporary directory is removed."""
-        self._halt()
-        if self._is_temporary:
+        self._hang_up()
+        super().stop()
+        if self._is_temporary and self.data_dir.name:
             shutil.rmtree(self.data_dir, ignore_errors=True)
+            self.data_dir = Path()
 
-    def _halt(self) -> None:
-        for session in self._take_idle():
-            session.client.close()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.stop()
-        self._broker = None
+    def crash(self) -> None:
+        """End as by ``kill -9``: sockets are reset, files stay as they are at this moment.
 
-    def restart(self) -> None:
-        """Start again on the same directory and port; a running broker is first stopped."""
-        self._halt()
-        self.start()
+        What was acknowledged is in them; what a stop would have written is not.
+        """
+        self._hang_up()
+        super().crash()
 
-    @property
-    def is_up(self) -> bool:
-        """Whether it serves."""
-        return self._thread is not None
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_error: object) -> None:
-        self.stop()
+    def restart(self) -> Self:
+        """Start again, on the same directory and port; stops before that if it still runs."""
+        self._hang_up()
+        return super().restart()
 
     def __repr__(self) -> str:
-        return f"<Kafka {self.bootstrap or 'that never started'}{'' if self.is_up else ', down'}>"
+        return (
+            f"<Kafka {self.bootstrap or 'that never started'}{'' if self.is_running else ', down'}>"
+        )
 
     @cached_property
     def aio(self) -> Aio:
@@ -217,12 +203,12 @@ class Kafka:
         """
         usual = Outgoing(bytes_of(key), None, header_pairs(headers), partition, timestamp_ms)
         ready = [outgoing(message, usual) for message in messages]
-        now_ms = self._running().clock.now_ms()
+        now_ms = self.clock.now_ms()
         with self._session() as session:
             count = self._partitions(session, topic)
             placed: dict[int, list[tuple[int, LogRecord]]] = defaultdict(list)
             for at, one in enumerate(ready):
-                index = self._place(topic, one, count)
+                index = self._partition_of(topic, one, count)
                 stamp = now_ms if one.timestamp_ms is None else one.timestamp_ms
                 record = LogRecord(0, stamp, one.key, one.value, one.headers)
                 placed[index].append((at, record))
@@ -237,7 +223,7 @@ class Kafka:
     def _partitions(self, session: Session, topic: str) -> int:
         """How many partitions the topic has; it is created if a producer could do so."""
         known = session.client.metadata(refresh=True).topics
-        if topic not in known and self._running().config.bool("auto.create.topics.enable"):
+        if topic not in known and self._creates_topics():
             session.client.call(
                 "Metadata",
                 entity=lambda f: f.message(
@@ -246,7 +232,10 @@ class Kafka:
             )
         return len(session.topics([topic])[0].partitions)
 
-    def _place(self, topic: str, message: Outgoing, count: int) -> int:
+    def _creates_topics(self) -> bool:
+        return self.config.get("auto.create.topics.enable", "true").strip().lower() == "true"
+
+    def _partition_of(self, topic: str, message: Outgoing, count: int) -> int:
         if message.partition is not None:
             if not 0 <= message.partition < count:
                 raise ValueError(f"{topic} has no partition {message.partition}, but {count}")
@@ -374,7 +363,7 @@ class Kafka:
     def transactions(self) -> list[OpenTransaction]:
         """The transactions that have not ended, open or prepared, by transactional id."""
         self._write_history()
-        now_ms = self._running().clock.now_ms()
+        now_ms = self.clock.now_ms()
         with self._session() as session:
             found = unfinished(session)
             claims = claims_of(session, (one.producer_id for one in found))
@@ -412,33 +401,27 @@ class Kafka:
 
     def _write_history(self) -> None:
         """What the broker remembers and has not written yet, is written before it is read."""
-        history = self._running().services.history
 
-        async def write() -> None:
-            history.write_now()
+        async def write(broker: Broker) -> None:
+            broker.services.history.write_now()
 
-        if self._thread is not None:
-            self._thread.call(write)
-
-    def now_ms(self) -> int:
-        """The time by the broker's clock."""
-        return self._running().clock.now_ms()
+        self._check_running()
+        self.call(write)
 
     # --- requests ---
 
-    def _running(self) -> Broker:
-        if self._broker is None or self._thread is None:
+    def _check_running(self) -> None:
+        if not self.is_running:
             raise RuntimeError("the broker is down; kafka.restart() starts it again")
-        return self._broker
 
     @contextmanager
     def _session(self) -> Iterator[Session]:
         """A connection that nobody else uses meanwhile, whatever thread he is in."""
-        self._running()
+        self._check_running()
         try:
             session = self._idle.pop()
         except IndexError:
-            session = Session(self.bootstrap, TIMEOUT_S, client_id=CLIENT_ID)
+            session = Session(self.bootstrap, TIMEOUT_S, client_id=OWN_CLIENT_ID)
         try:
             yield session
         except BaseException:
@@ -446,9 +429,10 @@ class Kafka:
             raise
         self._idle.append(session)
 
-    def _take_idle(self) -> list[Session]:
+    def _hang_up(self) -> None:
         idle, self._idle = self._idle, []
-        return idle
+        for session in idle:
+            session.client.close()
 
     def _wait(self, reached: Callable[[], bool], timeout: float, told: Callable[[], str]) -> None:
         """Look until it is so. Raises TimeoutError with what is ``told`` then."""
@@ -549,4 +533,5 @@ class Aio:
     assert_committed = _beside(Kafka.assert_committed)
     transactions = _beside(Kafka.transactions)
     history = _beside(Kafka.history)
+    crash = _beside(Kafka.crash)
     restart = _beside(Kafka.restart)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from fencepost.testing.clock import TestClock
     from fencepost.testing.kafka import Kafka
 
 MARKER = "kafka"
@@ -207,6 +208,13 @@ def kafka(
         yield broker
 
 
+@pytest.fixture
+def kafka_clock(kafka: Kafka) -> TestClock:
+    """The clock of the test's own broker, which stands still until ``kafka_clock.advance(…)``."""
+    kafka.clock.auto = False
+    return kafka.clock
+
+
 @pytest.fixture(scope="module")
 def kafka_module(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -245,7 +253,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     run.tests += 1
     name = _NOT_IN_A_NAME.sub("-", item.name).strip("-")[:MAX_TEST_NAME]
     run.test = f"{name}-{run.tests}"
-    run.began_ms = {id(one): one.now_ms() for one in run.brokers if one.is_up}
+    run.began_ms = {id(one): one.clock.now_ms() for one in run.brokers}
+    for broker in run.brokers:
+        broker.faults.clear()  # those of the test before, on a broker that it shares
 
 
 @pytest.hookimpl(wrapper=True)

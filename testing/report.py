@@ -27,12 +27,13 @@ def report_of(kafka: Kafka, began_ms: int) -> str:
     Empty if nothing of it concerns groups or transactions. It never raises: a broker that a test
     has broken must not hide why the test failed.
     """
-    lines = [] if kafka.is_up else ["the broker is down"]
+    lines = [] if kafka.is_running else ["the broker is down"]
     try:
-        if kafka.is_up:
+        if kafka.is_running:
             entries = [entry for entry in kafka.history() if entry.at_ms >= began_ms]
             lines += history_lines(entries)
-            lines += _open_lines(kafka, kafka.now_ms() - began_ms)
+            lines += _open_lines(kafka, kafka.clock.now_ms() - began_ms)
+        lines += _fault_lines(kafka)
     except Exception as error:  # noqa: BLE001 - whatever it is, the test's own failure comes first
         lines.append(f"no history: {type(error).__name__}: {error}")
     if lines:
@@ -64,4 +65,14 @@ def _open_lines(kafka: Kafka, span_ms: int) -> list[str]:
         f" {', '.join(f'{topic}:{index}' for topic, index in one.partitions) or 'no partition'}"
         for one in kafka.transactions()
         if one.age_ms <= span_ms
+    ]
+
+
+def _fault_lines(kafka: Kafka) -> list[str]:
+    """Those that wait for a request still: maybe it never came, or was not the one meant."""
+    told = ((fault, {**fault.as_json()}) for fault in kafka.faults.all)
+    return [
+        f"a fault is not used up after {fault.hits} requests: "
+        + ", ".join(f"{name}={value}" for name, value in row.items() if value and name != "hits")
+        for fault, row in told
     ]

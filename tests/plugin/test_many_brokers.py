@@ -35,11 +35,10 @@ def memory_bytes() -> int:
 
 def descriptors() -> set[str]:
     """What is open, sockets and pipes with their numbers, so that none can take another's place."""
-    folder = Path("/proc/self/fd")
     found = set()
-    for name in os.listdir(folder):
+    for path in Path("/proc/self/fd").iterdir():
         try:
-            found.add(f"{name} {os.readlink(folder / name)}")
+            found.add(f"{path.name} {path.readlink()}")
         except FileNotFoundError:  # the descriptor that lists them
             continue
     return found

@@ -30,7 +30,7 @@ def values(records: list[Record]) -> list[bytes | None]:
 
 def test_every_form_of_a_message(kafka: Kafka) -> None:
     topic = kafka.topic("orders", partitions=3)
-    before = kafka.now_ms()
+    before = kafka.clock.now_ms()
     written = kafka.produce(
         topic,
         b"bytes",
@@ -56,7 +56,7 @@ def test_every_form_of_a_message(kafka: Kafka) -> None:
     ]
     assert [record.offset for record in written] == [0, 1, 2, 3, 4, 0, 0]
     assert written[-1].timestamp_ms == 1_234
-    assert all(before <= record.timestamp_ms <= kafka.now_ms() for record in written[:-1])
+    assert all(before <= record.timestamp_ms <= kafka.clock.now_ms() for record in written[:-1])
     assert kafka.records(topic) == sorted(written, key=lambda one: (one.partition, one.offset))
     assert kafka.records(topic, partition=2) == [written[5]]
     copies = kafka.produce("copies", *written)

@@ -45,11 +45,11 @@ def run(
 def test_functions_coroutines_and_unittest(tmp_path: Path) -> None:
     counted, output = run(
         tmp_path,
-        "plain coroutines unittest_style",
+        "plain coroutines unittest_style with_faults",
         *("-W", "ignore::DeprecationWarning"),
         mark="asyncio",
     )
-    assert counted == {"passed": 8 + 3 + 3}, output
+    assert counted == {"passed": 8 + 3 + 3 + 7}, output
     assert [path.name for path in (tmp_path / "base").glob("kafka*")] == [], "nothing is kept"
 
 
@@ -72,16 +72,21 @@ def test_shared_brokers_and_workers(tmp_path: Path) -> None:
 
 def test_what_fails_tells_why(tmp_path: Path) -> None:
     counted, output = run(tmp_path, "failing", ini="kafka_config = num.partitions=1\n")
-    assert counted == {"failed": 2, "passed": 2, "errors": 8}, output
+    assert counted == {"failed": 3, "passed": 2, "errors": 8}, output
     reports = re.split(r"^_{3,} (?:ERROR at setup of )?(\w+) _{3,}$", output, flags=re.MULTILINE)
     told = dict(zip(reports[1::2], reports[2::2], strict=True))
     assert re.search(
         r"-+ Kafka at 127\.0\.0\.1:\d+ -+\nTIME +SUBJECT +WHAT.*\n"
         r".* payments +epoch-bumped .* InitProducerId .* cashier\n"
         r"payments is Ongoing since \d+ ms of 60000 ms, producer 0:0 of cashier@127.0.0.1,"
-        r" on orders:0\ndata directory: (.*)\n",
+        r" on orders:0\n"
+        r"a fault is not used up after 0 requests: api=EndTxn, close=after, times=2\n"
+        r"data directory: (.*)\n",
         told["test_fails"],
     ), told["test_fails"]
+    down = told["test_fails_without_a_broker"]
+    assert "RuntimeError: the broker is down; kafka.restart() starts it again" in down
+    assert re.search(r"-+ Kafka at .* -+\nthe broker is down\ndata directory: ", down), down
     # Of a broker that was there before, what came before is left out.
     shared = told["test_fails_with_the_shared_one"]
     assert re.search(r" test_fails_with_the_shared_one-\d+-payments +epoch-bumped ", shared), shared

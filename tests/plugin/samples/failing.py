@@ -24,6 +24,7 @@ def test_earlier(kafka_session):
 
 
 def test_fails(kafka):
+    kafka.faults.add(api="EndTxn", close="after", times=2)
     transaction(kafka)
     raise AssertionError("on purpose")
 
@@ -31,6 +32,12 @@ def test_fails(kafka):
 def test_fails_with_the_shared_one(kafka_session):
     transaction(kafka_session)
     kafka_session.assert_committed("shop", {"orders": {0: 5}}, timeout=0)
+
+
+def test_fails_without_a_broker(kafka):
+    kafka.produce("orders", b"one")
+    kafka.crash()
+    kafka.records("orders")
 
 
 @pytest.fixture

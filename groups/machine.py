@@ -54,7 +54,7 @@ from fencepost.groups.consumer_records import (
 )
 from fencepost.groups.events import EventKind
 from fencepost.groups.limits import GroupLimits
-from fencepost.groups.offset_store import StoredOffset
+from fencepost.groups.offset_store import OffsetStore, StoredOffset
 from fencepost.groups.records import (
     GroupMetadataKey,
     GroupMetadataValue,
@@ -124,6 +124,16 @@ class GroupMachine:
         )
         self._active = False
         self._skipped: Counter[int] = Counter()
+
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """All groups as they stand; only for looking."""
+        return self._shard.groups
+
+    @property
+    def offsets(self) -> OffsetStore:
+        """Their offsets; likewise."""
+        return self._shard.offsets
 
     # --- deciding --------------------------------------------------------------------------------
 

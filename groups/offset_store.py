@@ -31,6 +31,8 @@ class GroupOffsets:
     committed: dict[TopicPartition, StoredOffset] = field(default_factory=dict)
     pending: dict[TopicPartition, dict[int, StoredOffset]] = field(default_factory=dict)
     """By partition and producer id of the open transaction."""
+    commits: int = field(default=0, compare=False)
+    """Plain commits that were replayed."""
 
     @property
     def is_empty(self) -> bool:
@@ -70,6 +72,7 @@ class OffsetStore:
         if offsets is None:
             offsets = self._groups[group_id] = GroupOffsets()
         offsets.committed[partition] = stored
+        offsets.commits += 1
 
     def put_pending(
         self, group_id: str, partition: TopicPartition, producer_id: int, stored: StoredOffset

@@ -51,6 +51,7 @@ from fencepost.logcore.producers import (
 from fencepost.logcore.reading import LogReader
 from fencepost.logcore.recovery import LoadedLog, OpenOptions, load_log, replay_producers
 from fencepost.logcore.segment import Segment
+from fencepost.logcore.traffic import Traffic
 from fencepost.logcore.validation import Admitted
 
 __all__ = ["Appended", "Partition"]
@@ -107,6 +108,8 @@ class Partition:
         self.marks = flushes.marks
         self.reader = LogReader(self.log, epochs, self.marks)
         self.cleanup = Cleanup(fs, self.log, producers, epochs, flushes, clock)
+        self.traffic = Traffic()
+        """What was appended and fetched since the open."""
         self.recovery = loaded.report
         """What recovery found at open, None if nothing had to be scanned."""
         self._fs = fs
@@ -294,6 +297,7 @@ class Partition:
         offset = self.log.log_end_offset
         aborted = None if commit else self.producers.would_abort(producer_id, offset)
         self._write(parse_header(data), data, now_ms, aborted)
+        self.traffic.markers += 1
         self.producers.apply_marker(
             producer_id, epoch, coordinator_epoch, offset, now_ms, commit=commit
         )
@@ -322,13 +326,16 @@ class Partition:
             last_offset = offset + header.last_offset_delta
             if aborted is None:
                 log.append(buffers, header.size, last_offset, header.max_timestamp, segment)
-                return
-            if not segment.txn_index.is_on_disk:
-                log.directory_changed = True
-            with segment.txn_index.adding(aborted):
-                log.append(buffers, header.size, last_offset, header.max_timestamp, segment)
+            else:
+                if not segment.txn_index.is_on_disk:
+                    log.directory_changed = True
+                with segment.txn_index.adding(aborted):
+                    log.append(buffers, header.size, last_offset, header.max_timestamp, segment)
         except STORAGE_FAILURES as error:
             raise self.marks.refuse(error) from error
+        traffic = self.traffic
+        traffic.bytes_in += header.size
+        traffic.records_in += header.last_offset_delta + 1
 
     def _segment_for(self, header: BatchHeader, offset: int, now_ms: int) -> Segment:
         """Return the segment the batch goes to, once all is there that has to be before it."""

@@ -133,6 +133,10 @@ class ProducerStateManager:
                 -1 if entry.current_txn_first_offset is None else entry.current_txn_first_offset,
             )
 
+    def open_transactions(self) -> list[tuple[int, int]]:
+        """(first offset, producer id) of the transactions without a marker, oldest first."""
+        return list(self._open.items())
+
     def last_records(self) -> Callable[[], dict[int, LastRecord]]:
         """Take down where each producer stands, for compaction to keep that record's batch.
 

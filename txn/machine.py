@@ -84,6 +84,11 @@ class TxnMachine:
     def __len__(self) -> int:
         return len(self._shard.transactions)
 
+    @property
+    def transactions(self) -> Mapping[str, TransactionMetadata]:
+        """All ids as they stand; only for looking."""
+        return self._shard.transactions
+
     def transaction(self, transactional_id: str) -> TransactionMetadata | None:
         """Return the durable state of an id, None where there is none."""
         return self._shard.transactions.get(transactional_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 from fencepost.coordinator.data.storage import Storage
@@ -84,6 +84,11 @@ class ShardedCoordinator:
     def _set_upkeep(self) -> None:
         interval_ms = self._config.int(self._interval)
         self._upkeep_timer.set(UPKEEP, self._clock.now_ms() + interval_ms)
+
+    @property
+    def shards(self) -> Sequence[ShardRuntime]:
+        """One for each partition; none until the topic exists."""
+        return self._shards.shards
 
     async def start(self) -> None:
         """Open the shards if the topic exists; large logs go on loading after the return."""

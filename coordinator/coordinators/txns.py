@@ -84,6 +84,10 @@ class TxnCoordinator(ShardedCoordinator):
         self._flusher = storage.flusher
         self._ids = BlockProducerIds()
         self._reservation: asyncio.Task[None] | None = None
+        self.commits = 0
+        """Transactions whose commit was decided or taken up again since the start."""
+        self.aborts = 0
+        """The same of aborts, whoever wanted them."""
         self.markers = LocalMarkerWriter(storage, self._shards.timers, complete_offsets)
 
     async def stop(self) -> None:
@@ -207,6 +211,10 @@ class TxnCoordinator(ShardedCoordinator):
         first_attempt_done: Callable[[], None],
     ) -> None:
         if isinstance(effect, WriteMarkers):
+            if effect.commit:
+                self.commits += 1
+            else:
+                self.aborts += 1
             self.markers.write(effect, shard.report, first_attempt_done)
         elif isinstance(effect, ReserveProducerIds):
             self._reserve()

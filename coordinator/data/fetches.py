@@ -238,6 +238,10 @@ class _Reading:
     def told(self) -> Steps[Fetched]:
         """What to say of which partition. InvalidFetchSessionEpochError if it was overtaken."""
         session, sessions = self._session, self._fetches.sessions
+        for answer in self._answers:
+            if answer.partition is not None:
+                answer.partition.traffic.bytes_out += len(answer.read.records)
+            yield
         if session is None:
             return Fetched((yield from self._opened()), self._answers)
         if session.epoch != self._epoch:

@@ -48,6 +48,7 @@ from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.partition import DELETE_SUFFIX, MAX_NAME_BYTES, Partition
 from fencepost.logcore.producer_limit import ProducerLimit
 from fencepost.logcore.recovery import RecoveryReport
+from fencepost.logcore.traffic import Traffic
 
 STRAY_SUFFIX: Final = "-stray"
 
@@ -114,6 +115,8 @@ class LogManager:
         """Topics that were deleted so far."""
         self._cut = False
         self.removals = Removals(fs, directory)
+        self.past_traffic = Traffic()
+        """That of topics which were deleted since the start."""
         self._on_delete: list[Callable[[str, int], None]] = []
         self.was_clean = take_clean_shutdown(fs, directory)
         """Whether the last shutdown closed every log."""
@@ -348,6 +351,7 @@ class LogManager:
                 listener(*key)
             partition = self._open.pop(key, None)
             if partition is not None:
+                self.past_traffic.add(partition.traffic)
                 self.removals.doom(partition)
         self._doomed += 1
         self._stale = True

@@ -10,13 +10,14 @@ history is for people; no decision is ever based on it.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
+from fencepost.coordinator.history.causes import cause_of
 from fencepost.coordinator.history.entries import (
     GROUP,
     TRANSACTION,
@@ -72,6 +73,8 @@ class History:
         self.limits = HistoryLimits() if limits is None else limits
         self.dropped = 0
         """Events that were never written, since the start."""
+        self.counts: Counter[tuple[str, str, str]] = Counter()
+        """Events since the start by topic, kind and word for the cause, also those not kept."""
         self._metadata = metadata
         self._logs = logs
         self._clock = clock
@@ -83,6 +86,11 @@ class History:
         self._timer: asyncio.TimerHandle | None = None
         self._untold = 0
         self._complained_ms: int | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Events that are not written yet."""
+        return len(self._queue)
 
     def stop(self) -> None:
         """Write what waits, and take no more."""
@@ -110,6 +118,7 @@ class History:
         trigger: str | None = None,
     ) -> None:
         """Keep an event of the shard of ``topic``; never raises, and never writes by itself."""
+        self.counts[topic, event.kind, cause_of(event, trigger)] += 1
         if self._loop is None or event.routine:
             return
         if len(self._queue) >= self.limits.max_queued:

@@ -31,6 +31,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry
 from fencepost.coordinator.net.memory_budget import RequestBudget
 from fencepost.coordinator.net.request_stream import RequestStream
+from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.net.response_budget import LARGE_ANSWERS, ResponseBudget
 from fencepost.coordinator.runtime.turns import Job, Turns, Wait, Work
 from fencepost.coordinator.wire.api import APIS
@@ -75,6 +76,7 @@ class Owner(Protocol):
     turns: Turns
     budget: RequestBudget
     responses: ResponseBudget
+    watch: RequestWatch | None
 
     def admit(self, connection: Connection) -> bool:
         """Whether a new connection may stay; counts it if so."""
@@ -380,11 +382,15 @@ class Connection(asyncio.BufferedProtocol):
                 self._send()
                 return
         self.requests += 1
+        watch = self._server.watch
+        since = 0.0 if watch is None else time.perf_counter()
         held: list[Entity] = []
         answer = self._answer(request, held)
         if request.api_key in LARGE_ANSWERS:
             answer = self._within_budget(answer)
         yield from answer
+        if watch is not None:
+            watch.note(request.api_key, request.api_version, time.perf_counter() - since)
         if self._job is not None and self._job.has_given_way:
             held.append(request.body)
             del request, coming, answer

@@ -40,6 +40,11 @@ class RequestBudget:
         """Whether somebody waits."""
         return bool(self._waiting)
 
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
     def take(self, holder: Holder, size: int) -> bool:
         """Have ``holder`` own at least ``size`` bytes; if not now, it is told when it does."""
         if self._held.get(holder, 0) >= size:

@@ -86,6 +86,11 @@ class ResponseBudget:
         """Whether somebody waits for others to take their responses."""
         return bool(self._for_room)
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for others to take their responses, or for their turn to be large."""
+        return len(self._for_room) + len(self._for_large)
+
     def hold(self, connection: Hashable, size: int) -> None:
         """Note how much ``connection`` holds now."""
         before = self._held.get(connection, 0) if self._held else 0

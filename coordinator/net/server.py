@@ -15,6 +15,7 @@ from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.net.connection import Connection
 from fencepost.coordinator.net.listener import Listener
 from fencepost.coordinator.net.memory_budget import RequestBudget
+from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.net.response_budget import ResponseBudget
 from fencepost.coordinator.runtime.background import call_later, spawn, survived
 from fencepost.coordinator.runtime.turns import Turns
@@ -72,8 +73,12 @@ class Server:
         self.responses: ResponseBudget
         self.budget = RequestBudget(self.limits.max_queued_request_bytes)
         self.connections: set[Connection] = set()
-        self.refused = 0
-        """Connections refused so far because of a limit."""
+        self.watch: RequestWatch | None = None
+        """Counts requests, where somebody wants to know."""
+        self.accepted = 0
+        """Connections so far that may stay."""
+        self.refusals: Counter[str] = Counter()
+        """Connections refused so far, by the limit that was the reason."""
         self._per_ip: Counter[str] = Counter()
         self._listeners: list[Listener] = []
         self._arriving: set[asyncio.Task[None]] = set()
@@ -99,6 +104,11 @@ class Server:
         self._address = self._listeners[0].address
         self._arm_sweep()
         return self._address
+
+    @property
+    def refused(self) -> int:
+        """Connections refused so far because of a limit."""
+        return self.refusals.total()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -174,12 +184,13 @@ class Server:
         else:
             self.connections.add(connection)
             self._per_ip[host] += 1
+            self.accepted += 1
             return True
         self._refused(connection.peer, reason)
         return False
 
     def _refused(self, peer: str, reason: str) -> None:
-        self.refused += 1
+        self.refusals[reason] += 1
         log.warning("connection refused", peer=peer, limit=reason)
 
     def forget(self, connection: Connection) -> None:

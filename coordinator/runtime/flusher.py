@@ -16,10 +16,12 @@ seals has a queue of its own (``sealed_flushes.py``).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from fencepost.coordinator.runtime.background import Threads, spawn, survived, tell
+from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.runtime.sealed_flushes import SealedFlushes
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.durable import FlushState
@@ -48,6 +50,8 @@ class Flusher:
         self.sealed = SealedFlushes()
         self.rounds = 0
         """Rounds of flushes so far."""
+        self.seconds = Histogram()
+        """Of each flush of one log."""
 
     @property
     def is_idle(self) -> bool:
@@ -171,13 +175,20 @@ class Flusher:
     async def _run_share(self, flushes: Sequence[Flush]) -> list[Exception | None]:
         """Run flushes one after the other in a thread; what became of each."""
         try:
-            return await self._threads.run(lambda: [_result_of(one) for one in flushes])
+            done = await self._threads.run(lambda: [_result_of(one) for one in flushes])
         except Exception as error:  # noqa: BLE001 - no thread could be started
             return [error] * len(flushes)
+        for _, seconds in done:
+            self.seconds.note(seconds)
+        return [failure for failure, _ in done]
 
 
-def _result_of(flush: Flush) -> Exception | None:
+def _result_of(flush: Flush) -> tuple[Exception | None, float]:
+    """What became of a flush, and how long it took in seconds."""
+    since = time.perf_counter()
+    failure: Exception | None
     try:
-        return flush.run()
+        failure = flush.run()
     except Exception as error:  # noqa: BLE001 - it is not on disk, whatever the reason
-        return error
+        failure = error
+    return failure, time.perf_counter() - since

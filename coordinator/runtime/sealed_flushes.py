@@ -15,9 +15,11 @@ Source: ``UnifiedLog.roll`` (its ``flush-log`` task), ``LogManager.checkpointLog
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from fencepost.coordinator.runtime.background import Threads, spawn, survived
+from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.logcore.durable import FlushState
 from fencepost.logcore.errors import StorageError
 
@@ -28,6 +30,8 @@ class SealedFlushes:
     def __init__(self) -> None:
         self.checkpoint: Callable[[], Awaitable[object]] | None = None
         """Writes the recovery points down; called when some have moved."""
+        self.seconds = Histogram()
+        """Of each flush."""
         self._waiting: dict[FlushState, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._thread = Threads("fsync-sealed")
@@ -71,7 +75,10 @@ class SealedFlushes:
             return  # off line by now, closed or deleted
         if flush is None:
             return
-        flushes.finish(flush, await self._thread.attempt(flush.run))
+        since = time.perf_counter()
+        failure = await self._thread.attempt(flush.run)
+        self.seconds.note(time.perf_counter() - since)
+        flushes.finish(flush, failure)
         if flushes.marks.recovery_point < flush.end:
             return  # it was refused; the next look at the log finds it again
         if flushes.has_sealed:

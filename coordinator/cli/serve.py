@@ -67,6 +67,16 @@ FORMATS = ("auto", "text", "json")
     metavar="HOST:PORT",
     help="For tests: serve a clock that they move, and faults, over HTTP; loopback only.",
 )
+@click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Serve /metrics, /healthz and /readyz over HTTP, to this machine unless HOST is another.",
+)
+@click.option(
+    "--metrics-compat",
+    metavar="NAMES",
+    help="Also the names of these exporters: kafka-exporter, kminion, jmx, with commas between.",
+)
 def command(
     data_dir: Path,
     listen: str,
@@ -75,6 +85,8 @@ def command(
     log_level: str,
     log_format: str,
     test_hooks: str | None,
+    metrics: str | None,
+    metrics_compat: str | None,
 ) -> None:
     """Run the broker until SIGTERM or Ctrl-C.
 
@@ -94,6 +106,9 @@ def command(
             hooks = Hooks(test_hooks)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--test-hooks") from error
+    for key, value in (("listen", metrics), ("compat", metrics_compat)):
+        if value is not None:
+            pairs = (*pairs, f"fencepost.metrics.{key}={value}")
     status = serve(
         data_dir,
         listen=listen,

@@ -142,6 +142,13 @@ fencepost.history.retention.bytes LONG 67108864 unit=bytes low=1048576
     Size of that topic when it is created; later its own retention.bytes counts.
 fencepost.history.retention.ms LONG 604800000 unit=ms low=1
     Age of its records when it is created; later its own retention.ms counts.
+fencepost.metrics.listen STRING -
+    HOST:PORT, or PORT on 127.0.0.1, where /metrics, /healthz and /readyz are served over HTTP; not
+    set, they are not.
+fencepost.metrics.compat LIST "" of=kafka-exporter,kminion,jmx
+    Other exporters whose names /metrics has as well, for dashboards that ask for them.
+fencepost.metrics.max.series INT 200000 unit=series low=1000
+    Series of one scrape; what is more is left out and counted.
 """
 
 _TRANSACTIONS = """

@@ -11,6 +11,7 @@ A test, an example or the daemon makes one; several fit in one process and one e
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import uuid
 from collections.abc import Mapping
@@ -48,6 +49,7 @@ from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem, OsFileSystem
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.in_thread import BrokerThread
+    from fencepost.coordinator.metrics.endpoint import Endpoint
 
 _log = structlog.get_logger(__name__)
 
@@ -107,6 +109,8 @@ class Broker:
         self._services: Services | None = None
         self._server: Server | None = None
         self._maintenance: Maintenance | None = None
+        self._metrics_listen = _metrics_listen(self.config)
+        self._metrics: Endpoint | None = None
         self.cleaner: Cleaner | None = None
 
     @classmethod
@@ -171,6 +175,13 @@ class Broker:
         host, port = self.advertised
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    @property
+    def metrics_address(self) -> tuple[str, int]:
+        """Where metrics and health are served. Raises RuntimeError where they are not."""
+        if self._metrics is None:
+            raise RuntimeError("metrics are not served")
+        return self._metrics.address
+
     # --- life ---
 
     async def start(self) -> None:
@@ -179,15 +190,39 @@ class Broker:
         for key, reason in self.config.without_effect():
             _log.warning("setting has no effect", key=key, reason=reason)
         try:
-            cluster_id = self.open()
+            if self._metrics_listen is None:
+                cluster_id = self.open()
+            else:
+                # In a thread, so that somebody can be told meanwhile that we are starting.
+                self._metrics = await self._serve_metrics(*self._metrics_listen)
+                cluster_id = await asyncio.to_thread(self.open)
             self._services = services = Services(
                 self.storage, cluster_id=cluster_id, advertised=lambda: self.advertised
             )
             await services.start()
             await self._serve(services)
+            if self._metrics is not None and self._server is not None:
+                self._metrics.serves(services, self._server)
         except BaseException:
             await self.stop()
             raise
+
+    async def _serve_metrics(self, host: str, port: int) -> Endpoint:
+        """Tell how the broker does, from now on."""
+        from fencepost.coordinator.metrics.endpoint import Endpoint  # noqa: PLC0415 - most brokers need none of it
+
+        config = self.config
+        endpoint = Endpoint(
+            compat=config.items("fencepost.metrics.compat"),
+            max_series=config.int("fencepost.metrics.max.series"),
+        )
+        try:
+            await endpoint.start(host, port)
+        except OSError as error:
+            raise BrokerError(f"can not serve metrics on {host}:{port}: {error}") from error
+        host, port = endpoint.address
+        _log.info("metrics are served", address=f"http://{host}:{port}/metrics")
+        return endpoint
 
     def open(self) -> str:
         """Take the directory and load what is in it, without serving it; :meth:`stop` ends that.
@@ -263,6 +298,8 @@ class Broker:
             unstable_apis=(ApiKey.INIT_PRODUCER_ID,) if two_phase else (),
         )
         self._server = Server(services, registry=registry, limits=limits, error_code=error_code)
+        if self._metrics is not None:
+            self._metrics.watch(self._server)
         host, port = self._listen
         try:
             await self._server.start(host, port)
@@ -301,11 +338,13 @@ class Broker:
         """
         if isinstance(self.clock, MovedClock):
             self.clock.detach(self)
+        if self._metrics is not None:
+            self._metrics.stops()
         try:
             await each_in_turn(self._steps_of_a_stop())
         finally:
             self._server = self._maintenance = self.cleaner = self._lock = None
-            self._services = self._storage = None
+            self._services = self._storage = self._metrics = None
 
     def _steps_of_a_stop(self) -> list[Step]:
         """The steps of a stop, in their order."""
@@ -333,6 +372,8 @@ class Broker:
             ]
         if self._lock is not None:
             steps.append(("give up the lock", partial(self.fs.close, self._lock)))
+        if self._metrics is not None:
+            steps.append(("end the metrics", self._metrics.close))
         return steps
 
     async def __aenter__(self) -> Self:
@@ -351,6 +392,18 @@ def split_address(text: str) -> tuple[str, int]:
     if not found or not host or not port.isdecimal() or int(port) > 65_535:
         raise BrokerError(f"{text!r} is no address of the form HOST:PORT")
     return host, int(port)
+
+
+def _metrics_listen(config: BrokerConfig) -> tuple[str, int] | None:
+    """Where to serve metrics: on this machine only, unless a host is named."""
+    key = "fencepost.metrics.listen"
+    text = config.text(key)
+    if not text:
+        return None
+    try:
+        return split_address(text if ":" in text[1:] else f"127.0.0.1:{text.removeprefix(':')}")
+    except BrokerError as error:
+        raise ConfigError(key, text, "no address of the form HOST:PORT or PORT") from error
 
 
 def _advertised(config: BrokerConfig) -> tuple[str, int] | None:

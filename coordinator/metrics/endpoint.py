@@ -1,0 +1,222 @@
+"""`/metrics`, `/healthz` and `/readyz` of one broker, from before its start to behind its stop.
+
+One scrape at a time looks at the broker; whoever comes meanwhile, and asks for the same format,
+gets its answer. A scrape works in slices of a millisecond, and its text is sent piece by piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Final
+
+from fencepost.coordinator.metrics import health, own, snapshot
+from fencepost.coordinator.metrics.exposition import OPENMETRICS, PROMETHEUS, SLICE_MS, Page
+from fencepost.coordinator.metrics.families import Series
+from fencepost.coordinator.metrics.lag import Lags
+from fencepost.coordinator.metrics.view import Rates, View
+from fencepost.coordinator.net.http import HttpError, HttpServer, Request, Response, serve_http
+from fencepost.coordinator.net.http_messages import text_response
+from fencepost.coordinator.net.request_watch import RequestWatch
+from fencepost.coordinator.runtime.background import Pace, call_later, spawn
+from fencepost.coordinator.runtime.histogram import Histogram
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.net.server import Server
+    from fencepost.coordinator.services import Services
+
+COMPAT: Final[Mapping[str, str]] = {
+    "kafka-exporter": "kafka_exporter",
+    "kminion": "kminion",
+    "jmx": "jmx",
+}
+"""Modules with the names of other exporters, by how they are called in settings."""
+
+TICK_MS: Final = 100
+"""Between two looks at how late the event loop is."""
+
+LAG_BOUNDS: Final = (0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+"""Seconds; a turn is meant to end before 0.05."""
+
+
+class Endpoint:
+    """Answers for the broker that fills in ``services``, ``server`` and ``stage`` as it goes."""
+
+    def __init__(self, *, compat: Sequence[str], max_series: int) -> None:
+        self.stage = health.STARTING
+        """What the broker is doing: :data:`health.SERVING`, or why it is not ready."""
+        self.services: Services | None = None
+        self.server: Server | None = None
+        self._compat = tuple(compat)
+        self._max_series = max_series
+        self._loop = asyncio.get_running_loop()
+        self._http: HttpServer | None = None
+        self._tick: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._loop_lag = Histogram(LAG_BOUNDS)
+        self._lags, self._rates = Lags(), Rates()
+        self._scrapes: dict[str, asyncio.Task[None]] = {}
+        self._pages: dict[str, Page] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self._began = own.began()
+        self._scraped, self._took = 0, 0.0
+
+    # --- life ---
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. Raises OSError if the address can not be bound."""
+        self._http = await serve_http(host, port, self._handle)
+        self._set_tick()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens. Raises RuntimeError where it does not."""
+        if self._http is None:
+            raise RuntimeError("metrics are not served")
+        return self._http.host, self._http.port
+
+    def serves(self, services: Services, server: Server) -> None:
+        """Tell of a broker that clients can ask now."""
+        self.services, self.server = services, server
+        self.stage = health.SERVING
+
+    def stops(self) -> None:
+        """Tell that the broker is about to go; its figures are not looked at any more."""
+        self.stage, self.services, self.server = health.STOPPING, None, None
+
+    def watch(self, server: Server) -> None:
+        """Have the requests of a server counted, from the first one on."""
+        server.watch = RequestWatch()
+
+    async def close(self) -> None:
+        """Answer nobody any more."""
+        if self._tick is not None:
+            self._tick.cancel()
+        tasks = list(self._scrapes.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._http is not None:
+            await self._http.close()
+
+    def _set_tick(self) -> None:
+        self._due = self._loop.time() + TICK_MS / 1000
+        self._tick = call_later(self._loop, TICK_MS, "loop lag", self._note_lag)
+
+    def _note_lag(self) -> None:
+        self._loop_lag.note(max(0.0, self._loop.time() - self._due))
+        self._set_tick()
+
+    # --- requests ---
+
+    async def _handle(self, request: Request) -> Response:
+        answer = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+        if request.path not in answer:
+            raise HttpError(404, f"there are {', '.join(answer)}")
+        if request.method not in {"GET", "HEAD"}:
+            raise HttpError(405, "GET it", {"Allow": "GET, HEAD"})
+        return await answer[request.path](request)
+
+    async def _healthz(self, _request: Request) -> Response:
+        return text_response(200, "ok")
+
+    async def _readyz(self, _request: Request) -> Response:
+        why = health.unready(self.stage, self.services)
+        return text_response(503, why) if why else text_response(200, "ready")
+
+    async def _metrics(self, request: Request) -> Response:
+        wanted = _format(request.headers.get("accept", ""))
+        task = self._scrapes.get(wanted)
+        if task is None or task.done():
+            task = self._scrapes[wanted] = spawn(self._scrape(wanted), "scrape")
+        # Who goes does not take the scrape along: others may wait for it.
+        await asyncio.shield(task)
+        return Response(200, wanted, _sent(self._pages[wanted].pieces))
+
+    # --- a scrape ---
+
+    async def _scrape(self, content_type: str) -> None:
+        """Look at everything and write it down."""
+        async with self._one_at_a_time:
+            since = time.perf_counter()
+            page = Page(content_type, self._max_series)
+            pace = Pace(SLICE_MS)
+            await page.add(own.of_process(self._began), pace)
+            await page.add(self._of_endpoint(), pace)
+            services, server = self.services, self.server
+            if services is not None and server is not None:
+                await self._add_broker(page, services, server, pace)
+            self._took = time.perf_counter() - since
+            self._scraped += 1
+            about = Page(content_type, page.series + len(page.pieces) + 8)
+            await about.add(self._of_scrape(page), pace)
+            page.pieces += about.pieces
+            page.end()
+            self._pages[content_type] = page
+
+    def _of_endpoint(self) -> Iterator[Series]:
+        yield own.one("fencepost_ready", int(not health.unready(self.stage, self.services)))
+        yield own.some("fencepost_event_loop_lag_seconds", ("", self._loop_lag))
+
+    def _of_scrape(self, page: Page) -> Iterator[Series]:
+        yield own.one("fencepost_scrapes_total", self._scraped)
+        yield own.one("fencepost_scrape_seconds", self._took)
+        yield own.one("fencepost_metrics_series", page.series)
+        yield own.one("fencepost_metrics_dropped_series", page.dropped)
+
+    async def _add_broker(self, page: Page, services: Services, server: Server, pace: Pace) -> None:
+        seen = await snapshot.take(services, self._max_series, pace)
+        await self._lags.fill(seen, services.logs.cleaned, pace)
+        page.dropped += seen.missed
+        for families in (
+            own.of_server(server),
+            own.of_broker(services, _version()),
+            own.of_topics(seen),
+            own.of_transactions(services, seen),
+            own.of_groups(services, seen, self._lags.unseen),
+            own.of_partitions(seen),
+        ):
+            await page.add(families, pace)
+        if self._compat:
+            traffic = {"": seen.traffic, **{one.topic.name: one.traffic for one in seen.topics}}
+            counts = {
+                (name, direction): getattr(one, direction)
+                for name, one in traffic.items()
+                for direction in ("bytes_in", "bytes_out")
+            }
+            view = View(services, server, seen, self._rates.after(counts, time.monotonic()))
+            for name in self._compat:
+                await page.add(_series_of(name)(view), pace)
+
+
+def _series_of(name: str) -> Callable[[View], Iterator[Series]]:
+    module = import_module(f"fencepost.coordinator.metrics.{COMPAT[name]}")
+    found: Callable[[View], Iterator[Series]] = module.series
+    return found
+
+
+def _version() -> str:
+    try:
+        return version("fencepost")
+    except PackageNotFoundError:  # run from its sources
+        return "unknown"
+
+
+def _format(accept: str) -> str:
+    """The format that an Accept header asks for: OpenMetrics if that is named before plain text."""
+    for one in accept.lower().split(","):
+        kind = one.partition(";")[0].strip()
+        if kind == "application/openmetrics-text":
+            return OPENMETRICS
+        if kind in {"text/plain", "*/*"}:
+            break
+    return PROMETHEUS
+
+
+async def _sent(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece

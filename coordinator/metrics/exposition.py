@@ -1,0 +1,98 @@
+"""Samples as text, in slices: Prometheus' format, or OpenMetrics' where it is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
+
+from fencepost.coordinator.metrics.families import Family, Number, Series
+from fencepost.coordinator.runtime.background import Pace
+from fencepost.coordinator.runtime.histogram import Histogram
+
+PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+LINES_PER_LOOK: Final = 100
+"""Lines that are made between two looks at the time."""
+
+SLICE_MS: Final = 1
+"""How long a scrape keeps the loop before others get their turn, in milliseconds: short, for what
+it does is never urgent."""
+
+
+@dataclass(slots=True)
+class Page:
+    """The answer to one scrape in the making, of ``max_series`` samples at most."""
+
+    content_type: str
+    max_series: int
+    pieces: list[bytes] = field(default_factory=list)
+    """The text, to be sent one after the other."""
+    series: int = 0
+    """Samples in it."""
+    dropped: int = 0
+    """Samples for which there was no room."""
+    _lines: list[str] = field(default_factory=list)
+
+    async def add(self, all_series: Iterable[Series], pace: Pace) -> None:
+        """Write families with all their samples, and let others have their turn meanwhile."""
+        for family, samples in all_series:
+            self._lines += self._head(family)
+            for written, value in samples:
+                if isinstance(value, Histogram):
+                    self._histogram(family.name, written, value)
+                else:
+                    self._sample(family.name, written, value)
+                if len(self._lines) >= LINES_PER_LOOK:
+                    self._cut()
+                    await pace()
+            await pace()
+        self._cut()
+
+    def end(self) -> None:
+        """Nothing follows."""
+        if self.content_type == OPENMETRICS:
+            self.pieces.append(b"# EOF\n")
+
+    def _head(self, family: Family) -> list[str]:
+        name, kind = family.name, family.kind
+        if self.content_type == OPENMETRICS and kind == "counter":
+            # There a counter is called as its sample less the ending, or it is none.
+            kind = kind if name.endswith("_total") else "unknown"
+            name = name.removesuffix("_total") if kind == "counter" else name
+        text = family.help.replace("\\", r"\\").replace("\n", r"\n")
+        return [f"# HELP {name} {text}\n", f"# TYPE {name} {kind}\n"]
+
+    def _sample(self, name: str, written: str, value: Number) -> None:
+        if self.series >= self.max_series:
+            self.dropped += 1
+            return
+        self.series += 1
+        shown = value if isinstance(value, int) else _float(value)
+        self._lines.append(f"{name}{{{written}}} {shown}\n" if written else f"{name} {shown}\n")
+
+    def _histogram(self, name: str, written: str, value: Histogram) -> None:
+        """All of it or nothing: some of its buckets would be wrong."""
+        if self.series + len(value.counts) + 2 > self.max_series:
+            self.dropped += len(value.counts) + 2
+            return
+        before = f"{written}," if written else ""
+        ends = [*map(_float, value.bounds), "+Inf"]
+        for end, count in zip(ends, accumulate(value.counts), strict=True):
+            self._sample(f"{name}_bucket", f'{before}le="{end}"', count)
+        self._sample(f"{name}_sum", written, value.sum)
+        self._sample(f"{name}_count", written, value.count)
+
+    def _cut(self) -> None:
+        if self._lines:
+            self.pieces.append("".join(self._lines).encode())
+            self._lines.clear()
+
+
+def _float(value: float) -> str:
+    if math.isfinite(value):
+        return repr(float(value))
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"

@@ -1,0 +1,39 @@
+"""Whether the broker is ready: what `/readyz` says, and why not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from fencepost.coordinator.runtime.shard import LOADING_STATES, ShardState
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.services import Services
+
+STARTING: Final = "starting: the logs are being opened"
+SERVING: Final = "serving"
+STOPPING: Final = "stopping: requests under way are answered, nobody new is accepted"
+
+SHOWN: Final = 3
+"""Partitions that a reason names."""
+
+
+def unready(stage: str, services: Services | None) -> str:
+    """Why nobody should be sent here now; empty if all is well."""
+    if stage != SERVING or services is None:
+        return STARTING if stage == SERVING else stage
+    offline = [one.name for one in services.logs if one.offline is not None]
+    if offline:
+        more = f" and {len(offline) - SHOWN} more" if len(offline) > SHOWN else ""
+        return (
+            f"off line: {', '.join(sorted(offline)[:SHOWN])}{more}; the log of the broker says why"
+        )
+    for coordinator in (services.groups, services.txns):
+        states = Counter(shard.state for shard in coordinator.shards)
+        loading = sum(states[state] for state in LOADING_STATES)
+        if loading:
+            return f"loading: {loading} partitions of {coordinator.shards[0].partition.topic}"
+        failed = states[ShardState.FAILED]
+        if failed:
+            return f"failed: {failed} partitions of {coordinator.shards[0].partition.topic}"
+    return ""

@@ -1,0 +1,256 @@
+"""The names that Prometheus' JMX exporter gives to Apache Kafka's MBeans.
+
+What a single node on one event loop has none of, replicas to wait for and queues between threads,
+is told as 0. What nobody measures here is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from fencepost.coordinator.metrics.families import Sample, Series, labels, read_families
+from fencepost.coordinator.metrics.view import View
+from fencepost.coordinator.wire.api import APIS, ApiKey
+
+FAMILIES: Final = read_families("""
+kafka_server_brokertopicmetrics_messagesin_total counter topic
+    Records that were appended; without a label of all topics.
+kafka_server_brokertopicmetrics_bytesin_total counter topic
+    Bytes that were appended.
+kafka_server_brokertopicmetrics_bytesout_total counter topic
+    Bytes that were fetched.
+kafka_server_brokertopicmetrics_totalproducerequests_total counter
+    Produce requests.
+kafka_server_brokertopicmetrics_totalfetchrequests_total counter
+    Fetch requests.
+kafka_server_BrokerTopicMetrics_FifteenMinuteRate gauge name topic
+    Bytes a second, over a quarter of an hour, as kafbat UI looks for it.
+kafka_network_requestmetrics_requests_total counter request version
+    Requests.
+kafka_network_requestmetrics_totaltimems gauge request quantile
+    Milliseconds from request to response.
+kafka_network_requestmetrics_totaltimems_count counter request
+    Requests that were timed.
+kafka_network_requestmetrics_requestqueuetimems gauge request quantile
+    0: there is no queue.
+kafka_network_requestmetrics_responsequeuetimems gauge request quantile
+    0: there is no queue.
+kafka_network_requestchannel_requestqueuesize gauge
+    0: there is no queue.
+kafka_network_requestchannel_responsequeuesize gauge
+    0: there is no queue.
+kafka_network_socketserver_expiredconnectionskilledcount gauge
+    0: no connection has an identity that expires.
+kafka_server_replicamanager_partitioncount gauge
+    Partitions.
+kafka_server_replicamanager_leadercount gauge
+    Partitions that this node leads: all.
+kafka_server_replicamanager_underreplicatedpartitions gauge
+    0: there is one replica.
+kafka_server_replicamanager_underminisrpartitioncount gauge
+    0, likewise.
+kafka_server_replicamanager_offlinereplicacount gauge
+    Partitions whose log is off line.
+kafka_server_replicamanager_produceridcount gauge
+    Producers that partitions remember.
+kafka_server_replicamanager_isrshrinks_total counter
+    0: there is one replica.
+kafka_server_replicamanager_isrexpands_total counter
+    0, likewise.
+kafka_server_delayedoperationpurgatory_purgatorysize gauge delayedOperation
+    Requests that wait.
+kafka_controller_kafkacontroller_activecontrollercount gauge
+    1: this node.
+kafka_controller_kafkacontroller_activebrokercount gauge
+    1: this node.
+kafka_controller_kafkacontroller_fencedbrokercount gauge
+    0.
+kafka_controller_kafkacontroller_offlinepartitionscount gauge
+    Partitions whose log is off line.
+kafka_controller_kafkacontroller_globaltopiccount gauge
+    Topics.
+kafka_controller_kafkacontroller_globalpartitioncount gauge
+    Partitions.
+kafka_controller_kafkacontroller_preferredreplicaimbalancecount gauge
+    0: there is one replica.
+kafka_controller_kafkacontroller_metadataerrorcount gauge
+    0: a broker that can not read its metadata does not start.
+kafka_log_log_size gauge topic partition
+    Bytes of a log.
+kafka_log_log_logstartoffset gauge topic partition
+    The first offset that can be read.
+kafka_log_log_logendoffset gauge topic partition
+    The offset of the next record.
+kafka_log_log_numlogsegments gauge topic partition
+    Segments.
+kafka_log_logmanager_offlinelogdirectorycount gauge
+    0: a broker without its directory does not run.
+kafka_log_logflushstats_logflushrateandtimems gauge quantile
+    Milliseconds of a flush.
+kafka_log_logflushstats_logflushrateandtimems_count counter
+    Flushes.
+kafka_coordinator_group_groupmetadatamanager_numoffsets gauge
+    Committed offsets.
+kafka_coordinator_group_groupmetadatamanager_numgroups gauge
+    Groups.
+kafka_coordinator_group_groupmetadatamanager_numgroupsstable gauge
+    Groups in this state.
+kafka_coordinator_group_groupmetadatamanager_numgroupsempty gauge
+    Groups in this state.
+kafka_coordinator_group_groupmetadatamanager_numgroupsdead gauge
+    0: a dead group is gone.
+kafka_coordinator_group_groupmetadatamanager_numgroupspreparingrebalance gauge
+    Groups in this state.
+kafka_coordinator_group_groupmetadatamanager_numgroupscompletingrebalance gauge
+    Groups in this state.
+kafka_server_socket_server_metrics_connection_count gauge listener networkProcessor
+    Open connections.
+""")
+
+QUANTILES: Final = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")
+
+_STATES: Final = ("Stable", "Empty", "Dead", "PreparingRebalance", "CompletingRebalance")
+
+
+def series(view: View) -> Iterator[Series]:
+    """All of them."""
+    yield from _of_traffic(view)
+    yield from _of_requests(view)
+    yield from _of_node(view)
+    yield from _of_logs(view)
+    yield from _of_groups(view)
+
+
+def _one(name: str, value: float) -> Series:
+    return FAMILIES[name], [("", value)]
+
+
+def _of_traffic(view: View) -> Iterator[Series]:
+    snapshot = view.snapshot
+    for name, value in (
+        ("messagesin", "records_in"),
+        ("bytesin", "bytes_in"),
+        ("bytesout", "bytes_out"),
+    ):
+        samples = [("", getattr(snapshot.traffic, value))]
+        samples += [(one.written, getattr(one.traffic, value)) for one in snapshot.topics]
+        yield FAMILIES[f"kafka_server_brokertopicmetrics_{name}_total"], samples
+    yield (
+        FAMILIES["kafka_server_BrokerTopicMetrics_FifteenMinuteRate"],
+        (
+            (labels(name=name, **({"topic": topic} if topic else {})), rate)
+            for (topic, direction), rate in view.rates.items()
+            for name in ("BytesInPerSec" if direction == "bytes_in" else "BytesOutPerSec",)
+        ),
+    )
+
+
+def _of_requests(view: View) -> Iterator[Series]:
+    answered: Counter[tuple[int, int]] = Counter()
+    seconds = {}
+    if view.server.watch is not None:
+        answered, seconds = view.server.watch.answered, dict(view.server.watch.seconds)
+    totals: Counter[int] = Counter()
+    for (key, _), count in answered.items():
+        totals[key] += count
+    for name, key in (("produce", ApiKey.PRODUCE), ("fetch", ApiKey.FETCH)):
+        yield _one(f"kafka_server_brokertopicmetrics_total{name}requests_total", totals[key])
+    yield (
+        FAMILIES["kafka_network_requestmetrics_requests_total"],
+        [
+            (labels(request=_name(key), version=version), count)
+            for (key, version), count in sorted(answered.items())
+        ],
+    )
+    timed = sorted(seconds.items())
+    yield (
+        FAMILIES["kafka_network_requestmetrics_totaltimems"],
+        [
+            (labels(request=_name(key), quantile=at), took.quantile(float(at)) * 1000)
+            for key, took in timed
+            for at in QUANTILES
+        ],
+    )
+    yield (
+        FAMILIES["kafka_network_requestmetrics_totaltimems_count"],
+        [(labels(request=_name(key)), took.count) for key, took in timed],
+    )
+    for name in ("requestqueuetimems", "responsequeuetimems"):
+        yield (
+            FAMILIES[f"kafka_network_requestmetrics_{name}"],
+            [(labels(request=_name(key), quantile=at), 0) for key, _ in timed for at in QUANTILES],
+        )
+
+
+def _name(key: int) -> str:
+    # Kafka tells the fetches of consumers from those of replicas, of which there are none here.
+    return "FetchConsumer" if key == ApiKey.FETCH else APIS[key].name
+
+
+def _of_node(view: View) -> Iterator[Series]:
+    snapshot = view.snapshot
+    topics, partitions, offline = len(snapshot.topics), len(snapshot.partitions), snapshot.offline
+    for name, value in (
+        ("network_requestchannel_requestqueuesize", 0),
+        ("network_requestchannel_responsequeuesize", 0),
+        ("network_socketserver_expiredconnectionskilledcount", 0),
+        ("server_replicamanager_partitioncount", partitions),
+        ("server_replicamanager_leadercount", partitions),
+        ("server_replicamanager_underreplicatedpartitions", 0),
+        ("server_replicamanager_underminisrpartitioncount", 0),
+        ("server_replicamanager_offlinereplicacount", offline),
+        ("server_replicamanager_produceridcount", view.services.logs.producer_limit.count),
+        ("server_replicamanager_isrshrinks_total", 0),
+        ("server_replicamanager_isrexpands_total", 0),
+        ("controller_kafkacontroller_activecontrollercount", 1),
+        ("controller_kafkacontroller_activebrokercount", 1),
+        ("controller_kafkacontroller_fencedbrokercount", 0),
+        ("controller_kafkacontroller_offlinepartitionscount", offline),
+        ("controller_kafkacontroller_globaltopiccount", topics),
+        ("controller_kafkacontroller_globalpartitioncount", partitions),
+        ("controller_kafkacontroller_preferredreplicaimbalancecount", 0),
+        ("controller_kafkacontroller_metadataerrorcount", 0),
+        ("log_logmanager_offlinelogdirectorycount", 0),
+    ):
+        yield _one(f"kafka_{name}", value)
+    waiting: list[Sample] = [
+        (labels(delayedOperation="Fetch"), len(view.services.fetches.delayed)),
+        (labels(delayedOperation="Produce"), 0),
+    ]
+    yield FAMILIES["kafka_server_delayedoperationpurgatory_purgatorysize"], waiting
+    yield (
+        FAMILIES["kafka_server_socket_server_metrics_connection_count"],
+        [(labels(listener="PLAINTEXT", networkProcessor=0), len(view.server.connections))],
+    )
+
+
+def _of_logs(view: View) -> Iterator[Series]:
+    rows = view.snapshot.partitions.values()
+    for name, value in (
+        ("size", "size"),
+        ("logstartoffset", "start"),
+        ("logendoffset", "end"),
+        ("numlogsegments", "segments"),
+    ):
+        yield (
+            FAMILIES[f"kafka_log_log_{name}"],
+            ((row.written, getattr(row, value)) for row in rows),
+        )
+    took, name = view.services.flusher.seconds, "kafka_log_logflushstats_logflushrateandtimems"
+    yield (
+        FAMILIES[name],
+        [(labels(quantile=at), took.quantile(float(at)) * 1000) for at in QUANTILES],
+    )
+    yield _one(f"{name}_count", took.count)
+
+
+def _of_groups(view: View) -> Iterator[Series]:
+    snapshot = view.snapshot
+    states = Counter(one.state for one in snapshot.groups)
+    prefix = "kafka_coordinator_group_groupmetadatamanager_num"
+    yield _one(f"{prefix}offsets", sum(len(one.offsets) for one in snapshot.groups))
+    yield _one(f"{prefix}groups", len(snapshot.groups))
+    for state in _STATES:
+        yield _one(f"{prefix}groups{state.lower()}", states[state])

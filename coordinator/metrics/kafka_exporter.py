@@ -1,0 +1,87 @@
+"""The names of kafka_exporter, which Grafana's dashboard 7589 asks for; its lag is of offsets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from fencepost.coordinator.metrics.families import Series, label, labels, read_families
+from fencepost.coordinator.metrics.view import View
+
+FAMILIES: Final = read_families("""
+kafka_brokers gauge
+    Brokers of the cluster.
+kafka_broker_info gauge id address
+    Always 1.
+kafka_topic_partitions gauge topic
+    Partitions of a topic.
+kafka_topic_partition_current_offset gauge topic partition
+    The high watermark.
+kafka_topic_partition_oldest_offset gauge topic partition
+    The first offset that can be read.
+kafka_topic_partition_leader gauge topic partition
+    The node that leads.
+kafka_topic_partition_replicas gauge topic partition
+    Replicas.
+kafka_topic_partition_in_sync_replica gauge topic partition
+    Replicas in sync.
+kafka_topic_partition_leader_is_preferred gauge topic partition
+    1 if the preferred replica leads.
+kafka_topic_partition_under_replicated_partition gauge topic partition
+    1 if replicas are missing.
+kafka_consumergroup_current_offset gauge consumergroup topic partition
+    The committed offset.
+kafka_consumergroup_lag gauge consumergroup topic partition
+    High watermark minus committed offset.
+kafka_consumergroup_current_offset_sum gauge consumergroup topic
+    The sum over the partitions of a topic.
+kafka_consumergroup_lag_sum gauge consumergroup topic
+    The sum over the partitions of a topic.
+kafka_consumergroup_members gauge consumergroup
+    Members.
+""")
+
+
+def series(view: View) -> Iterator[Series]:
+    """All of them."""
+    snapshot, node_id = view.snapshot, view.services.node_id
+    host, port = view.services.advertised
+    rows = snapshot.partitions.values()
+    yield FAMILIES["kafka_brokers"], [("", 1)]
+    yield FAMILIES["kafka_broker_info"], [(labels(id=node_id, address=f"{host}:{port}"), 1)]
+    yield (
+        FAMILIES["kafka_topic_partitions"],
+        ((one.written, one.topic.partitions) for one in snapshot.topics),
+    )
+    for name, value in (("current_offset", "high"), ("oldest_offset", "start")):
+        family = FAMILIES[f"kafka_topic_partition_{name}"]
+        yield family, ((row.written, getattr(row, value)) for row in rows)
+    for name, number in (
+        ("leader", node_id),
+        ("replicas", 1),
+        ("in_sync_replica", 1),
+        ("leader_is_preferred", 1),
+        ("under_replicated_partition", 0),
+    ):
+        family = FAMILIES[f"kafka_topic_partition_{name}"]
+        yield family, ((row.written, number) for row in rows)
+    for name, value in (("current_offset", "committed"), ("lag", "offsets")):
+        yield (
+            FAMILIES[f"kafka_consumergroup_{name}"],
+            ((f"consumer{row.written}", getattr(row, value)) for row in snapshot.offsets()),
+        )
+        sums: Counter[tuple[str, str]] = Counter()
+        for row in snapshot.offsets():
+            sums[row.group, row.at.topic] += getattr(row, value)
+        yield (
+            FAMILIES[f"kafka_consumergroup_{name}_sum"],
+            (
+                (labels(consumergroup=group, topic=topic), total)
+                for (group, topic), total in sums.items()
+            ),
+        )
+    yield (
+        FAMILIES["kafka_consumergroup_members"],
+        ((f'consumergroup="{label(one.group_id)}"', one.members) for one in snapshot.groups),
+    )

@@ -1,0 +1,226 @@
+"""The names of KMinion, which the dashboards 14012 to 14014 ask for; its lag is of offsets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from fencepost.coordinator.metrics.families import Series, labels, read_families
+from fencepost.coordinator.metrics.snapshot import GroupRow
+from fencepost.coordinator.metrics.view import View
+from fencepost.groups.assignors.client.protocol import decode_assignment
+from fencepost.groups.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup
+from fencepost.logcore.errors import CorruptRecordError
+
+FAMILIES: Final = read_families("""
+kminion_exporter_up gauge version
+    Always 1.
+kminion_kafka_cluster_info gauge broker_count cluster_id cluster_version controller_id
+    Always 1.
+kminion_kafka_broker_info gauge address broker_id is_controller port rack_id
+    Always 1.
+kminion_kafka_broker_log_dir_size_total_bytes gauge address broker_id port rack_id
+    Bytes of all logs.
+kminion_kafka_topic_log_dir_size_total_bytes gauge topic_name
+    Bytes of a topic's logs.
+kminion_kafka_topic_info gauge cleanup_policy partition_count replication_factor topic_name
+    Always 1.
+kminion_kafka_topic_partition_low_water_mark gauge partition_id topic_name
+    The first offset that can be read.
+kminion_kafka_topic_low_water_mark_sum gauge topic_name
+    The sum over the partitions of a topic.
+kminion_kafka_topic_partition_high_water_mark gauge partition_id topic_name
+    The high watermark.
+kminion_kafka_topic_high_water_mark_sum gauge topic_name
+    The sum over the partitions of a topic.
+kminion_kafka_consumer_group_info gauge coordinator_id group_id protocol protocol_type state
+    1 for a stable group, else 0.
+kminion_kafka_consumer_group_members gauge group_id
+    Members.
+kminion_kafka_consumer_group_empty_members gauge group_id
+    Members without a partition.
+kminion_kafka_consumer_group_topic_members gauge group_id topic_name
+    Members with partitions of a topic.
+kminion_kafka_consumer_group_topic_assigned_partitions gauge group_id topic_name
+    Partitions of a topic that members have.
+kminion_kafka_consumer_group_topic_offset_sum gauge group_id topic_name
+    Committed offsets, summed over the partitions of a topic.
+kminion_kafka_consumer_group_topic_partition_lag gauge group_id partition_id topic_name
+    High watermark minus committed offset.
+kminion_kafka_consumer_group_topic_lag gauge group_id topic_name
+    The sum over the partitions of a topic.
+kminion_kafka_consumer_group_offset_commits_total counter group_id
+    Commits to a partition by a group.
+""")
+
+VERSION: Final = "v4.3"
+"""The release of Apache Kafka whose behaviour this broker has."""
+
+
+def series(view: View) -> Iterator[Series]:
+    """All of them."""
+    yield FAMILIES["kminion_exporter_up"], [(labels(version="fencepost"), 1)]
+    yield from _of_cluster(view)
+    yield from _of_topics(view)
+    yield from _of_groups(view)
+
+
+def _of_cluster(view: View) -> Iterator[Series]:
+    services, node_id = view.services, view.services.node_id
+    host, port = services.advertised
+    cluster = labels(
+        broker_count=1,
+        cluster_id=services.cluster_id,
+        cluster_version=VERSION,
+        controller_id=node_id,
+    )
+    yield FAMILIES["kminion_kafka_cluster_info"], [(cluster, 1)]
+    who = {"address": host, "broker_id": node_id, "port": port, "rack_id": services.rack or ""}
+    yield FAMILIES["kminion_kafka_broker_info"], [(labels(**who, is_controller="true"), 1)]
+    size = sum(row.size for row in view.snapshot.partitions.values())
+    yield FAMILIES["kminion_kafka_broker_log_dir_size_total_bytes"], [(labels(**who), size)]
+
+
+def _of_topics(view: View) -> Iterator[Series]:
+    snapshot, config = view.snapshot, view.services.config
+    policy = ",".join(config.items("log.cleanup.policy"))
+    names = [(one, labels(topic_name=one.topic.name)) for one in snapshot.topics]
+    yield (
+        FAMILIES["kminion_kafka_topic_info"],
+        (
+            (
+                labels(
+                    cleanup_policy=one.topic.configs.get("cleanup.policy", policy),
+                    partition_count=one.topic.partitions,
+                    replication_factor=1,
+                    topic_name=one.topic.name,
+                ),
+                1,
+            )
+            for one in snapshot.topics
+        ),
+    )
+    yield (
+        FAMILIES["kminion_kafka_topic_log_dir_size_total_bytes"],
+        ((written, sum(row.size for row in one.rows)) for one, written in names),
+    )
+    for name, value in (("low", "start"), ("high", "high")):
+        yield (
+            FAMILIES[f"kminion_kafka_topic_partition_{name}_water_mark"],
+            (
+                (f'partition_id="{row.index}",{written}', getattr(row, value))
+                for one, written in names
+                for row in one.rows
+            ),
+        )
+        yield (
+            FAMILIES[f"kminion_kafka_topic_{name}_water_mark_sum"],
+            ((written, sum(getattr(row, value) for row in one.rows)) for one, written in names),
+        )
+
+
+@dataclass(slots=True)
+class _Assigned:
+    """Who of a group has what."""
+
+    empty: int = 0
+    members: Counter[str] = field(default_factory=Counter)
+    partitions: Counter[str] = field(default_factory=Counter)
+
+
+def _assigned(row: GroupRow, view: View) -> _Assigned:
+    """Count by topic; a group of another protocol type keeps to itself what its members have."""
+    found, group = _Assigned(), row.group
+    by_member: Iterable[Counter[str]]
+    if isinstance(group, ClassicGroup):
+        if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return found
+        by_member = [_decoded(member.assignment) for member in group.members.values()]
+    else:
+        names = {one.topic.topic_id.bytes: one.topic.name for one in view.snapshot.topics}
+        held = [group.current(member_id).held for member_id in group.members]
+        by_member = [
+            Counter(names[topic_id] for topic_id, _ in one if topic_id in names) for one in held
+        ]
+    for topics in by_member:
+        found.empty += not topics
+        found.members.update(topics.keys())
+        found.partitions.update(topics)
+    return found
+
+
+def _decoded(assignment: bytes) -> Counter[str]:
+    """Partitions by topic; none where a client has written something else."""
+    if not assignment:
+        return Counter()
+    try:
+        return Counter(topic for topic, _ in decode_assignment(assignment)[0])
+    except (CorruptRecordError, ValueError):
+        return Counter()
+
+
+def _of_groups(view: View) -> Iterator[Series]:
+    snapshot, node_id = view.snapshot, view.services.node_id
+    groups = snapshot.groups
+    names = [labels(group_id=one.group_id) for one in groups]
+    yield (
+        FAMILIES["kminion_kafka_consumer_group_info"],
+        (
+            (
+                labels(
+                    coordinator_id=node_id,
+                    group_id=one.group_id,
+                    protocol=one.protocol,
+                    protocol_type=one.protocol_type,
+                    state=one.state,
+                ),
+                int(one.state == "Stable"),
+            )
+            for one in groups
+        ),
+    )
+    yield (
+        FAMILIES["kminion_kafka_consumer_group_members"],
+        ((written, one.members) for one, written in zip(groups, names, strict=True)),
+    )
+    assigned = [_assigned(one, view) for one in groups]
+    yield (
+        FAMILIES["kminion_kafka_consumer_group_empty_members"],
+        ((written, one.empty) for one, written in zip(assigned, names, strict=True)),
+    )
+    for name, value in (("members", "members"), ("assigned_partitions", "partitions")):
+        yield (
+            FAMILIES[f"kminion_kafka_consumer_group_topic_{name}"],
+            (
+                (f"{written},{labels(topic_name=topic)}", count)
+                for one, written in zip(assigned, names, strict=True)
+                for topic, count in getattr(one, value).items()
+            ),
+        )
+    yield (
+        FAMILIES["kminion_kafka_consumer_group_topic_partition_lag"],
+        (
+            (
+                labels(group_id=row.group, partition_id=row.at.index, topic_name=row.at.topic),
+                row.offsets,
+            )
+            for row in snapshot.offsets()
+        ),
+    )
+    for name, value in (("offset_sum", "committed"), ("lag", "offsets")):
+        sums: Counter[tuple[str, str]] = Counter()
+        for row in snapshot.offsets():
+            sums[row.group, row.at.topic] += getattr(row, value)
+        yield (
+            FAMILIES[f"kminion_kafka_consumer_group_topic_{name}"],
+            (
+                (labels(group_id=group, topic_name=topic), total)
+                for (group, topic), total in sums.items()
+            ),
+        )
+    yield (
+        FAMILIES["kminion_kafka_consumer_group_offset_commits_total"],
+        ((written, one.commits) for one, written in zip(groups, names, strict=True)),
+    )

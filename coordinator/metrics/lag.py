@@ -1,0 +1,129 @@
+"""How far groups are behind, in records that a reader can really still get, and in time.
+
+High watermark minus committed offset, which others tell, counts markers of transactions, records of
+aborted ones, and what retention has removed; and while a transaction is open it grows though there
+is nothing to read. The broker knows better. What has to be looked at for that is bounded: so much
+time per scrape, so much memory; what is left counts as records until a later scrape gets to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from fencepost.coordinator.metrics.snapshot import (
+    OffsetRow,
+    PartitionRow,
+    Snapshot,
+    TopicPartition,
+    timestamp_at,
+)
+from fencepost.coordinator.metrics.tally import Tally
+from fencepost.coordinator.runtime.background import Pace
+
+LOOK_MS: Final = 200
+"""Time that a scrape may spend on batch headers, in milliseconds."""
+
+MAX_RUNS: Final = 200_000
+"""Runs of offsets that are no records, which all partitions together keep; 32 bytes each."""
+
+
+class Lags:
+    """What was learned of all partitions that groups read; from one scrape to the next."""
+
+    def __init__(self) -> None:
+        self.unseen = 0
+        """Offsets that the last scrape counted as records without a look."""
+        self._decided: dict[TopicPartition, Tally] = {}
+        self._held: dict[TopicPartition, Tally] = {}
+
+    async def fill(
+        self, snapshot: Snapshot, cleaned: Mapping[TopicPartition, int], pace: Pace
+    ) -> None:
+        """Fill in the figures of all committed offsets."""
+        readers: dict[TopicPartition, list[OffsetRow]] = {}
+        for one in snapshot.offsets():
+            readers.setdefault((one.at.topic, one.at.index), []).append(one)
+            await pace()
+        self._forget(readers)
+        self.unseen = 0
+        until = time.perf_counter() + LOOK_MS / 1000
+        for key, rows in readers.items():
+            at = rows[0].at
+            if at.partition is not None:
+                await self._look(key, at, rows, cleaned.get(key, 0), until, pace)
+            for one in rows:
+                self._count(key, one, snapshot.now_ms)
+                await pace()
+
+    def _forget(self, readers: Mapping[TopicPartition, object]) -> None:
+        for tallies in (self._decided, self._held):
+            for key in tallies.keys() - readers.keys():
+                del tallies[key]
+
+    async def _look(
+        self,
+        key: TopicPartition,
+        at: PartitionRow,
+        rows: list[OffsetRow],
+        cleaned: int,
+        until: float,
+        pace: Pace,
+    ) -> None:
+        """Learn what there is to learn of a partition from its slowest reader on."""
+        partition = at.partition
+        if partition is None:
+            return
+        low = min(at.stable, *(max(one.committed, at.start) for one in rows))
+        decided, held = self._decided.get(key), self._held.get(key)
+        if decided is None or not (
+            decided.partition is partition and decided.cleaned == cleaned and decided.start <= low
+        ):
+            decided = self._decided[key] = Tally(partition, low, cleaned, aborts=True)
+        if held is None or held.partition is not partition or held.start != at.stable:
+            held = self._held[key] = Tally(partition, at.stable, cleaned, aborts=False)
+        for tally, limit in ((decided, at.stable), (held, at.high)):
+            for _ in _in_time(tally.learn(limit), until):
+                await pace()
+            self.unseen += max(0, limit - tally.end)
+        most = MAX_RUNS // (len(self._decided) + len(self._held))
+        decided.keep(low, most)
+        held.keep(held.start, most)
+
+    def _count(self, key: TopicPartition, one: OffsetRow, now_ms: int) -> None:
+        at = one.at
+        position = max(one.committed, at.start)
+        decided, held = self._decided.get(key), self._held.get(key)
+        if decided is None or held is None:
+            return
+        if position < at.stable:
+            hidden, aborted = decided.between(position, at.stable)
+            one.uncommitted = max(0, at.stable - position - hidden)
+            one.records = max(0, one.uncommitted - aborted)
+        behind = max(position, at.stable)
+        if behind < at.high:
+            one.held_back = max(0, at.high - behind - held.between(behind, at.high)[0])
+            one.uncommitted += one.held_back
+        if one.records:
+            first = decided.next_record(position)
+            written_ms = decided.times.get(first)
+            if written_ms is None and at.partition is not None:
+                if len(decided.times) >= MAX_TIMES:
+                    decided.times.clear()
+                written_ms = timestamp_at(at.partition, first)
+                if written_ms is not None:
+                    decided.times[first] = written_ms
+            if written_ms is not None:
+                one.seconds = max(0, now_ms - written_ms) / 1000
+
+
+MAX_TIMES: Final = 64
+"""Timestamps that are kept of a partition: as many as groups that read it, as a rule."""
+
+
+def _in_time(steps: Iterator[None], until: float) -> Iterator[None]:
+    for step in steps:
+        yield step
+        if time.perf_counter() > until:
+            return

@@ -1,0 +1,392 @@
+"""Fencepost's own metrics: all of them by name, and where each figure comes from."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from fencepost.coordinator.history.causes import REBALANCES
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from fencepost.coordinator.metrics.families import Sample, Series, labels, read_families
+from fencepost.coordinator.metrics.snapshot import PartitionRow, Snapshot
+from fencepost.coordinator.runtime.histogram import Histogram
+from fencepost.coordinator.wire.api import APIS
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.net.server import Server
+    from fencepost.coordinator.services import Services
+
+FAMILIES: Final = read_families("""
+fencepost_info gauge version cluster_id node_id
+    Always 1; its labels say which broker this is.
+fencepost_ready gauge
+    1 while /readyz answers 200, else 0.
+process_start_time_seconds gauge
+    When the process began, in seconds since 1970.
+process_cpu_seconds_total counter
+    Processor time of the process.
+process_resident_memory_bytes gauge
+    Memory of the process that is in RAM.
+process_open_fds gauge
+    Open file descriptors.
+process_max_fds gauge
+    The most that there may be.
+fencepost_event_loop_lag_seconds histogram
+    How much later than planned a timer came that is set ten times a second: what a turn of the
+    event loop made everybody wait.
+fencepost_connections gauge
+    Open connections of clients.
+fencepost_connections_accepted_total counter
+    Connections that were accepted.
+fencepost_connections_refused_total counter limit
+    Connections that were refused, by the limit that was the reason.
+fencepost_requests_total counter api version
+    Requests that were answered.
+fencepost_request_seconds histogram api
+    From a decoded request to its encoded answer, the waits of long polls and joins among it.
+fencepost_request_memory_bytes gauge
+    What large requests hold together of queued.max.request.bytes.
+fencepost_request_memory_waiting gauge
+    Connections that wait for room there.
+fencepost_response_memory_bytes gauge
+    Responses in memory that clients have not taken, of queued.max.response.bytes.
+fencepost_response_memory_waiting gauge
+    Requests with large answers that wait for room there, or for their turn.
+fencepost_fetches_waiting gauge
+    Fetches that wait for records.
+fencepost_fetch_sessions gauge
+    Fetch sessions that are kept.
+fencepost_fsync_seconds histogram of
+    Flushes of a log to the disk: of what somebody waits for (appends), or of what a roll has
+    sealed.
+fencepost_disk_free_bytes gauge
+    Room that is left in the file system of the data directory.
+fencepost_disk_size_bytes gauge
+    All of it.
+fencepost_producers gauge
+    Producers that partitions remember, of max.producer.ids.
+fencepost_topics gauge
+    Topics, internal ones too.
+fencepost_partitions gauge
+    Their partitions.
+fencepost_partitions_offline gauge
+    Partitions whose log is off line.
+fencepost_bytes_in_total counter
+    Bytes of record batches that were appended, by clients or by the broker.
+fencepost_records_in_total counter
+    Records in them, markers among them.
+fencepost_bytes_out_total counter
+    Bytes of record batches that fetches were answered with.
+fencepost_topic_bytes_in_total counter topic
+    The same of a topic.
+fencepost_topic_records_in_total counter topic
+    The same of a topic.
+fencepost_topic_bytes_out_total counter topic
+    The same of a topic.
+fencepost_topic_markers_total counter topic
+    Markers that ended transactions there.
+fencepost_partition_log_start_offset gauge topic partition
+    The first offset that can be read.
+fencepost_partition_last_stable_offset gauge topic partition
+    The end for read_committed.
+fencepost_partition_high_watermark gauge topic partition
+    The end for read_uncommitted.
+fencepost_partition_log_end_offset gauge topic partition
+    The offset of the next record.
+fencepost_partition_size_bytes gauge topic partition
+    Bytes of its log files.
+fencepost_partition_segments gauge topic partition
+    Segments of its log.
+fencepost_partition_open_transactions gauge topic partition
+    Transactions without a marker, where there are any.
+fencepost_partition_open_transaction_seconds gauge topic partition
+    Since when a transaction holds the last stable offset back, where one does.
+fencepost_partition_hanging_transactions gauge topic partition
+    Open transactions that their coordinator knows nothing of, where there are any: only `fencepost
+    txns abort` ends them.
+fencepost_groups gauge type state
+    Consumer groups.
+fencepost_group_members gauge group
+    Members of a group.
+fencepost_group_info gauge group type state protocol
+    Always 1; its labels say how the group is.
+fencepost_group_committed_offset gauge group topic partition
+    The committed offset.
+fencepost_group_lag_offsets gauge group topic partition
+    High watermark minus committed offset: what other tools call lag.
+fencepost_group_lag_records gauge group topic partition
+    Records that a read_committed reader can get now. Markers, records of aborted transactions and
+    what retention or compaction has removed are not among them.
+fencepost_group_lag_uncommitted_records gauge group topic partition
+    Records that a read_uncommitted reader can get now.
+fencepost_group_held_back_records gauge group topic partition
+    Records behind the last stable offset: an open transaction decides when they can be read.
+fencepost_group_lag_seconds gauge group topic partition
+    Age of the first record of fencepost_group_lag_records; 0 where there is none.
+fencepost_group_lag_unseen_offsets gauge
+    Offsets of all partitions that count as records though nobody has looked: lags may be smaller by
+    as much. Each scrape looks at more of them.
+fencepost_group_rebalances_total counter cause
+    Rebalances that began, of both protocols.
+fencepost_group_events_total counter event cause
+    Everything else that happened to groups, as `fencepost groups history` tells it.
+fencepost_transactions gauge state
+    Transactional ids by the state of their last transaction: Ongoing is open, Prepare… prepared.
+fencepost_transaction_oldest_seconds gauge
+    Since when the longest open transaction is; 0 without one.
+fencepost_transactions_hanging gauge
+    Transactions that are open in a partition and unknown to their coordinator.
+fencepost_transactions_ended_total counter outcome
+    Transactions that were ended.
+fencepost_transaction_aborts_total counter cause
+    Aborts: by the client, for their timeout, or by a new producer with the same id.
+fencepost_producer_fences_total counter cause
+    Producers that lost their transactional id while a transaction of theirs was open.
+fencepost_producer_refusals_total counter
+    Requests that were refused because their producer had lost its id.
+fencepost_transaction_events_total counter event cause
+    Everything else that happened to transactions, as `fencepost txns history` tells it.
+fencepost_shards gauge topic state
+    Partitions of the coordinators' topics by state: all Active when nothing loads or has failed.
+fencepost_history_waiting gauge
+    Events that are not in the history's topic yet.
+fencepost_history_dropped_total counter
+    Events that never got there.
+fencepost_scrapes_total counter
+    Scrapes so far.
+fencepost_scrape_seconds gauge
+    How long the last one took, waits for others' turns among it.
+fencepost_metrics_series gauge
+    Samples of this scrape, less those about itself.
+fencepost_metrics_dropped_series gauge
+    Samples that fencepost.metrics.max.series left no room for.
+""")
+
+
+def of_process(start_time: float) -> Iterator[Series]:
+    """What any process tells, by the names that all exporters use."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    yield one("process_start_time_seconds", start_time)
+    yield one("process_cpu_seconds_total", used.ru_utime + used.ru_stime)
+    with suppress(OSError, ValueError, IndexError):  # where there is no /proc
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        yield one("process_resident_memory_bytes", pages * resource.getpagesize())
+        yield one("process_open_fds", sum(1 for _ in Path("/proc/self/fd").iterdir()))
+    yield one("process_max_fds", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def one(name: str, value: float) -> Series:
+    """A family of one sample without labels."""
+    return FAMILIES[name], [("", value)]
+
+
+def some(name: str, *samples: Sample | tuple[str, Histogram]) -> Series:
+    """A family of a few samples."""
+    return FAMILIES[name], samples
+
+
+def of_server(server: Server) -> Iterator[Series]:
+    """Connections, requests and the memory that they hold."""
+    yield one("fencepost_connections", len(server.connections))
+    yield one("fencepost_connections_accepted_total", server.accepted)
+    limits = ("max.connections", "max.connections.per.ip", "open files")
+    yield some(
+        "fencepost_connections_refused_total",
+        *((labels(limit=limit), server.refusals[limit]) for limit in limits),
+    )
+    if server.watch is not None:
+        yield some(
+            "fencepost_requests_total",
+            *(
+                (labels(api=APIS[key].name, version=version), count)
+                for (key, version), count in sorted(server.watch.answered.items())
+            ),
+        )
+        yield some(
+            "fencepost_request_seconds",
+            *(
+                (labels(api=APIS[key].name), seconds)
+                for key, seconds in sorted(server.watch.seconds.items())
+            ),
+        )
+    for what, budget in (("request", server.budget), ("response", server.responses)):
+        yield one(f"fencepost_{what}_memory_bytes", budget.held_bytes)
+        yield one(f"fencepost_{what}_memory_waiting", budget.waiting)
+
+
+def of_broker(services: Services, version: str) -> Iterator[Series]:
+    """What is neither of a topic, nor of a group or a transaction."""
+    who = labels(version=version, cluster_id=services.cluster_id, node_id=services.node_id)
+    yield some("fencepost_info", (who, 1))
+    yield one("fencepost_fetches_waiting", len(services.fetches.delayed))
+    yield one("fencepost_fetch_sessions", len(services.fetches.sessions))
+    yield some(
+        "fencepost_fsync_seconds",
+        (labels(of="appends"), services.flusher.seconds),
+        (labels(of="sealed"), services.flusher.sealed.seconds),
+    )
+    with suppress(OSError):
+        disk = os.statvfs(services.storage.directory)
+        yield one("fencepost_disk_free_bytes", disk.f_bavail * disk.f_frsize)
+        yield one("fencepost_disk_size_bytes", disk.f_blocks * disk.f_frsize)
+    yield one("fencepost_producers", services.logs.producer_limit.count)
+    yield one("fencepost_history_waiting", services.history.waiting)
+    yield one("fencepost_history_dropped_total", services.history.dropped)
+
+
+def of_transactions(services: Services, snapshot: Snapshot) -> Iterator[Series]:
+    """Transactions: how many are how, and what became of them and why."""
+    yield some(
+        "fencepost_transactions",
+        *((labels(state=state), count) for state, count in sorted(snapshot.transactions.items())),
+    )
+    since = snapshot.oldest_ms
+    oldest = 0 if since is None else max(0, snapshot.now_ms - since) / 1000
+    yield one("fencepost_transaction_oldest_seconds", oldest)
+    hanging = sum(row.hanging for row in snapshot.partitions.values())
+    yield one("fencepost_transactions_hanging", hanging)
+    yield some(
+        "fencepost_transactions_ended_total",
+        (labels(outcome="commit"), services.txns.commits),
+        (labels(outcome="abort"), services.txns.aborts),
+    )
+    counts = services.history.counts
+    told = {
+        "transaction-aborted": ("fencepost_transaction_aborts_total", Counter[str]()),
+        "producer-fenced": ("fencepost_producer_fences_total", Counter[str]()),
+    }
+    refusals, rest = 0, Counter[tuple[str, str]]()
+    for (topic, kind, cause), count in counts.items():
+        if topic != TRANSACTION_STATE:
+            continue
+        if kind in told:
+            told[kind][1][cause] += count
+        elif kind == "producer-refused":
+            refusals += count
+        else:
+            rest[kind, cause] += count
+    for name, causes in told.values():
+        yield some(name, *((labels(cause=cause), n) for cause, n in sorted(causes.items())))
+    yield one("fencepost_producer_refusals_total", refusals)
+    yield some("fencepost_transaction_events_total", *_events(rest))
+
+
+def _events(counts: Counter[tuple[str, str]]) -> Iterator[Sample]:
+    for (kind, cause), count in sorted(counts.items()):
+        yield labels(event=kind, cause=cause), count
+
+
+def of_groups(services: Services, snapshot: Snapshot, unseen: int) -> Iterator[Series]:
+    """Groups: how many are how, why they rebalanced, and then each by itself."""
+    rebalances, rest = Counter[str](), Counter[tuple[str, str]]()
+    for (topic, kind, cause), count in services.history.counts.items():
+        if topic != CONSUMER_OFFSETS:
+            continue
+        if kind in REBALANCES:
+            rebalances[cause] += count
+        else:
+            rest[kind, cause] += count
+    yield some(
+        "fencepost_shards",
+        *((labels(topic=topic, state=state), n) for (topic, state), n in snapshot.shards.items()),
+    )
+    yield some(
+        "fencepost_group_rebalances_total",
+        *((labels(cause=cause), count) for cause, count in sorted(rebalances.items())),
+    )
+    yield some("fencepost_group_events_total", *_events(rest))
+    states = Counter((one.kind, one.state) for one in snapshot.groups)
+    yield some(
+        "fencepost_groups",
+        *((labels(type=kind, state=state), n) for (kind, state), n in sorted(states.items())),
+    )
+    yield one("fencepost_group_lag_unseen_offsets", unseen)
+    yield (
+        FAMILIES["fencepost_group_members"],
+        ((one.written, one.members) for one in snapshot.groups),
+    )
+    yield (
+        FAMILIES["fencepost_group_info"],
+        (
+            (f"{row.written},{labels(type=row.kind, state=row.state, protocol=row.protocol)}", 1)
+            for row in snapshot.groups
+        ),
+    )
+    for name, value in (
+        ("committed_offset", "committed"),
+        ("lag_offsets", "offsets"),
+        ("lag_records", "records"),
+        ("lag_uncommitted_records", "uncommitted"),
+        ("held_back_records", "held_back"),
+        ("lag_seconds", "seconds"),
+    ):
+        yield (
+            FAMILIES[f"fencepost_group_{name}"],
+            ((row.written, getattr(row, value)) for row in snapshot.offsets()),
+        )
+
+
+def of_topics(snapshot: Snapshot) -> Iterator[Series]:
+    """What went in and out, in all and by topic."""
+    yield one("fencepost_topics", len(snapshot.topics))
+    yield one("fencepost_partitions", len(snapshot.partitions))
+    yield one("fencepost_partitions_offline", snapshot.offline)
+    for name in ("bytes_in", "records_in", "bytes_out"):
+        yield one(f"fencepost_{name}_total", getattr(snapshot.traffic, name))
+    for name in ("bytes_in", "records_in", "bytes_out", "markers"):
+        yield (
+            FAMILIES[f"fencepost_topic_{name}_total"],
+            ((row.written, getattr(row.traffic, name)) for row in snapshot.topics),
+        )
+
+
+def of_partitions(snapshot: Snapshot) -> Iterator[Series]:
+    """Offsets, sizes and open transactions."""
+    rows = snapshot.partitions.values()
+    for name, value in (
+        ("log_start_offset", "start"),
+        ("last_stable_offset", "stable"),
+        ("high_watermark", "high"),
+        ("log_end_offset", "end"),
+        ("size_bytes", "size"),
+        ("segments", "segments"),
+    ):
+        yield (
+            FAMILIES[f"fencepost_partition_{name}"],
+            ((row.written, getattr(row, value)) for row in rows),
+        )
+    unwell = [row for row in rows if row.open_transactions]
+    for name, value in (
+        ("open_transactions", "open_transactions"),
+        ("hanging_transactions", "hanging"),
+    ):
+        yield (
+            FAMILIES[f"fencepost_partition_{name}"],
+            [(row.written, n) for row in unwell if (n := getattr(row, value))],
+        )
+    yield (
+        FAMILIES["fencepost_partition_open_transaction_seconds"],
+        [(row.written, _age(row, snapshot)) for row in unwell if row.held_since_ms is not None],
+    )
+
+
+def _age(row: PartitionRow, snapshot: Snapshot) -> float:
+    return max(0, snapshot.now_ms - (row.held_since_ms or 0)) / 1000
+
+
+def began() -> float:
+    """When this process began, in seconds since 1970; about now, where that is not known."""
+    with suppress(OSError, ValueError, IndexError, AttributeError):
+        # Field 22 of the line, behind the name in brackets: clock ticks since the machine started.
+        ticks = int(
+            Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        )
+        alive = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return time.time() - alive
+    return time.time()

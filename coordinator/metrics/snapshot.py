@@ -1,0 +1,274 @@
+"""The broker as it stands while a scrape looks at it, piece by piece: rows for all who tell of it.
+
+Rows are taken down in slices of the loop's time, so two of them may be of different moments; each
+by itself is of one. Nothing is kept from one scrape to the next but what :mod:`tally` has learned.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from fencepost.coordinator.metrics.families import label, labels
+from fencepost.coordinator.runtime.background import Pace
+from fencepost.coordinator.runtime.shard import ShardRuntime, ShardState
+from fencepost.logcore.errors import LogError
+from fencepost.logcore.traffic import Traffic
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.metadata.image import Topic
+    from fencepost.coordinator.services import Services
+    from fencepost.groups.machine import GroupMachine
+    from fencepost.groups.shard import Group
+    from fencepost.logcore.partition import Partition
+    from fencepost.txn.machine import TxnMachine
+    from fencepost.txn.state import TransactionMetadata
+
+TopicPartition = tuple[str, int]
+
+LOOKED_AT = 1_000
+"""Open transactions of one partition that are asked about at the coordinator."""
+
+
+@dataclass(slots=True)
+class PartitionRow:
+    """A partition. One that was never used has no log, and is at 0."""
+
+    topic: str
+    index: int
+    written: str
+    """The labels ``topic`` and ``partition``."""
+    start: int = 0
+    stable: int = 0
+    high: int = 0
+    end: int = 0
+    size: int = 0
+    segments: int = 0
+    open_transactions: int = 0
+    hanging: int = 0
+    held_since_ms: int | None = None
+    """When the transaction began that holds the last stable offset back."""
+    partition: Partition | None = None
+
+
+@dataclass(slots=True)
+class TopicRow:
+    """A topic and what its partitions add up to."""
+
+    topic: Topic
+    written: str
+    """The label ``topic``."""
+    rows: list[PartitionRow] = field(default_factory=list)
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+@dataclass(slots=True)
+class OffsetRow:
+    """A group's committed offset. The figures behind it are filled in by :mod:`lag`."""
+
+    group: str
+    written: str
+    """The labels ``group``, ``topic`` and ``partition``."""
+    at: PartitionRow
+    committed: int
+    records: int = 0
+    held_back: int = 0
+    uncommitted: int = 0
+    seconds: float = 0.0
+
+    @property
+    def offsets(self) -> int:
+        """What others call lag: high watermark minus committed offset."""
+        return max(0, self.at.high - self.committed)
+
+
+@dataclass(slots=True)
+class GroupRow:
+    """A group."""
+
+    group_id: str
+    written: str
+    """The label ``group``."""
+    kind: str
+    state: str
+    protocol_type: str
+    protocol: str
+    members: int
+    commits: int
+    group: Group
+    offsets: list[OffsetRow] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Everything, row by row."""
+
+    now_ms: int
+    topics: list[TopicRow] = field(default_factory=list)
+    partitions: dict[TopicPartition, PartitionRow] = field(default_factory=dict)
+    groups: list[GroupRow] = field(default_factory=list)
+    transactions: Counter[str] = field(default_factory=Counter)
+    """Transactional ids by Kafka's name of their state."""
+    oldest_ms: int | None = None
+    """When the transaction began that is open for longest."""
+    shards: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By topic and state."""
+    traffic: Traffic = field(default_factory=Traffic)
+    offline: int = 0
+    missed: int = 0
+    """Committed offsets that were left out, for want of room."""
+
+    def offsets(self) -> Iterator[OffsetRow]:
+        """The committed offsets of all groups."""
+        return itertools.chain.from_iterable(one.offsets for one in self.groups)
+
+
+async def take(services: Services, max_rows: int, pace: Pace) -> Snapshot:
+    """Look at everything; at ``max_rows`` committed offsets at most."""
+    snapshot = Snapshot(services.clock.now_ms())
+    suspects = await _partitions(services, snapshot, pace)
+    await _transactions(services, snapshot, suspects, pace)
+    await _groups(services, snapshot, max_rows, pace)
+    return snapshot
+
+
+async def _partitions(
+    services: Services, snapshot: Snapshot, pace: Pace
+) -> dict[TopicPartition, dict[int, int]]:
+    """Fill in topics and partitions. Returns (producer id → first offset) of open transactions."""
+    snapshot.traffic.add(services.logs.past_traffic)
+    suspects: dict[TopicPartition, dict[int, int]] = {}
+    for topic in list(services.metadata.topics.values()):
+        one = TopicRow(topic, labels(topic=topic.name))
+        snapshot.topics.append(one)
+        for index in range(topic.partitions):
+            row = PartitionRow(topic.name, index, f'{one.written},partition="{index}"')
+            partition = services.logs.find_open((topic.name, index))
+            if partition is not None:
+                opened = _look(row, partition)
+                if opened:
+                    suspects[topic.name, index] = opened
+                one.traffic.add(partition.traffic)
+                snapshot.offline += partition.offline is not None
+            one.rows.append(row)
+            snapshot.partitions[topic.name, index] = row
+            await pace()
+        snapshot.traffic.add(one.traffic)
+    return suspects
+
+
+def _look(row: PartitionRow, partition: Partition) -> dict[int, int]:
+    row.partition = partition
+    row.start, row.stable = partition.log_start_offset, partition.last_stable_offset
+    row.high, row.end = partition.high_watermark, partition.log_end_offset
+    segments = partition.log.segments
+    row.segments, row.size = len(segments), sum(one.size for one in segments)
+    if partition.producers.first_unstable_offset is None:
+        return {}
+    opened = partition.producers.open_transactions()
+    row.open_transactions = len(opened)
+    return {producer_id: first for first, producer_id in opened[:LOOKED_AT]}
+
+
+async def _transactions(
+    services: Services,
+    snapshot: Snapshot,
+    suspects: Mapping[TopicPartition, Mapping[int, int]],
+    pace: Pace,
+) -> None:
+    """Count transactions, and find those that are open in a log but not at their coordinator.
+
+    They were open before we ask the coordinator. If it does not know them, and they are open still,
+    nobody will ever end them: a marker is written before a transaction is over.
+    """
+    known: dict[int, TransactionMetadata] = {}
+    knows_all = True
+    for shard in _counted(services.txns.shards, snapshot):
+        if shard.state is not ShardState.ACTIVE:
+            knows_all = False
+            continue
+        for txn in list(cast("TxnMachine", shard.machine).transactions.values()):
+            snapshot.transactions[txn.state.kafka_name] += 1
+            if txn.partitions:
+                known[txn.producer_id] = txn
+                if snapshot.oldest_ms is None or txn.start_ms < snapshot.oldest_ms:
+                    snapshot.oldest_ms = txn.start_ms
+            await pace()
+    for key, opened in suspects.items():
+        row = snapshot.partitions[key]
+        if row.partition is None:
+            continue
+        still = {producer_id: at for at, producer_id in row.partition.producers.open_transactions()}
+        for producer_id, first in opened.items():
+            txn_or_none = known.get(producer_id)
+            if txn_or_none is not None and key in txn_or_none.partitions:
+                if first == row.stable:
+                    row.held_since_ms = txn_or_none.start_ms
+            elif still.get(producer_id) == first:
+                row.hanging += knows_all
+                if first == row.stable:
+                    row.held_since_ms = timestamp_at(row.partition, first)
+        await pace()
+
+
+def timestamp_at(partition: Partition, offset: int) -> int | None:
+    """The time of the batch that holds an offset, in ms; None if it has none or can't be read."""
+    try:
+        for segment in partition.log.from_offset(offset)[:2]:
+            position = segment.locate(offset)
+            if position is not None:
+                header = segment.header_at(position)
+                is_first = not (header.has_delete_horizon or header.is_log_append_time)
+                found = header.base_timestamp if is_first else header.max_timestamp
+                return found if found >= 0 else None
+    except (LogError, OSError):
+        pass
+    return None
+
+
+def _counted(shards: Iterable[ShardRuntime], snapshot: Snapshot) -> Iterator[ShardRuntime]:
+    for shard in list(shards):
+        snapshot.shards[shard.partition.topic, shard.state.value] += 1
+        yield shard
+
+
+async def _groups(services: Services, snapshot: Snapshot, max_rows: int, pace: Pace) -> None:
+    count = 0
+    for shard in _counted(services.groups.shards, snapshot):
+        if shard.state is not ShardState.ACTIVE:
+            continue
+        machine = cast("GroupMachine", shard.machine)
+        for group_id, group in list(machine.groups.items()):
+            stored = machine.offsets.of_group(group_id)
+            row = _group(group_id, group, 0 if stored is None else stored.commits)
+            snapshot.groups.append(row)
+            await pace()
+            for (topic, index), one in [] if stored is None else list(stored.committed.items()):
+                at = snapshot.partitions.get((topic, index))
+                if at is None:
+                    continue  # the topic is gone, or about to come
+                if count >= max_rows:
+                    snapshot.missed += 1
+                    continue
+                count += 1
+                written = f"{row.written},{at.written}"
+                row.offsets.append(OffsetRow(group_id, written, at, one.value.offset))
+                await pace()
+
+
+def _group(group_id: str, group: Group, commits: int) -> GroupRow:
+    listed = group.listed()
+    return GroupRow(
+        group_id=group_id,
+        written=f'group="{label(group_id)}"',
+        kind=listed.group_type,
+        state=listed.state,
+        protocol_type=listed.protocol_type,
+        protocol=getattr(group, "protocol_name", None) or "",
+        members=len(group.members),
+        commits=commits,
+        group=group,
+    )

@@ -14,6 +14,7 @@ from pathlib import Path
 from docs.classes import class_reference
 from docs.commands import command_reference
 from docs.matrix import matrix, run_table
+from docs.series import other_series, own_series
 from docs.settings import broker_table, group_table, inert_table, topic_table
 from fencepost.coordinator.handlers import Registry
 
@@ -66,6 +67,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/cli.md": {"commands": command_reference},
     "docs/compatibility.md": {"matrix": matrix, "runs": run_table},
     "docs/python.md": {"classes": class_reference},
+    "docs/metrics.md": {"metrics": own_series, "other-metrics": other_series},
 }
 """Page → name of a part → what writes it."""
 

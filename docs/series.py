@@ -1,0 +1,28 @@
+"""The tables of all metrics, from their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fencepost.coordinator.metrics import jmx, kafka_exporter, kminion, own
+from fencepost.coordinator.metrics.families import Family
+
+
+def own_series() -> str:
+    """Fencepost's own names."""
+    return _table(own.FAMILIES.values())
+
+
+def other_series() -> str:
+    """The names of all other exporters."""
+    return _table(
+        family for module in (kafka_exporter, kminion, jmx) for family in module.FAMILIES.values()
+    )
+
+
+def _table(families: Iterable[Family]) -> str:
+    lines = ["| series | type | labels | what it says |", "|---|---|---|---|"]
+    for one in families:
+        labels = ", ".join(f"`{name}`" for name in one.labels)
+        lines.append(f"| `{one.name}` | {one.kind} | {labels} | {one.help} |")
+    return "\n".join(lines)

@@ -42,6 +42,7 @@ def test_a_block_says_what_it_is(page: Page) -> None:
         ("```python\ndef test_it():\n    assert not 'so'\n```", "assert not 'so'"),
         ("<!-- stays: ready -->\n```sh\necho other\n```", "ended by itself"),
         ("```sh\nfencepost topics describe missing\n```", "missing"),
+        ("```sh\necho a b c\n```\n\n<!-- printed: -->\n```text\na … b\n```", "and it is\na b c"),
     ],
 )
 def test_what_fails_on_a_page_is_told(text: str, complaint: str, tmp_path: Path) -> None:
@@ -78,6 +79,16 @@ false
 <!-- needs: no_module_of_this_name -->
 ```sh
 false
+```
+
+```sh
+echo first of all; echo last
+```
+
+<!-- printed: -->
+```text
+first … all
+last
 ```
 
 ```python

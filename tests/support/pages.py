@@ -8,7 +8,8 @@ A comment directly above a block says what its language does not:
   line of its output matches; ``fencepost serve`` needs no such word;
 * ``<!-- stopped: WHAT -->``: before the block runs, what stays is ended, as by Ctrl-C;
 * ``<!-- fails: STATUS -->``: the block ends with this exit status;
-* ``<!-- needs: MODULE -->``: run only where this module is installed.
+* ``<!-- needs: MODULE -->``: run only where this module is installed;
+* ``<!-- printed: -->``: what the block above has printed, ``…`` standing for anything in a line.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SHOWN_LANGUAGES = frozenset(
 )
 """What is shown, or written to a file, and not run."""
 
-WORDS = frozenset({"not run", "file", "stays", "stopped", "fails", "needs"})
+WORDS = frozenset({"not run", "file", "stays", "stopped", "fails", "needs", "printed"})
 
 _SERVE = re.compile(r"^(fencepost|python -m fencepost) serve\b", re.MULTILINE)
 _LISTENING = r"^listening "
@@ -180,6 +181,7 @@ class Reader:
         with self._stack:
             if not any(block.serves for block in page.blocks) and any(b.runs for b in page.blocks):
                 self._stack.enter_context(self._broker())
+            ran = 0
             for number, block in enumerate(page.blocks):
                 if "file" in block.words:
                     path = self.here / block.words["file"]
@@ -189,6 +191,14 @@ class Reader:
                     if "stopped" in block.words:
                         self._staying.close()
                     self._run(block, number)
+                    ran = number
+                elif "printed" in block.words:
+                    self._compare(block, self._logs / f"block-{ran}.log")
+
+    def _compare(self, block: Block, log: Path) -> None:
+        printed = log.read_text(encoding="utf-8", errors="replace")
+        wanted = ".*".join(re.escape(part) for part in block.text.split("…"))
+        assert re.fullmatch(wanted, printed), f"{block} says\n{block.text}\nand it is\n{printed}"
 
     def _port(self, named: str) -> str:
         if named not in self._ports:

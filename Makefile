@@ -7,7 +7,7 @@ RUN    := $(BIN)/python -m
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow lint oracle containers crash lives compared-lives mqtt spark package bench readme docs clean
+.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow lint console oracle containers crash lives compared-lives mqtt spark package bench readme docs clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ lint: $(VENV)/.spark  ## ruff, mypy --strict, import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(RUN) pytest --quiet tests/test_tidy.py
+
+console: $(VENV)/.dev  ## the web console in a real Chromium, screenshots in build/console-screenshots (needs Debian's chromium)
+	$(RUN) pytest $(or $(ARGS),tests/console)
 
 oracle: $(VENV)/.dev  ## the same client scenarios on a real Apache Kafka 4.3, traces and random lives compared (needs java and mvn)
 	$(RUN) pytest --numprocesses 2 --dist loadfile --target=kafka tests/wire $(ARGS)

@@ -278,6 +278,7 @@ const dress = () => {
 
 // --- keys ---
 
+const CHORD_MS = 2_000;
 let chord = 0;
 
 function rows() {
@@ -306,7 +307,7 @@ function keyed(event) {
     s: () => document.querySelector("[data-go]")?.click(),
     d: nextTheme,
   };
-  const page = Date.now() - chord < 1_000 ? NAV.find(([, , key]) => key === event.key) : null;
+  const page = Date.now() - chord < CHORD_MS ? NAV.find(([, , key]) => key === event.key) : null;
   chord = 0;
   if (page) location.hash = to(page[0]);
   else if (event.key === "g") chord = Date.now();

@@ -28,7 +28,7 @@ function append(node, children) {
 
 const HANDLERS = ["onclick", "oninput", "onchange", "onsubmit", "onkeydown", "ontoggle"];
 // What a person has made of it, which a new picture must not undo.
-const LIVE = new Set(["open"]);
+const LIVE = new Set(["open", "style"]);
 
 export function morph(from, to) {
   if (from.nodeType !== to.nodeType || from.nodeName !== to.nodeName) {
@@ -43,6 +43,8 @@ export function morph(from, to) {
     if (!to.hasAttribute(name) && !LIVE.has(name)) from.removeAttribute(name);
   for (const { name, value } of to.attributes)
     if (from.getAttribute(name) !== value && !LIVE.has(name)) from.setAttribute(name, value);
+  // As an attribute the page's policy would refuse it.
+  if (from.style.cssText !== to.style.cssText) from.style.cssText = to.style.cssText;
   for (const name of HANDLERS) if (from[name] !== to[name]) from[name] = to[name];
   morphChildren(from, to);
   if (from instanceof HTMLInputElement || from instanceof HTMLSelectElement) {

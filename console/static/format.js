@@ -20,12 +20,21 @@ export function bytes(count) {
   return `${value.toFixed(value < 10 ? 1 : 0)} ${units[unit]}`;
 }
 
+const UNITS = [
+  [86_400, "d"],
+  [3600, "h"],
+  [60, "min"],
+  [1, "s"],
+];
+
+/** The two largest units: `2 min 5 s`, `10 min`, `3 d 4 h`. */
 export function duration(ms) {
   const seconds = Math.max(0, Math.floor(ms / 1000));
-  if (seconds < 60) return `${seconds} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
-  if (seconds < 86_400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
-  return `${Math.floor(seconds / 86_400)} d ${Math.floor((seconds % 86_400) / 3600)} h`;
+  const at = Math.max(0, UNITS.findIndex(([size]) => seconds >= size || size === 1));
+  const [size, unit] = UNITS[at];
+  const [smaller, name] = UNITS[at + 1] ?? [1, ""];
+  const rest = Math.floor((seconds % size) / smaller);
+  return `${Math.floor(seconds / size)} ${unit}${rest && name ? ` ${rest} ${name}` : ""}`;
 }
 
 export function ago(ms) {

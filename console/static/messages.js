@@ -93,16 +93,20 @@ function hex(base64) {
   return lines.join("\n");
 }
 
+/** Characters that nobody sees, as the pictures that Unicode has of them; line ends stay. */
+const seen = (text) =>
+  text.replace(/[\u0000-\u0008\u000b-\u001f\u007f]/g, (one) => (one === "\u007f" ? "\u2421" : String.fromCharCode(0x2400 + one.charCodeAt(0))));
+
 function cell(shown, none) {
   if (shown === null) return h("span", { class: "null" }, none);
   if (shown.base64 !== undefined) return [badge("binary", "quiet"), " ", h("span", { class: "note" }, bytes(shown.size))];
   if (shown.text === "") return h("span", { class: "null" }, "empty");
-  return h("span", { class: "mono value" }, shown.text.slice(0, SHOWN_CHARACTERS), shown.text.length > SHOWN_CHARACTERS || shown.cut ? "…" : "");
+  return h("span", { class: "mono value" }, seen(shown.text.slice(0, SHOWN_CHARACTERS)), shown.text.length > SHOWN_CHARACTERS || shown.cut ? "…" : "");
 }
 
 function whole(title, shown, none) {
   if (shown === null) return h("div", { class: "whole" }, h("h3", {}, title), h("span", { class: "null" }, none));
-  const text = shown.base64 === undefined ? pretty(shown.text) : hex(shown.base64);
+  const text = shown.base64 === undefined ? seen(pretty(shown.text)) : hex(shown.base64);
   return h("div", { class: "whole" }, h("h3", {}, title, h("span", { class: "note" }, bytes(shown.size), shown.cut ? ", cut" : "", shown.base64 === undefined ? "" : ", binary")), h("pre", { tabindex: "0" }, text));
 }
 

@@ -52,7 +52,7 @@ export const overviewPage = {
         tile("overview", data.brokers.length === 1 ? "Broker" : "Brokers", data.brokers.length, `controller ${data.controller}`),
         tile("topics", "Topics", data.topics, `${plural(data.partitions, "partition")}, and ${data.internal_topics} internal`),
         tile("groups", "Groups", sum(data.groups), states(data.groups)),
-        tile("transactions", "Open transactions", open, `of ${plural(sum(data.transactions), "transactional id")}; ${plural(data.held.length, "partition")} held back`),
+        tile("transactions", "Open transactions", open, `${plural(sum(data.transactions), "id")}, ${plural(data.held.length, "partition")} held back`),
       ),
       card(
         "Needs attention",

@@ -150,8 +150,11 @@ export const stateFilter = (app, states) => {
   return choice("state", options, app.params.state ?? "", (state) => app.set({ state, offset: "" }));
 };
 
-export const field = (label, control, hint) =>
-  h("label", { class: "field" }, h("span", {}, label), control, hint ? h("small", {}, hint) : null);
+export function field(label, control) {
+  // The words of a list's choices would be part of its name else.
+  control.setAttribute("aria-label", label);
+  return h("label", { class: "field" }, h("span", {}, label), control);
+}
 
 export const select = (options, chosen, pick, more) =>
   h(
@@ -246,11 +249,11 @@ function entry(app, row, { subject }) {
         subject ? link(view, { id: row.subject, tab: view === "group" ? "why" : "" }, row.subject, { class: "mono clip" }) : null,
         row.change ? h("span", { class: "change" }, row.change) : null,
       ),
-      row.why ? h("div", { class: "why" }, isCause ? [h("span", { class: "note" }, "because "), row.why] : row.why) : null,
+      row.why && !row.trigger?.endsWith(` ${row.why}`) ? h("div", { class: "why" }, isCause ? [h("span", { class: "note" }, "because "), row.why] : row.why) : null,
       h(
         "details",
         {},
-        h("summary", {}, [row.who ? mono(row.who, { class: "mono clip" }) : null, client ? h("span", {}, client) : null, row.trigger ? h("span", { class: "note" }, row.trigger) : null]),
+        h("summary", {}, [row.who ? mono(row.who, { class: "mono clip" }) : null, client ? h("span", { class: "clip" }, client) : null, row.trigger ? h("span", { class: "note" }, row.trigger) : null]),
         h("pre", {}, JSON.stringify(row.detail, null, 2)),
       ),
     ),
@@ -261,8 +264,8 @@ function entry(app, row, { subject }) {
 export function timeline(app, found, { subject = false, none = "Nothing happened yet." } = {}) {
   if (!found.kept)
     return empty(
-      "This cluster keeps no history",
-      "Fencepost writes down why groups rebalance and producers are fenced, as soon as something happens. Apache Kafka does not, so here nobody knows.",
+      "No history",
+      "Fencepost writes down why groups rebalance and producers are fenced, as soon as something happens. Apache Kafka keeps no such history: there nobody knows.",
     );
   if (!found.rows.length) return empty(none, "");
   return h("ol", { class: "timeline" }, found.rows.map((row) => entry(app, row, { subject })));

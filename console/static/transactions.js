@@ -39,7 +39,7 @@ export function heldTable(app, rows) {
   return table(
     [
       ["Partition", (row) => link("topic", { name: row.topic, tab: "messages", partition: row.partition, isolation: "read_uncommitted" }, `${row.topic}:${row.partition}`, { class: "mono" })],
-      ["Held back", (row) => h("div", { class: "held" }, h("b", { class: "mono" }, num(row.behind)), heldBar(row)), { title: "offsets between the last stable offset and the end" }],
+      ["Held back", (row) => h("div", { class: "held-cell" }, h("b", { class: "mono" }, num(row.behind)), heldBar(row)), { title: "offsets between the last stable offset and the end" }],
       ["By", (row) => h("div", { class: "stack" }, holder(row), row.clients.length ? h("span", { class: "note clip" }, row.clients.join(", ")) : null), { grow: true }],
       ["Producer", producer, { title: "producer id : epoch" }],
       ["State", (row) => (row.hanging ? h("span", { title: row.hanging }, badge("hanging", "bad")) : badge(row.state ?? "unknown"))],

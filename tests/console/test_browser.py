@@ -1,0 +1,406 @@
+"""What a person sees: the console in a real Chromium, on a real broker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+from tests.console.browsing import CHROMIUM, Tab, chromium, tab  # noqa: E402
+from tests.console.scenes import (  # noqa: E402
+    MARKUP,
+    commit,
+    fence,
+    members,
+    open_transaction,
+    running,
+    write,
+)
+from tests.support.cluster import Cluster, unique  # noqa: E402
+from tests.support.daemon import Daemon  # noqa: E402
+
+expect = playwright.expect
+expect.set_options(timeout=30_000)
+pytestmark = pytest.mark.timeout(120)
+
+if not Path(CHROMIUM).exists():
+    pytest.skip("needs Debian's chromium", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def url(bootstrap, tmp_path_factory) -> Iterator[str]:
+    undo_dir = tmp_path_factory.mktemp("undo")
+    with running(bootstrap, allow_writes=True, undo_dir=undo_dir) as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser, url) -> Iterator[Tab]:
+    with tab(browser, url) as opened:
+        yield opened.enter()
+
+
+@pytest.fixture
+def another(browser) -> Iterator[Callable[..., Tab]]:
+    """Further pages, of another console or another taste."""
+    with ExitStack() as stack:
+        yield lambda url, **how: stack.enter_context(tab(browser, url, **how))
+
+
+def test_an_open_transaction_appears_and_goes_by_itself(page, bootstrap, topic):
+    page.go("transactions")
+    page.reads("Held back now")
+    row = page.page.locator("tr", has_text=f"{topic}:0")
+    expect(row).to_have_count(0)
+    with open_transaction(bootstrap, topic, ["a", "b"]) as (name, _):
+        expect(row).to_contain_text(name)
+        expect(row).to_contain_text("Ongoing")
+        page.keep("transactions")
+        page.go("overview")
+        page.reads("Open transaction holds readers back")
+        page.reads(name)
+        page.keep("overview")
+        page.go("transactions")
+        expect(row).to_have_count(1)
+    expect(row).to_have_count(0)
+
+
+def test_a_fence_is_shown_with_its_epochs(page, bootstrap, topic):
+    name = unique("fenced")
+    fence(bootstrap, topic, name)
+    page.go("transactions")
+    row = page.page.locator("tr", has_text=name).filter(has_text="InitProducerId")
+    expect(row).to_contain_text("epoch 0 → 1")
+    expect(row).to_contain_text("the-successor")
+    row.get_by_role("link", name=name).click()
+    expect(page.page.get_by_role("heading", level=1)).to_contain_text(name)
+    page.reads("Producer fenced", ".timeline")
+    page.keep("transaction")
+
+
+def test_who_holds_the_stable_offset_back_and_who_waits(page, bootstrap, topic):
+    write(bootstrap, topic, ["before"])
+    group = unique("waits")
+    commit(bootstrap, group, topic, 1)
+    with open_transaction(bootstrap, topic) as (name, _):
+        write(bootstrap, topic, ["behind"] * 4)
+        page.go("transactions")
+        row = page.page.locator("tr", has_text=f"{topic}:0")
+        expect(row).to_contain_text(name)
+        expect(row.locator("td").nth(1)).to_contain_text("5")
+        expect(row).to_contain_text(group)
+        expect(row).to_contain_text("waits")
+        page.reads(f"fencepost txns terminate {name}")
+        page.keep("held-back")
+        page.go("group", id=group)
+        page.reads("5 records held back by open transactions")
+
+
+def test_lag_reaches_zero_after_a_commit(page, bootstrap, topic):
+    group = unique("reads")
+    with open_transaction(bootstrap, topic, ["a", "b", "c"]) as (_, producer):
+        commit(bootstrap, group, topic, 0)
+        page.go("group", id=group)
+        lag = page.page.locator("#total-lag")
+        expect(lag).to_have_text("0")
+        page.reads("3 records held back")
+        producer.commit_transaction(60)
+        expect(lag).to_have_text("3")
+        # The marker behind them has an offset, and nobody can read it.
+        commit(bootstrap, group, topic, 3)
+        expect(lag).to_have_text("0")
+    page.keep("lag")
+
+
+def test_the_cause_of_a_rebalance_is_on_the_timeline(page, bootstrap, cluster):
+    topic, group = cluster.create_topic(unique("topic"), 6), unique("team")
+    with members(bootstrap, group, topic, "first", "second", "third"):
+        page.go("group", id=group, tab="why")
+        page.reads(re.compile("because new member (first|second|third)"), ".timeline")
+        page.keep("timeline")
+        page.go("group", id=group, tab="members")
+        expect(page.page.locator("tbody tr")).to_have_count(3)
+        page.reads(f"{topic}")
+        page.keep("members")
+
+
+def test_what_if(page, bootstrap, cluster):
+    topic, group = cluster.create_topic(unique("topic"), 6), unique("team")
+    with members(bootstrap, group, topic, "first", "second"):
+        page.go("group", id=group, tab="plan")
+        page.reads("0 of 6 partitions would move")
+        page.page.get_by_label("More members").fill("1")
+        page.reads("added-1")
+        page.reads("partitions would move")
+        page.page.get_by_label("first").check()
+        page.reads("leaves")
+        assert "add=1" in page.page.url
+        assert "remove=first" in page.page.url
+        page.page.get_by_label("Assignor").select_option("sticky")
+        page.reads("with sticky")
+        page.keep("what-if")
+
+
+def test_a_reset_is_previewed_and_done(page, bootstrap, topic):
+    write(bootstrap, topic, ["a", "b", "c", "d"])
+    group = unique("resets")
+    commit(bootstrap, group, topic, 3)
+    page.go("group", id=group, tab="reset")
+    page.page.get_by_label("To", exact=True).select_option("shift_by")
+    page.page.get_by_label("offsets; negative is back").fill("-2")
+    page.page.wait_for_url(re.compile("value=-2"))
+    page.page.get_by_role("button", name="Preview").click()
+    row = page.page.locator("tr", has_text=f"{topic}:0")
+    expect(row).to_contain_text("−2, again")
+    page.reads("1 partition of 1 would change. Nothing is done yet.")
+    page.keep("reset-preview")
+    page.page.get_by_role("button", name="Set 1 offset").click()
+    page.reads("Done: 1 partition set.")
+    page.reads(re.compile(r"--from-file \S*undo-resets-\S+\.csv --execute"))
+    page.keep("reset-done")
+    page.go("group", id=group)
+    expect(page.page.locator("#total-lag")).to_have_text("3")
+
+
+def test_a_reset_is_refused_by_a_console_that_only_reads(another, bootstrap, topic, tmp_path):
+    write(bootstrap, topic, ["a"])
+    group = unique("resets")
+    commit(bootstrap, group, topic, 1)
+    with running(bootstrap, undo_dir=tmp_path) as url:
+        page = another(url).enter()
+        page.reads("read only", ".foot")
+        page.go("group", id=group, tab="reset")
+        page.page.get_by_role("button", name="Preview").click()
+        page.reads("1 partition of 1 would change")
+        page.reads("start it with --allow-writes")
+        expect(page.page.get_by_role("button", name="Set 1 offset")).to_be_disabled()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_search_counts_and_can_be_stopped(page, bootstrap, topic):
+    write(bootstrap, topic, [f"value {number}" for number in range(3_000)], key="k")
+    page.go("topic", name=topic, **{"from": "earliest", "value": "value 2999"})
+    page.reads("at the end", ".search-status")
+    assert (page.count("scanned"), page.count("matched"), page.count("remaining")) == (3000, 1, 0)
+    page.keep("search")
+    page.page.get_by_label("New ones").select_option("1")
+    page.reads("waits for new ones", ".search-status")
+    write(bootstrap, topic, ["value 2999 again"])
+    page.reads("value 2999 again", ".messages")
+    page.page.get_by_role("button", name="Stop").click()
+    page.reads("stopped", ".search-status")
+    write(bootstrap, topic, ["value 2999 too late"])
+    expect(page.page.locator(".messages")).not_to_contain_text("too late")
+    page.page.get_by_role("button", name="Search").click()
+    page.reads("too late", ".messages")
+
+
+def test_a_record_is_shown_as_a_whole(page, bootstrap, topic):
+    write(bootstrap, topic, ['{"größe":1,"text":"注文"}'], key="k", headers={"trace": b"\x01"})
+    write(bootstrap, topic, [b"\xff\xfe\x00"], key="binary")
+    write(bootstrap, topic, [None], key="gone")
+    page.go("topic", name=topic)
+    page.reads("tombstone", ".messages")
+    page.reads("binary", ".messages")
+    page.page.get_by_role("button", name="0:0").click()
+    page.reads('"größe": 1', ".drawer pre >> nth=1")
+    page.reads("trace", ".drawer")
+    page.keep("record")
+    page.page.keyboard.press("Escape")
+    expect(page.page.locator(".drawer")).to_have_count(0)
+    page.page.get_by_role("button", name="0:1").click()
+    page.reads("ff fe 00", ".drawer")
+
+
+def test_the_isolation_levels_differ(page, bootstrap, topic):
+    write(bootstrap, topic, ["plain"])
+    with open_transaction(bootstrap, topic, ["thrown away"]):
+        pass
+    with open_transaction(bootstrap, topic, ["not yet"]):
+        page.go("topic", name=topic)
+        page.reads("hidden by read_committed: 1 aborted, 1 control")
+        page.reads("1 offset held back by an open transaction")
+        expect(page.page.locator(".messages tbody tr")).to_have_count(1)
+        page.page.get_by_role("button", name="read_uncommitted").click()
+        shown = page.page.locator(".messages tbody tr")
+        expect(shown).to_have_count(4)
+        expect(shown.filter(has_text="thrown away")).to_contain_text("aborted")
+        expect(shown.filter(has_text="not yet")).to_contain_text("open")
+        expect(shown.filter(has_text="ABORT marker")).to_contain_text("control")
+        page.keep("messages")
+
+
+def test_markup_in_values_is_only_text(page, bootstrap, cluster):
+    topic = cluster.create_topic(unique("topic"))
+    group = f"{MARKUP}-{unique('group')}"
+    write(bootstrap, topic, [MARKUP], key=MARKUP, headers={MARKUP: MARKUP.encode()})
+    with members(bootstrap, group, topic, MARKUP), open_transaction(bootstrap, topic):
+        page.go("topic", name=topic, isolation="read_uncommitted")
+        page.page.get_by_role("button", name="0:0").click()
+        page.reads(MARKUP, ".drawer")
+        page.go("groups", q=group)
+        page.reads(group)
+        for part in ("lag", "members", "why", "plan", "reset"):
+            page.go("group", id=group, tab=part)
+            expect(page.page.get_by_role("heading", level=1)).to_contain_text(MARKUP)
+        page.go("group", id=group, tab="members")
+        page.reads(MARKUP, "tbody")
+        page.go("overview")
+        page.reads(group)
+    assert page.page.evaluate("window.hacked") is None
+    assert page.page.locator("main img, main script").count() == 0
+
+
+def test_a_wrong_token_is_asked_for(another, url):
+    page = another(url).enter("wrong")
+    page.reads("Which token?")
+    page.keep("token")
+    page.page.get_by_label("token").fill(f"{url}#token=a-token-of-the-tests")
+    page.page.get_by_role("button", name="Enter").click()
+    page.reads("Needs attention")
+    assert "token" not in page.page.url, "it does not stay in the address"
+
+
+def test_a_foreign_name_of_this_machine_is_refused(another, url):
+    page = another(url.replace("127.0.0.1", "127.0.0.2")).page
+    # Chromium may not reach it at all where nothing listens; by name it reaches us.
+    name = url.replace("127.0.0.1", "console.localhost")
+    answer = page.goto(name)
+    assert answer.status == 421
+    assert "is not called" in page.content()
+
+
+def test_a_reload_keeps_what_was_chosen(page, cluster):
+    stem = unique("kept")
+    for number in range(3):
+        cluster.create_topic(f"{stem}-{number}")
+    page.go("topics")
+    page.page.get_by_label("Filter by name").fill(f"{stem}-1")
+    expect(page.page.locator("tbody tr")).to_have_count(1)
+    page.page.get_by_role("button", name=re.compile("internal")).click()
+    page.page.wait_for_url(re.compile("internal=1"))
+    before = page.page.url
+    page.page.reload()
+    expect(page.page.locator("tbody tr")).to_have_count(1)
+    expect(page.page.get_by_label("Filter by name")).to_have_value(f"{stem}-1")
+    assert page.page.url == before
+    pressed = page.page.get_by_role("button", name=re.compile("internal"))
+    expect(pressed).to_have_attribute("aria-pressed", "true")
+
+
+def test_everything_goes_by_keys_alone(page, cluster, bootstrap):
+    topic = cluster.create_topic(unique("by-keys"))
+    write(bootstrap, topic, ["found"])
+    keys = page.page.keyboard
+    page.reads("Needs attention")
+    keys.press("?")
+    page.reads("filter, or search", ".dialog")
+    page.keep("keys")
+    keys.press("Escape")
+    expect(page.page.locator(".dialog")).to_have_count(0)
+    for key, title in (("x", "Transactions"), ("g", "Groups"), ("o", "Overview"), ("t", "Topics")):
+        keys.press("g")
+        keys.press(key)
+        expect(page.page.get_by_role("heading", level=1)).to_contain_text(title)
+    page.reads(re.compile("Offsets kept"))
+    keys.press("/")
+    keys.type(topic)
+    expect(page.page.locator("tbody tr")).to_have_count(1)
+    keys.press("Escape")
+    keys.press("j")
+    expect(page.page.get_by_role("link", name=topic)).to_be_focused()
+    keys.press("Enter")
+    page.reads("found", ".messages")
+    keys.press("j")
+    keys.press("Enter")
+    page.reads("found", ".drawer")
+    keys.press("Escape")
+    # From the top, Tab goes through all in the order in which it is seen.
+    page.page.reload()
+    page.reads("found", ".messages")
+    keys.press("Tab")
+    expect(page.page.locator(".skip")).to_be_focused()
+    keys.press("Tab")
+    keys.press("Tab")
+    expect(page.page.get_by_role("link", name="Overview")).to_be_focused()
+
+
+def test_light_and_dark(another, url):
+    colours = {}
+    for scheme in ("light", "dark"):
+        page = another(url, color_scheme=scheme).enter()
+        page.reads("Needs attention")
+        page.keep(f"overview-{scheme}")
+        colours[scheme] = ground(page)
+    assert colours["light"] != colours["dark"]
+    page.page.keyboard.press("d")
+    page.reads("light", ".tools")
+    assert ground(page) == colours["light"]
+    page.page.reload()
+    page.reads("Needs attention")
+    assert ground(page) == colours["light"], "what was chosen stays"
+
+
+def ground(page: Tab) -> str:
+    found: str = page.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return found
+
+
+def test_a_broker_that_goes_and_comes_back(another, tmp_path):
+    daemon = Daemon(tmp_path / "data").start()
+    try:
+        with running(daemon.bootstrap, timeout_s=1.0) as url:
+            page = another(url).enter()
+            page.reads("Needs attention")
+            daemon.kill()
+            page.reads("No broker can be reached")
+            page.reads("What you see is of")
+            page.reads("away", ".foot")
+            page.keep("away")
+            daemon.start()
+            expect(page.page.locator(".banner")).to_have_count(0)
+            page.reads("live", ".foot")
+            with Cluster(daemon.bootstrap) as cluster:
+                cluster.create_topic("after-the-start")
+            page.go("topics")
+            page.reads("after-the-start")
+    finally:
+        daemon.stop()
+
+
+def test_ten_thousand_topics_stay_a_page(another, tmp_path):
+    daemon = Daemon(tmp_path / "data").start()
+    try:
+        with Cluster(daemon.bootstrap) as cluster:
+            topics = [
+                {"name": f"topic-{number:05}", "num_partitions": 1, "replication_factor": 1}
+                for number in range(9_000)
+            ]
+            for begin in range(0, len(topics), 1_000):
+                cluster.call(
+                    "create_topics", 5, timeout=60_000, topics=topics[begin : begin + 1_000]
+                )
+        with running(daemon.bootstrap) as url:
+            page = another(url).enter()
+            page.reads("9,000")
+            page.go("topics")
+            page.reads("1–50 of 9,000")
+            page.page.keyboard.press("n")
+            page.reads("51–100 of 9,000")
+            page.page.get_by_label("Filter by name").fill("08999")
+            page.reads("1 in all")
+            assert page.page.locator("tbody tr").count() == 1
+    finally:
+        daemon.stop()

@@ -8,7 +8,7 @@ A comment directly above a block says what its language does not:
   line of its output matches; ``fencepost serve`` needs no such word;
 * ``<!-- stopped: WHAT -->``: before the block runs, what stays is ended, as by Ctrl-C;
 * ``<!-- fails: STATUS -->``: the block ends with this exit status;
-* ``<!-- needs: MODULE -->``: run only where this module is installed;
+* ``<!-- needs: NAME -->``: run only where this module or command is installed;
 * ``<!-- printed: -->``: what the block above has printed, ``…`` standing for anything in a line.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sysconfig
@@ -266,8 +267,10 @@ class Reader:
         until(told, f"{stays!r} of {block}", deadline_s=RUN_S)
 
 
-def _is_there(module: str | None) -> bool:
-    return module is None or importlib.util.find_spec(module) is not None
+def _is_there(need: str | None) -> bool:
+    return (
+        need is None or importlib.util.find_spec(need) is not None or shutil.which(need) is not None
+    )
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED
 from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
+from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
 from fencepost.coordinator.config.key import ConfigKey
 from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
 
@@ -101,5 +102,9 @@ def inert_table() -> str:
             if key.inert:
                 reasons.setdefault(key.inert, []).append(f"`{key.name}`")
         rows += [(where, ", ".join(names), cell(why)) for why, names in reasons.items()]
+    reasons = {}
+    for name, why in IGNORED_KEYS.items():
+        reasons.setdefault(why, []).append(f"`{name}`")
+    rows += [("broker, not kept", ", ".join(names), cell(why)) for why, names in reasons.items()]
     rows += [("refused", f"`{name}`", cell(advice)) for name, advice in REPLACED.items()]
     return table(("of", "keys", "why"), rows)

@@ -141,7 +141,8 @@ def change(
 
 
 def _refuse_unknown(session: Session, resource: Resource, keys: Sequence[str]) -> None:
-    from fencepost.coordinator.cli.queries.settings import known_keys, nearest
+    from fencepost.coordinator.cli.queries.settings import known_keys
+    from fencepost.coordinator.config.key import nearest
 
     known = known_keys(session, resource)
     for key in keys:

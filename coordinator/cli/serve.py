@@ -20,16 +20,14 @@ FORMATS = ("auto", "text", "json")
 @click.command("serve")
 @click.option(
     "--data-dir",
-    required=True,
     envvar="FENCEPOST_DATA_DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where everything is kept; created if it is not there.",
+    help="Where everything is kept; created if it is not there. Else log.dirs says it.",
 )
 @click.option(
     "--listen",
-    default="127.0.0.1:9092",
     envvar="FENCEPOST_LISTEN",
-    show_default=True,
+    show_default="listeners of the configuration, or 127.0.0.1:9092",
     metavar="HOST:PORT",
     help="Where clients connect; port 0 takes a free one.",
 )
@@ -44,7 +42,7 @@ FORMATS = ("auto", "text", "json")
     "--config-file",
     envvar="FENCEPOST_CONFIG_FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A TOML file with settings; --config wins over it.",
+    help="Settings, in TOML or as Apache Kafka's server.properties; --config wins over it.",
 )
 @click.option(
     "--log-level",
@@ -78,8 +76,8 @@ FORMATS = ("auto", "text", "json")
     help="Also the names of these exporters: kafka-exporter, kminion, jmx, with commas between.",
 )
 def command(
-    data_dir: Path,
-    listen: str,
+    data_dir: Path | None,
+    listen: str | None,
     pairs: tuple[str, ...],
     config_file: Path | None,
     log_level: str,

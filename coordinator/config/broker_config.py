@@ -1,4 +1,4 @@
-"""The broker's configuration: Kafka's keys, read from a TOML file and KEY=VALUE pairs.
+"""The broker's configuration: Kafka's keys, read from a file and KEY=VALUE pairs.
 
 What holds for a broker key is, the strongest first: the dynamic setting of this broker, the dynamic
 default of all brokers (both kept in the metadata log), the static setting (command line before
@@ -17,8 +17,17 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED
-from fencepost.coordinator.config.key import ConfigError, ConfigKey, ConfigType, Value
+from fencepost.coordinator.config import properties
+from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
+from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
+from fencepost.coordinator.config.key import (
+    ConfigError,
+    ConfigKey,
+    ConfigType,
+    Value,
+    nearest,
+    setting_text,
+)
 from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.logcore.config import LogConfig
@@ -84,11 +93,12 @@ class Setting(NamedTuple):
 
 
 def load(pairs: Sequence[str] = (), config_file: Path | None = None) -> dict[str, str]:
-    """The settings of a TOML file, overridden by KEY=VALUE ``pairs``. Raises ConfigError.
+    """The settings of a file, overridden by KEY=VALUE ``pairs``. Raises ConfigError.
 
-    Only the form is checked; :class:`BrokerConfig` checks keys and values.
+    A file whose name ends in ``.properties`` has Java's format, as Apache Kafka's own; every other
+    one is TOML. Only the form is checked; :class:`BrokerConfig` checks keys and values.
     """
-    settings = {} if config_file is None else _read_toml(config_file)
+    settings = {} if config_file is None else _read_file(config_file)
     for pair in pairs:
         key, found, value = pair.partition("=")
         if not found or not key.strip():
@@ -97,17 +107,36 @@ def load(pairs: Sequence[str] = (), config_file: Path | None = None) -> dict[str
     return settings
 
 
-def _read_toml(path: Path) -> dict[str, str]:
+def take_data_directory(settings: dict[str, str]) -> Path | None:
+    """Take ``log.dirs`` and ``log.dir`` out of ``settings``: the first that is set, or None.
+
+    Raises ConfigError where several directories are named.
+    """
+    given = {key: settings.pop(key, "").strip() for key in ("log.dirs", "log.dir")}
+    for key, text in given.items():
+        if "," in text:
+            raise ConfigError(key, text, "there is one data directory")
+        if text:
+            return Path(text)
+    return None
+
+
+def _read_file(path: Path) -> dict[str, str]:
+    is_properties = path.suffix == properties.SUFFIX
     try:
         with path.open("rb") as stream:
             raw = stream.read(MAX_CONFIG_FILE_BYTES + 1)
         if len(raw) > MAX_CONFIG_FILE_BYTES:
             raise ConfigError(str(path), "", f"longer than {MAX_CONFIG_FILE_BYTES} bytes")
+        if is_properties:
+            return properties.parse(raw)
         tree = tomllib.loads(raw.decode())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         hint = ""
         if "overwrite" in str(error):
             hint = "; where one key continues another, write it in quotes"
+        elif isinstance(error, tomllib.TOMLDecodeError):
+            hint = f"; a file of Java properties has a name that ends in {properties.SUFFIX}"
         raise ConfigError(str(path), "", f"cannot be read: {error}{hint}") from error
     return dict(_flatten(tree, ""))
 
@@ -118,14 +147,8 @@ def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
         key = prefix + name
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{key}.")
-        elif isinstance(value, bool):
-            yield key, "true" if value else "false"
-        elif isinstance(value, (str, int, float)):
-            yield key, str(value)
-        elif isinstance(value, list) and all(isinstance(item, str) for item in value):
-            yield key, ",".join(value)
         else:
-            raise ConfigError(key, value, "expected text, a number, true, false or a list of texts")
+            yield key, setting_text(key, value)
 
 
 # --- broker level --------------------------------------------------------------------------------
@@ -134,17 +157,23 @@ def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
 class BrokerConfig:
     """All broker keys with what holds for them now.
 
-    ``settings`` are the static ones. A topic key in it (``flush.messages``) is taken as the broker
-    key of its default (``log.flush.interval.messages``). Raises :class:`ConfigError` for unknown
-    keys, for bad values, and for values that contradict each other.
+    ``settings`` are the static ones, as texts or as the numbers, booleans and lists that they mean.
+    A topic key in it (``flush.messages``) is taken as the broker key of its default
+    (``log.flush.interval.messages``). Raises :class:`ConfigError` for unknown keys, for bad values,
+    and for values that contradict each other.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, settings: Mapping[str, object] | None = None) -> None:
         self._static: dict[str, str] = {}
-        for given, text in (settings or {}).items():
+        self._ignored: dict[str, str] = {}
+        for given, value in (settings or {}).items():
+            text = setting_text(given, value).strip()
+            if given in IGNORED_KEYS:
+                self._ignored[given] = IGNORED_KEYS[given]
+                continue
             name = _broker_name(given, text)
             BROKER_KEYS[name].parse(text)
-            self._static[name] = text.strip()
+            self._static[name] = text
         self._dynamic: dict[ConfigSource, dict[str, str]] = {
             ConfigSource.DYNAMIC_BROKER: {},
             ConfigSource.DYNAMIC_DEFAULT_BROKER: {},
@@ -216,7 +245,10 @@ class BrokerConfig:
 
     def without_effect(self) -> list[tuple[str, str]]:
         """(key, reason) of the static settings that change nothing, for a warning."""
-        return [(name, BROKER_KEYS[name].inert) for name in self._static if BROKER_KEYS[name].inert]
+        inert = [
+            (name, BROKER_KEYS[name].inert) for name in self._static if BROKER_KEYS[name].inert
+        ]
+        return [*inert, *self._ignored.items()]
 
     # --- topic level ---
 
@@ -301,7 +333,12 @@ def _broker_name(given: str, text: str) -> str:
     topic_key = TOPIC_KEYS.get(given)
     if topic_key is not None and topic_key.synonyms:
         return topic_key.synonyms[0].name
-    raise ConfigError(given, text, REPLACED.get(given, "unknown configuration"))
+    if given in SYNONYMS:
+        return SYNONYMS[given]
+    if given in REPLACED:
+        raise ConfigError(given, text, REPLACED[given])
+    known = (*BROKER_KEYS, *IGNORED_KEYS, *TOPIC_KEYS)
+    raise ConfigError(given, text, f"unknown configuration{nearest(given, known)}")
 
 
 def _check_together(values: Mapping[str, Value]) -> None:

@@ -83,8 +83,15 @@ node.id INT 1 low=0
     This broker's number; it is fixed by the first start of a data directory.
 broker.rack STRING -
     The rack that Metadata shows for this broker.
+listeners STRING -
+    NAME://HOST:PORT where clients connect, if --listen does not say it; without HOST on every
+    address. Kafka's default is PLAINTEXT://:9092. Of its listeners, one for clients is served.
 advertised.listeners STRING -
-    PLAINTEXT://HOST:PORT that clients are told to connect to; not set means where we listen.
+    NAME://HOST:PORT that clients are told to connect to; not set means where we listen.
+controller.listener.names LIST ""
+    Listeners of these names are a controller's, which is not opened here.
+listener.security.protocol.map LIST ""
+    The protocol of each listener, NAME:PROTOCOL, where it is not its name; PLAINTEXT is served.
 num.partitions INT 1 low=1
     Partitions of a topic that is created without a number.
 default.replication.factor INT 1 low=1
@@ -181,12 +188,17 @@ BROKER_KEYS: Mapping[str, ConfigKey] = {
 """Broker keys by name."""
 
 REPLACED: Mapping[str, str] = {
-    "listeners": "where to listen is said with --listen",
-    "port": "where to listen is said with --listen",
+    "port": "where to listen is said with listeners, or with --listen",
     "log.dir": "the data directory is said with --data-dir",
     "log.dirs": "the data directory is said with --data-dir",
-    "metadata.log.dir": "the data directory is said with --data-dir",
-    "broker.id": "its name is node.id",
+    "authorizer.class.name": "there is no authorizer, every client may do everything: if that may"
+    " be, leave the key out",
     "zookeeper.connect": "there is no ZooKeeper",
 }
-"""Kafka keys that do not fit this broker, and what to do instead."""
+"""Kafka keys that do not fit this broker, and what to do instead.
+
+``fencepost serve`` takes the directory of ``log.dirs`` before it gets here.
+"""
+
+SYNONYMS: Mapping[str, str] = {"broker.id": "node.id"}
+"""Older names that Kafka still takes."""

@@ -7,7 +7,7 @@ Texts are parsed as Kafka's ``ConfigDef`` does: surrounding blanks do not count,
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -158,6 +158,28 @@ def read_key(line: str, doc: str, inert: str = "") -> ConfigKey:
         updatable="dynamic" in given,
         inert=inert,
     )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown ``name``: which of the ``known`` ones may be meant."""
+    import difflib  # noqa: PLC0415 - only errors need it
+
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def setting_text(key: str, value: object) -> str:
+    """The text of a setting that is given as what it means: a number, true, a list of texts.
+
+    Raises ConfigError for anything else.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return ",".join(value)
+    raise ConfigError(key, value, "expected text, a number, true, false or a list of texts")
 
 
 def text_of(value: Value) -> str | None:

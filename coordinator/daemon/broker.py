@@ -22,6 +22,12 @@ from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 import structlog
 
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
+from fencepost.coordinator.config.listeners import (
+    ANY_ADDRESS,
+    advertised_address,
+    listen_address,
+    parse_address,
+)
 from fencepost.coordinator.config.logs import configure_quietly
 from fencepost.coordinator.daemon import first_contact
 from fencepost.coordinator.data.cleaner import Cleaner
@@ -60,8 +66,6 @@ _BEFORE_ITS_METADATA = frozenset(
 """What a data directory may hold that no broker has been started on: a first start that was cut
 short leaves three of these, making a file system the last."""
 
-_ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
-
 
 class BrokerError(Exception):
     """The broker can not start; the message says why and is for the operator."""
@@ -84,16 +88,18 @@ class MovedClock(Clock, Protocol):
 class Broker:
     """One broker on one data directory.
 
-    ``listen`` is HOST:PORT, port 0 for a free one. ``config`` holds settings by Kafka's names;
-    unknown keys and bad values raise :class:`fencepost.coordinator.config.key.ConfigError` here.
+    ``listen`` is HOST:PORT, port 0 for a free one; without it, ``listeners`` says it, or it is a
+    free port on loopback. ``config`` holds settings by Kafka's names, as texts or as the numbers,
+    booleans and lists that they mean; unknown keys and bad values raise
+    :class:`fencepost.coordinator.config.key.ConfigError` here.
     ``fs`` and ``clock`` are the operating system's unless a test brings its own.
     """
 
     def __init__(
         self,
         data_dir: str | Path,
-        listen: str = "127.0.0.1:0",
-        config: Mapping[str, str] | None = None,
+        listen: str | None = None,
+        config: Mapping[str, object] | None = None,
         *,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
@@ -102,8 +108,9 @@ class Broker:
         self.fs: FileSystem = OsFileSystem() if fs is None else fs
         self.clock: Clock = SystemClock() if clock is None else clock
         self.data_dir = Path(data_dir)
-        self._listen = split_address(listen)
-        self._advertised = _advertised(self.config)
+        told = listen_address(self.config) if listen is None else split_address(listen)
+        self._listen = ("127.0.0.1", 0) if told is None else told
+        self._advertised = advertised_address(self.config)
         self._lock: int | None = None
         self._storage: Storage | None = None
         self._services: Services | None = None
@@ -117,8 +124,8 @@ class Broker:
     def in_thread(
         cls,
         data_dir: str | Path,
-        listen: str = "127.0.0.1:0",
-        config: Mapping[str, str] | None = None,
+        listen: str | None = None,
+        config: Mapping[str, object] | None = None,
         *,
         clock: Clock | None = None,
     ) -> BrokerThread:
@@ -167,7 +174,7 @@ class Broker:
         if self._advertised is not None:
             return self._advertised
         host, port = self.address
-        return (socket.gethostname() if host in _ANY_ADDRESS else host), port
+        return (socket.gethostname() if host in ANY_ADDRESS else host), port
 
     @property
     def bootstrap(self) -> str:
@@ -386,12 +393,10 @@ class Broker:
 
 def split_address(text: str) -> tuple[str, int]:
     """(host, port) of HOST:PORT or [HOST]:PORT. Raises BrokerError."""
-    host, found, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    if not found or not host or not port.isdecimal() or int(port) > 65_535:
-        raise BrokerError(f"{text!r} is no address of the form HOST:PORT")
-    return host, int(port)
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise BrokerError(str(error)) from error
 
 
 def _metrics_listen(config: BrokerConfig) -> tuple[str, int] | None:
@@ -404,17 +409,3 @@ def _metrics_listen(config: BrokerConfig) -> tuple[str, int] | None:
         return split_address(text if ":" in text[1:] else f"127.0.0.1:{text.removeprefix(':')}")
     except BrokerError as error:
         raise ConfigError(key, text, "no address of the form HOST:PORT or PORT") from error
-
-
-def _advertised(config: BrokerConfig) -> tuple[str, int] | None:
-    key = "advertised.listeners"
-    text = config.text(key)
-    if not text:
-        return None
-    scheme, found, address = text.partition("://")
-    if not found or scheme.upper() != "PLAINTEXT":
-        raise ConfigError(key, text, "only one PLAINTEXT://HOST:PORT is served")
-    try:
-        return split_address(address)
-    except BrokerError as error:
-        raise ConfigError(key, text, str(error)) from error

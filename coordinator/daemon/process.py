@@ -22,7 +22,7 @@ from typing import Protocol
 
 from fencepost.coordinator import light_imports
 from fencepost.coordinator.config import logs
-from fencepost.coordinator.config.broker_config import ConfigError, load
+from fencepost.coordinator.config.broker_config import ConfigError, load, take_data_directory
 from fencepost.coordinator.daemon.broker import Broker, BrokerError
 from fencepost.coordinator.daemon.collector import Collector
 from fencepost.coordinator.daemon.systemd import Notifier
@@ -34,6 +34,9 @@ from fencepost.logcore.errors import LogError
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
 _log = light_imports.structlog.get_logger(__name__)
+
+
+DEFAULT_LISTEN = "127.0.0.1:9092"
 
 
 class Hooks(Protocol):
@@ -51,9 +54,9 @@ class Hooks(Protocol):
 
 
 def serve(
-    data_dir: Path,
+    data_dir: Path | None,
     *,
-    listen: str,
+    listen: str | None = None,
     pairs: Sequence[str] = (),
     config_file: Path | None = None,
     log_level: str = "INFO",
@@ -62,15 +65,21 @@ def serve(
 ) -> int:
     """Run until a signal; returns the exit status: 1 if it can't start, 2 for bad settings.
 
-    ``log_level`` is one of Kafka's, ``log_format`` one of :data:`logs.FORMATS`.
+    Without ``data_dir`` it is ``log.dirs``, without ``listen`` what ``listeners`` says, or else
+    :data:`DEFAULT_LISTEN`. ``log_level`` is one of Kafka's, ``log_format`` one of
+    :data:`logs.FORMATS`.
     """
     logs.configure(terminal=logs.FORMATS[log_format])
     logs.set_level(log_level)
     raise_file_limit()
-    settings = partial(load, pairs, config_file)
+    settings = partial(_settings, pairs, config_file)
     try:
         clock = None if hooks is None else hooks.clock
-        broker = Broker(data_dir, listen, settings(), clock=clock)
+        told = load(pairs, config_file)
+        directory = _directory(data_dir, told)
+        if not told.get("listeners"):
+            listen = listen or DEFAULT_LISTEN
+        broker = Broker(directory, listen, told, clock=clock)
     except (ConfigError, BrokerError) as error:
         _log.error("wrong settings", cause=str(error))
         return EXIT_USAGE
@@ -80,6 +89,20 @@ def serve(
         _log.error("broker failed", cause=str(error))
         return EXIT_FAILED
     return EXIT_OK
+
+
+def _directory(data_dir: Path | None, settings: dict[str, str]) -> Path:
+    told = take_data_directory(settings)
+    directory = told if data_dir is None else data_dir
+    if directory is None:
+        raise BrokerError("give --data-dir, or log.dirs in the configuration")
+    return directory
+
+
+def _settings(pairs: Sequence[str], config_file: Path | None) -> dict[str, str]:
+    settings = load(pairs, config_file)
+    take_data_directory(settings)
+    return settings
 
 
 async def _run(

@@ -5,9 +5,8 @@ Source: ``ConfigCommand`` of Kafka; DescribeConfigs and IncrementalAlterConfigs.
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -105,12 +104,6 @@ def known_keys(session: Session, resource: Resource) -> set[str]:
         # What is described of all brokers is only what is set for them.
         name = str(session.controller)
     return {one.key for one in described(session, [(kind, name)])}
-
-
-def nearest(key: str, known: Collection[str]) -> str:
-    """The end of an error about an unknown ``key``: what may have been meant."""
-    (*close,) = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def alter(

@@ -1,0 +1,140 @@
+"""Keys of Apache Kafka's brokers that are taken from a file with a warning, and kept nowhere.
+
+With those of ``unused_keys.py``, which tools may also ask for, they are all that Kafka 4.3 has
+beside the keys that have an effect here. Source: ``AbstractKafkaConfig.CONFIG_DEF``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_TABLE = """
+there is one node, and it is its own controller
+    broker.heartbeat.interval.ms broker.session.timeout.ms initial.broker.registration.timeout.ms
+    controller.performance.always.log.threshold.ms controller.performance.sample.period.ms
+    controller.quorum.append.linger.ms controller.quorum.auto.join.enable
+    controller.quorum.bootstrap.servers controller.quorum.election.backoff.max.ms
+    controller.quorum.election.timeout.ms controller.quorum.fetch.max.bytes
+    controller.quorum.fetch.snapshot.max.bytes controller.quorum.fetch.timeout.ms
+    controller.quorum.request.timeout.ms controller.quorum.retry.backoff.ms
+    controller.socket.timeout.ms early.start.listeners inter.broker.listener.name
+    security.inter.broker.protocol leader.imbalance.check.interval.seconds
+    metadata.max.idle.interval.ms server.max.startup.time.ms
+    unclean.leader.election.interval.ms unstable.feature.versions.enable
+there is one copy of everything
+    alter.log.dirs.replication.quota.window.num
+    alter.log.dirs.replication.quota.window.size.seconds num.replica.alter.log.dirs.threads
+    replica.fetch.backoff.ms replica.fetch.max.bytes replica.fetch.min.bytes
+    replica.fetch.response.max.bytes replica.fetch.wait.max.ms replica.selector.class
+    replica.socket.receive.buffer.bytes replica.socket.timeout.ms replication.quota.window.num
+    replication.quota.window.size.seconds socket.connection.setup.timeout.max.ms
+    socket.connection.setup.timeout.ms
+there is one data directory
+    cordoned.log.dirs log.dir.failure.timeout.ms metadata.log.dir
+the log of topics is small, and kept as it is
+    internal.metadata.delete.delay.millis internal.metadata.log.segment.bytes
+    internal.metadata.max.batch.size.in.bytes metadata.log.max.record.bytes.between.snapshots
+    metadata.log.max.snapshot.interval.ms metadata.log.segment.bytes metadata.log.segment.ms
+    metadata.max.retention.bytes metadata.max.retention.ms
+classes of Java are not loaded
+    alter.config.policy.class.name client.quota.callback.class config.providers
+    create.topic.policy.class.name principal.builder.class security.providers
+there is no JMX
+    kafka.metrics.polling.interval.secs kafka.metrics.reporters metric.reporters
+    metrics.num.samples metrics.recording.level metrics.sample.window.ms telemetry.max.bytes
+quotas are not served
+    controller.quota.window.num controller.quota.window.size.seconds quota.window.num
+    quota.window.size.seconds
+connections are bounded by max.connections and max.connections.per.ip alone
+    max.connection.creation.rate max.connections.per.ip.overrides socket.listen.backlog.size
+what waits is dropped when it is answered
+    delete.records.purgatory.purge.interval.requests fetch.purgatory.purge.interval.requests
+    producer.purgatory.purge.interval.requests share.fetch.purgatory.purge.interval.requests
+all work is done on one event loop
+    group.coordinator.background.threads
+memory is taken as it is needed
+    group.coordinator.cached.buffer.max.bytes log.cleaner.io.buffer.load.factor
+a page of DescribeTopicPartitions has at most 2,000 partitions
+    max.request.partition.size.limit
+expressions are matched when topics change
+    group.consumer.regex.refresh.interval.ms
+records are kept on the disk: tiered storage is not served
+    follower.fetch.last.tiered.offset.enable log.local.retention.bytes log.local.retention.ms
+    remote.fetch.max.wait.ms remote.list.offsets.request.timeout.ms
+    remote.log.index.file.cache.total.size.bytes remote.log.index.file.cache.ttl.ms
+    remote.log.manager.copier.thread.pool.size remote.log.manager.copy.max.bytes.per.second
+    remote.log.manager.copy.quota.window.num remote.log.manager.copy.quota.window.size.seconds
+    remote.log.manager.expiration.thread.pool.size remote.log.manager.fetch.max.bytes.per.second
+    remote.log.manager.fetch.quota.window.num remote.log.manager.fetch.quota.window.size.seconds
+    remote.log.manager.follower.thread.pool.size remote.log.manager.task.interval.ms
+    remote.log.manager.task.retry.backoff.max.ms remote.log.manager.task.retry.backoff.ms
+    remote.log.manager.task.retry.jitter remote.log.manager.thread.pool.size
+    remote.log.metadata.custom.metadata.max.bytes remote.log.metadata.manager.class.name
+    remote.log.metadata.manager.class.path remote.log.metadata.manager.impl.prefix
+    remote.log.metadata.manager.listener.name remote.log.reader.max.pending.tasks
+    remote.log.reader.threads remote.log.storage.manager.class.name
+    remote.log.storage.manager.class.path remote.log.storage.manager.impl.prefix
+    remote.log.storage.system.enable
+share groups are not served
+    group.share.initialize.retry.interval.ms group.share.persister.class.name
+    share.coordinator.append.linger.ms share.coordinator.cached.buffer.max.bytes
+    share.coordinator.cold.partition.snapshot.interval.ms share.coordinator.load.buffer.size
+    share.coordinator.snapshot.update.records.per.snapshot
+    share.coordinator.state.topic.compression.codec share.coordinator.state.topic.min.isr
+    share.coordinator.state.topic.num.partitions share.coordinator.state.topic.prune.interval.ms
+    share.coordinator.state.topic.replication.factor
+    share.coordinator.state.topic.segment.bytes share.coordinator.threads
+    share.coordinator.write.timeout.ms
+delegation tokens are not served
+    delegation.token.expiry.check.interval.ms delegation.token.expiry.time.ms
+    delegation.token.max.lifetime.ms delegation.token.secret.key
+only PLAINTEXT is served: clients are neither authenticated nor encrypted
+    connection.failed.authentication.delay.ms connections.max.reauth.ms
+    sasl.client.callback.handler.class sasl.enabled.mechanisms sasl.jaas.config
+    sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
+    sasl.kerberos.principal.to.local.rules sasl.kerberos.service.name
+    sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor
+    sasl.login.callback.handler.class sasl.login.class sasl.login.connect.timeout.ms
+    sasl.login.read.timeout.ms sasl.login.refresh.buffer.seconds
+    sasl.login.refresh.min.period.seconds sasl.login.refresh.window.factor
+    sasl.login.refresh.window.jitter sasl.login.retry.backoff.max.ms sasl.login.retry.backoff.ms
+    sasl.mechanism.controller.protocol sasl.mechanism.inter.broker.protocol
+    sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.claim.aud
+    sasl.oauthbearer.assertion.claim.exp.seconds sasl.oauthbearer.assertion.claim.iss
+    sasl.oauthbearer.assertion.claim.jti.include sasl.oauthbearer.assertion.claim.nbf.seconds
+    sasl.oauthbearer.assertion.claim.sub sasl.oauthbearer.assertion.file
+    sasl.oauthbearer.assertion.private.key.file
+    sasl.oauthbearer.assertion.private.key.passphrase sasl.oauthbearer.assertion.template.file
+    sasl.oauthbearer.client.credentials.client.id
+    sasl.oauthbearer.client.credentials.client.secret sasl.oauthbearer.clock.skew.seconds
+    sasl.oauthbearer.expected.audience sasl.oauthbearer.expected.issuer
+    sasl.oauthbearer.jwks.endpoint.refresh.ms
+    sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
+    sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.url
+    sasl.oauthbearer.jwt.retriever.class sasl.oauthbearer.jwt.validator.class
+    sasl.oauthbearer.scope sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name
+    sasl.oauthbearer.token.endpoint.url sasl.server.callback.handler.class
+    sasl.server.max.receive.size
+    ssl.allow.dn.changes ssl.allow.san.changes ssl.cipher.suites ssl.client.auth
+    ssl.enabled.protocols ssl.endpoint.identification.algorithm ssl.engine.factory.class
+    ssl.key.password ssl.keymanager.algorithm ssl.keystore.certificate.chain ssl.keystore.key
+    ssl.keystore.location ssl.keystore.password ssl.keystore.type ssl.principal.mapping.rules
+    ssl.protocol ssl.provider ssl.secure.random.implementation ssl.trustmanager.algorithm
+    ssl.truststore.certificates ssl.truststore.location ssl.truststore.password
+    ssl.truststore.type
+"""
+
+
+def _read(table: str) -> dict[str, str]:
+    """The reason of each key: a line of its own, above the indented lines with the keys."""
+    found, reason = {}, ""
+    for line in table.strip().splitlines():
+        if line.startswith(" "):
+            found.update(dict.fromkeys(line.split(), reason))
+        else:
+            reason = line
+    return found
+
+
+IGNORED_KEYS: Mapping[str, str] = _read(_TABLE)
+"""Why a key changes nothing here, by its name."""

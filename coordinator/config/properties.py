@@ -1,0 +1,65 @@
+"""Files of Java properties, as Apache Kafka's ``server.properties`` is one.
+
+Source: the format of ``java.util.Properties.load``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+SUFFIX = ".properties"
+
+_BLANKS = " \t\f"
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_PARTS = re.compile(r"((?:\\.|[^\\ \t\f=:])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.)|$)", re.DOTALL)
+_LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def parse(raw: bytes) -> dict[str, str]:
+    r"""The keys and values of a file; of a key that stands there twice, the last value.
+
+    Bytes are ISO 8859-1, as Java reads them; other characters are written ``\uXXXX``. Raises
+    ValueError for an escape that is none.
+    """
+    found: dict[str, str] = {}
+    for line in _logical_lines(raw.decode("latin-1")):
+        match = _PARTS.fullmatch(line)
+        if match is not None:
+            key, value = (_unescaped(part) for part in match.groups())
+            found[key] = value
+    return found
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Lines without comments and blank ones, those that end in a backslash with what follows."""
+    begun = ""
+    is_continued = False
+    for natural in _LINE_END.split(text):
+        line = natural.lstrip(_BLANKS)
+        if not begun and (not line or line[0] in "#!"):
+            is_continued = False
+            continue
+        is_continued = (len(line) - len(line.rstrip("\\"))) % 2 == 1
+        begun += line[:-1] if is_continued else line
+        if begun and not is_continued:
+            yield begun
+            begun = ""
+    if begun:
+        yield begun
+
+
+def _unescaped(text: str) -> str:
+    def one(match: re.Match[str]) -> str:
+        digits, letter = match.groups()
+        if digits is not None:
+            return chr(int(digits, 16))
+        if letter == "u":
+            raise ValueError(f"{match.string!r} has an escape \\u without four hex digits")
+        return _LETTERS.get(letter or "", letter or "")
+
+    if "\\" not in text:
+        return text
+    # Characters beyond U+FFFF are two escapes.
+    return _ESCAPE.sub(one, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,112 @@
+"""Java itself says how a properties file is read, and Apache Kafka which settings a broker has."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.config import properties
+from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
+from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
+from tests.support.kafka import OracleMissingError, java_command, unavailable
+
+FILES = 300
+ALPHABET = "ab  \t\f=:#!\\\\\\\n\n\r\\u00e9\\ud83d\\ude00\\n\\t\\qü"
+"""Every letter that means something, and some that mean nothing."""
+
+READER = """
+import java.nio.file.*;
+import java.util.*;
+public class Read {
+  static String hex(String s) {
+    StringBuilder b = new StringBuilder();
+    for (char c : s.toCharArray()) b.append(String.format("%04x", (int) c));
+    return b.toString();
+  }
+  public static void main(String[] names) throws Exception {
+    for (String name : names) {
+      Properties p = new Properties();
+      try (var in = Files.newInputStream(Path.of(name))) { p.load(in); }
+      catch (IllegalArgumentException e) { System.out.println("refused"); continue; }
+      List<String> rows = new ArrayList<>();
+      for (String k : p.stringPropertyNames()) rows.add(hex(k) + "=" + hex(p.getProperty(k)));
+      Collections.sort(rows);
+      System.out.println(String.join(" ", rows));
+    }
+  }
+}
+"""
+KEYS = """
+import org.apache.kafka.server.config.AbstractKafkaConfig;
+public class Keys {
+  public static void main(String[] none) {
+    for (String name : AbstractKafkaConfig.CONFIG_DEF.names()) System.out.println(name);
+  }
+}
+"""
+
+
+def run_source(home: Path, name: str, source: str, *arguments: str) -> list[str]:
+    """Compile and run one Java file; the lines that it prints."""
+    path = home / f"{name}.java"
+    path.write_text(source)
+    try:
+        command = java_command(str(path), *arguments)
+    except OracleMissingError as missing:
+        unavailable(str(missing))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    return done.stdout.splitlines()
+
+
+def told_by_java(line: str) -> dict[str, str] | None:
+    """A line of :data:`READER`; half of a character beyond U+FFFF is none.
+
+    A backslash at the very end of a file makes an empty key to Java, which nobody can ask for.
+    """
+    if line == "refused":
+        return None
+    pairs = (pair.split("=") for pair in line.split())
+    return said({text(key): text(value) for key, value in pairs})
+
+
+def said(found: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in found.items() if key}
+
+
+def text(digits: str) -> str:
+    return bytes.fromhex(digits).decode("utf-16-be", "replace")
+
+
+def told_by_us(raw: bytes) -> dict[str, str] | None:
+    try:
+        return said(properties.parse(raw))
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_properties_are_read_as_java_does(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    paths = []
+    for number in range(FILES):
+        pieces = draw.choices([*ALPHABET, "\\u00e9", "\\uD83D\\uDE00", "\\u12", "\\\n"], k=25)
+        paths.append(tmp_path / str(number))
+        paths[-1].write_bytes("".join(pieces).encode("latin-1"))
+    told = run_source(tmp_path, "Read", READER, *map(str, paths))
+    assert len(told) == FILES
+    for path, line in zip(paths, told, strict=True):
+        assert told_by_us(path.read_bytes()) == told_by_java(line), path.read_bytes()
+    assert 0 < told.count("refused") < FILES
+
+
+def test_every_key_of_kafkas_brokers_is_known(tmp_path: Path) -> None:
+    theirs = set(run_source(tmp_path, "Keys", KEYS))
+    assert len(theirs) > 300
+    assert (
+        theirs - BROKER_KEYS.keys() - IGNORED_KEYS.keys() - REPLACED.keys() - SYNONYMS.keys()
+        == set()
+    )
+    assert IGNORED_KEYS.keys() - theirs == set()

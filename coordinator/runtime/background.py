@@ -183,16 +183,16 @@ class Repeated:
 
     async def _pause(self, pause_ms: int) -> None:
         """Wait, but no longer than until the stop."""
-        clock = self.clock
-        due_ms = clock.monotonic_ms() + pause_ms
+        due_ms, left_ms = self.clock.monotonic_ms() + pause_ms, pause_ms
         if pause_ms <= 0:
             await asyncio.sleep(0)
-        while not self._is_stopping and (left_ms := due_ms - clock.monotonic_ms()) > 0:
+        while not self._is_stopping and left_ms > 0:
             self.due_ms = due_ms
             self._wake.clear()
             self._pausing.set()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), left_ms / 1000)
+            left_ms = due_ms - self.clock.monotonic_ms()
         self.due_ms = None
 
 

@@ -20,6 +20,7 @@ from fencepost.coordinator.runtime.background import (
     report,
     spawn,
 )
+from tests.support.clock import ManualClock
 from tests.support.waits import until_true
 
 FOREVER_MS = 2**63 - 1
@@ -236,3 +237,23 @@ async def test_a_pace_lets_others_in() -> None:
         await patient()
     assert others == before
     task.cancel()
+
+
+async def test_pauses_go_by_a_clock_that_somebody_moves() -> None:
+    clock = ManualClock(0)
+    rounds: list[int] = []
+    task = Repeated("by the clock", lambda: rounds.append(clock.now_ms()), lambda: 1_000, clock)
+    task.start(500)
+    await until_true(lambda: task.due_ms == 500)
+    clock.advance(499)
+    await task.catch_up()
+    assert rounds == []
+    clock.advance(1)
+    await task.catch_up()
+    assert (rounds, task.due_ms) == ([500], 1_500)
+    clock.advance(5_000)
+    await task.catch_up()
+    assert (rounds, task.due_ms) == ([500, 5_500], 6_500)
+    await task.stop()
+    assert task.due_ms is None
+    await task.catch_up()  # nothing is left to wait for

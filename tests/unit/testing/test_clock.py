@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -235,6 +236,31 @@ def test_many_deadlines_fire_in_their_order(client: RawClient, clock: TestClock)
     ]
     assert [one.at_ms for one in fired] == sorted(one.at_ms for one in fired)
     assert list(clock.fired)[-3:] == fired
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_deadlines_fire_at_their_times_however_the_clock_is_moved(
+    client: RawClient, clock: TestClock, seed: int
+) -> None:
+    rng = random.Random(seed)
+    create_topic(client)
+    due: list[tuple[int, str, str]] = []
+    fired: list[Fired] = []
+    for number in range(12):
+        name, timeout_ms = f"{seed}-{number}", rng.randrange(6_000, 90_000)
+        if rng.random() < 0.5:
+            begin_transaction(client, name, timeout_ms)
+            # A transaction has timed out when it is older than its timeout.
+            due.append((clock.now_ms() + timeout_ms + 1, "transaction", name))
+        else:
+            sync(client, join(client, name, session_timeout=timeout_ms), name)
+            due.append((clock.now_ms() + timeout_ms, "session", name))
+        fired += clock.advance(ms=rng.choice((0, 1, 500, 7_000)))
+    while clock.now_ms() < max(due)[0]:
+        fired += clock.advance(ms=rng.choice((1, 999, 10_000, 60_000)))
+    told = [(one.at_ms, one.what, one.who) for one in fired]
+    assert sorted(told) == sorted(due)
+    assert [at_ms for at_ms, *_ in told] == sorted(at_ms for at_ms, *_ in told)
 
 
 def test_the_first_rebalance_waits_by_the_clock(tmp_path: Path, clock: TestClock) -> None:

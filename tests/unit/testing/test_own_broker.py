@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from fencepost.logcore.checkpoints import CLEAN_SHUTDOWN
 from fencepost.testing.broker import OwnBroker
+from fencepost.testing.clock import TestClock
 from tests.support.raw import RawClient
 from tests.support.waits import until
 
@@ -94,6 +97,59 @@ def test_a_transaction_goes_on_over_a_crash(tmp_path: Path) -> None:
             lambda: values_of(broker.bootstrap, "read_committed") == [b"1", b"2"],
             "the transaction that a crash fell into is whole",
         )
+
+
+def test_brokers_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
+    def held() -> tuple[int, int]:
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    def one_life(number: int) -> None:
+        with OwnBroker(tmp_path / str(number), clock=TestClock()) as broker:
+            broker.faults.observe()
+            broker.clock.advance(seconds=3_600)
+            for kill in range(number % 3):
+                broker.crash()
+                if kill == 0:
+                    broker.restart()
+
+    one_life(2)
+    before = held()
+    for number in range(3, 18):
+        one_life(number)
+    assert held() == before
+
+
+def test_a_group_and_its_offsets_outlive_a_crash_and_sessions_go_on(tmp_path: Path) -> None:
+    clock = TestClock()
+    with OwnBroker(tmp_path, clock=clock) as broker:
+        with RawClient(broker.bootstrap) as client:
+            client.call("find_coordinator", 3, key="g", key_type=0)
+            member = {
+                "group_id": "g",
+                "session_timeout": 30_000,
+                "rebalance_timeout": 30_000,
+                "protocol_type": "consumer",
+                "protocols": [{"name": "range", "metadata": b""}],
+            }
+            joined = client.call("join_group", 3, **member)
+            me = {
+                "group_id": "g",
+                "generation_id": joined["generation_id"],
+                "member_id": joined["member_id"],
+            }
+            told = [{"member_id": joined["member_id"], "assignment": b"mine"}]
+            assert client.call("sync_group", 3, **me, assignments=told)["error_code"] == "none"
+        clock.advance(seconds=20)
+        broker.crash()
+        clock.advance(seconds=20)
+        broker.restart()
+        with RawClient(broker.bootstrap) as client:
+            # A session begins anew where its group is read, as in Kafka.
+            clock.advance(seconds=29)
+            assert client.call("heartbeat", 3, **me)["error_code"] == "none"
+        (fired,) = clock.advance(seconds=31)
+        assert (fired.what, fired.member) == ("session", joined["member_id"])
 
 
 def test_a_crash_and_a_stop_may_be_called_at_any_time(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PUBLIC: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("fencepost", "coordinator/daemon/broker.py", ("Broker",)),
     ("fencepost", "coordinator/daemon/in_thread.py", ("BrokerThread",)),
+    ("fencepost.testing", "testing/kafka.py", ("Kafka",)),
+    ("fencepost.testing", "testing/views.py", ("Record", "OpenTransaction")),
     ("fencepost.pipelines", "pipelines/exactly_once.py", ("ExactlyOnce",)),
     ("fencepost.pipelines.exactly_once", "pipelines/exactly_once.py", ("Options",)),
     ("fencepost.pipelines.records", "pipelines/records.py", ("Record", "Output", "Batch")),

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import click
 
 from docs.settings import cell, table
-from fencepost.coordinator.cli import main
+from fencepost.coordinator.cli import COMMANDS, main
+from fencepost.coordinator.cli.output import EXIT_CODES
 
 _PROGRAM = "fencepost"
 _SHARED_BY = 10
@@ -24,7 +25,15 @@ def command_reference() -> str:
     contexts = list(_commands(main, click.Context(main, info_name=_PROGRAM)))
     counted = Counter(row for ctx in contexts for row in _options(ctx))
     shared = {row: None for row, count in counted.items() if count >= _SHARED_BY}
-    parts = ["## Options of many commands", table(("option", "meaning"), shared)]
+    commands = ((f"[{name}](#{name})", text) for name, text in sorted(COMMANDS.items()))
+    statuses = ((str(code), text) for code, text in EXIT_CODES.items())
+    parts = [
+        *_text(inspect.cleandoc(main.help or "")),
+        table(("command", "what it does"), commands),
+        table(("exit status", "meaning"), statuses),
+        "## Options of many commands",
+        table(("option", "meaning"), shared),
+    ]
     for ctx in contexts:
         parts += _section(ctx, shared)
     return "\n\n".join(parts)

@@ -47,7 +47,7 @@ def test_a_block_says_what_it_is(page: Page) -> None:
 )
 def test_what_fails_on_a_page_is_told(text: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=complaint):
-        Reader(tmp_path / "reader").read(page_of(tmp_path, text))
+        Reader(tmp_path / "reader", broker="fencepost" in text).read(page_of(tmp_path, text))
 
 
 GOOD = """
@@ -76,7 +76,7 @@ fencepost consume words --follow
 false
 ```
 
-<!-- needs: no_module_of_this_name -->
+<!-- needs: no-command-of-this-name -->
 ```sh
 false
 ```

@@ -21,6 +21,7 @@ import pytest
 from tests.support.cluster import READ_COMMITTED, Cluster
 from tests.support.daemon import ROOT, Daemon
 from tests.support.mosquitto import Mosquitto
+from tests.support.pages import LARGE, Page, Reader, pages
 from tests.support.processes import Child
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
@@ -335,3 +336,22 @@ def test_a_users_types_are_checked_against_ours(user: User) -> None:
     told = run(*command, checked, cwd=user.here, status=1).stdout
     assert 'Argument "data_dir" to "Broker" has incompatible type "int"' in told
     assert 'to "ExactlyOnce" has incompatible type "int"' in told
+
+
+def test_the_first_screen_in_a_clean_environment(built: Built, tmp_path: Path) -> None:
+    """The lines `pip install` run as they stand, with the wheel in place of the clone."""
+    home = tmp_path / "venv"
+    run(sys.executable, "-m", "venv", home, cwd=tmp_path)
+    page = Page(ROOT / "README.md")
+    assert any(block.runs and "pip install" in block.text for block in page.blocks)
+    Reader(tmp_path / "reader", bin_dir=home / "bin", clone=str(built.dists["wheel"])).read(page)
+
+
+OF_LARGE = [
+    path for path in pages() if any(b.words.get("needs") in LARGE for b in Page(path).blocks)
+]
+
+
+@pytest.mark.parametrize("path", OF_LARGE, ids=lambda path: path.name)
+def test_a_page_whose_blocks_need_much(path: Path, tmp_path: Path) -> None:
+    Reader(tmp_path, everything=True).read(Page(path))

@@ -8,13 +8,12 @@ A comment directly above a block says what its language does not:
   line of its output matches; ``fencepost serve`` needs no such word;
 * ``<!-- stopped: WHAT -->``: before the block runs, what stays is ended, as by Ctrl-C;
 * ``<!-- fails: STATUS -->``: the block ends with this exit status;
-* ``<!-- needs: NAME -->``: run only where this module or command is installed;
+* ``<!-- needs: NAME -->``: run only where there is this command; ``pyspark``: in `make package`;
 * ``<!-- printed: -->``: what the block above has printed, ``…`` standing for anything in a line.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -46,12 +45,16 @@ SHOWN_LANGUAGES = frozenset(
 )
 """What is shown, or written to a file, and not run."""
 
+LARGE = frozenset({"pyspark"})
+"""What a block may need that takes long: such blocks run in `make package` alone."""
+
 WORDS = frozenset({"not run", "file", "stays", "stopped", "fails", "needs", "printed"})
 
 _SERVE = re.compile(r"^(fencepost|python -m fencepost) serve\b", re.MULTILINE)
 _LISTENING = r"^listening "
 _ADDRESS = re.compile(r"\b(127\.0\.0\.1|localhost):(\d{2,5})\b")
 _KAFKA_PORT = "9092"
+_THE_CLONE = re.compile(r"(\s'?)\.((?:\[[a-z,]+\])?'?(?=\s|$))")
 _INSTALL = re.compile(r"^(python -m )?pip install\b.*\n?", re.MULTILINE)
 
 
@@ -155,10 +158,20 @@ class Reader:
     """Someone who runs a page's blocks one after the other, in a folder that was empty before.
 
     Each address of this machine on the page is another, free one, and a ``fencepost serve`` that
-    says no address listens on that of port 9092.
+    says no address listens on that of port 9092. What the page installs is there already, unless
+    there is something to install in place of the ``clone`` (``.``) into the environment of
+    ``bin_dir``.
     """
 
-    def __init__(self, home: Path, *, bin_dir: Path | None = None, installs: bool = False) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        bin_dir: Path | None = None,
+        clone: str = "",
+        everything: bool = False,
+        broker: bool = True,
+    ) -> None:
         self.here = home / "page"
         self.here.mkdir(parents=True)
         (home / "home").mkdir()
@@ -167,7 +180,9 @@ class Reader:
         self._stack = ExitStack()
         self._staying = self._stack.enter_context(ExitStack())
         self._bin = bin_dir or Path(sysconfig.get_path("scripts"))
-        self._installs = installs
+        self._clone = clone
+        self._all = everything
+        self._has_broker = broker
         self._env = {
             **os.environ,
             "PATH": f"{self._bin}{os.pathsep}{os.environ['PATH']}",
@@ -180,7 +195,8 @@ class Reader:
     def read(self, page: Page) -> None:
         """Run all that runs; raises AssertionError with the output of the block that is wrong."""
         with self._stack:
-            if not any(block.serves for block in page.blocks) and any(b.runs for b in page.blocks):
+            runs = [block for block in page.blocks if block.runs]
+            if self._has_broker and runs and not any(block.serves for block in runs):
                 self._stack.enter_context(self._broker())
             ran = 0
             for number, block in enumerate(page.blocks):
@@ -188,7 +204,7 @@ class Reader:
                     path = self.here / block.words["file"]
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_text(self._here(block.text), encoding="utf-8")
-                elif block.runs and _is_there(block.words.get("needs")):
+                elif block.runs and self._has(block.words.get("needs")):
                     if "stopped" in block.words:
                         self._staying.close()
                     self._run(block, number)
@@ -210,6 +226,15 @@ class Reader:
     def _here(self, text: str) -> str:
         return _ADDRESS.sub(lambda match: f"{match[1]}:{self._port(match[2])}", text)
 
+    def _has(self, need: str | None) -> bool:
+        if need in LARGE:
+            return self._all
+        return need is None or shutil.which(need) is not None
+
+    def _install(self, match: re.Match[str]) -> str:
+        """A line ``pip install`` as it is run: nothing, or with the wheel for the clone."""
+        return _THE_CLONE.sub(rf"\1{self._clone}\2", match[0]) if self._clone else ""
+
     @contextmanager
     def _broker(self) -> Iterator[None]:
         listen = f"127.0.0.1:{self._port(_KAFKA_PORT)}"
@@ -226,8 +251,7 @@ class Reader:
             is_test = name.startswith("test_")
             command = ["python", *(("-m", "pytest", "-q") if is_test else ()), name]
         else:
-            if not self._installs:
-                text = _INSTALL.sub("", text)
+            text = _INSTALL.sub(self._install, text)
             listen = f"127.0.0.1:{self._port(_KAFKA_PORT)}"
             if "--listen" not in text:
                 text = _SERVE.sub(rf"\g<0> --listen {listen}", text)
@@ -265,12 +289,6 @@ class Reader:
             return False
 
         until(told, f"{stays!r} of {block}", deadline_s=RUN_S)
-
-
-def _is_there(need: str | None) -> bool:
-    return (
-        need is None or importlib.util.find_spec(need) is not None or shutil.which(need) is not None
-    )
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -59,10 +59,10 @@ class Page:
 
     def _head(self, family: Family) -> list[str]:
         name, kind = family.name, family.kind
-        if self.content_type == OPENMETRICS and kind == "counter":
-            # There a counter is called as its sample less the ending, or it is none.
-            kind = kind if name.endswith("_total") else "unknown"
+        if self.content_type == OPENMETRICS:
+            # There a counter is called as its sample less the ending.
             name = name.removesuffix("_total") if kind == "counter" else name
+            kind = "unknown" if kind == "untyped" else kind
         text = family.help.replace("\\", r"\\").replace("\n", r"\n")
         return [f"# HELP {name} {text}\n", f"# TYPE {name} {kind}\n"]
 

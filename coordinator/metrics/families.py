@@ -27,7 +27,7 @@ class Family:
 
     name: str
     kind: str
-    """``counter``, ``gauge`` or ``histogram``."""
+    """``counter`` (its name ends with ``_total``), ``gauge``, ``histogram`` or ``untyped``."""
     labels: tuple[str, ...]
     help: str
 

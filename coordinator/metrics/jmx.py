@@ -31,7 +31,7 @@ kafka_network_requestmetrics_requests_total counter request version
     Requests.
 kafka_network_requestmetrics_totaltimems gauge request quantile
     Milliseconds from request to response.
-kafka_network_requestmetrics_totaltimems_count counter request
+kafka_network_requestmetrics_totaltimems_count untyped request
     Requests that were timed.
 kafka_network_requestmetrics_requestqueuetimems gauge request quantile
     0: there is no queue.
@@ -89,7 +89,7 @@ kafka_log_logmanager_offlinelogdirectorycount gauge
     0: a broker without its directory does not run.
 kafka_log_logflushstats_logflushrateandtimems gauge quantile
     Milliseconds of a flush.
-kafka_log_logflushstats_logflushrateandtimems_count counter
+kafka_log_logflushstats_logflushrateandtimems_count untyped
     Flushes.
 kafka_coordinator_group_groupmetadatamanager_numoffsets gauge
     Committed offsets.

@@ -93,7 +93,7 @@ class Tally:
             self._markers = traffic.markers
             self._quiet_from = self.partition.log_end_offset
         opened_at = self.partition.log_end_offset - traffic.records_in
-        look_until = min(limit, max(self._quiet_from, opened_at))
+        look_until = min(limit, max(self._quiet_from, opened_at, self.cleaned))
         if self.end < look_until:
             yield from self._walk(look_until)
         if self.end >= look_until:
@@ -151,8 +151,8 @@ class Tally:
     def keep(self, start: int, most: int) -> None:
         """Forget what lies below ``start``, and keep ``most`` runs at most.
 
-        Where those are too few every second one is dropped, and its offsets are told with the
-        next one's: a reader between the two seems to be behind by that much more.
+        Where those are too few every second one is dropped, and its offsets are told with those of
+        the one before: a reader between the two seems to be behind by that much more.
         """
         if start > self.start:
             at = bisect_left(self._first, start)
@@ -163,6 +163,8 @@ class Tally:
                 del one[:at]
             self.start = start
         while len(self._first) > max(most, MIN_RUNS):
-            for one in (self._first, self._length, self._hidden, self._aborted):
-                # The last one stays: it holds the sums.
-                one[:] = one[(len(one) - 1) % 2 :: 2]
+            for places in (self._first, self._length):
+                places[:] = places[::2]
+            for sums in (self._hidden, self._aborted):
+                # Without a neighbour the last one stays as it is.
+                sums[:] = sums[1::2] + (sums[-1:] if len(sums) % 2 else sums[:0])

@@ -25,6 +25,8 @@ from fencepost.coordinator.net.http_messages import (
     check_host,
     parse_head,
 )
+from tests.support import http
+from tests.support.http import request
 from tests.support.waits import DEADLINE_S, until_true
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -32,9 +34,9 @@ LIMITS = HttpLimits()
 LARGE_BYTES = 3 * PIECE_BYTES + 1
 
 
-async def echo(request: Request) -> Response:
+async def echo(asked: Request) -> Response:
     """Answers by path."""
-    match request.path:
+    match asked.path:
         case "/fails":
             raise RuntimeError("on purpose")
         case "/refuses":
@@ -45,7 +47,7 @@ async def echo(request: Request) -> Response:
             return Response(body=pieces(b"one", None))
         case "/large":
             return Response(body=bytes(LARGE_BYTES))
-    seen = f"{request.method} {request.path} {dict(request.query)} {len(request.body)}"
+    seen = f"{asked.method} {asked.path} {dict(asked.query)} {len(asked.body)}"
     return Response(200, "text/plain", seen.encode())
 
 
@@ -70,25 +72,8 @@ async def serving(
         assert not server.connections
 
 
-async def asked(server: HttpServer, request: bytes) -> tuple[int, dict[str, str], bytes]:
-    """All that comes back on a connection of its own: status, headers and body."""
-    reader, writer = await asyncio.open_connection(server.host, server.port)
-    with closing(writer):
-        writer.write(request)
-        if b"close" not in request:
-            writer.write_eof()
-        answer = await reader.read()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    first, *lines = head.decode().split("\r\n")
-    return int(first.split(" ")[1]), dict(line.split(": ", 1) for line in lines), body
-
-
-def request(
-    target: str = "/", method: str = "GET", body: bytes = b"", version: str = "1.1", **headers: str
-) -> bytes:
-    fields = {"Host": "localhost", "Content-Length": str(len(body)), **headers}
-    lines = [f"{method} {target} HTTP/{version}", *(f"{k}: {v}" for k, v in fields.items())]
-    return "\r\n".join([*lines, "", ""]).encode() + body
+async def asked(server: HttpServer, sent: bytes) -> tuple[int, dict[str, str], bytes]:
+    return await http.asked((server.host, server.port), sent)
 
 
 # --- what is answered ---

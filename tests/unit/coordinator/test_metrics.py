@@ -1,0 +1,631 @@
+"""Metrics and health of a broker, as Prometheus reads them, from its start to its stop."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as read_prometheus
+
+from fencepost.coordinator.config.broker_config import ConfigError
+from fencepost.coordinator.config.broker_keys import BROKER_KEYS
+from fencepost.coordinator.daemon.broker import Broker, BrokerError
+from fencepost.coordinator.history.causes import REBALANCE_CAUSES, cause_of
+from fencepost.coordinator.metrics import jmx, kafka_exporter, kminion, own
+from fencepost.coordinator.metrics.endpoint import COMPAT
+from fencepost.coordinator.metrics.exposition import OPENMETRICS, PROMETHEUS, Page
+from fencepost.coordinator.metrics.families import (
+    MAX_LABEL_CHARACTERS,
+    Family,
+    Sample,
+    label,
+    labels,
+)
+from fencepost.coordinator.metrics.view import RATE_SECONDS, Rates
+from fencepost.coordinator.runtime.background import Pace
+from fencepost.coordinator.runtime.histogram import Histogram
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.machine import Event
+from tests.support.batches import batch
+from tests.support.cluster import GROUP, Cluster
+from tests.support.daemon import ROOT
+from tests.support.http import Address, asked, page, request
+from tests.support.stalls import watched_loop
+from tests.support.waits import DEADLINE_S, until, until_async, until_true
+
+ALL = ",".join(COMPAT)
+SETTINGS = {
+    "fencepost.metrics.listen": "0",
+    "fencepost.metrics.compat": ALL,
+    "offsets.topic.num.partitions": "2",
+    "transaction.state.log.num.partitions": "2",
+}
+
+Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+"""Values by name and sorted labels."""
+
+
+@asynccontextmanager
+async def serving(home: Path, settings: Mapping[str, str] = SETTINGS) -> AsyncIterator[Broker]:
+    async with asyncio.timeout(DEADLINE_S), Broker(home, config=settings) as broker:
+        yield broker
+
+
+def found(families: Iterator[Metric]) -> Found:
+    """Every sample once: a second one of the same labels would be refused by Prometheus."""
+    values: Found = {}
+    for family in families:
+        for sample in family.samples:
+            key = sample.name, tuple(sorted(sample.labels.items()))
+            assert key not in values, key
+            values[key] = sample.value
+    return values
+
+
+async def scraped(broker: Broker) -> Found:
+    status, kind, text = await page(broker.metrics_address, "/metrics")
+    assert (status, kind) == (200, PROMETHEUS)
+    return found(read_prometheus(text))
+
+
+def value(values: Found, name: str, **wanted: str) -> float:
+    return values[name, tuple(sorted(wanted.items()))]
+
+
+class Client:
+    """A producer in a transaction and a member of a group, which have done what clients do."""
+
+    def __init__(self, bootstrap: str) -> None:
+        servers = {"bootstrap.servers": bootstrap}
+        self.producer = Producer({**servers, "transactional.id": "shop"})
+        self.producer.init_transactions()
+        self.write(10, "commit_transaction")
+        self.write(10, "abort_transaction")
+        self.write(10, "commit_transaction")
+        first = {"auto.offset.reset": "earliest", "enable.auto.commit": False}
+        self.consumer = Consumer({**servers, **first, "group.id": "g"})
+        self.consumer.subscribe(["t"])
+        for _ in range(5):
+            message = until(lambda: self.consumer.poll(0.5), "a record")
+        self.consumer.commit(message, asynchronous=False)
+        self.write(7)
+
+    def write(self, count: int, end: str | None = None) -> None:
+        self.producer.begin_transaction()
+        for number in range(count):
+            self.producer.produce("t", b"%d" % number)
+        self.producer.flush()
+        if end is not None:
+            getattr(self.producer, end)()
+
+    def close(self) -> None:
+        self.consumer.close()
+
+
+@asynccontextmanager
+async def used(broker: Broker) -> AsyncIterator[Client]:
+    client = await asyncio.to_thread(Client, broker.bootstrap)
+    try:
+        yield client
+    finally:
+        await asyncio.to_thread(client.close)
+
+
+# --- what a scrape says ---
+
+
+async def test_every_definition_has_a_series_and_every_series_a_definition(tmp_path: Path) -> None:
+    known = {
+        name: family
+        for module in (own, kafka_exporter, kminion, jmx)
+        for name, family in module.FAMILIES.items()
+    }
+    async with serving(tmp_path) as broker, used(broker):
+        _, _, text = await page(broker.metrics_address, "/metrics")
+    told = {one.name: one for one in read_prometheus(text)}
+    assert {name.removesuffix("_total") for name in known} == told.keys()
+    samples = found(read_prometheus(text))
+    names = {name for name, _ in samples}
+    names |= {re.sub("_(bucket|sum|count)$", "", name) for name in names}
+    # Nothing of the kind has happened.
+    assert known.keys() - names == {
+        "fencepost_partition_hanging_transactions",
+        "fencepost_producer_fences_total",
+    }
+    assert all(one.name.endswith("_total") for one in known.values() if one.kind == "counter")
+    for name, told_labels in samples:
+        family = known.get(name) or known[re.sub("_(bucket|sum|count)$", "", name)]
+        assert {key for key, _ in told_labels} <= {*family.labels, "le"}, name
+
+
+async def test_lag_is_what_a_reader_can_still_get(tmp_path: Path) -> None:
+    where = {"group": "g", "topic": "t", "partition": "0"}
+    async with serving(tmp_path) as broker, used(broker) as client:
+        values = await scraped(broker)
+
+        def lag(name: str) -> float:
+            return value(values, f"fencepost_group_{name}", **where)
+
+        # 10 committed, marker, 10 aborted, marker, 10 committed, marker, 7 open; 5 were read.
+        assert lag("committed_offset") == 5
+        assert lag("lag_offsets") == 35
+        assert lag("lag_records") == 5 + 10
+        assert lag("held_back_records") == 7
+        assert lag("lag_uncommitted_records") == 15 + 10 + 7
+        assert lag("lag_seconds") > 0
+        held = {"topic": "t", "partition": "0"}
+        assert value(values, "fencepost_partition_open_transactions", **held) == 1
+        assert value(values, "fencepost_partition_open_transaction_seconds", **held) > 0
+        assert value(values, "fencepost_transactions", state="Ongoing") == 1
+        assert value(values, "fencepost_transactions_hanging") == 0
+        assert value(values, "fencepost_transactions_ended_total", outcome="commit") == 2
+        assert value(values, "fencepost_transaction_aborts_total", cause="client") == 1
+        assert value(values, "fencepost_group_rebalances_total", cause="member-joined") == 1
+        assert value(values, "fencepost_groups", type="classic", state="Stable") == 1
+
+        def read_all() -> None:
+            client.producer.commit_transaction()
+            for _ in range(10 - 5 + 10 + 7):
+                message = until(lambda: client.consumer.poll(0.5), "a record")
+            client.consumer.commit(message, asynchronous=False)
+
+        await asyncio.to_thread(read_all)
+        values = await scraped(broker)
+        assert (lag("lag_records"), lag("held_back_records"), lag("lag_seconds")) == (0, 0, 0)
+        assert lag("lag_offsets") == 1, "the last marker, for ever"
+
+
+async def test_a_hanging_transaction_is_told(tmp_path: Path) -> None:
+    """Its coordinator has forgotten it: the state's topic was lost, the log was not."""
+    async with serving(tmp_path) as broker:
+
+        def leave_one(cluster: Cluster) -> None:
+            cluster.create_topic("t")
+            who, epoch = cluster.init_producer("shop")
+            cluster.call(
+                "add_partitions_to_txn",
+                3,
+                v3_and_below_transactional_id="shop",
+                v3_and_below_producer_id=who,
+                v3_and_below_producer_epoch=epoch,
+                v3_and_below_topics=[{"name": "t", "partitions": [0]}],
+            )
+            data = batch(
+                [b"a"], producer_id=who, producer_epoch=epoch, sequence=0, transactional=True
+            )
+            cluster.produce("t", data, transactional_id="shop")
+
+        await asyncio.to_thread(_with_cluster, broker.bootstrap, leave_one)
+        where = {"topic": "t", "partition": "0"}
+        assert value(await scraped(broker), "fencepost_transactions_hanging") == 0
+        for shard in broker.services.txns.shards:
+            shard.machine._shard.transactions.clear()  # type: ignore[attr-defined]
+        values = await scraped(broker)
+        assert value(values, "fencepost_transactions_hanging") == 1
+        assert value(values, "fencepost_partition_hanging_transactions", **where) == 1
+        assert value(values, "fencepost_partition_open_transaction_seconds", **where) >= 0
+
+
+def _with_cluster(bootstrap: str, do: Callable[[Cluster], None]) -> None:
+    with Cluster(bootstrap) as cluster:
+        do(cluster)
+
+
+async def test_counters_never_fall(tmp_path: Path) -> None:
+    """Nor when a topic goes: its own series end, those of the broker go on."""
+
+    def counters(values: Found) -> Found:
+        return {
+            key: one
+            for key, one in values.items()
+            if key[0].endswith(("_total", "_bucket", "_count", "_sum"))
+            and not key[0].startswith(("kminion", "kafka_consumergroup"))
+        }
+
+    async with serving(tmp_path) as broker:
+        before = counters(await scraped(broker))
+        for number in range(4):
+
+            def work(cluster: Cluster, number: int = number) -> None:
+                cluster.create_topic(f"t{number}")
+                cluster.produce(f"t{number}", [b"a"] * 50)
+                cluster.read(f"t{number}")
+                if number == 2:
+                    cluster.call("delete_topics", 3, topic_names=["t0"], timeout=10_000)
+
+            await asyncio.to_thread(_with_cluster, broker.bootstrap, work)
+            after = counters(await scraped(broker))
+            gone = {key for key in before if key not in after}
+            assert all(("topic", "t0") in told for _, told in gone)
+            assert {key: one for key, one in before.items() if one > after.get(key, one)} == {}
+            before = after
+        assert value(before, "fencepost_records_in_total") >= 200
+        assert value(before, "fencepost_bytes_out_total") > 0
+
+
+async def test_openmetrics_is_told_to_those_who_ask_for_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as broker, used(broker):
+        address = broker.metrics_address
+        accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+        status, kind, text = await page(address, "/metrics", Accept=accept)
+        assert (status, kind) == (200, OPENMETRICS)
+        assert text.endswith("# EOF\n")
+        assert value(found(read_openmetrics(text)), "fencepost_ready") == 1
+        for accept in ("*/*", "text/plain", "text/html, text/plain", ""):
+            assert (await page(address, "/metrics", Accept=accept))[1] == PROMETHEUS
+
+
+# --- dashboards ---
+
+DASHBOARDS = Path(__file__).with_name("dashboards.txt").read_text(encoding="utf-8")
+OF_PROMETHEUS = {"instance", "job"}
+"""Labels that a scrape itself adds."""
+
+_SELECTOR = re.compile(r"\b((?:kafka|kminion)_\w+)(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r"(\w+)\s*(=~|!=|=)\s*[\"']([^\"']*)[\"']")
+_BY = re.compile(r"\bby\s*\(([^)]*)\)")
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    name = ""
+    for line in DASHBOARDS.splitlines():
+        if line.startswith("["):
+            name = line.strip("[]")
+        elif line and not line.startswith("#"):
+            yield name, line
+
+
+def matches(told: Mapping[str, str], key: str, operator: str, wanted: str) -> bool:
+    if key in OF_PROMETHEUS or wanted.startswith("$"):
+        return key in told or key in OF_PROMETHEUS
+    if operator == "=~":
+        return re.fullmatch(wanted, told.get(key, "")) is not None
+    return (told.get(key, "") == wanted) is (operator == "=")
+
+
+async def test_every_expression_of_a_dashboard_finds_a_series(tmp_path: Path) -> None:
+    async with serving(tmp_path) as broker, used(broker):
+        values = await scraped(broker)
+    series: dict[str, list[dict[str, str]]] = {}
+    for name, told in values:
+        series.setdefault(name, []).append(dict(told))
+    blind = []
+    for dashboard, expression in expressions():
+        grouped = {one.strip() for part in _BY.findall(expression) for one in part.split(",")}
+        selectors = _SELECTOR.findall(expression)
+        assert selectors, expression
+        for name, matchers in selectors:
+            fits = [
+                told
+                for told in series.get(name, ())
+                if all(matches(told, *one) for one in _MATCHER.findall(matchers))
+                and grouped <= told.keys()
+            ]
+            if not fits:
+                blind.append((dashboard, expression))
+    assert blind == []
+    assert len(list(expressions())) > 45
+
+
+# --- bounds ---
+
+
+async def test_a_scrape_has_so_many_series_and_counts_the_rest() -> None:
+    family = Family("x", "gauge", ("n",), "x")
+    samples: list[Sample] = [(labels(n=number), number) for number in range(10)]
+    for limit in (9, 10, 11):
+        whole = Page(PROMETHEUS, limit)
+        await whole.add([(family, samples)], Pace())
+        assert len(found(read_prometheus(b"".join(whole.pieces).decode()))) == min(limit, 10)
+        assert (whole.series, whole.dropped) == (min(limit, 10), max(0, 10 - limit))
+    took = Histogram((1.0,))
+    for limit, kept in ((3, 0), (4, 4)):
+        whole = Page(PROMETHEUS, limit)
+        await whole.add([(family, [("", took)])], Pace())
+        assert (whole.series, whole.dropped) == (kept, 4 - kept)
+
+
+async def test_groups_without_number_do_not_make_a_scrape_grow(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "fencepost.metrics.max.series": "1000"}
+    async with serving(tmp_path, settings) as broker:
+
+        def commit(cluster: Cluster) -> None:
+            cluster.create_topic("t")
+            for number in range(300):
+                group = f"g{number}"
+                if not number:
+                    cluster.coordinator(group, GROUP)
+                part = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
+                cluster.call(
+                    "offset_commit",
+                    7,
+                    group_id=group,
+                    generation_id_or_member_epoch=-1,
+                    member_id="",
+                    topics=[{"name": "t", "partitions": [part]}],
+                )
+
+        await asyncio.to_thread(_with_cluster, broker.bootstrap, commit)
+        values = await scraped(broker)
+        assert len(values) == 1000 + 4
+        assert value(values, "fencepost_metrics_series") == 1000
+        assert value(values, "fencepost_metrics_dropped_series") > 300
+        assert value(values, "fencepost_ready") == 1
+
+
+@pytest.mark.parametrize("text", ['a"b', "a\\", "a\nb", "ü𝄞", "\udc80", "x" * 300, "y" * 32_000])
+async def test_any_name_is_a_label(text: str) -> None:
+    family = Family("x", "gauge", ("n",), 'a "\\" b\nc')
+    for kind, read in ((PROMETHEUS, read_prometheus), (OPENMETRICS, read_openmetrics)):
+        whole = Page(kind, 10)
+        await whole.add([(family, [(labels(n=text), 1)])], Pace())
+        whole.end()
+        ((_, (told,)),) = found(read(b"".join(whole.pieces).decode()))
+        assert len(told[1]) <= MAX_LABEL_CHARACTERS
+        if len(text) <= MAX_LABEL_CHARACTERS and text.isprintable():
+            assert told == ("n", text)
+
+
+def test_long_names_stay_apart() -> None:
+    assert len({label("x" * 400 + end) for end in "abc"}) == 3
+
+
+async def test_ten_thousand_partitions_keep_nobody_waiting(tmp_path: Path) -> None:
+    async with serving(tmp_path) as broker:
+        address = broker.metrics_address
+
+        def create(cluster: Cluster) -> None:
+            topics = [
+                {"name": f"t{at}", "num_partitions": 1_000, "replication_factor": 1, "configs": []}
+                for at in range(10)
+            ]
+            cluster.call("create_topics", 5, timeout=60_000, topics=topics)
+
+        await asyncio.to_thread(_with_cluster, broker.bootstrap, create)
+        with watched_loop() as watch:
+            _, _, text = await page(address, "/metrics")
+        watch.check()
+    assert text.count("\nfencepost_partition_size_bytes{") == 10_000
+
+
+async def test_one_scrape_at_a_time_looks_at_the_broker(tmp_path: Path) -> None:
+    async with serving(tmp_path) as broker:
+        await scraped(broker)
+        together = await asyncio.gather(*(scraped(broker) for _ in range(8)))
+        counts = {value(one, "fencepost_scrapes_total") for one in together}
+        assert len(counts) < 8, "some have shared one"
+        assert value(await scraped(broker), "fencepost_scrapes_total") < 10
+
+
+# --- causes and rates ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "trigger", "cause"),
+    [
+        (
+            "rebalance-started",
+            {"reason": "new member m (client: left)"},
+            None,
+            "member-joined",
+        ),
+        ("rebalance-started", {"reason": "a, b left"}, None, "member-left"),
+        (
+            "rebalance-started",
+            {"reason": "session timed out: m"},
+            "timer session",
+            "member-expired",
+        ),
+        ("rebalance-started", {"reason": "no SyncGroup in time from m"}, None, "sync-timed-out"),
+        ("rebalance-started", {"reason": "leader m rejoins"}, None, "member-rejoined"),
+        (
+            "group-epoch-bumped",
+            {"reason": "m changed its x"},
+            None,
+            "subscription-changed",
+        ),
+        ("group-epoch-bumped", {"reason": "m: no heartbeat came"}, None, "member-expired"),
+        ("group-epoch-bumped", {"reason": "whatever"}, None, "other"),
+        ("transaction-aborted", {"cause": "EndTxn"}, "request EndTxn", "client"),
+        ("transaction-aborted", {"cause": "timeout"}, "timer txn-timeout", "timeout"),
+        ("producer-fenced", {"cause": "InitProducerId"}, None, "new-producer"),
+        (
+            "timeout-postponed",
+            {"cause": "any text"},
+            "timer txn-timeout",
+            "timer txn-timeout",
+        ),
+        ("records-skipped", {}, None, "load"),
+    ],
+)
+def test_a_cause_is_one_of_a_few_words(
+    kind: str, detail: dict[str, object], trigger: str | None, cause: str
+) -> None:
+    assert cause_of(Event(kind, "x", detail), trigger) == cause
+    if kind in {"rebalance-started", "group-epoch-bumped"}:
+        assert cause in REBALANCE_CAUSES
+
+
+def test_a_rate_follows_its_counter() -> None:
+    rates, key = Rates(), ("t", "bytes_in")
+    assert rates.after({key: 100}, 0.0) == {key: 0.0}
+    assert rates.after({key: 1_100}, 10.0) == {key: 100.0}
+    now, count = 10.0, 1_100
+    for _ in range(100):
+        now, count = now + RATE_SECONDS / 10, count + 20 * RATE_SECONDS
+        (rate,) = rates.after({key: count}, now).values()
+    assert rate == pytest.approx(200, rel=0.01)
+
+
+def test_a_quantile_is_within_its_bucket() -> None:
+    took = Histogram((0.1, 0.2, 0.4))
+    assert took.quantile(0.99) == 0.0
+    for _ in range(90):
+        took.note(0.05)
+    for _ in range(10):
+        took.note(0.3)
+    assert (took.count, took.sum) == (100, pytest.approx(90 * 0.05 + 10 * 0.3))
+    assert took.quantile(0.5) <= 0.1
+    assert 0.2 < took.quantile(0.95) <= 0.4
+    took.note(9.0)
+    assert took.quantile(1.0) == 0.4
+
+
+def test_the_settings_name_what_there_is() -> None:
+    assert BROKER_KEYS["fencepost.metrics.compat"].choices == tuple(COMPAT)
+
+
+# --- health ---
+
+
+class SlowDisk(OsFileSystem):
+    """Waits, where it is told to, before a directory is listed or a file forced to disk."""
+
+    def __init__(self) -> None:
+        self.listing, self.syncing = threading.Event(), threading.Event()
+        self.listing.set()
+        self.syncing.set()
+
+    def list_directory(self, path: str) -> list[str] | None:
+        self.listing.wait(DEADLINE_S)
+        return super().list_directory(path)
+
+    def sync(self, handle: int) -> None:
+        self.syncing.wait(DEADLINE_S)
+        super().sync(handle)
+
+
+async def ready(address: Address) -> tuple[int, str]:
+    status, _, text = await page(address, "/readyz")
+    assert (await page(address, "/healthz"))[::2] == (200, "ok\n")
+    return status, text
+
+
+async def test_a_broker_that_opens_its_logs_is_alive_and_not_ready(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    disk.listing.clear()
+    broker = Broker(tmp_path, config=SETTINGS, fs=disk)
+    starting = asyncio.create_task(broker.start())
+    try:
+
+        async def address() -> Address | None:
+            return broker.metrics_address if broker._metrics is not None else None
+
+        at = await until_async(address, "metrics are served")
+        assert at is not None
+        status, text = await ready(at)
+        assert (status, text.split(":")[0]) == (503, "starting")
+        values = await scraped(broker)
+        assert value(values, "fencepost_ready") == 0
+    finally:
+        disk.listing.set()
+    await starting
+    assert await ready(at) == (200, "ready\n")
+    await broker.stop()
+
+
+async def test_a_broker_that_stops_is_alive_and_not_ready(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    settings = {**SETTINGS, "log.flush.interval.messages": "1"}
+    broker = Broker(tmp_path, config=settings, fs=disk)
+    await broker.start()
+    at = broker.metrics_address
+
+    def write(cluster: Cluster) -> None:
+        cluster.create_topic("t")
+        disk.syncing.clear()
+        cluster.begin_produce("t", [b"a"])
+
+    await asyncio.to_thread(_with_cluster, broker.bootstrap, write)
+    await until_true(lambda: not broker.services.flusher.is_idle, "the disk is waited for")
+    stopping = asyncio.create_task(broker.stop())
+    try:
+        await until_true(lambda: broker._metrics is None or broker._metrics.services is None)
+        status, text = await ready(at)
+        assert (status, text.split(":")[0]) == (503, "stopping")
+    finally:
+        disk.syncing.set()
+    await stopping
+    with pytest.raises(OSError, match=r"."):
+        await page(at, "/healthz")
+
+
+async def test_a_partition_off_line_is_named(tmp_path: Path) -> None:
+    async with serving(tmp_path) as broker:
+
+        def create(cluster: Cluster) -> None:
+            cluster.create_topic("t", 5)
+            for index in range(5):
+                cluster.produce("t", [b"a"], partition=index)
+
+        await asyncio.to_thread(_with_cluster, broker.bootstrap, create)
+        assert await ready(broker.metrics_address) == (200, "ready\n")
+        for index in range(4):
+            broker.services.logs.partition("t", index).marks.fail(OSError("disk gone"))
+        status, text = await ready(broker.metrics_address)
+        assert status == 503
+        assert text.startswith("off line: t-0, t-1, t-2 and 1 more;")
+        values = await scraped(broker)
+        assert value(values, "fencepost_partitions_offline") == 4
+        assert value(values, "fencepost_ready") == 0
+
+
+async def test_other_paths_and_methods_are_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as broker:
+        address = broker.metrics_address
+        assert (await page(address, "/"))[::2] == (404, "there are /metrics, /healthz, /readyz\n")
+        assert (await asked(address, request("/metrics", "POST", b"x")))[0] == 405
+        status, _, body = await asked(address, request("/metrics", "HEAD"))
+        assert (status, body) == (200, b"")
+        assert (await asked(address, request("/metrics", Host="evil.example")))[0] == 421
+
+
+@pytest.mark.parametrize("wrong", ["x", "70000", "127.0.0.1:x"])
+def test_a_wrong_address_is_refused_by_the_name_of_its_setting(wrong: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"fencepost\.metrics\.listen"):
+        Broker(tmp_path, config={"fencepost.metrics.listen": wrong})
+
+
+@pytest.mark.parametrize("right", ["0", ":0", "127.0.0.1:0"])
+async def test_without_a_host_it_is_this_machine_only(right: str, tmp_path: Path) -> None:
+    async with serving(tmp_path, {"fencepost.metrics.listen": right}) as broker:
+        assert broker.metrics_address[0] == "127.0.0.1"
+        values = await scraped(broker)
+        assert not [name for name, _ in values if name.startswith(("kafka", "kminion"))]
+
+
+async def test_a_port_that_is_taken_keeps_the_broker_from_starting(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        broker = Broker(tmp_path, config={"fencepost.metrics.listen": address})
+        with pytest.raises(BrokerError, match="can not serve metrics"):
+            await broker.start()
+    async with serving(tmp_path):
+        pass  # nothing of the first try is left
+
+
+async def test_without_the_setting_nothing_listens_and_nothing_is_loaded(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from fencepost import Broker\n"
+        "async def run():\n"
+        "    async with Broker(sys.argv[1]) as broker:\n"
+        "        assert broker._server.watch is None\n"
+        "asyncio.run(run())\n"
+        "print([one for one in sys.modules if '.metrics' in one or one.endswith('net.http')])\n"
+    )
+    done = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, str(tmp_path)), stdout=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    out, _ = await done.communicate()
+    assert out.decode().splitlines()[-1] == "[]"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.cli.group_member import Member
     from fencepost.coordinator.cli.queries.held_back import HeldBack
     from fencepost.coordinator.cli.queries.reader import Reader
-    from fencepost.coordinator.cli.queries.session import Session
+    from fencepost.coordinator.cli.queries.session import Position, Session
     from fencepost.coordinator.cli.queries.where import Where
     from fencepost.coordinator.wire.client.requests import Partition
 
@@ -206,11 +206,7 @@ class Consumption:
         share = member.join()
         if not share:
             return self._is_idle(member)
-        reader = self._reader(share)
-        committed = self.session.committed(member.group)
-        reader.move(
-            {place[1]: committed[place].offset for place in reader.places if place in committed}
-        )
+        reader = self._reader(share, self.session.committed(member.group))
         told = reader.positions
         for index, records in reader.rounds():
             if not member.is_settled():
@@ -239,11 +235,16 @@ class Consumption:
             time.sleep(IDLE_S)
         return False
 
-    def _reader(self, wanted: Collection[int]) -> Reader:
+    def _reader(
+        self, wanted: Collection[int], committed: Mapping[Partition, Position] | None = None
+    ) -> Reader:
         from fencepost.coordinator.cli.queries.reader import Reader
 
         reader = Reader(self.session, self.topic, committed=self.isolation == "read_committed")
         reader.seek(wanted, self.begin, self.until, follow=self.follow)
+        for place in reader.places:
+            if committed and place in committed:
+                reader.move(place[1], committed[place].offset)
         for note in reader.notes:
             click.echo(note, err=True)
         return reader

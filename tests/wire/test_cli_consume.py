@@ -118,6 +118,16 @@ def test_what_is_behind_the_end_is_told(bootstrap, ten, options, told):
     assert cli(bootstrap, "consume", ten, *options).stderr.strip() == told.format(ten)
 
 
+def test_what_is_gone_is_told(bootstrap, ten):
+    group = unique("late")
+    cli(bootstrap, "consume", ten, "--group", group, "--until", "0=1")
+    cli(bootstrap, "topics", "trim", f"{ten}:0", "--to-offset", "8", "--execute")
+    for options in (("--from", "1", "-p", "0"), ("--group", group)):
+        done = cli(bootstrap, "consume", ten, *options)
+        assert done.stdout.split() == ["8", "9"]
+        assert f"{ten}:0 begins at 8, nothing is left at 1\n" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "status", "told"),
     [

@@ -34,6 +34,7 @@ class Reader:
         self._positions: dict[int, int] = {}
         self._ends: dict[int, int | None] = {}
         self._floors: dict[int, int] = {}
+        self._bounds: dict[int, tuple[int, int]] = {}
         self.notes: list[str] = []
         """Where the topic does not have what ``seek`` was asked for, in a sentence each."""
         self.pins: dict[int, int] = {}
@@ -63,6 +64,7 @@ class Reader:
             raise click.ClickException(f"{self._topic} has no partition {unknown[0]}")
         wanted = wanted or indexes
         first, last = self._offsets(wanted, EARLIEST), self._offsets(wanted, LATEST)
+        self._bounds = {index: (first[index], last[index]) for index in wanted}
         self._ends = self._stops(until, last, follow=follow)
         times = self._offsets(wanted, begin.time) if begin.time is not None else first
         for index in wanted:
@@ -70,21 +72,26 @@ class Reader:
             if begin.last is not None:
                 stop = self._ends[index]
                 end = last[index] if stop is None else min(stop, last[index])
-                at = self._tail(index, begin.last, first[index], end)
-            elif at is None:
-                at = times[index] if times[index] >= 0 else last[index]
-            elif at < first[index]:
-                self._tell(index, f"begins at {first[index]}, nothing is left at {at}")
-            elif at > last[index]:
-                self._tell(index, f"ends at {last[index]}, nothing is at {at} yet")
-            # Beyond the end a broker refuses to read; what is there before the place is left out.
-            self._floors[index] = at
-            self._positions[index] = min(max(at, first[index]), last[index])
+                self._go(index, self._tail(index, begin.last, first[index], end))
+            elif at is not None:
+                self.move(index, at)
+            else:
+                self._go(index, times[index] if times[index] >= 0 else last[index])
 
-    def move(self, positions: Mapping[int, int]) -> None:
-        """Go on from these offsets in partitions that are read."""
-        self._positions |= positions
-        self._floors |= positions
+    def move(self, index: int, at: int) -> None:
+        """Go on from offset ``at`` of a partition that is read; a note says if it has none."""
+        first, last = self._bounds[index]
+        if at < first:
+            self._tell(index, f"begins at {first}, nothing is left at {at}")
+        elif at > last:
+            self._tell(index, f"ends at {last}, nothing is at {at} yet")
+        self._go(index, at)
+
+    def _go(self, index: int, at: int) -> None:
+        first, last = self._bounds[index]
+        # Beyond the end a broker refuses to read; what is there before the place is left out.
+        self._floors[index] = at
+        self._positions[index] = min(max(at, first), last)
 
     @property
     def positions(self) -> dict[int, int]:
@@ -155,18 +162,15 @@ class Reader:
                 return
             for index in pending:
                 position, end = self._positions[index], self._ends[index]
-                records, self._positions[index] = self._read(
-                    index, position, MAX_WAIT_MS // len(pending)
-                )
-                floor = self._floors.get(index, 0)
-                yield (
-                    index,
-                    [
-                        record
-                        for record in records
-                        if floor <= record.offset and (end is None or record.offset < end)
-                    ],
-                )
+                records, position = self._read(index, position, MAX_WAIT_MS // len(pending))
+                self._positions[index] = position if end is None else min(position, end)
+                floor = self._floors[index]
+                shown = [
+                    record
+                    for record in records
+                    if floor <= record.offset and (end is None or record.offset < end)
+                ]
+                yield index, shown
 
     def _read(self, index: int, position: int, wait_ms: int) -> tuple[list[LogRecord], int]:
         row = self._session.fetch(

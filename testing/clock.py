@@ -61,7 +61,8 @@ class TestClock:
         self._advancing = threading.Lock()
         self._brokers: dict[Broker, tuple[asyncio.AbstractEventLoop, Deadlines]] = {}
         self.fired: deque[Fired] = deque(maxlen=MAX_KEPT)
-        """All that has fired so far, in advances or, with ``auto``, by itself; the newest last."""
+        """All that has fired so far, the newest last: in advances, and what timers fired by
+        themselves, those with no delay and, with ``auto``, any."""
 
     # --- the time ---
 
@@ -140,6 +141,7 @@ class TestClock:
                 for step in await self._each(Deadlines.run_due):
                     fired += step
                 if due_ms is None and at_ms >= target_ms:
+                    await self._each(Deadlines.end)
                     return fired
             raise RuntimeError(f"more than {MAX_STEPS} deadlines in {span_ms} ms")
         finally:

@@ -96,6 +96,11 @@ class Deadlines:
         await self._settle()
         self._news.clear()
 
+    async def end(self) -> None:
+        """The clock was moved: whoever waits in real time for the rest of a pause waits less."""
+        for task in self._tasks():
+            await task.catch_up()
+
     async def next_ms(self) -> int | None:
         """When the next thing up to the target is due, on the monotonic clock."""
         found = [self._round_ms(task, task.due_ms) for task in self._tasks()]

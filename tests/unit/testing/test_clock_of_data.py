@@ -72,6 +72,18 @@ def test_retention_deletes_what_is_too_old_and_its_files_later(
     assert offsets_of(broker, "t") == (1, 1)
 
 
+def test_a_clock_that_runs_goes_on_to_the_next_round_from_where_it_was_moved(
+    tmp_path: Path,
+) -> None:
+    clock = TestClock(auto=True)
+    config = {"log.initial.task.delay.ms": str(HOUR_S * 1000)}
+    with OwnBroker(tmp_path, config=config, clock=clock) as broker:
+        create(broker, "t", retention_ms="1000")
+        produce(broker, "t", b"old")
+        assert of(clock.advance(seconds=HOUR_S - 2), "retention") == []
+        until(lambda: offsets_of(broker, "t") == (1, 1), "the round that was due in two seconds")
+
+
 def test_a_segment_is_closed_when_it_is_old(broker: OwnBroker, clock: TestClock) -> None:
     create(broker, "t", segment_ms=str(HOUR_S * 1000), message_timestamp_type="LogAppendTime")
     produce(broker, "t", b"1")
@@ -184,8 +196,9 @@ def test_a_live_member_is_out_unless_its_heartbeat_comes_in_between(
     config = {"group.consumer.assignment.interval.ms": "0"}
     settings = {"group.id": "g", "group.protocol": protocol}
     if protocol == "classic":
-        settings |= {"session.timeout.ms": 45_000, "heartbeat.interval.ms": 100}
+        settings |= {"session.timeout.ms": 60_000, "heartbeat.interval.ms": 100}
     else:
+        config["group.consumer.session.timeout.ms"] = "60000"
         config["group.consumer.heartbeat.interval.ms"] = "100"
         config["group.consumer.min.heartbeat.interval.ms"] = "100"
     with OwnBroker(tmp_path, config=config, clock=clock) as broker:
@@ -195,17 +208,17 @@ def test_a_live_member_is_out_unless_its_heartbeat_comes_in_between(
         try:
             joined(consumer)
             api = "Heartbeat" if protocol == "classic" else "ConsumerGroupHeartbeat"
-            # At 30 seconds a second there are 30 heartbeats in 90 seconds.
-            assert of(clock.advance(seconds=90, speed=30), "session") == []
+            # At 30 seconds a second there are 20 heartbeats in 62 seconds.
+            assert of(clock.advance(seconds=62, speed=30), "session") == []
             # At once there is none.
-            (out,) = of(clock.advance(seconds=46), "session")
+            (out,) = of(clock.advance(seconds=61), "session")
             assert out.who == "g"
             assert "member-expired" in out.events
             # It hears of it, and comes back.
             until(lambda: (consumer.poll(0.05), members_of(broker, "g"))[1], "a member again")
             # A heartbeat that never arrives is as good, at any speed.
             broker.faults.add(api=api, drop="request", times=None)
-            assert of(clock.advance(seconds=90, speed=90), "session")
+            assert of(clock.advance(seconds=62, speed=90), "session")
             broker.faults.clear()
         finally:
             consumer.close()
@@ -256,16 +269,16 @@ async def test_aiokafka_on_the_loop_of_the_test(tmp_path: Path) -> None:
             isolation_level="read_committed",
             auto_offset_reset="earliest",
             heartbeat_interval_ms=100,
-            session_timeout_ms=30_000,
+            session_timeout_ms=60_000,
         )
         await producer.start()
         async with producer.transaction():
             await producer.send_and_wait("t", b"1")
         await consumer.start()
         assert (await asyncio.wait_for(consumer.getone(), 30)).value == b"1"
-        fired = await clock.advance_async(seconds=60, speed=30)
+        fired = await clock.advance_async(seconds=62, speed=30)
         assert of(fired, "session") == []
-        assert of(await clock.advance_async(seconds=31), "session")
+        assert of(await clock.advance_async(seconds=61), "session")
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"2")
         (timed_out,) = of(await clock.advance_async(seconds=61), "transaction")

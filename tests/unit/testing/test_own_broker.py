@@ -115,7 +115,7 @@ def test_brokers_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
 
     one_life(2)
     before = held()
-    for number in range(3, 18):
+    for number in range(3, 11):
         one_life(number)
     assert held() == before
 
@@ -150,6 +150,27 @@ def test_a_group_and_its_offsets_outlive_a_crash_and_sessions_go_on(tmp_path: Pa
             assert client.call("heartbeat", 3, **me)["error_code"] == "none"
         (fired,) = clock.advance(seconds=31)
         assert (fired.what, fired.member) == ("session", joined["member_id"])
+
+
+def test_a_commit_whose_answer_died_with_the_broker_is_one_commit(tmp_path: Path) -> None:
+    with OwnBroker(tmp_path) as broker:
+        settings = {"bootstrap.servers": broker.bootstrap, "transactional.id": "tx", "log_level": 0}
+        producer = Producer(settings)
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce("t", b"once")
+        lost = broker.faults.add(api="EndTxn", drop="answer")
+        commit = threading.Thread(target=producer.commit_transaction, args=(60,))
+        commit.start()
+        lost.wait(30)
+        broker.crash()
+        broker.restart()
+        commit.join(60)
+        assert not commit.is_alive()
+        producer.begin_transaction()
+        producer.produce("t", b"twice")
+        producer.commit_transaction(60)
+        assert values_of(broker.bootstrap, "read_committed") == [b"once", b"twice"]
 
 
 def test_a_crash_and_a_stop_may_be_called_at_any_time(tmp_path: Path) -> None:

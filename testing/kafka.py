@@ -53,14 +53,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SETTINGS: Mapping[str, str] = {
-    "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "100",
     "group.consumer.heartbeat.interval.ms": "100",
     "group.consumer.min.heartbeat.interval.ms": "100",
     "group.consumer.assignment.interval.ms": "0",
     "group.consumer.min.session.timeout.ms": "100",
 }
-"""Where a broker for tests differs from Kafka's defaults: nobody waits for the sake of a fleet."""
+"""Where a broker for tests differs from others: nobody waits for the sake of a fleet."""
 
 TIMEOUT_S = 10.0
 """The patience of waits and of single requests; only a failing test spends it."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.coordinator.config.broker_keys import BROKER_KEYS
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.wire.client.client import ApiError
 from fencepost.testing import Kafka, Record
@@ -272,8 +273,8 @@ def test_short_session_timeouts_are_allowed(kafka: Kafka) -> None:
 # --- start and stop ---
 
 
-def test_every_setting_that_differs_from_kafkas_is_one_of_its_own(own: Kafka) -> None:
-    """What :data:`SETTINGS` says is what the broker reports."""
+def test_the_settings_that_differ_are_told(own: Kafka) -> None:
+    """What docs/testing.md says of them is what a client is told by the broker."""
     from confluent_kafka.admin import AdminClient, ConfigResource
 
     admin = AdminClient({"bootstrap.servers": own.bootstrap})
@@ -281,6 +282,11 @@ def test_every_setting_that_differs_from_kafkas_is_one_of_its_own(own: Kafka) ->
     (answer,) = admin.describe_configs([resource]).values()
     told = answer.result()
     assert {key: told[key].value for key in SETTINGS} == dict(SETTINGS)
+    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text(encoding="utf-8")
+    rows = [
+        f"| `{key}` | {SETTINGS[key]} | {BROKER_KEYS[key].default} |" for key in sorted(SETTINGS)
+    ]
+    assert "\n".join(["|---|---|---|", *rows, ""]) in page
 
 
 def test_a_start_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,8 @@ class Reader:
         (home / "home").mkdir()
         self._logs = home
         self._ports: dict[str, str] = {}
+        self._tests: list[str] = []
+        """Files of blocks with tests, which run together at the end: pytest is slow to begin."""
         self._stack = ExitStack()
         self._staying = self._stack.enter_context(ExitStack())
         self._bin = bin_dir or Path(sysconfig.get_path("scripts"))
@@ -211,6 +213,10 @@ class Reader:
                     ran = number
                 elif "printed" in block.words:
                     self._compare(block, self._logs / f"block-{ran}.log")
+            if self._tests:
+                command = ["python", "-m", "pytest", "-q", *self._tests]
+                what = Block(page.path, 0, "python", "\n".join(self._tests), {})
+                self._start(command, what, self._logs / "tests.log")
 
     def _compare(self, block: Block, log: Path) -> None:
         printed = log.read_text(encoding="utf-8", errors="replace")
@@ -248,15 +254,19 @@ class Reader:
         if block.language == "python":
             name = f"test_block_{number}.py" if "def test_" in text else f"block_{number}.py"
             (self.here / name).write_text(text, encoding="utf-8")
-            is_test = name.startswith("test_")
-            command = ["python", *(("-m", "pytest", "-q") if is_test else ()), name]
+            if name.startswith("test_"):
+                self._tests.append(name)
+                return
+            command = ["python", name]
         else:
             text = _INSTALL.sub(self._install, text)
             listen = f"127.0.0.1:{self._port(_KAFKA_PORT)}"
             if "--listen" not in text:
                 text = _SERVE.sub(rf"\g<0> --listen {listen}", text)
             command = ["bash", "-euo", "pipefail", "-c", text]
-        log = self._logs / f"block-{number}.log"
+        self._start(command, block, self._logs / f"block-{number}.log")
+
+    def _start(self, command: list[str], block: Block, log: Path) -> None:
         with log.open("wb") as output:
             child = subprocess.Popen(
                 command,

@@ -88,8 +88,9 @@ def _asked(ctx: Context, asked: Iterable[Any], topics: list[Entity]) -> Steps[No
     seen = set()
     for one in asked:
         yield
-        name = one.name
+        # Java's clients send an empty name with an id, so an id counts more than a name.
         topic_id = getattr(one, "topic_id", None)
+        name = one.name if topic_id is None else None
         key = name if name is not None else topic_id
         if key in seen:
             continue

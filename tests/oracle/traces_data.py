@@ -419,9 +419,13 @@ def metadata(t: Tracer) -> None:
             )
         if version >= 12:
             t("metadata", version, topics=[{"name": None, "topic_id": topic_id}])
+            t("metadata", version, topics=[{"name": "", "topic_id": topic_id}])
+            t("metadata", version, topics=[{"name": "no-such-topic", "topic_id": topic_id}])
             t("metadata", version, topics=[{"name": None, "topic_id": UNKNOWN_ID}])
         elif version >= 10:
             t("metadata", version, topics=[{"name": None, "topic_id": topic_id}])
+            t("metadata", version, topics=[{"name": "", "topic_id": topic_id}])
+            t("metadata", version, topics=[{"name": "no-such-topic", "topic_id": topic_id}])
             t("metadata", version, topics=[{"name": "described"}, {"name": None}])
             t("metadata", version, topics=[{"name": "described", "topic_id": topic_id}])
         if version >= 8:

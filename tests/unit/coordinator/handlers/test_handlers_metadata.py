@@ -51,12 +51,14 @@ def test_metadata_of_all_and_of_none(client, topic):
         assert client.call("metadata", version, topics=[])["topics"] == []
 
 
-def test_metadata_by_id(client, topic):
+@pytest.mark.parametrize("name", [None, "", "another"])
+def test_metadata_by_id(client, topic, name):
+    """Java's clients send an empty name with an id."""
     known, unknown = client.topic_id(topic), uuid.uuid4()
     answer = client.call(
         "metadata",
         12,
-        topics=[{"name": None, "topic_id": known}, {"name": None, "topic_id": unknown}],
+        topics=[{"name": name, "topic_id": known}, {"name": name, "topic_id": unknown}],
     )
     first, second = answer["topics"]
     assert (first["name"], first["error_code"]) == (topic, "none")

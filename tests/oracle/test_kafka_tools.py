@@ -1,18 +1,21 @@
-"""``kafka-transactions`` and ``kafka-features`` on both brokers: the same state, the same words."""
+"""Apache Kafka's tools on both brokers: of the same state they say the same."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.crash.stubborn_client import StubbornClient
+from tests.oracle.deliberate_tools import OTHERWISE, unintended
+from tests.oracle.desk import Desk, Said, Tools, differences, tools_at_hand
+from tests.oracle.tool_scenes import FEATURES, SCENES, Scene
 from tests.oracle.traces_features import FEATURE
 from tests.support.cluster import READ_COMMITTED, Cluster
 from tests.support.daemon import Daemon
-from tests.support.kafka import Kafka, java_command
+from tests.support.kafka import ROOT, Kafka
 from tests.support.waits import until
 from tests.wire.test_cli_txns import hang
 
@@ -20,64 +23,9 @@ pytestmark = pytest.mark.oracle
 
 TOPIC = "tools"
 TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
-FEATURES = "org.apache.kafka.tools.FeatureCommand"
 
-VARYING = re.compile(r"Ms$|Timestamp$|Duration|^CoordinatorId$|CoordinatorEpoch$")
-"""Columns of instants and ages; how often the coordinator was elected or started."""
-
-
-LOGGED_AT = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} ", re.MULTILINE)
-
-
-class Desk:
-    """One broker and what was said about it. Producer ids are called by their owners' names."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self.bootstrap = bootstrap
-        self.cluster = Cluster(bootstrap)
-        self.said: list[tuple[str, int, list[str]]] = []
-        self._names: dict[str, str] = {}
-
-    def close(self) -> None:
-        self.cluster.close()
-
-    def named(self, name: str, producer_id: int, called: str = "") -> None:
-        """Call a producer id, and its transactional id too if that has one ``called`` for it."""
-        self._names[str(producer_id)] = f"id-of-{called or name}"
-        if called:
-            self._names[name] = called
-
-    def run(self, main: str, *words: str, only: str = "") -> None:
-        """Run a tool and keep its exit status and its lines, or those with ``only`` in them."""
-        done = subprocess.run(
-            java_command(main, "--bootstrap-server", self.bootstrap, *words),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        shown = [self._names.get(word, word) for word in words]
-        lines = [line for line in self._lines(done.stdout) if only in line]
-        self.said.append((" ".join(shown), done.returncode, sorted(lines)))
-
-    def _lines(self, text: str) -> list[str]:
-        """The lines, one space between words, without stack traces and without what may vary."""
-        text = LOGGED_AT.sub("", text)
-        lines = [line.split() for line in text.splitlines() if not line.startswith("\tat ")]
-        heads = lines[0] if lines else []
-        if not any(VARYING.search(word) for word in heads):
-            heads = []
-        found = []
-        for line in lines:
-            varying = len(line) == len(heads) and line != heads
-            found.append(
-                " ".join(
-                    "…" if varying and VARYING.search(heads[i]) else self._names.get(word, word)
-                    for i, word in enumerate(line)
-                )
-            )
-        return found
+REFUSED = {"acls", "delegation_tokens"}
+"""Scenes in which Apache Kafka, too, refuses all that it is asked: nobody looks after rights."""
 
 
 def transactions(desk: Desk) -> None:
@@ -175,24 +123,65 @@ def features(desk: Desk) -> None:
     level()
 
 
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("work", [transactions, features], ids=lambda work: work.__name__)
+@pytest.fixture(scope="module")
+def tools(java_tools: Path) -> Iterator[Tools]:
+    assert java_tools.is_dir()
+    with tools_at_hand() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def pair(
+    java_tools: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Daemon, Kafka]]:
+    """Two brokers that nobody else uses: tools list all that there is."""
+    assert java_tools.is_dir()
+    ours = Daemon(tmp_path_factory.mktemp("tools-fencepost")).start()
+    theirs = Kafka(tmp_path_factory.mktemp("tools-kafka"))
+    try:
+        theirs.start()
+        yield ours, theirs
+    finally:
+        theirs.stop()
+        ours.stop()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "scene", [*SCENES, transactions, features], ids=lambda scene: scene.__name__
+)
 def test_the_tools_say_the_same(
-    work: Callable[[Desk], None], kafka: Kafka, fencepost: Daemon
+    scene: Scene, pair: tuple[Daemon, Kafka], tools: Tools, tmp_path: Path
 ) -> None:
-    heard = []
-    for broker in (kafka, fencepost):
-        desk = Desk(broker.bootstrap)
-        try:
-            work(desk)
-        finally:
-            desk.close()
-        heard.append(desk.said)
-    theirs, ours = heard
-    assert any(status == 0 for _, status, _ in theirs)
-    different = [
-        f"{their[0]}: {our[1:]}\n   instead of {their[1:]}"
-        for our, their in zip(ours, theirs, strict=True)
-        if our != their
+    ours, theirs = (said(scene, tools, broker, tmp_path) for broker in pair)
+    assert any(status == 0 for _, status, _ in theirs) or scene.__name__ in REFUSED
+    found = unintended(scene.__name__, differences(ours, theirs))
+    assert not found, "\n".join(found)
+
+
+def said(scene: Scene, tools: Tools, broker: Kafka | Daemon, scratch: Path) -> list[Said]:
+    """What the tools say of one broker."""
+    desk = Desk(tools, broker.bootstrap, broker.data_dir, scratch)
+    try:
+        scene(desk)
+    finally:
+        desk.close()
+    return desk.said
+
+
+def test_users_are_told_of_every_difference() -> None:
+    page = (ROOT / "docs" / "compatibility-tools.md").read_text(encoding="utf-8")
+    assert [one.why for one in OTHERWISE if one.why not in page] == []
+
+
+def test_the_comparison_sees_a_difference() -> None:
+    theirs = [("Tool --list", 0, ["a", "b"]), ("Tool --delete", 0, [])]
+    assert differences(theirs, theirs) == []
+    assert differences([("Tool --list", 1, ["b", "c"]), theirs[1]], theirs) == [
+        "Tool --list: ends with 1 instead of 0",
+        "Tool --list: + c",
+        "Tool --list: - a",
     ]
-    assert not different, "\n".join(different)
+    assert unintended("log_dirs", ["x"]) == ["x"]
+    (unused,) = unintended("dump_log", [])
+    assert unused.startswith("deliberate, but not to be seen")

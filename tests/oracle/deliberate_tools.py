@@ -1,0 +1,82 @@
+"""Where Apache Kafka's tools say something else of Fencepost on purpose; all else is a failure.
+
+An entry that no longer matches anything fails its scene as well, so that the list stays true.
+docs/compatibility-tools.md tells users the same.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Otherwise:
+    """Differences in a scene that match ``pattern`` from their beginning, and the reason."""
+
+    scene: str
+    pattern: str
+    why: str
+
+
+ONE_REPLICA = "eligible leader replicas (KIP-966) make it a dynamic setting; there is one replica"
+NO_SHARE_GROUPS = "share groups are not served, and so not advertised"
+NO_STREAMS_GROUPS = "streams groups are not served, and so not advertised"
+NO_TOKENS = "delegation tokens are not served; Apache Kafka refuses them on such a listener as well"
+NO_QUOTAS = "clients are not limited, so a quota that would have no effect is not taken"
+NO_PASSWORDS = "nobody can authenticate here, so a password is not taken"
+NO_TELEMETRY = "clients are not asked for their metrics, so no subscription is taken"
+NO_REPLICATION = "there is no replication that could be slowed down"
+UNKNOWN_KEY = "a broker setting that nothing reads is refused by name"
+OTHER_UNIT = "the synonym in another unit counts, but is not listed"
+ONE_LISTENER = "the broker's only listener serves what a controller's does"
+LEVELS = "features are told of as far as they are here: one metadata.version, static voters"
+SHORT_INDEX = (
+    "the index of a segment grows with its entries; Apache Kafka's has its full size first"
+)
+
+_GROUP_DESCRIPTION = r"--describe --group nowhere --(offsets|members|state): "
+
+OTHERWISE = (
+    Otherwise("topics", r"TopicCommand --describe .*: [-+] Topic: .* Configs: ", ONE_REPLICA),
+    Otherwise(
+        "configs", r".*--entity-type brokers( --entity-default)?: - min\.insync", ONE_REPLICA
+    ),
+    Otherwise("configs", r".*--entity-name 1: [-+] log\.retention\.ms=100000000 ", OTHER_UNIT),
+    Otherwise("configs", r".*--entity-default --add-config a\.b=1: ", UNKNOWN_KEY),
+    Otherwise("configs", r".*: - a\.b=null ", UNKNOWN_KEY),
+    Otherwise("configs", r".*-config (producer_byte|request_perc|connection_creation)", NO_QUOTAS),
+    Otherwise("configs", r".*-config SCRAM-SHA-256", NO_PASSWORDS),
+    Otherwise("metadata_quorum", r".*: [-+] CurrentVoters: .*(PLAINTEXT|CONTROLLER)", ONE_LISTENER),
+    Otherwise("reassign_partitions", r".*--throttle 1000000: ", NO_REPLICATION),
+    Otherwise("client_metrics", r".*--alter .*", NO_TELEMETRY),
+    Otherwise("client_metrics", r".*--list: - subscribed", NO_TELEMETRY),
+    Otherwise("share_groups", rf"ShareGroupCommand {_GROUP_DESCRIPTION}", NO_SHARE_GROUPS),
+    Otherwise("share_groups", r".*--(reset|delete)-offsets ", NO_SHARE_GROUPS),
+    Otherwise("share_consumers", r".*", NO_SHARE_GROUPS),
+    Otherwise("streams_groups", rf"StreamsGroupCommand {_GROUP_DESCRIPTION}", NO_STREAMS_GROUPS),
+    Otherwise("delegation_tokens", r".*Unsupported(Version|ByAuthentication)Exc", NO_TOKENS),
+    Otherwise("all_features", r"FeatureCommand describe: [-+] Feature: ", LEVELS),
+    Otherwise("all_features", r".*upgrade --release-version 4.3-IV0 --dry-run: ", LEVELS),
+    Otherwise("all_features", r".*downgrade --metadata 4.0-IV3 .*: [-+] Can not downgrade", LEVELS),
+    Otherwise("all_features", r".*upgrade --feature kraft.version=1 --dry-run: ", LEVELS),
+    Otherwise("dump_log", r".*--index-sanity-check: ", SHORT_INDEX),
+    *(
+        Otherwise("api_versions", rf"BrokerApiVersionsCommand : [-+] ({name})\(\d+\): ", why)
+        for name, why in (
+            (r"\w*ShareGroup\w*|Share(Fetch|Acknowledge)", NO_SHARE_GROUPS),
+            (r"StreamsGroup\w+", NO_STREAMS_GROUPS),
+            (r"\w+DelegationToken", NO_TOKENS),
+            (r"(Add|Remove|Update)RaftVoter", "voters of the quorum stay the same"),
+            (r"Sasl(Handshake|Authenticate)", NO_PASSWORDS),
+        )
+    ),
+)
+
+
+def unintended(scene: str, found: list[str]) -> list[str]:
+    """Leave out the deliberate ones; complain of those that are in the list for nothing."""
+    listed = [one for one in OTHERWISE if one.scene == scene]
+    left = [one for one in found if not any(re.match(x.pattern, one) for x in listed)]
+    unused = [x for x in listed if not any(re.match(x.pattern, one) for one in found)]
+    return left + [f"deliberate, but not to be seen: {one.pattern} ({one.why})" for one in unused]

@@ -69,6 +69,9 @@ def command() -> None:
 @click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=_DIRECTORY)
 @_DATA_DIR
 @click.option(
+    "--topic", "topics", multiple=True, help="Only directories of this topic; may be repeated."
+)
+@click.option(
     "--topic-config",
     "topic_pairs",
     multiple=True,
@@ -86,6 +89,7 @@ def command() -> None:
 def import_(
     directories: tuple[Path, ...],
     data_dir: Path,
+    topics: tuple[str, ...],
     topic_pairs: tuple[str, ...],
     partitions: int | None,
     pairs: tuple[str, ...],
@@ -96,7 +100,8 @@ def import_(
     """Copy partition directories DIR (…/TOPIC-0 …/TOPIC-1) in, and make topics of them.
 
     They are Apache Kafka's or another Fencepost's, stopped or killed; every batch is checked. All
-    partitions of a topic come together. __consumer_offsets and __transaction_state come with their
+    partitions of a topic come together; of topics whose names begin alike, --topic says which are
+    meant. __consumer_offsets and __transaction_state come with their
     groups and transactions, before this broker has any of its own.
     """
     from fencepost.coordinator.tools.transfer import import_directories
@@ -104,7 +109,12 @@ def import_(
     configs = dict(key_values(topic_pairs, "--topic-config"))
     with _opened(data_dir, pairs) as broker:
         moved = import_directories(
-            broker.storage, directories, configs, partitions=partitions, accept_damage=accept_damage
+            broker.storage,
+            directories,
+            configs,
+            topics=topics,
+            partitions=partitions,
+            accept_damage=accept_damage,
         )
     _show_moved(moved, form)
 

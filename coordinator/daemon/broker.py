@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _METADATA_DIRECTORY = f"{METADATA_TOPIC}-0"
+_OF_KRAFT = "quorum-state"
+"""A file beside the log of an Apache Kafka that has run; ours has no quorum."""
 _BEFORE_ITS_METADATA = frozenset(
     {LOCK, META_PROPERTIES, META_PROPERTIES + TEMPORARY_SUFFIX, "lost+found"}
 )
@@ -260,6 +262,12 @@ class Broker:
         What no topic explains is renamed at a start; here that would be all there is.
         """
         names = set(self.fs.list_directory(directory) or ())
+        metadata = f"{directory}/{_METADATA_DIRECTORY}"
+        if _OF_KRAFT in (self.fs.list_directory(metadata) or ()):
+            raise BrokerError(
+                f"the data directory {directory} is Apache Kafka's: {metadata} has {_OF_KRAFT}."
+                " Give another one; to take over its partitions see `fencepost log import`"
+            )
         foreign = sorted(names - _BEFORE_ITS_METADATA)
         missing = META_PROPERTIES
         if META_PROPERTIES in names:

@@ -107,13 +107,15 @@ def import_directories(
     directories: Sequence[Path],
     configs: Mapping[str, str],
     *,
+    topics: Sequence[str] = (),
     partitions: int | None = None,
     accept_damage: bool = False,
 ) -> list[Moved]:
     """Copy partition directories ``…/TOPIC-INDEX`` into opened ``storage`` as new topics.
 
-    All partitions of a topic have to come together, numbered from 0, unless ``partitions`` says how
-    many each topic has: those without a directory are empty then. Topic ids are kept where they
+    Of ``topics``, if any are named, and of no other. All partitions of a topic have to come
+    together, numbered from 0, and no directory of it may be left out, unless ``partitions`` says
+    how many each topic has: those without a directory are empty then. Topic ids are kept where they
     are free. ``configs`` become the settings of every topic that is no coordinator's. Producer ids
     and leader epochs go on above those found. Raises TransferError, LogError, OSError; topics that
     were done before stay.
@@ -122,12 +124,46 @@ def import_directories(
         if name.endswith(IMPORT_SUFFIX):
             storage.fs.remove_tree(f"{storage.directory}/{name}")
     check_topic_configs(storage.config, configs)
-    found = _sources(storage, directories, partitions)
+    found = _sources(storage, _wanted(directories, topics), partitions)
     moved: list[Moved] = []
     for topic, sources in found.items():
         count = len(sources) if partitions is None else partitions
         moved += _import_topic(storage, topic, sources, count, configs, accept_damage=accept_damage)
     return moved
+
+
+def _wanted(directories: Sequence[Path], topics: Sequence[str]) -> list[Path]:
+    """The directories of ``topics``, or all where none is named and none is meant by chance.
+
+    A shell expands ``orders-*`` to the directories of ``orders-eu`` as well.
+    """
+    matches = ((path, _NAME.fullmatch(path.absolute().name)) for path in directories)
+    names = {path: match["topic"] for path, match in matches if match is not None}
+    given = set(names.values())
+    for topic in topics:
+        if topic not in given:
+            raise TransferError(f"none of the directories is of {topic}")
+    if topics:
+        return [path for path in directories if names.get(path) in topics]
+    for name in sorted(given):
+        begins = next((one for one in sorted(given) if name.startswith(f"{one}-")), None)
+        if begins is not None:
+            raise TransferError(
+                f"{begins}-* names directories of {begins} and of {name}: say which topics are"
+                " meant with --topic, which may be repeated"
+            )
+    return list(directories)
+
+
+def _left_out(sources: Sequence[_Source], topic: str) -> list[str]:
+    """Directories of ``topic`` beside those of ``sources`` that were not given."""
+    given = {source.path for source in sources}
+    beside = (one for path in given for one in path.parent.iterdir() if one not in given)
+    return sorted(
+        one.name
+        for one in set(beside)
+        if (match := _NAME.fullmatch(one.name)) and match["topic"] == topic and one.is_dir()
+    )
 
 
 def _sources(
@@ -166,6 +202,11 @@ def _sources(
             raise TransferError(
                 f"the partitions of {topic} must be given together, from 0 on, each once;"
                 " --partitions says how many there are if some have no directory"
+            )
+        if partitions is None and (beside := _left_out(sources, topic)):
+            raise TransferError(
+                f"{', '.join(beside)} of {topic} was not given: give all of its partitions, or say"
+                " with --partitions how many it has"
             )
         if len({source.topic_id for source in sources} - {None}) > 1:
             raise TransferError(f"the directories of {topic} belong to several topics of that name")

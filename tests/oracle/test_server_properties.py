@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from fencepost.coordinator.config import properties
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
 from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
-from tests.support.kafka import OracleMissingError, java_command, unavailable
+from tests.support.cluster import Cluster, unique
+from tests.support.kafka import Kafka, OracleMissingError, java_command, unavailable
 
 FILES = 300
 ALPHABET = "ab  \t\f=:#!\\\\\\\n\n\r\\u00e9\\ud83d\\ude00\\n\\t\\qü"
@@ -110,3 +113,21 @@ def test_every_key_of_kafkas_brokers_is_known(tmp_path: Path) -> None:
         == set()
     )
     assert IGNORED_KEYS.keys() - theirs == set()
+
+
+def test_the_data_directory_of_apache_kafka_is_refused(kafka: Kafka, tmp_path: Path) -> None:
+    """Its own file names it; what no topic of ours explains would be put aside there."""
+    with Cluster(kafka.bootstrap) as cluster:
+        cluster.create_topic(unique("theirs"))
+    data = shutil.copytree(kafka.data_dir, tmp_path / "data")
+    before = {path: path.read_bytes() for path in data.rglob("*") if path.is_file()}
+    listening = "PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:0"
+    path = tmp_path / "server.properties"
+    path.write_text(
+        f"log.dirs={data}\nlisteners={listening}\ncontroller.listener.names=CONTROLLER\n"
+    )
+    command = [sys.executable, "-m", "fencepost", "serve", "--config-file", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "is Apache Kafka's" in done.stderr
+    assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before

@@ -117,6 +117,23 @@ async def test_a_directory_of_somebody_else_is_refused_and_left_as_it_is(tmp_pat
     assert {one.name for one in tmp_path.iterdir()} == {name.rstrip("/") for name in present}
 
 
+async def test_the_directory_of_an_apache_kafka_that_has_run_is_left_as_it_is(tmp_path):
+    (tmp_path / "meta.properties").write_text(
+        "node.id=1\nversion=1\n"
+        "directory.id=E5bkw9uqbzsbPhu48LDzmg\ncluster.id=AAAAAAAAQACAAAAAAAAAAQ\n"
+    )
+    for name in ("__cluster_metadata-0", "orders-0"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "__cluster_metadata-0" / "quorum-state").write_text("{}")
+    with pytest.raises(BrokerError, match="is Apache Kafka's"):
+        await Broker(tmp_path).start()
+    assert {one.name for one in tmp_path.iterdir()} == {
+        "meta.properties",
+        "__cluster_metadata-0",
+        "orders-0",
+    }
+
+
 async def test_a_first_start_that_was_cut_short_is_made_good(tmp_path):
     (tmp_path / "lost+found").mkdir()
     for name in (".lock", "meta.properties.tmp"):

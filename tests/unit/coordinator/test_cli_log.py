@@ -125,6 +125,39 @@ def test_an_import_that_makes_no_sense_is_refused(
     assert reason in result.output
 
 
+def test_a_partition_that_was_left_out_is_missed(data: Path, tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    alone = run("log", "import", data / "orders-0", "--data-dir", target)
+    assert alone.exit_code == 1
+    assert "orders-1 of orders was not given" in alone.output
+    assert "--partitions" in alone.output
+    (moved,) = rows("log", "import", data / "orders-0", "--data-dir", target, "--partitions", 2)
+    assert moved["partition"] == 0
+    with Broker.in_thread(target) as broker, Cluster(broker.bootstrap) as cluster:
+        assert cluster.leaders("orders") == 2
+
+
+def test_a_star_of_the_shell_takes_no_other_topic(data: Path, tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    shutil.copytree(data / "other-0", data / "orders-eu-0")
+    star = sorted(data.glob("orders-*"))
+    both = run("log", "import", *star, "--data-dir", target)
+    assert both.exit_code == 1
+    assert "directories of orders and of orders-eu" in both.output
+    moved = rows("log", "import", *star, "--topic", "orders", "--data-dir", target)
+    assert [(one["topic"], one["partition"]) for one in moved] == [("orders", 0), ("orders", 1)]
+    moved = rows("log", "import", *star, "--topic", "orders-eu", "--data-dir", target)
+    assert [one["topic"] for one in moved] == ["orders-eu"]
+    assert "none of the directories is of order" in (
+        run("log", "import", *star, "--topic", "order", "--data-dir", target).output
+    )
+    moved = rows(
+        *("log", "import", *star, "--data-dir", tmp_path / "all"),
+        *("--topic", "orders", "--topic", "orders-eu"),
+    )
+    assert {one["topic"] for one in moved} == {"orders", "orders-eu"}
+
+
 def test_partitions_that_nobody_wrote_to_have_no_directory(data: Path, tmp_path: Path) -> None:
     target, last = tmp_path / "data", data / "orders-1"
     # A topic of that name was here before, and was compacted up to somewhere.

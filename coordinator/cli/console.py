@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from fencepost.coordinator.cli.output import shared_options
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.session import Session
+
 
 @click.command("console")
-@click.option(
-    "--bootstrap",
-    "-b",
-    default="127.0.0.1:9092",
-    envvar="FENCEPOST_BOOTSTRAP",
-    show_default=True,
-    show_envvar=True,
-    metavar="HOST:PORT",
-    help="A broker to begin with; several are separated by commas.",
-)
 @click.option(
     "--listen",
     default="127.0.0.1:8080",
@@ -47,20 +43,12 @@ import click
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Where the undo files of offset resets go.",
 )
-@click.option(
-    "--timeout",
-    default=10.0,
-    show_default=True,
-    metavar="SECONDS",
-    type=click.FloatRange(min=0.1),
-    help="Give a question to a broker up after so long.",
-)
+@shared_options
 def command(
-    bootstrap: str,
+    session: Session,
     listen: str,
     token: str | None,
     undo_dir: Path,
-    timeout: float,
     hosts: tuple[str, ...],
     *,
     allow_writes: bool,
@@ -78,7 +66,6 @@ def command(
     from fencepost.coordinator.wire.client.cluster import parse_bootstrap
 
     try:
-        parse_bootstrap(bootstrap)
         host, port = parse_bootstrap(listen)[0]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
@@ -86,13 +73,13 @@ def command(
     try:
         run(
             Settings(
-                bootstrap=bootstrap,
+                bootstrap=session.bootstrap,
                 listen=f"{shown}:{port}",
                 token=token or "",
                 allow_writes=allow_writes,
                 hosts=hosts,
                 undo_dir=undo_dir,
-                timeout_s=timeout,
+                timeout_s=session.timeout_ms / 1000,
             )
         )
     except OSError as error:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
-playwright = pytest.importorskip("playwright.sync_api")
-
-from tests.console.browsing import CHROMIUM, Tab, chromium, tab  # noqa: E402
-from tests.console.scenes import (  # noqa: E402
+from tests.console.browsing import CHROMIUM, Tab, chromium, tab
+from tests.console.scenes import (
     MARKUP,
     commit,
     fence,
@@ -22,19 +21,18 @@ from tests.console.scenes import (  # noqa: E402
     running,
     write,
 )
-from tests.support.cluster import Cluster, unique  # noqa: E402
-from tests.support.daemon import Daemon  # noqa: E402
+from tests.support.cluster import Cluster, unique
+from tests.support.daemon import Daemon
+from tests.support.kafka import unavailable
 
-expect = playwright.expect
 expect.set_options(timeout=30_000)
 pytestmark = pytest.mark.timeout(120)
-
-if not Path(CHROMIUM).exists():
-    pytest.skip("needs Debian's chromium", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    if not Path(CHROMIUM).exists():
+        unavailable("it needs Debian's", judge="Chromium")
     with chromium() as started:
         yield started
 

@@ -47,6 +47,7 @@ class Session:
     def __init__(
         self, bootstrap: str, timeout_s: float, *, client_id: str = "fencepost-cli"
     ) -> None:
+        self.bootstrap = bootstrap
         self.timeout_ms = int(timeout_s * 1000)
         self.client = WireClient(bootstrap, client_id=client_id, timeout_ms=self.timeout_ms)
 

@@ -50,14 +50,18 @@ const TABS = [
 function lagTab(app) {
   const { offsets, total, members } = app.data;
   const client = Object.fromEntries(members.map((one) => [one.member, one.client]));
+  const nothing = offsets.filter((row) => row.committed === null).length;
   if (!offsets.length) return card("Offsets", "", empty("Nothing is committed", "No member owns a partition, and no offset is there."));
   return card(
     "Offsets",
-    total.held_back ? `${plural(total.held_back, "record")} held back by open transactions` : "",
+    [
+      total.held_back ? `${plural(total.held_back, "record")} held back by open transactions` : "",
+      nothing ? `${plural(nothing, "partition")} without a committed offset: there lag is not known` : "",
+    ].filter(Boolean).join("; "),
     table(
       [
         ["Partition", (row) => link("topic", { name: row.topic, tab: "messages", partition: row.partition }, `${row.topic}:${row.partition}`, { class: "mono" }), { grow: true }],
-        ["Committed", (row) => mono(num(row.committed)), { right: true }],
+        ["Committed", (row) => (row.committed === null ? h("span", { class: "null" }, "nothing yet") : mono(num(row.committed))), { right: true }],
         ["Stable", (row) => mono(num(row.stable)), { right: true, title: "where readers of committed records stop" }],
         ["End", (row) => mono(num(row.end)), { right: true }],
         ["Lag", lagCell, { right: true }],

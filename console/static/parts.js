@@ -21,7 +21,8 @@ export function to(view, params = {}) {
   return `#/${view}${query.size ? `?${query}` : ""}`;
 }
 
-export const link = (view, params, text, more) => h("a", { href: to(view, params), ...more }, text);
+export const link = (view, params, text, more) =>
+  h("a", { href: to(view, params), title: typeof text === "string" && more?.class?.includes("clip") ? text : null, ...more }, text);
 
 const TONES = {
   Stable: "good",

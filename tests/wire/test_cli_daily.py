@@ -50,7 +50,7 @@ SAMPLE = (
 
 @pytest.mark.parametrize("arguments", SAMPLE, ids=" ".join)
 def test_no_broker_is_one_line_and_status_3(arguments):
-    done = cli(GONE, *arguments, "--timeout", "1", stdin="x\n", status=3)
+    done = cli(GONE, *arguments, "--timeout", "0.2", stdin="x\n", status=3)
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("Error: 127.0.0.1:1: ")

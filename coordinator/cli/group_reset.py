@@ -69,7 +69,10 @@ def chosen(
     if every == bool(asked):
         raise click.UsageError("give either --topic or --all-topics")
     if every:
-        return sorted(committed)
+        places = sorted(committed)
+        if not places:
+            raise click.ClickException("the group does not exist, or has no committed offsets")
+        return places
     found: set[Partition] = set()
     for text in asked:
         name, colon, indexes = text.partition(":")

@@ -11,7 +11,7 @@ import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.history import history_options, show
-from fencepost.coordinator.cli.output import emit, table_options, text_of
+from fencepost.coordinator.cli.output import emit, spelled, table_options, text_of
 from fencepost.coordinator.cli.watch import watch, watch_option
 from fencepost.coordinator.history.entries import GROUP
 
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+GROUP_STATES = (
+    *("PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty"),
+    *("Assigning", "Reconciling", "NotReady"),
+)
+GROUP_TYPES = ("consumer", "classic", "share", "streams")
+"""Kafka's ``GroupState`` and ``GroupType``, by the names that filters take."""
 
 MEMBER_COLUMNS = ("member", "instance", "client", "host", "epoch", "assigned", "target")
 OFFSET_COLUMNS = (
@@ -59,7 +66,9 @@ def list_groups(
             "type": getattr(group, "group_type", ""),
             "protocol": group.protocol_type,
         }
-        for group in session.groups(states, types)
+        for group in session.groups(
+            spelled(states, GROUP_STATES, "group state"), spelled(types, GROUP_TYPES, "group type")
+        )
     ]
     emit(rows, ["group", "state", "type", "protocol"], form)
 

@@ -142,6 +142,15 @@ def key_values(pairs: Sequence[str], option: str) -> list[tuple[str, str]]:
     return found
 
 
+def spelled(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
+    """``names`` as Kafka spells them, whatever their case. click.ClickException for an unknown."""
+    spelling = {one.lower(): one for one in known}
+    for name in names:
+        if name.lower() not in spelling:
+            raise click.ClickException(f"no such {what}: {name}; there are {', '.join(known)}")
+    return [spelling[name.lower()] for name in names]
+
+
 def emit(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:
     """Print ``rows``: the ``columns`` as a table, or everything in them as JSON."""
     if form == "json":

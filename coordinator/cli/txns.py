@@ -10,7 +10,7 @@ import click
 
 from fencepost.coordinator.cli.changes import execute_option
 from fencepost.coordinator.cli.history import history_options, show
-from fencepost.coordinator.cli.output import emit, moment, shared_options, table_options
+from fencepost.coordinator.cli.output import emit, moment, shared_options, spelled, table_options
 from fencepost.coordinator.history.entries import TRANSACTION
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def list_txns(
     from fencepost.coordinator.cli.queries.session import check
 
     rows: list[dict[str, object]] = []
+    states = tuple(spelled(states, TRANSACTION_STATES, "transaction state"))
     _check_filters(session, duration_ms, id_pattern)
     for answer in session.everywhere(
         "ListTransactions",
@@ -84,10 +85,6 @@ def list_txns(
         transactional_id_pattern=id_pattern,
     ):
         check(answer.error_code, "ListTransactions", id_pattern)
-        if answer.unknown_state_filters:
-            unknown = ", ".join(answer.unknown_state_filters)
-            known = ", ".join(TRANSACTION_STATES)
-            raise click.ClickException(f"no such transaction state: {unknown}; there are {known}")
         rows.extend(
             {
                 "transactional_id": row.transactional_id,

@@ -86,6 +86,8 @@ def test_who_reads_no_further_ends_a_command_without_a_word(bootstrap, cluster, 
         ("groups", "history", "T"),
         ("groups", "offsets", "T"),
         ("groups", "reset-offsets", "T", "--topic", "T", "--to-earliest"),
+        ("groups", "describe", "T"),
+        ("groups", "delete", "T"),
         ("produce", "T"),
         ("consume", "T"),
     ],
@@ -119,9 +121,29 @@ def test_what_is_no_time_is_status_2_and_says_what_is(bootstrap, arguments):
     assert "isoformat" not in done.stderr
 
 
-def test_an_unknown_state_is_told_with_the_known_ones(bootstrap):
-    told = cli(bootstrap, "txns", "list", "--state", "ongoing", status=1).stderr
-    assert "no such transaction state: ongoing; there are Empty, Ongoing, " in told
+@pytest.mark.parametrize("verb", [("reset-offsets", "--to-earliest"), ("delete-offsets",)])
+def test_all_topics_of_a_mistyped_group_are_an_error(bootstrap, verb):
+    command, *options = verb
+    asked = ("groups", command, unique("none"), "--all-topics", *options)
+    assert "does not exist, or has no" in cli(bootstrap, *asked, status=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ("txns", "list", "--state", "open"),
+            "no such transaction state: open; there are Empty, O",
+        ),
+        (("groups", "list", "--state", "idle"), "no such group state: idle; there are Preparing"),
+        (("groups", "list", "--type", "new"), "no such group type: new; there are consumer, class"),
+    ],
+    ids=str,
+)
+def test_an_unknown_state_is_told_with_the_known_ones(bootstrap, arguments, told):
+    assert told in cli(bootstrap, *arguments, status=1).stderr
+    name = {"open": "ongoing", "idle": "EMPTY", "new": "Classic"}[arguments[-1]]
+    cli(bootstrap, *arguments[:-1], name)
 
 
 def test_histories_begin_and_end_at_times_of_every_form(bootstrap, topic, target):

@@ -91,9 +91,8 @@ def begin_transaction(client: RawClient, name: str, timeout_ms: int) -> dict:
     return begun
 
 
-def create_topic(client: RawClient, name: str = "t", **config: str) -> None:
-    settings = [{"name": key.replace("_", "."), "value": value} for key, value in config.items()]
-    topic = {"name": name, "num_partitions": 1, "replication_factor": 1, "configs": settings}
+def create_topic(client: RawClient, num_partitions: int = 1) -> None:
+    topic = {"name": "t", "num_partitions": num_partitions, "replication_factor": 1}
     answer = client.call("create_topics", 5, topics=[topic], timeout=10_000)
     assert answer["topics"][0]["error_code"] == "none"
 
@@ -282,6 +281,76 @@ def test_the_first_rebalance_waits_by_the_clock(tmp_path: Path, clock: TestClock
         fired = until(lambda: clock.advance(ms=1_500), "the delayed join")
         assert kinds(fired) == [("join", "g")]
         assert client.receive()["generation_id"] == 1
+
+
+def beat(client: RawClient, member: str, epoch: int, **more: object) -> dict:
+    """A heartbeat of the consumer protocol."""
+    told = {
+        "group_id": "g",
+        "member_id": member,
+        "member_epoch": epoch,
+        "rebalance_timeout": -1,
+        "instance_id": None,
+        "rack_id": None,
+        "subscribed_topic_names": None,
+        "subscribed_topic_regex": None,
+        "server_assignor": None,
+        "topic_partitions": None,
+        **more,
+    }
+    return client.call("consumer_group_heartbeat", 1, **told)
+
+
+def enter(client: RawClient, member: str) -> dict:
+    answer = beat(
+        client,
+        member,
+        0,
+        rebalance_timeout=20_000,
+        subscribed_topic_names=["t"],
+        topic_partitions=[],
+    )
+    assert answer["error_code"] == "none"
+    return answer
+
+
+def partitions_in(answer: dict) -> list[int]:
+    given = (answer["assignment"] or {"topic_partitions": []})["topic_partitions"]
+    return [index for topic in given for index in topic["partitions"]]
+
+
+def test_a_member_that_keeps_what_it_has_to_give_up_is_out_in_its_time(
+    tmp_path: Path, clock: TestClock
+) -> None:
+    config = {"group.consumer.assignment.interval.ms": "0", "num.partitions": "2"}
+    with (
+        OwnBroker(tmp_path, config=config, clock=clock) as broker,
+        RawClient(broker.bootstrap) as client,
+    ):
+        client.call("find_coordinator", 3, key="g", key_type=0)
+        create_topic(client, num_partitions=2)
+        first = enter(client, "first")
+        assert partitions_in(first) == [0, 1]
+        assert partitions_in(enter(client, "second")) == []
+        told = beat(client, "first", first["member_epoch"])
+        assert len(partitions_in(told)) == 1
+        fired = clock.advance(ms=20_000)
+        assert [(one.what, one.member) for one in fired] == [("rebalance", "first")]
+        assert "member-expired" in fired[0].events or "member-fenced" in fired[0].events
+
+
+def test_the_next_assignment_comes_after_its_interval_by_the_clock(
+    client: RawClient, clock: TestClock
+) -> None:
+    client.call("find_coordinator", 3, key="g", key_type=0)
+    create_topic(client, num_partitions=2)
+    first = enter(client, "first")
+    assert partitions_in(first) == [0, 1]
+    enter(client, "second")
+    assert beat(client, "first", first["member_epoch"])["assignment"] is None
+    clock.advance(seconds=1)
+    enter(client, "second")
+    assert len(partitions_in(beat(client, "first", first["member_epoch"]))) == 1
 
 
 async def test_a_broker_on_the_loop_of_the_test(tmp_path: Path) -> None:

@@ -94,6 +94,11 @@ class Log:
         return offset
 
     @property
+    def segment_count(self) -> int:
+        """How many there are."""
+        return len(self._segments)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all log files."""
         return sum(segment.size for segment in self._segments.values())

@@ -6,6 +6,7 @@ from bench.suite import Suite
 from bench.suites.data import DATA, JAVA, START
 from bench.suites.groups import GROUPS
 from bench.suites.log import LOG
+from bench.suites.metrics import METRICS
 from bench.suites.mqtt import MQTT
 from bench.suites.partitions import PARTITIONS_SUITE
 from bench.suites.pipelines import PIPELINES
@@ -24,6 +25,7 @@ SUITES: dict[str, Suite] = {
         LOG,
         PARTITIONS_SUITE,
         SOCKETS,
+        METRICS,
         PIPELINES,
         MQTT,
         SPARK,

@@ -38,6 +38,9 @@ COMPAT: Final[Mapping[str, str]] = {
 TICK_MS: Final = 100
 """Between two looks at how late the event loop is."""
 
+ABOUT_ITSELF: Final = 4
+"""Samples that a scrape adds about itself, whatever there is room for."""
+
 LAG_BOUNDS: Final = (0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """Seconds; a turn is meant to end before 0.05."""
 
@@ -58,8 +61,8 @@ class Endpoint:
         self._due = 0.0
         self._loop_lag = Histogram(LAG_BOUNDS)
         self._lags, self._rates = Lags(), Rates()
-        self._scrapes: dict[str, asyncio.Task[None]] = {}
-        self._pages: dict[str, Page] = {}
+        self._scrapes: dict[str, tuple[asyncio.Task[None], Page]] = {}
+        """Those under way, by format."""
         self._one_at_a_time = asyncio.Lock()
         self._began = own.began()
         self._scraped, self._took = 0, 0.0
@@ -95,7 +98,7 @@ class Endpoint:
         """Answer nobody any more."""
         if self._tick is not None:
             self._tick.cancel()
-        tasks = list(self._scrapes.values())
+        tasks = [task for task, _ in self._scrapes.values()]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -130,20 +133,22 @@ class Endpoint:
 
     async def _metrics(self, request: Request) -> Response:
         wanted = _format(request.headers.get("accept", ""))
-        task = self._scrapes.get(wanted)
-        if task is None or task.done():
-            task = self._scrapes[wanted] = spawn(self._scrape(wanted), "scrape")
+        if wanted not in self._scrapes:
+            page = Page(wanted, self._max_series)
+            task = spawn(self._scrape(page), "scrape")
+            self._scrapes[wanted] = task, page
+            task.add_done_callback(lambda _: self._scrapes.pop(wanted))
+        task, page = self._scrapes[wanted]
         # Who goes does not take the scrape along: others may wait for it.
         await asyncio.shield(task)
-        return Response(200, wanted, _sent(self._pages[wanted].pieces))
+        return Response(200, wanted, _sent(page.pieces))
 
     # --- a scrape ---
 
-    async def _scrape(self, content_type: str) -> None:
+    async def _scrape(self, page: Page) -> None:
         """Look at everything and write it down."""
         async with self._one_at_a_time:
             since = time.perf_counter()
-            page = Page(content_type, self._max_series)
             pace = Pace(SLICE_MS)
             await page.add(own.of_process(self._began), pace)
             await page.add(self._of_endpoint(), pace)
@@ -152,11 +157,10 @@ class Endpoint:
                 await self._add_broker(page, services, server, pace)
             self._took = time.perf_counter() - since
             self._scraped += 1
-            about = Page(content_type, page.series + len(page.pieces) + 8)
+            about = Page(page.content_type, ABOUT_ITSELF)
             await about.add(self._of_scrape(page), pace)
             page.pieces += about.pieces
             page.end()
-            self._pages[content_type] = page
 
     def _of_endpoint(self) -> Iterator[Series]:
         yield own.one("fencepost_ready", int(not health.unready(self.stage, self.services)))

@@ -15,8 +15,11 @@ from fencepost.coordinator.runtime.histogram import Histogram
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-LINES_PER_LOOK: Final = 100
-"""Lines that are made between two looks at the time."""
+LINES_PER_LOOK: Final = 10
+"""Lines that are made between two looks at the time; some take a walk over a group's members."""
+
+LINES_PER_PIECE: Final = 200
+"""Lines that are kept as one piece of text: about 16 KiB."""
 
 SLICE_MS: Final = 1
 """How long a scrape keeps the loop before others get their turn, in milliseconds: short, for what
@@ -41,13 +44,14 @@ class Page:
         """Write families with all their samples, and let others have their turn meanwhile."""
         for family, samples in all_series:
             self._lines += self._head(family)
-            for written, value in samples:
+            for number, (written, value) in enumerate(samples):
                 if isinstance(value, Histogram):
                     self._histogram(family.name, written, value)
                 else:
                     self._sample(family.name, written, value)
-                if len(self._lines) >= LINES_PER_LOOK:
-                    self._cut()
+                if number % LINES_PER_LOOK == 0:
+                    if len(self._lines) >= LINES_PER_PIECE:
+                        self._cut()
                     await pace()
             await pace()
         self._cut()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -66,19 +65,17 @@ def series(view: View) -> Iterator[Series]:
     ):
         family = FAMILIES[f"kafka_topic_partition_{name}"]
         yield family, ((row.written, number) for row in rows)
-    for name, value in (("current_offset", "committed"), ("lag", "offsets")):
+    for at, (name, value) in enumerate((("current_offset", "committed"), ("lag", "offsets"))):
         yield (
             FAMILIES[f"kafka_consumergroup_{name}"],
             ((f"consumer{row.written}", getattr(row, value)) for row in snapshot.offsets()),
         )
-        sums: Counter[tuple[str, str]] = Counter()
-        for row in snapshot.offsets():
-            sums[row.group, row.at.topic] += getattr(row, value)
         yield (
             FAMILIES[f"kafka_consumergroup_{name}_sum"],
             (
-                (labels(consumergroup=group, topic=topic), total)
-                for (group, topic), total in sums.items()
+                (labels(consumergroup=one.group_id, topic=topic), sums[at])
+                for one in snapshot.groups
+                for topic, sums in one.sums.items()
             ),
         )
     yield (

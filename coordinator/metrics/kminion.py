@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -130,7 +130,7 @@ class _Assigned:
     partitions: Counter[str] = field(default_factory=Counter)
 
 
-def _assigned(row: GroupRow, view: View) -> _Assigned:
+def _assigned(row: GroupRow, topics: Mapping[bytes, str]) -> _Assigned:
     """Count by topic; a group of another protocol type keeps to itself what its members have."""
     found, group = _Assigned(), row.group
     by_member: Iterable[Counter[str]]
@@ -139,15 +139,14 @@ def _assigned(row: GroupRow, view: View) -> _Assigned:
             return found
         by_member = [_decoded(member.assignment) for member in group.members.values()]
     else:
-        names = {one.topic.topic_id.bytes: one.topic.name for one in view.snapshot.topics}
         held = [group.current(member_id).held for member_id in group.members]
         by_member = [
-            Counter(names[topic_id] for topic_id, _ in one if topic_id in names) for one in held
+            Counter(topics[topic_id] for topic_id, _ in one if topic_id in topics) for one in held
         ]
-    for topics in by_member:
-        found.empty += not topics
-        found.members.update(topics.keys())
-        found.partitions.update(topics)
+    for one in by_member:
+        found.empty += not one
+        found.members.update(one.keys())
+        found.partitions.update(one)
     return found
 
 
@@ -185,18 +184,24 @@ def _of_groups(view: View) -> Iterator[Series]:
         FAMILIES["kminion_kafka_consumer_group_members"],
         ((written, one.members) for one, written in zip(groups, names, strict=True)),
     )
-    assigned = [_assigned(one, view) for one in groups]
+    assigned: dict[str, _Assigned] = {}
+
+    def empty(row: GroupRow) -> int:
+        assigned[row.group_id] = found = _assigned(row, topics)
+        return found.empty
+
+    topics = {one.topic.topic_id.bytes: one.topic.name for one in snapshot.topics}
     yield (
         FAMILIES["kminion_kafka_consumer_group_empty_members"],
-        ((written, one.empty) for one, written in zip(assigned, names, strict=True)),
+        ((written, empty(one)) for one, written in zip(groups, names, strict=True)),
     )
     for name, value in (("members", "members"), ("assigned_partitions", "partitions")):
         yield (
             FAMILIES[f"kminion_kafka_consumer_group_topic_{name}"],
             (
                 (f"{written},{labels(topic_name=topic)}", count)
-                for one, written in zip(assigned, names, strict=True)
-                for topic, count in getattr(one, value).items()
+                for one, written in zip(groups, names, strict=True)
+                for topic, count in getattr(assigned[one.group_id], value).items()
             ),
         )
     yield (
@@ -209,15 +214,13 @@ def _of_groups(view: View) -> Iterator[Series]:
             for row in snapshot.offsets()
         ),
     )
-    for name, value in (("offset_sum", "committed"), ("lag", "offsets")):
-        sums: Counter[tuple[str, str]] = Counter()
-        for row in snapshot.offsets():
-            sums[row.group, row.at.topic] += getattr(row, value)
+    for at, name in enumerate(("offset_sum", "lag")):
         yield (
             FAMILIES[f"kminion_kafka_consumer_group_topic_{name}"],
             (
-                (labels(group_id=group, topic_name=topic), total)
-                for (group, topic), total in sums.items()
+                (f"{written},{labels(topic_name=topic)}", sums[at])
+                for one, written in zip(groups, names, strict=True)
+                for topic, sums in one.sums.items()
             ),
         )
     yield (

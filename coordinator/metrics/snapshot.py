@@ -100,6 +100,8 @@ class GroupRow:
     commits: int
     group: Group
     offsets: list[OffsetRow] = field(default_factory=list)
+    sums: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By topic, what the committed offsets and the lags in offsets add up to."""
 
 
 @dataclass(slots=True)
@@ -164,8 +166,9 @@ def _look(row: PartitionRow, partition: Partition) -> dict[int, int]:
     row.partition = partition
     row.start, row.stable = partition.log_start_offset, partition.last_stable_offset
     row.high, row.end = partition.high_watermark, partition.log_end_offset
-    segments = partition.log.segments
-    row.segments, row.size = len(segments), sum(one.size for one in segments)
+    log = partition.log
+    row.segments = log.segment_count
+    row.size = log.active.size if row.segments == 1 else log.size_bytes
     if partition.producers.first_unstable_offset is None:
         return {}
     opened = partition.producers.open_transactions()
@@ -255,7 +258,9 @@ async def _groups(services: Services, snapshot: Snapshot, max_rows: int, pace: P
                     continue
                 count += 1
                 written = f"{row.written},{at.written}"
-                row.offsets.append(OffsetRow(group_id, written, at, one.value.offset))
+                row.offsets.append(added := OffsetRow(group_id, written, at, one.value.offset))
+                committed, lag = row.sums.get(topic, (0, 0))
+                row.sums[topic] = committed + added.committed, lag + added.offsets
                 await pace()
 
 

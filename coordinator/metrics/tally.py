@@ -23,6 +23,9 @@ from fencepost.logcore.partition import Partition
 BATCHES_PER_STEP: Final = 200
 """Headers that are looked at before others may have their turn: about half a millisecond."""
 
+OFFSETS_PER_PART: Final = 50_000
+"""Offsets whose aborted transactions are looked up together."""
+
 MIN_RUNS: Final = 64
 """Runs that every tally may keep, however many tallies there are."""
 
@@ -100,25 +103,32 @@ class Tally:
             self.end = max(self.end, limit)
 
     def _walk(self, limit: int) -> Iterator[None]:
-        log = self.partition.log
         try:
-            aborted = log.aborted_between(self.end, limit) if self._aborts else []
-            coming = sorted(((first, who) for who, first in aborted), reverse=True)
-            active: set[int] = set()
             while self.end < limit:
                 before = self.end
-                batches = log.batches(self.end, with_payload=False)
-                for _, header, _ in islice(batches, BATCHES_PER_STEP):
-                    while coming and coming[-1][0] <= header.base_offset:
-                        active.add(coming.pop()[1])
-                    self._take(header, active)
-                    if self.end >= limit:
-                        break
+                yield from self._walk_part(min(limit, before + OFFSETS_PER_PART))
                 if self.end == before:
                     return  # nothing is there, whatever the marks say
-                yield
         except (LogError, OSError):
             return  # whoever reads there hears of it
+
+    def _walk_part(self, limit: int) -> Iterator[None]:
+        log = self.partition.log
+        aborted = log.aborted_between(self.end, limit) if self._aborts else []
+        coming = sorted(((first, who) for who, first in aborted), reverse=True)
+        active: set[int] = set()
+        while self.end < limit:
+            before = self.end
+            batches = log.batches(before, with_payload=False)
+            for _, header, _ in islice(batches, BATCHES_PER_STEP):
+                while coming and coming[-1][0] <= header.base_offset:
+                    active.add(coming.pop()[1])
+                self._take(header, active)
+                if self.end >= limit:
+                    break
+            if self.end == before:
+                return
+            yield
 
     def _take(self, header: BatchHeader, active: set[int]) -> None:
         """Take down what a batch says of the offsets from ``end`` on."""

@@ -216,6 +216,22 @@ async def test_a_hanging_transaction_is_told(tmp_path: Path) -> None:
         assert value(values, "fencepost_partition_open_transaction_seconds", **where) >= 0
 
 
+def commit_offsets(cluster: Cluster, group: str, topic: str, partitions: int) -> None:
+    """Commit offset 0 of each partition, from outside of the group."""
+    parts = [
+        {"partition_index": index, "committed_offset": 0, "committed_metadata": ""}
+        for index in range(partitions)
+    ]
+    cluster.call(
+        "offset_commit",
+        7,
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        topics=[{"name": topic, "partitions": parts}],
+    )
+
+
 def _with_cluster(bootstrap: str, do: Callable[[Cluster], None]) -> None:
     with Cluster(bootstrap) as cluster:
         do(cluster)
@@ -341,19 +357,9 @@ async def test_groups_without_number_do_not_make_a_scrape_grow(tmp_path: Path) -
 
         def commit(cluster: Cluster) -> None:
             cluster.create_topic("t")
+            cluster.coordinator("g0", GROUP)
             for number in range(300):
-                group = f"g{number}"
-                if not number:
-                    cluster.coordinator(group, GROUP)
-                part = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
-                cluster.call(
-                    "offset_commit",
-                    7,
-                    group_id=group,
-                    generation_id_or_member_epoch=-1,
-                    member_id="",
-                    topics=[{"name": "t", "partitions": [part]}],
-                )
+                commit_offsets(cluster, f"g{number}", "t", 1)
 
         await asyncio.to_thread(_with_cluster, broker.bootstrap, commit)
         values = await scraped(broker)
@@ -390,12 +396,16 @@ async def test_ten_thousand_partitions_keep_nobody_waiting(tmp_path: Path) -> No
                 for at in range(10)
             ]
             cluster.call("create_topics", 5, timeout=60_000, topics=topics)
+            cluster.coordinator("g", GROUP)
+            for at in range(10):
+                commit_offsets(cluster, "g", f"t{at}", 1_000)
 
         await asyncio.to_thread(_with_cluster, broker.bootstrap, create)
         with watched_loop() as watch:
             _, _, text = await page(address, "/metrics")
         watch.check()
-    assert text.count("\nfencepost_partition_size_bytes{") == 10_000
+    assert text.count("\nfencepost_group_lag_records{") == 10_000
+    assert text.count("\nfencepost_partition_size_bytes{") == 10_000 + 2
 
 
 async def test_one_scrape_at_a_time_looks_at_the_broker(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""What it costs a producer that somebody watches: one append at a time, and a scrape each second.
+
+Two daemons run side by side, one without metrics and one with. A client takes turns of some seconds
+with them, and a child process scrapes the second one in every other turn: so a drift of the
+machine's speed hits all of them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import statistics
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+from bench.clients import create_topic
+from bench.suite import Figures, Local, Suite
+from fencepost.coordinator.tools.ports import hold_port
+from tests.support.batches import batch
+from tests.support.cluster import Cluster
+from tests.support.daemon import Daemon
+
+TURN_S = 4.0
+TURNS = 6
+"""Of each kind."""
+
+SCRAPE_EVERY_S = 1.0
+WARM_UP_S = 1.0
+
+OFF, ON, SCRAPED = "metrics off", "metrics on", "scraped each second"
+
+
+def _scrape(url: str, wanted: Event) -> None:
+    """A Prometheus in a hurry, while it is wanted."""
+    while True:
+        wanted.wait()
+        with urllib.request.urlopen(url) as answer:
+            answer.read()
+        time.sleep(SCRAPE_EVERY_S)
+
+
+@contextmanager
+def _scraper(url: str) -> Iterator[Event]:
+    wanted = multiprocessing.Event()
+    child = multiprocessing.Process(target=_scrape, args=(url, wanted), daemon=True)
+    child.start()
+    try:
+        yield wanted
+    finally:
+        child.terminate()
+        child.join()
+
+
+def _appends(cluster: Cluster, topic: str, seconds: float) -> list[float]:
+    """Milliseconds of one append after the other."""
+    data, took = batch([bytes(1024)]), []
+    end = time.perf_counter() + seconds
+    while (since := time.perf_counter()) < end:
+        cluster.produce(topic, data)
+        took.append((time.perf_counter() - since) * 1000)
+    return took
+
+
+def watched(partitions: int) -> Callable[[Path], Figures]:
+    def run(home: Path) -> Figures:
+        with closing(hold_port()) as held:
+            address = f"127.0.0.1:{held.getsockname()[1]}"
+            off = Daemon(home / "off").start()
+            on = Daemon(home / "on", {"fencepost.metrics.listen": address}).start()
+            try:
+                return _measure(off, on, f"http://{address}/metrics", partitions)
+            finally:
+                off.kill()
+                on.kill()
+
+    return run
+
+
+def _measure(off: Daemon, on: Daemon, url: str, partitions: int) -> Figures:
+    took: dict[str, list[float]] = {OFF: [], ON: [], SCRAPED: []}
+    with Cluster(off.bootstrap) as plain, Cluster(on.bootstrap) as told, _scraper(url) as wanted:
+        topics = {}
+        for daemon, cluster in ((off, plain), (on, told)):
+            topics[daemon] = topic = create_topic(daemon.bootstrap, partitions)
+            for index in range(partitions):
+                cluster.produce(topic, [b"x"], partition=index)
+            _appends(cluster, topic, WARM_UP_S)
+        kinds = [kind for kind in took for _ in range(TURNS)]
+        random.Random(7).shuffle(kinds)
+        for kind in kinds:
+            if kind == SCRAPED:
+                wanted.set()
+            daemon, cluster = (off, plain) if kind == OFF else (on, told)
+            took[kind] += _appends(cluster, topics[daemon], TURN_S)
+            wanted.clear()
+        with urllib.request.urlopen(url) as answer:
+            text = answer.read().decode()
+    figures: Figures = {}
+    for kind, times in took.items():
+        cuts = statistics.quantiles(times, n=1000)
+        figures |= {f"{kind}: p50 ms": cuts[499], f"{kind}: p99 ms": cuts[989]}
+        figures[f"{kind}: p99.9 ms"] = cuts[998]
+    (spent,) = (line for line in text.splitlines() if line.startswith("fencepost_scrape_seconds "))
+    return {**figures, "one scrape ms": float(spent.split()[1]) * 1000, "series": text.count("\n")}
+
+
+METRICS = Suite(
+    "metrics",
+    "One append of 1 KiB after the other, without metrics, with them, and scraped each second",
+    tuple(
+        Local(f"append, {partitions:,} partitions", watched(partitions))
+        for partitions in (100, 1_000)
+    ),
+)

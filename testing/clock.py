@@ -107,13 +107,14 @@ class TestClock:
         Raises RuntimeError on a broker's own thread (see :meth:`advance_async`), and ValueError for
         a negative time.
         """
-        work = self._advance(_span_ms(seconds, ms), speed)
+        span_ms = _span_ms(seconds, ms)
         loops = [loop for loop, _ in self._brokers.values()]
         if not loops:
-            return asyncio.run(work)
+            self._move_to(self.monotonic_ms() + span_ms)
+            return []
         if asyncio._get_running_loop() in loops:
-            work.close()
             raise RuntimeError("a broker runs on this very loop: await clock.advance_async(…)")
+        work = self._advance(span_ms, speed)
         return asyncio.run_coroutine_threadsafe(work, loops[0]).result()
 
     async def advance_async(
@@ -145,6 +146,8 @@ class TestClock:
                     return fired
             raise RuntimeError(f"more than {MAX_STEPS} deadlines in {span_ms} ms")
         finally:
+            for _, deadlines in list(self._brokers.values()):
+                deadlines.news = None
             self._advancing.release()
 
     async def _each(self, ask: Callable[[Deadlines], Coroutine[Any, Any, T]]) -> list[T]:

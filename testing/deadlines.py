@@ -75,7 +75,8 @@ class Deadlines:
             queue.on_fire = partial(self._timer_fires, queue)
         services.history.listener = self._event
         self._current: Fired | None = None
-        self._news: list[Fired] = []
+        self.news: list[Fired] | None = None
+        """What has fired since the last :meth:`run_due`; None while nobody moves the clock."""
         self._target_ms = self._spacing_ms = 0
         self._last_round_ms: dict[Hashable, int] = {}
 
@@ -94,7 +95,7 @@ class Deadlines:
         self._target_ms, self._spacing_ms = target_ms, spacing_ms
         self._last_round_ms.clear()
         await self._settle()
-        self._news.clear()
+        self.news = []
 
     async def end(self) -> None:
         """The clock was moved: whoever waits in real time for the rest of a pause waits less."""
@@ -140,7 +141,7 @@ class Deadlines:
                 self._compare(task.what, before)
         await self._settle()
         self._current = None
-        news, self._news = self._news, []
+        news, self.news = self.news or [], []
         return news
 
     async def _settle(self) -> None:
@@ -154,7 +155,8 @@ class Deadlines:
     # --- what has fired ---
 
     def _tell(self, fired: Fired) -> None:
-        self._news.append(fired)
+        if self.news is not None:
+            self.news.append(fired)
         self._keep(fired)
 
     def _timer_fires(self, queue: TimerQueue, key: Hashable, now_ms: int) -> None:

@@ -67,7 +67,11 @@ class Guard:
         """Raise :class:`Refusal` unless the request may be answered."""
         # A foreign name that resolves to this machine makes a foreign page's origin look like ours.
         if _name(request.host) not in self._hosts:
-            raise Refusal(421, "wrong-host", f"this console is not called {request.host!r}")
+            raise Refusal(
+                421,
+                "wrong-host",
+                f"this console is not called {request.host!r}: --allow-host names more",
+            )
         if not request.path.startswith("/api/"):
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")

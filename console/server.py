@@ -55,7 +55,8 @@ NOT_FOUND = frozenset(
 
 OPEN_TO_OTHERS = (
     "it listens for other machines, without encryption: whoever reads along has the token;"
-    " a tunnel (ssh -L) or a proxy with TLS in front keeps it"
+    " a tunnel (ssh -L) or a proxy with TLS in front keeps it. Others ask by a name that"
+    " --allow-host has told"
 )
 
 
@@ -116,6 +117,8 @@ class Console:
         self.settings = settings
         self.token = settings.token or secrets.token_urlsafe(32)
         self.sessions = Sessions(settings.bootstrap, settings.timeout_s)
+        # A search that waits for new records holds its thread, and shall hold up no page.
+        self.searchers = Sessions(settings.bootstrap, settings.timeout_s, MAX_SEARCHES)
         self.history = History()
         self.watches = Watches()
         self.searches = 0
@@ -138,6 +141,7 @@ class Console:
 
     async def _closed(self, _app: web.Application) -> None:
         self.sessions.close()
+        self.searchers.close()
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -224,7 +228,7 @@ class Console:
         with self.watches.client():
             self.searches += 1
             try:
-                begun = await self.sessions.ask(lambda s: search.begin(s, params))
+                begun = await self.searchers.ask(lambda s: search.begin(s, params))
                 return await self._stream(request, self._searched(search, begun))
             finally:
                 self.searches -= 1
@@ -237,7 +241,7 @@ class Console:
         rows: list[dict[str, Any]] = []
         while (why := search.over) is None:
             try:
-                rows += await self.sessions.ask(search.step)
+                rows += await self.searchers.ask(search.step)
             except (WireError, ValueError, click.ClickException) as error:
                 yield event("rows", {"rows": rows, **search.progress()})
                 yield event("failed", {**explained(error)[1], **search.progress()})
@@ -276,7 +280,8 @@ async def served(settings: Settings) -> AsyncIterator[str]:
     try:
         await web.TCPSite(runner, host, int(port)).start()
         bound = runner.addresses[0][1]
-        shown = f"[{host}]" if ":" in host else host
+        name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - a wildcard
+        shown = f"[{name}]" if ":" in name else name
         yield f"http://{shown}:{bound}/#token={console.token}"
     finally:
         await runner.cleanup()

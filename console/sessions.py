@@ -18,10 +18,10 @@ T = TypeVar("T")
 class Sessions:
     """Sessions with one cluster; a session is one thread's at a time."""
 
-    def __init__(self, bootstrap: str, timeout_s: float) -> None:
+    def __init__(self, bootstrap: str, timeout_s: float, most: int = MAX_CALLS) -> None:
         self.bootstrap = bootstrap
         self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="console")
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="console")
         self._lock = threading.Lock()
         self._idle: list[Session] = []
 

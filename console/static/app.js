@@ -217,7 +217,7 @@ function shell() {
     h("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); document.querySelector("main").focus(); } }, "to the content"),
     h(
       "aside",
-      {},
+      { inert: app.help },
       h("a", { class: "brand", href: to("overview") }, h("span", { class: "mark" }), h("span", {}, "Fencepost")),
       h(
         "nav",
@@ -238,7 +238,7 @@ function shell() {
         ),
       ),
     ),
-    h("main", { id: "main", tabindex: "-1" }, banner(), content()),
+    h("main", { id: "main", tabindex: "-1", inert: app.help }, banner(), content()),
     helpOverlay(),
     h("div", { class: "toast", role: "status", "aria-live": "polite" }, app.notice),
   );

@@ -132,7 +132,7 @@ function drawer(app) {
   };
   return h(
     "aside",
-    { class: "drawer", "aria-label": "the record", role: "dialog" },
+    { class: "drawer", "aria-label": "the record" },
     h("header", {}, h("h2", { class: "mono" }, `${row.partition}:${num(row.offset)}`), badge(row.state), h("button", { class: "plain", onclick: close, "aria-label": "close" }, "✕")),
     h(
       "dl",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import subprocess
+import sys
+import urllib.request
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +20,7 @@ from fencepost.console.guard import CONTENT_SECURITY_POLICY, is_loopback
 from fencepost.console.server import VIEWS, Console, Settings
 from tests.console.scenes import MARKUP, TOKEN, commit, fence, members, open_transaction, write
 from tests.support.cluster import unique
+from tests.support.processes import Child
 from tests.support.waits import until_async
 
 STREAM = {"Accept": "text/event-stream"}
@@ -128,6 +132,71 @@ async def test_what_may_write_needs_the_header_and_the_origin(console, headers):
 def test_loopback_is_told_from_the_rest():
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "[::1]", "localhost"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"))
+
+
+# --- the command ---
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "fencepost", "console", *arguments]
+
+
+def test_the_command_tells_its_url_and_ends_as_told(bootstrap):
+    child = Child(command("-b", bootstrap, "--listen", "127.0.0.1:0"))
+    try:
+        url = child.wait_for_line(
+            r"^console (http://127\.0\.0\.1:\d+/)#token=(\S{40,})$", deadline_s=60
+        )
+        asked = urllib.request.Request(
+            f"{url[1]}api/about", headers={"Authorization": f"Bearer {url[2]}"}
+        )
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            about = json.load(answer)
+        assert (about["bootstrap"], about["allow_writes"]) == (bootstrap, False)
+        assert about["limits"]["max_clients"] == limits.MAX_CLIENTS
+        assert child.terminate() == 0
+    finally:
+        child.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (("--listen", "127.0.0.1:x"), 2, "host:port"),
+        (("-b", "x:y"), 2, "host:port"),
+        (("--undo-dir", "/nowhere"), 2, "does not exist"),
+    ],
+)
+def test_a_wrong_command_line_is_told(arguments, status, told):
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, told in done.stderr) == (status, True), done.stderr
+
+
+def test_a_port_that_is_taken_is_told(bootstrap):
+    done = subprocess.run(
+        command("-b", bootstrap, "--listen", bootstrap),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "in use" in done.stderr
+
+
+def test_without_its_extra_it_says_what_to_install():
+    code = "import sys; sys.modules['aiohttp'] = None; from fencepost.coordinator.cli import main;"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code} main(['console'])"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "fencepost[console]" in done.stderr
 
 
 # --- bad requests ---

@@ -115,7 +115,7 @@ bench: $(VENV)/.spark  ## figures side by side with Apache Kafka in one run (nee
 	$(RUN) bench $(ARGS)
 
 docs: $(VENV)/.docs  ## the site of the documentation into build/docs (begin at build/docs/index.html)
-	$(RUN) sphinx --fail-on-warning --keep-going --quiet -c docs -b html . build/docs
+	$(RUN) sphinx --fail-on-warning --keep-going --quiet --fresh-env --write-all -c docs -b html . build/docs
 
 readme: $(VENV)/.dev  ## write the generated parts of README.md and docs/ anew
 	$(RUN) docs.generate

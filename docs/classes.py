@@ -41,6 +41,7 @@ PUBLIC: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 INSIDE = frozenset(
     {"Broker.services", "Broker.storage", "Broker.open", "Broker.prepare_first_contact"}
+    | {"Broker.server", "Broker.repeated"}
     | {"ExactlyOnce.on_partitions_revoked", "ExactlyOnce.on_partitions_assigned"}
 )
 """What has no underscore because other parts of the project, or a client's callbacks, call it."""
@@ -50,8 +51,12 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def class_reference() -> str:
     """Every public class and function with its signature and its docstring."""
-    parts = []
+    parts: list[str] = []
+    told = ""
     for module, path, names in PUBLIC:
+        if module != told:
+            parts.append(f"## {module}")
+            told = module
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         defined = {
             node.name: node for node in tree.body if isinstance(node, ast.ClassDef | _Function)
@@ -62,7 +67,7 @@ def class_reference() -> str:
 
 
 def _entry(module: str, node: ast.ClassDef | _Function) -> Iterator[str]:
-    yield f"## {module}.{node.name}"
+    yield f"### {node.name}"
     if isinstance(node, ast.ClassDef):
         yield from _class(module, node)
     else:

@@ -152,6 +152,39 @@ def test_a_group_and_its_offsets_outlive_a_crash_and_sessions_go_on(tmp_path: Pa
         assert (fired.what, fired.member) == ("session", joined["member_id"])
 
 
+@pytest.mark.slow
+def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice_over_kills_under_load(
+    tmp_path: Path,
+) -> None:
+    acknowledged: list[bytes] = []
+
+    def delivered(error: object, message: object) -> None:
+        assert error is None
+        acknowledged.append(message.value())  # type: ignore[attr-defined]
+
+    with OwnBroker(tmp_path, clock=TestClock(auto=True)) as broker:
+        settings = {
+            "bootstrap.servers": broker.bootstrap,
+            "enable.idempotence": True,
+            "linger.ms": 1,
+            "reconnect.backoff.max.ms": 100,
+            "log_level": 0,
+        }
+        producer = Producer(settings)
+        sent = 0
+        for _kill in range(4):
+            before = len(acknowledged)
+            while len(acknowledged) < before + 200:
+                producer.produce("t", b"%d" % sent, on_delivery=delivered)
+                sent += 1
+                producer.poll(0.001)
+            broker.crash()
+            broker.restart()
+        assert producer.flush(60) == 0
+        assert acknowledged == [b"%d" % number for number in range(sent)]
+        assert values_of(broker.bootstrap) == acknowledged
+
+
 def test_a_commit_whose_answer_died_with_the_broker_is_one_commit(tmp_path: Path) -> None:
     with OwnBroker(tmp_path) as broker:
         settings = {"bootstrap.servers": broker.bootstrap, "transactional.id": "tx", "log_level": 0}

@@ -210,7 +210,7 @@ const parent = { transaction: "transactions", group: "groups", topic: "topics" }
 
 function shell() {
   const here = parent[app.view] ?? app.view;
-  const state = app.away ? "away" : app.data ? "live" : "wait";
+  const state = app.away ? "away" : app.refused?.status === 401 ? "locked" : app.data ? "live" : "wait";
   return h(
     "div",
     { class: "shell" },
@@ -227,7 +227,7 @@ function shell() {
       h(
         "div",
         { class: "foot" },
-        h("div", { class: `live ${state}`, role: "status" }, h("i", {}), { live: "live", away: "away", wait: "connecting" }[state]),
+        h("div", { class: `status ${state}`, role: "status" }, h("i", {}), { live: "live", away: "away", wait: "connecting", locked: "locked" }[state]),
         h("div", { class: "note mono clip", title: app.about?.bootstrap }, app.about?.bootstrap ?? ""),
         app.about ? h("div", { class: "note" }, app.about.allow_writes ? "may write" : "read only") : null,
         h(

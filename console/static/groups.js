@@ -60,7 +60,7 @@ function lagTab(app) {
     ].filter(Boolean).join("; "),
     table(
       [
-        ["Partition", (row) => link("topic", { name: row.topic, tab: "messages", partition: row.partition }, `${row.topic}:${row.partition}`, { class: "mono" }), { grow: true }],
+        ["Partition", (row) => link("topic", { name: row.topic, tab: "messages", partition: row.partition }, `${row.topic}:${row.partition}`, { class: "mono clip place-link" }), { grow: true }],
         ["Committed", (row) => (row.committed === null ? h("span", { class: "null" }, "nothing yet") : mono(num(row.committed))), { right: true }],
         ["Stable", (row) => mono(num(row.stable)), { right: true, title: "where readers of committed records stop" }],
         ["End", (row) => mono(num(row.end)), { right: true }],

@@ -93,9 +93,9 @@ function hex(base64) {
   return lines.join("\n");
 }
 
-/** Characters that nobody sees, as the pictures that Unicode has of them; line ends stay. */
+/** Characters that nobody sees are written out; line ends stay. */
 const seen = (text) =>
-  text.replace(/[\u0000-\u0008\u000b-\u001f\u007f]/g, (one) => (one === "\u007f" ? "\u2421" : String.fromCharCode(0x2400 + one.charCodeAt(0))));
+  text.replace(/[\p{Cc}\p{Cf}]/gu, (one) => ("\n\r\t".includes(one) ? one : `\\u{${one.codePointAt(0).toString(16)}}`));
 
 function cell(shown, none) {
   if (shown === null) return h("span", { class: "null" }, none);

@@ -38,7 +38,7 @@ const waiting = (row) =>
 export function heldTable(app, rows) {
   return table(
     [
-      ["Partition", (row) => link("topic", { name: row.topic, tab: "messages", partition: row.partition, isolation: "read_uncommitted" }, `${row.topic}:${row.partition}`, { class: "mono" })],
+      ["Partition", (row) => link("topic", { name: row.topic, tab: "messages", partition: row.partition, isolation: "read_uncommitted" }, `${row.topic}:${row.partition}`, { class: "mono clip place-link" })],
       ["Held back", (row) => h("div", { class: "held-cell" }, h("b", { class: "mono" }, num(row.behind)), heldBar(row)), { title: "offsets between the last stable offset and the end" }],
       ["By", (row) => h("div", { class: "stack" }, holder(row), row.clients.length ? h("span", { class: "note clip" }, row.clients.join(", ")) : null), { grow: true }],
       ["Producer", producer, { title: "producer id : epoch" }],

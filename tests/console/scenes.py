@@ -15,6 +15,7 @@ from fencepost.console.server import Settings, served
 from tests.support.cluster import unique
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer
+from tests.wire.test_consumer_protocol import member
 
 TOKEN = "a-token-of-the-tests"
 MARKUP = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
@@ -111,14 +112,20 @@ def fence(bootstrap: str, topic: str, name: str) -> None:
 
 
 @contextlib.contextmanager
-def members(bootstrap: str, group: str, topic: str, *names: str) -> Iterator[None]:
-    """Members of a classic group that have their partitions, and poll all the time."""
+def members(
+    bootstrap: str, group: str, topic: str, *names: str, protocol: str = "classic"
+) -> Iterator[None]:
+    """Members of a group that have their partitions, and poll all the time."""
     stop = threading.Event()
     with contextlib.ExitStack() as stack:
         consumers = []
         for name in names:
-            one = stack.enter_context(confluent_consumer(bootstrap, group_id=group, client_id=name))
-            one.subscribe([topic])
+            if protocol == "consumer":
+                one = stack.enter_context(member(bootstrap, group, topic, client_id=name))
+            else:
+                conf = {"group_id": group, "client_id": name}
+                one = stack.enter_context(confluent_consumer(bootstrap, **conf))
+                one.subscribe([topic])
             consumers.append(one)
 
         def all_have() -> bool:

@@ -22,6 +22,7 @@ from tests.console.scenes import MARKUP, TOKEN, commit, fence, members, open_tra
 from tests.support.cluster import unique
 from tests.support.processes import Child
 from tests.support.waits import until_async
+from tests.wire.test_cli_txns import hang
 
 STREAM = {"Accept": "text/event-stream"}
 
@@ -274,6 +275,20 @@ async def test_who_holds_back_whom_since_when(console, bootstrap, topic):
     assert ended["transactions"]["rows"][0]["started_ms"] is None
 
 
+async def test_a_hanging_transaction_is_the_worst_matter(console, cluster, topic):
+    name, producer_id = hang(cluster, topic)
+    try:
+        found = await get(console, "overview")
+        (matter,) = [one for one in found["attention"] if one.get("topic") == topic]
+        assert (matter["kind"], matter["level"]) == ("hanging", "bad")
+        held = (await get(console, "transactions"))["held"]
+        (row,) = [one for one in held if one["topic"] == topic]
+        assert row["producer_id"] == producer_id
+        assert row["hanging"] == f"{name} is Empty"
+    finally:
+        cluster.call("delete_topics", 5, topic_names=[topic], timeout=30_000)
+
+
 async def test_fences_are_told_with_their_epochs(console, bootstrap, topic):
     name = unique("fenced")
     fence(bootstrap, topic, name)
@@ -335,6 +350,26 @@ async def test_members_and_why_they_rebalanced(console, bootstrap, cluster):
         assert [row["then"] for row in alone["rows"] if row["member"] == leaver] == [None]
         await get(console, "plan", 400, id=group, assignor="nobody")
         await get(console, "plan", 400, id=group, add=1001)
+
+
+async def test_a_group_of_the_consumer_protocol(console, bootstrap, cluster):
+    topic, group = cluster.create_topic(unique("topic"), 4), unique("modern")
+    with members(bootstrap, group, topic, "first", "second", protocol="consumer"):
+
+        async def settled() -> Any:
+            found = await get(console, "group", id=group)
+            done = all(row["assigned"] == row["target"] for row in found["members"])
+            return found if done and found["state"] == "Stable" else None
+
+        found = await until_async(settled, "a stable group")
+        assert (found["type"], len(found["members"])) == ("consumer", 2)
+        assert {row["epoch"] for row in found["members"]} == {found["epoch"]}
+        plan = await get(console, "plan", id=group, add=2)
+        assert plan["known"] == ["range", "uniform"]
+        assert len([row for row in plan["rows"] if row["then"]]) == 4
+        causes = [row for row in found["history"]["rows"] if row["what"] == "group-epoch-bumped"]
+        assert causes
+        assert all(row["why"] for row in causes)
 
 
 async def test_a_reset_is_shown_first_done_then_and_can_be_undone(

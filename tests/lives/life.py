@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from tests.lives import data, groups, txns
+from tests.lives import admin, data, groups, txns
 from tests.lives.draw import SLOTS, Condition, Draw, Request
 from tests.lives.knowledge import Slot
 from tests.lives.pools import Pools
@@ -282,6 +282,8 @@ class Life:
             (data.update_features, 0 if self.calm else 0.3),
             (data.describe_cluster, 0.5),
             (data.api_versions, 0.5),
+            # They change nothing, so a life on two brokers compares nothing through them.
+            *((make, 0 if self.calm else 0.5) for make in admin.REQUESTS),
         ]
         return [
             *((member(make), 2) for make in of_members),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 import click
+from click.core import ParameterSource
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -98,6 +99,7 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
                 told = read_profile(profile)
             except ProfileError as error:
                 raise click.UsageError(str(error)) from error
+            _tell_of_environment(told.bootstrap, servers)
             servers, seconds = servers or told.bootstrap, seconds or told.timeout_s
         try:
             session = Session(servers or DEFAULT_BOOTSTRAP, seconds or DEFAULT_TIMEOUT_S)
@@ -112,6 +114,19 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
             raise click.ClickException(str(error)) from error
 
     return wrapped
+
+
+def _tell_of_environment(profile: str | None, servers: str | None) -> None:
+    """Say so if the environment names another cluster than the profile that was asked for."""
+    sources = click.get_current_context().get_parameter_source
+    if (
+        profile not in {None, servers}
+        and sources("profile") is ParameterSource.COMMANDLINE
+        and sources("bootstrap") is ParameterSource.ENVIRONMENT
+    ):
+        click.echo(
+            f"note: $FENCEPOST_BOOTSTRAP is {servers}, which goes before --profile", err=True
+        )
 
 
 def format_option(function: Callable[P, R]) -> Callable[P, R]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import random
 import re
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from tests.support.processes import Child
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer
 from tests.wire.command_line import cli, json_lines
+from tests.wire.test_consumer_protocol import member, owned
 
 NOON = 1_769_860_800_000
 """2026-01-31T12:00Z."""
@@ -158,6 +160,44 @@ def test_the_last_records_are_those_that_a_reader_sees(bootstrap, topic):
             pass
     assert read(bootstrap, topic, "--tail", "3") == ["1", "2", "3"]
     assert read(bootstrap, topic, "--tail", "9") == ["0", "1", "2", "3"]
+
+
+def test_any_slice_is_a_slice_of_the_whole(bootstrap, cluster):
+    """Random histories of plain, committed and aborted batches; the whole is the judge."""
+    chance = random.Random(7)
+    topic = cluster.create_topic(unique("slices"), 1)
+    with confluent_producer(bootstrap, transactional_id=topic) as writer:
+        writer.init_transactions(60)
+        for number in range(12):
+            if chance.random() < 0.3:
+                cluster.produce(topic, [b"plain %d" % number] * chance.randrange(1, 5))
+                continue
+            writer.begin_transaction()
+            for _ in range(chance.randrange(1, 5)):
+                writer.produce(topic, b"in %d" % number, partition=0)
+            writer.flush(60)
+            (writer.commit_transaction if chance.random() < 0.6 else writer.abort_transaction)(60)
+
+    def offsets(*options: str) -> list[int]:
+        done = cli(bootstrap, "consume", topic, "--format", r"%o\n", *options)
+        return [int(line) for line in done.stdout.split()]
+
+    for isolation in ("read_committed", "read_uncommitted"):
+        level = ("--isolation", isolation)
+        whole = offsets(*level)
+        end = whole[-1] + 2
+        for count in (0, 1, 2, 5, len(whole) - 1, len(whole), len(whole) + 1):
+            assert (
+                offsets("--tail", str(count), *level)
+                == whole[len(whole) - min(count, len(whole)) :]
+            )
+        for _ in range(20):
+            first, last = chance.randrange(end), chance.randrange(end)
+            limit = chance.randrange(1, 9)
+            wanted = [offset for offset in whole if first <= offset < last]
+            place = ("--from", str(first), "--until", str(last), *level)
+            assert offsets(*place) == wanted
+            assert offsets(*place, "--limit", str(limit)) == wanted[:limit]
 
 
 def test_a_follower_starts_where_it_is_told_and_ends_at_its_offset(bootstrap, ten):
@@ -338,6 +378,18 @@ def test_it_shares_the_partitions_with_other_members(bootstrap, ten):
             assert message.value() == b"new%d" % mine.partition
             until(lambda: f"new{1 - mine.partition}" in one.tail(), "the other's record")
             assert f"new{mine.partition}" not in one.tail()
+
+
+def test_it_joins_a_group_of_the_consumer_protocol(bootstrap, ten):
+    group = unique("new")
+    with member(bootstrap, group, ten) as consumer:
+        until(lambda: owned(consumer) == [2], "both partitions")
+        with consuming(bootstrap, ten, "-g", group, "-f") as one:
+            until(lambda: owned(consumer) == [1], "one of them")
+            (mine,) = consumer.assignment()
+            told = f"committed {ten}:{1 - mine.partition} at"
+            # It gives the partition up in its polls.
+            until(lambda: (owned(consumer), told in one.tail())[1], "the other")
 
 
 def test_a_group_without_the_usual_assignors_is_told(bootstrap, topic):

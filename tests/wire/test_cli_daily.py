@@ -222,7 +222,9 @@ def test_what_is_said_nearer_wins(bootstrap, profiles, options, env, status):
     told = [bootstrap if one == "HERE" else one for one in options]
     given = {key: bootstrap if value == "HERE" else value for key, value in env.items()}
     given = {"FENCEPOST_BOOTSTRAP": None, "FENCEPOST_PROFILES": profiles, **given}
-    cli(bootstrap, "topics", "list", *told, status=status, **given)
+    done = cli(bootstrap, "topics", "list", *told, status=status, **given)
+    is_crossed = given["FENCEPOST_BOOTSTRAP"] is not None and "--bootstrap" not in options
+    assert ("goes before --profile" in done.stderr) == (is_crossed and options != ())
 
 
 @pytest.mark.parametrize(

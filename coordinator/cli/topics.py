@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
-from fencepost.coordinator.cli.output import emit, key_values, shared_options, table_options
+from fencepost.coordinator.cli.output import (
+    emit,
+    key_values,
+    shared_options,
+    table_options,
+    text_of,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fencepost.coordinator.cli.queries.session import Session
+    from fencepost.coordinator.wire.client.cluster import TopicMetadata
 
 
 @click.group("topics")
@@ -100,7 +109,7 @@ def describe(session: Session, topics: tuple[str, ...], form: str, *, configs: b
         ]
         emit(settings, ["topic", "key", "value", "source"], form)
         return
-    infos = session.topics(topics)
+    infos = session.topics(dict.fromkeys(topics))
     partitions = [(topic.name, index) for topic in infos for index in topic.partitions]
     first = session.offsets(partitions, EARLIEST)
     last = session.offsets(partitions, LATEST)
@@ -120,8 +129,24 @@ def describe(session: Session, topics: tuple[str, ...], form: str, *, configs: b
         for topic in infos
         for index, row in sorted(topic.partitions.items())
     ]
+    if form == "table":
+        _show_heads(session, infos)
     columns = ["topic", "partition", "leader", "epoch", "replicas", "isr"]
     emit(rows, [*columns, "earliest", "stable", "latest"], form)
+
+
+def _show_heads(session: Session, topics: Sequence[TopicMetadata]) -> None:
+    """A line for each topic: its size, its id, and what it was given as its own settings."""
+    from fencepost.coordinator.cli.queries.settings import described
+
+    own: dict[str, list[str]] = {topic.name: [] for topic in topics}
+    for one in described(session, [("topic", topic.name) for topic in topics]):
+        if one.source == "topic":
+            own[one.resource].append(f"{one.key}={one.value}")
+    for topic in topics:
+        count = len(topic.partitions)
+        what = [f"{count} partitions", f"id {topic.topic_id}", *own[topic.name]]
+        click.echo(f"{topic.name}: {text_of(', '.join(what))}")
 
 
 @command.command("delete")

@@ -33,17 +33,27 @@ def watch(draw: Callable[[], None], every_s: float | None) -> None:
     """Draw once, or every ``every_s`` seconds until Ctrl-C, which is a good end.
 
     On a terminal each picture takes the place of the one before; elsewhere they follow one another
-    as blocks, each under its time.
+    as blocks, each under its time. What fails after the first picture, for the broker is being
+    started again, is told in its place. The first one's failure is raised.
     """
+    from fencepost.coordinator.wire.errors import WireError
+
     if every_s is None:
         draw()
         return
+    has_drawn = False
     try:
         while True:
             started = time.monotonic()
             click.clear()  # nothing where there is no terminal
             click.echo(f"{utc(int(dt.datetime.now(dt.UTC).timestamp() * 1000))}")
-            draw()
+            try:
+                draw()
+            except WireError as error:
+                if not has_drawn:
+                    raise
+                click.echo(f"Error: {error}", err=True)
+            has_drawn = True
             if not sys.stdout.isatty():
                 click.echo()
             sys.stdout.flush()

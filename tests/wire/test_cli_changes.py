@@ -110,6 +110,14 @@ def test_settings_of_a_topic(bootstrap, topic):
     assert setting(bootstrap, "topic", topic, key)[0] == default
 
 
+def test_a_description_begins_with_what_is_the_topics_own(cluster, bootstrap, topic):
+    run(bootstrap, "configs", "set", "topic", topic, "retention.ms=7", "--execute")
+    head, columns, *lines = run(bootstrap, "topics", "describe", topic, topic).stdout.splitlines()
+    assert head == f"{topic}: 2 partitions, id {cluster.topic_id(topic)}, retention.ms=7"
+    assert columns.split()[:3] == ["TOPIC", "PARTITION", "LEADER"]
+    assert len(lines) == 2
+
+
 def test_settings_that_can_not_be(bootstrap, topic):
     for asked, status, says in (
         (("set", "topic", topic, "retention.mss=1"), 1, "did you mean retention.ms?"),

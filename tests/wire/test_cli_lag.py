@@ -15,6 +15,8 @@ from fencepost.coordinator.cli.queries import lag as lag_module
 from fencepost.coordinator.cli.queries.lag import EXACT_OFFSETS, Lags
 from fencepost.coordinator.cli.queries.session import Session
 from tests.support.cluster import Cluster, unique
+from tests.support.own_broker import own_broker
+from tests.support.processes import Child
 from tests.support.waits import until
 from tests.wire.clients import confluent_producer
 from tests.wire.test_cli import fencepost
@@ -191,3 +193,24 @@ def test_watch_draws_anew_until_ctrl_c(cluster, bootstrap, topic, tmp_path):
         rest, said = watching.communicate(timeout=30)
         assert (watching.returncode, said) == (0, "")
         assert "\033" not in rest
+
+
+@pytest.mark.slow
+def test_watch_goes_on_when_the_broker_was_away(request, tmp_path):
+    with own_broker(request, tmp_path) as broker:
+        with Cluster(broker.bootstrap) as cluster:
+            topic = cluster.create_topic("t")
+        group, seed = "watched", tmp_path / "seed.csv"
+        seed.write_text(f"{topic},0,0\n")
+        where = ("--from-file", str(seed), *execute(tmp_path))
+        run(broker.bootstrap, "reset-offsets", group, *where)
+        asked = ["groups", "describe", group, "--watch", "0.1", "--timeout", "1"]
+        child = Child([sys.executable, "-m", "fencepost", *asked, "-b", broker.bootstrap])
+        child.wait_for_line(f"^{group}: Empty", deadline_s=60)
+        broker.kill()
+        child.wait_for_line("^Error: ", deadline_s=60)
+        broker.start()
+        with Cluster(broker.bootstrap) as cluster:
+            cluster.produce(topic, [b"new"])
+        child.wait_for_line(f"^{group}: Empty.*lag 1", deadline_s=60)
+        child.kill()

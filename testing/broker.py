@@ -26,7 +26,8 @@ class OwnBroker:
     """One broker on one data directory, which may be stopped, killed and started again.
 
     ``config`` holds settings by Kafka's names. With a :class:`fencepost.testing.clock.TestClock` as
-    ``clock`` its time is the test's. The address stays the same over crashes and restarts. All
+    ``clock`` its time is the test's. Without ``forces`` nothing is forced to a disk, which a crash
+    does not show: it is the process's. The address stays the same over crashes and restarts. All
     methods are for the test's thread; a context manager.
     """
 
@@ -37,6 +38,7 @@ class OwnBroker:
         config: Mapping[str, str] | None = None,
         *,
         clock: Clock | None = None,
+        forces: bool = True,
     ) -> None:
         self.data_dir = Path(data_dir)
         self.config = dict(config or {})
@@ -45,7 +47,8 @@ class OwnBroker:
         self.faults = Faults()
         """They stay over a restart."""
         self._listen = listen
-        self._files = MortalFiles()
+        self._forces = forces
+        self._files = MortalFiles(forces=self._forces)
         self._broker: Broker | None = None
         self._thread = BrokerThread(self._serve)
         self._place: socket.socket | None = None
@@ -118,7 +121,7 @@ class OwnBroker:
 
     @asynccontextmanager
     async def _serve(self) -> AsyncIterator[Broker]:
-        self._files = MortalFiles()
+        self._files = MortalFiles(forces=self._forces)
         async with Broker(
             self.data_dir, self._listen, self.config, fs=self._files, clock=self.clock
         ) as broker:

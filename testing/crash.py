@@ -15,11 +15,12 @@ class MortalFiles(OsFileSystem):
     Every later step is taken without an error and without an effect, so that a broker can be shut
     down whose directory stays as a kill has left it: all that was written is there, for the page
     cache outlives a process, and nothing that a stop does, neither checkpoints nor the mark of a
-    clean shutdown.
+    clean shutdown. Without ``forces`` nothing is forced to a disk, which only a power cut shows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, forces: bool = True) -> None:
         self.is_dead = False
+        self._forces = forces
 
     def die(self) -> None:
         """Change nothing any more."""
@@ -49,7 +50,7 @@ class MortalFiles(OsFileSystem):
 
     def sync(self, handle: int) -> None:
         """Force to disk."""
-        if not self.is_dead:
+        if self._forces and not self.is_dead:
             super().sync(handle)
 
     def map(self, handle: int, size: int) -> FileMap:
@@ -79,7 +80,7 @@ class MortalFiles(OsFileSystem):
 
     def sync_directory(self, path: str) -> None:
         """Force names to disk."""
-        if not self.is_dead:
+        if self._forces and not self.is_dead:
             super().sync_directory(path)
 
 

@@ -61,8 +61,11 @@ SETTINGS: Mapping[str, str] = {
 }
 """Where a broker for tests differs from others: nobody waits for the sake of a fleet."""
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 """The patience of waits and of single requests; only a failing test spends it."""
+
+SETTLE_S = 5.0
+"""The patience with offsets that differ: they are those of a transaction, maybe, that has ended."""
 
 POLL_S = 0.01
 """The pause between two looks at a state that does not tell of its change."""
@@ -91,7 +94,7 @@ class Kafka(OwnBroker):
         rename: Callable[[str], str] = str,
     ) -> None:
         settings = {**SETTINGS, **setting_texts(config or {})}
-        super().__init__(data_dir or "", config=settings, clock=TestClock(auto=True))
+        super().__init__(data_dir or "", config=settings, clock=TestClock(auto=True), forces=False)
         self._is_temporary = data_dir is None
         self._rename = rename
         self._idle: list[Session] = []
@@ -327,9 +330,7 @@ class Kafka(OwnBroker):
         with self._session() as session:
             return {place: row.offset for place, row in session.committed(group).items()}
 
-    def assert_committed(
-        self, group: str, offsets: Offsets, *, timeout: float = TIMEOUT_S / 2
-    ) -> None:
+    def assert_committed(self, group: str, offsets: Offsets, *, timeout: float = SETTLE_S) -> None:
         """Fail unless the group has committed ``offsets``: ``{"orders": {0: 5}}``.
 
         Partitions that are not named are not looked at; None says that nothing is committed. As the

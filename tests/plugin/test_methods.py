@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from fencepost.coordinator.config.broker_keys import BROKER_KEYS
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.wire.client.client import ApiError
 from fencepost.testing import Kafka, Record
+from fencepost.testing.broker import OwnBroker
 from fencepost.testing.kafka import BATCH_BYTES, SETTINGS
 
 
@@ -224,7 +224,6 @@ def member(kafka: Kafka, **more: object) -> Iterator[object]:
 @pytest.mark.kafka(topics={"orders": 4})
 def test_waits_for_groups(protocol: str, kafka: Kafka) -> None:
     kafka.produce("orders", *"abcd")
-    begun = time.monotonic()
     settings = {} if protocol == "classic" else {"group.protocol": protocol}
     with member(kafka, **settings, **{"client.id": "one"}):
         alone = kafka.wait_for_group("shop", members=1, lag=0)
@@ -239,8 +238,6 @@ def test_waits_for_groups(protocol: str, kafka: Kafka) -> None:
             ):
                 kafka.wait_for_group("shop", members=3, timeout=0.05)
     kafka.wait_for_group("shop", members=0)
-    # Nobody has waited for the sake of a fleet; Kafka's defaults would take 15 s and more.
-    assert protocol == "classic" or time.monotonic() - begun < 15
     assert {entry.client_id for entry in kafka.history("shop")} >= {"one", "two"}
     kafka.produce("orders", "more", partition=2)
     with pytest.raises(TimeoutError, match=r"and at most 0 behind \(it is 1\): it is Empty"):
@@ -312,13 +309,26 @@ def test_a_directory_of_ones_own_stays(tmp_path: Path) -> None:
         assert values(kafka.records("orders")) == [b"one"]
 
 
-def test_a_stop_waits_for_no_client(kafka: Kafka) -> None:
+def test_nothing_waits_for_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced = []
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, forced.append)
+    with Kafka() as kafka:
+        kafka.produce(kafka.topic("orders", partitions=3), "one")
+        kafka.crash()
+        kafka.restart()
+        assert values(kafka.records("orders")) == [b"one"]
+    assert forced == []
+    with OwnBroker(tmp_path):
+        pass
+    assert forced
+
+
+def test_a_client_lives_through_a_restart(kafka: Kafka) -> None:
     with member(kafka):
         kafka.topic("orders")
         kafka.wait_for_group("shop", members=1)
-        begun = time.monotonic()
         kafka.restart()
-        assert time.monotonic() - begun < 5
         kafka.wait_for_group("shop", members=1)
 
 

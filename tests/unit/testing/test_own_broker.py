@@ -101,7 +101,7 @@ def test_a_transaction_goes_on_over_a_crash(tmp_path: Path) -> None:
 
 def test_brokers_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
     def held() -> tuple[int, int]:
-        gc.collect()
+        gc.collect()  # clients of other tests may go meanwhile, and none comes
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
     def one_life(number: int) -> None:
@@ -117,7 +117,7 @@ def test_brokers_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
     before = held()
     for number in range(3, 11):
         one_life(number)
-    assert held() == before
+    assert all(now <= then for now, then in zip(held(), before, strict=True))
 
 
 def test_a_group_and_its_offsets_outlive_a_crash_and_sessions_go_on(tmp_path: Path) -> None:

@@ -331,6 +331,7 @@ async function start() {
 token.takeFromUrl();
 dress();
 addEventListener("hashchange", () => {
+  clearTimeout(app.typing);
   const had = token.get();
   token.takeFromUrl();
   if (token.get() !== had) watched = "";

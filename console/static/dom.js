@@ -39,6 +39,7 @@ export function morph(from, to) {
     if (from.data !== to.data) from.data = to.data;
     return;
   }
+  const former = from.getAttribute("value");
   for (const { name } of [...from.attributes])
     if (!to.hasAttribute(name) && !LIVE.has(name)) from.removeAttribute(name);
   for (const { name, value } of to.attributes)
@@ -47,13 +48,12 @@ export function morph(from, to) {
   if (from.style.cssText !== to.style.cssText) from.style.cssText = to.style.cssText;
   for (const name of HANDLERS) if (from[name] !== to[name]) from[name] = to[name];
   morphChildren(from, to);
-  if (from instanceof HTMLInputElement || from instanceof HTMLSelectElement) {
-    if (from.type === "checkbox") from.checked = to.hasAttribute("checked");
-    else if (document.activeElement !== from) {
-      const value = to instanceof HTMLSelectElement ? to.value : (to.getAttribute("value") ?? "");
-      if (from.value !== value) from.value = value;
-    }
-  }
+  const busy = document.activeElement === from;
+  if (from instanceof HTMLSelectElement && !busy && from.value !== to.value) from.value = to.value;
+  if (!(from instanceof HTMLInputElement)) return;
+  if (from.type === "checkbox") from.checked = to.hasAttribute("checked");
+  // What somebody types stays until the address says something else.
+  else if (!busy && former !== to.getAttribute("value")) from.value = to.getAttribute("value") ?? "";
 }
 
 export function morphChildren(from, to) {

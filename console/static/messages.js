@@ -161,6 +161,16 @@ const WHY = {
   stopped: "stopped",
 };
 
+/** What was found, a line of JSON each, as a file. */
+function download(app, state) {
+  const file = new Blob(state.rows.map((row) => `${JSON.stringify(row)}\n`), { type: "application/x-ndjson" });
+  const made = document.createElement("a");
+  made.href = URL.createObjectURL(file);
+  made.download = `${app.params.name}.jsonl`;
+  made.click();
+  URL.revokeObjectURL(made.href);
+}
+
 function status(app, state) {
   const done = state.total ? Math.min(1, 1 - state.remaining / state.total) : state.running ? 0 : 1;
   const hidden = Object.entries(state.hidden ?? {}).map(([name, count]) => `${num(count)} ${name}`);
@@ -179,6 +189,7 @@ function status(app, state) {
       state.held && question(app).isolation !== "read_uncommitted" ? h("span", { class: "held-note" }, `${plural(state.held, "offset")} held back by an open transaction`) : null,
       state.running ? h("span", { class: "note" }, state.follow && !state.remaining ? "waits for new ones" : "searching …") : h("span", { class: "note", id: "ended" }, WHY[state.why] ?? ""),
       !state.running && state.resume && state.remaining > 0 ? h("button", { class: "plain", onclick: () => search(app, state.resume) }, "go on from here") : null,
+      state.rows.length ? h("button", { class: "plain", onclick: () => download(app, state) }, "save as JSON") : null,
     ),
     state.problem ? h("div", { class: "banner bad", role: "alert" }, state.problem) : null,
   );
@@ -230,10 +241,9 @@ export function messagesTab(app) {
   const options = [["", "all"], ...app.data.partitions.slice(0, 500).map((row) => [row.partition, String(row.partition)])];
   const go = (form) => {
     const patch = Object.fromEntries(ASKED.filter((name) => form.elements[name]).map((name) => [name, form.elements[name].value]));
-    const before = JSON.stringify(question(app));
+    const before = location.hash;
     app.set(patch);
-    const after = JSON.stringify({ ...question(app), ...patch });
-    if (before === after || app.local.search?.why) queueMicrotask(() => JSON.stringify(question(app)) === before && search(app));
+    if (location.hash === before) search(app);
   };
   const same = `fencepost consume ${quoted(app.params.name ?? "")} --isolation ${isolation}`;
   return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -203,6 +204,24 @@ def test_a_search_counts_and_can_be_stopped(page, bootstrap, topic):
     expect(page.page.locator(".messages")).not_to_contain_text("too late")
     page.page.get_by_role("button", name="Search").click()
     page.reads("too late", ".messages")
+
+    # What is typed into several fields stays while pages are drawn anew, and is one search.
+    page.go("topic", name=topic)
+    page.page.get_by_label("Key has").fill("K")
+    page.page.get_by_label("Value has").fill("value 2998")
+    page.page.get_by_label("Header has").fill("none such")
+    with open_transaction(bootstrap, topic):
+        page.reads("1", ".fact dd.held")
+        expect(page.page.get_by_label("Key has")).to_have_value("K")
+        page.page.get_by_label("Header has").fill("")
+        page.page.get_by_label("From").select_option("earliest")
+        page.page.get_by_role("button", name="Search").click()
+        expect(page.page.locator(".messages tbody tr")).to_have_count(1)
+    page.page.wait_for_url(re.compile("key=K&value=value"))
+    with page.page.expect_download() as saved:
+        page.page.get_by_role("button", name="save as JSON").click()
+    (line,) = Path(saved.value.path()).read_text("utf-8").splitlines()
+    assert json.loads(line)["value"]["text"] == "value 2998"
 
 
 def test_a_record_is_shown_as_a_whole(page, bootstrap, topic):

@@ -11,7 +11,6 @@ A test, an example or the daemon makes one; several fit in one process and one e
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import uuid
 from collections.abc import Mapping
@@ -37,7 +36,7 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.net.server import Server
-from fencepost.coordinator.runtime.background import Repeated, Step, each_in_turn
+from fencepost.coordinator.runtime.background import Repeated, Step, Threads, each_in_turn
 from fencepost.coordinator.services import Services
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.limits import ConnectionLimits
@@ -204,7 +203,11 @@ class Broker:
             else:
                 # In a thread, so that somebody can be told meanwhile that we are starting.
                 self._metrics = await self._serve_metrics(*self._metrics_listen)
-                cluster_id = await asyncio.to_thread(self.open)
+                threads = Threads("open")
+                try:
+                    cluster_id = await threads.run(self.open)
+                finally:
+                    threads.close()
             self._services = services = Services(
                 self.storage, cluster_id=cluster_id, advertised=lambda: self.advertised
             )

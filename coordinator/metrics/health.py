@@ -29,11 +29,10 @@ def unready(stage: str, services: Services | None) -> str:
             f"off line: {', '.join(sorted(offline)[:SHOWN])}{more}; the log of the broker says why"
         )
     for coordinator in (services.groups, services.txns):
-        states = Counter(shard.state for shard in coordinator.shards)
+        shards = coordinator.shards
+        states = Counter(shard.state for shard in shards)
         loading = sum(states[state] for state in LOADING_STATES)
-        if loading:
-            return f"loading: {loading} partitions of {coordinator.shards[0].partition.topic}"
-        failed = states[ShardState.FAILED]
-        if failed:
-            return f"failed: {failed} partitions of {coordinator.shards[0].partition.topic}"
+        for what, count in (("loading", loading), ("failed", states[ShardState.FAILED])):
+            if count:
+                return f"{what}: {count} of {len(shards)} partitions of {shards[0].partition.topic}"
     return ""

@@ -31,9 +31,11 @@ from fencepost.coordinator.metrics.families import (
     label,
     labels,
 )
+from fencepost.coordinator.metrics.health import SERVING, unready
 from fencepost.coordinator.metrics.view import RATE_SECONDS, Rates
 from fencepost.coordinator.runtime.background import Pace
 from fencepost.coordinator.runtime.histogram import Histogram
+from fencepost.coordinator.runtime.shard import ShardState
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import Event
 from tests.support.batches import batch
@@ -588,6 +590,22 @@ async def test_a_partition_off_line_is_named(tmp_path: Path) -> None:
         values = await scraped(broker)
         assert value(values, "fencepost_partitions_offline") == 4
         assert value(values, "fencepost_ready") == 0
+
+
+async def test_a_coordinator_that_loads_or_has_failed_is_named(tmp_path: Path) -> None:
+    async with serving(tmp_path) as broker:
+        await asyncio.to_thread(
+            _with_cluster, broker.bootstrap, lambda cluster: cluster.coordinator("g", GROUP)
+        )
+        services = broker.services
+        shard = services.groups.shards[1]
+        assert unready(SERVING, services) == ""
+        shard._fail(RuntimeError("on purpose"), None)
+        assert unready(SERVING, services) == "failed: 1 of 2 partitions of __consumer_offsets"
+        shard._enter(ShardState.LOADING)
+        assert unready(SERVING, services) == "loading: 1 of 2 partitions of __consumer_offsets"
+        shard._enter(ShardState.FAILED)
+        await until_true(lambda: not unready(SERVING, services), "it is loaded again")
 
 
 async def test_other_paths_and_methods_are_refused(tmp_path: Path) -> None:

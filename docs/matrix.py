@@ -93,7 +93,7 @@ def _runs() -> list[dict[str, Any]]:
     return runs
 
 
-def _cell(pattern: str | None, runs: list[dict[str, Any]]) -> str:
+def cell(pattern: str | None, runs: list[dict[str, Any]]) -> str:
     """What the scenarios of one cell came to, on each broker that they ran on."""
     if pattern is None:
         return "no scenario"
@@ -118,7 +118,7 @@ def matrix() -> str:
     """Clients by features."""
     runs = _runs()
     rows = (
-        (feature, *(_cell(patterns.get(client), runs) for client in CLIENTS))
+        (feature, *(cell(patterns.get(client), runs) for client in CLIENTS))
         for feature, patterns in FEATURES.items()
     )
     return table(("feature", *CLIENTS), rows)

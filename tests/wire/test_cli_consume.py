@@ -380,6 +380,14 @@ def test_it_shares_the_partitions_with_other_members(bootstrap, ten):
             assert f"new{mine.partition}" not in one.tail()
 
 
+def test_sigterm_lets_it_leave_the_group(bootstrap, ten):
+    group = unique("ended")
+    with consuming(bootstrap, ten, "-g", group, "-f") as one:
+        until(lambda: f"{ten}:0 at 10" in one.tail(), "its commit")
+        assert one.terminate() == 0
+    assert cli(bootstrap, "groups", "describe", group).stdout.startswith(f"{group}: Empty")
+
+
 def test_it_joins_a_group_of_the_consumer_protocol(bootstrap, ten):
     group = unique("new")
     with member(bootstrap, group, ten) as consumer:

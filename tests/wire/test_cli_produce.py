@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -124,6 +125,22 @@ def test_what_the_broker_refuses_is_told_by_line(bootstrap, topic):
     done = cli(bootstrap, "produce", small, stdin="\n".join(values), status=4)
     assert done.stderr.startswith("line 4 MESSAGE_TOO_LARGE: ")
     assert [row["value"] for row in records(bootstrap, small)] == values[:3] + values[4:]
+
+
+def test_ctrl_c_aborts_what_was_to_be_whole(bootstrap, topic):
+    line = [sys.executable, "-m", "fencepost", "produce", topic, "--transactional-id", topic]
+    with subprocess.Popen(
+        [*line, "-b", bootstrap], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as live:
+        assert live.stdin is not None
+        live.stdin.write(b"half\n")
+        live.stdin.flush()
+        until(lambda: records(bootstrap, topic, "--isolation", "read_uncommitted"), "the record")
+        live.send_signal(signal.SIGINT)
+        assert live.wait(60) == 1
+    (told,) = json.loads(cli(bootstrap, "txns", "describe", topic, "--format", "json").stdout)
+    assert told["state"] in {"PrepareAbort", "CompleteAbort"}
+    assert records(bootstrap, topic) == []
 
 
 def test_lines_are_written_as_they_come_even_over_a_restart(tmp_path):

@@ -95,7 +95,8 @@ class BlockingChannel:
         except OSError as error:
             self.close()
             raise ConnectionLostError(f"{self._where}: {error}") from error
-        except ConnectionLostError:
+        except BaseException:
+            # Ctrl-C among them: the next one to ask would be given the answer that is under way.
             self.close()
             raise
 

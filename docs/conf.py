@@ -36,14 +36,15 @@ suppress_warnings = ["misc.highlighting_failure"]
 
 html_theme = "furo"
 html_title = f"Fencepost {version}"
+html_favicon = "../console/static/icon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
 html_extra_path = ["static/index.html"]
 html_theme_options = {
-    "light_css_variables": {"color-brand-primary": "#7a4a12", "color-brand-content": "#8a5210"},
-    "dark_css_variables": {"color-brand-primary": "#e0a458", "color-brand-content": "#e8b06a"},
+    "light_css_variables": {"color-brand-primary": "#0f766e", "color-brand-content": "#0f766e"},
+    "dark_css_variables": {"color-brand-primary": "#5eead4", "color-brand-content": "#5eead4"},
 }
 
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")

@@ -126,6 +126,7 @@ def import_(
     "--to", "target", required=True, type=_DIRECTORY, help="The log directory of Apache Kafka."
 )
 @click.option("--replace", is_flag=True, help="Give up the records that the topics have there.")
+@execute_option
 @_CONFIG
 @format_option
 def export(
@@ -136,16 +137,25 @@ def export(
     form: str,
     *,
     replace: bool,
+    execute: bool,
 ) -> None:
     """Copy TOPICS into the log directory of a stopped Apache Kafka.
 
     Create them in Apache Kafka first, with as many partitions, and stop it. Copied are records,
-    offsets, transactions and producers; the offsets of groups are not.
+    offsets, transactions and producers; the offsets of groups are not. Only where --replace would
+    give up records is --execute asked for.
     """
-    from fencepost.coordinator.tools.transfer import export_topic
+    from fencepost.coordinator.tools.transfer import export_topic, replaced_by
 
     moved: list[Moved] = []
     with _opened(data_dir, pairs) as broker:
+        asks = topics if replace and not execute else ()
+        lost = [one for topic in asks for one in replaced_by(broker.storage, topic, target)]
+        if lost:
+            rows = [{"directory": str(path), "log_bytes": size} for path, size in lost]
+            emit(rows, ("directory", "log_bytes"), form)
+            show_only()
+            return
         for topic in topics:
             moved += export_topic(broker.storage, topic, target, replace=replace)
     _show_moved(moved, form)

@@ -397,6 +397,22 @@ def export_topic(
     return moved
 
 
+def replaced_by(storage: Storage, name: str, target: Path) -> list[tuple[Path, int]]:
+    """What an export of a topic would give up in ``target``: directories, and bytes of their logs.
+
+    Raises TransferError where the export would.
+    """
+    topic = storage.metadata.topic(name)
+    if topic is None:
+        raise TransferError(f"there is no topic {name}")
+    _ids_in(storage.fs, target, topic, replace=True)
+    places = (target / f"{name}-{index}" for index in range(topic.partitions))
+    held = (
+        (path, sum(one.stat().st_size for one in path.glob(f"*{LOG_SUFFIX}"))) for path in places
+    )
+    return [(path, size) for path, size in held if size]
+
+
 def _ids_in(fs: FileSystem, target: Path, topic: Topic, *, replace: bool) -> list[uuid.UUID]:
     ids: list[uuid.UUID] = []
     for index in range(topic.partitions):

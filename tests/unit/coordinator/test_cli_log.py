@@ -305,10 +305,13 @@ def test_a_topic_takes_the_place_of_an_empty_one(data: Path, tmp_path: Path) -> 
     refused = run("log", "export", "orders", "--data-dir", data, "--to", kafka)
     assert refused.exit_code == 1
     assert "--replace" in refused.output
-    assert (
-        run("log", "export", "orders", "--data-dir", data, "--to", kafka, "--replace").exit_code
-        == 0
-    )
+    again = ("log", "export", "orders", "--data-dir", data, "--to", kafka, "--replace")
+    sizes = {one["directory"]: one["log_bytes"] for one in rows(*again)}
+    assert sizes.keys() == {str(kafka / "orders-0"), str(kafka / "orders-1")}
+    assert min(sizes.values()) > 0
+    assert len(list(kafka.glob("*-delete"))) == 2, "nothing was changed"
+    assert len(rows(*again, "--execute")) == 2
+    assert len(list(kafka.glob("*-delete"))) == 4
 
 
 @pytest.mark.parametrize(

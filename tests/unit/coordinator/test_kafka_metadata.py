@@ -67,7 +67,8 @@ def test_an_export_warns_of_ids_that_kafka_may_hand_out(tmp_path: Path) -> None:
         log.write_bytes(b"")
 
     def warned(topic: str) -> str:
-        command = ["log", "export", topic, "--data-dir", data, "--to", kafka, "--replace"]
+        command = ["log", "export", topic, "--data-dir", data, "--to", kafka]
+        command += ["--replace", "--execute"]
         result = CliRunner().invoke(main, [str(one) for one in command])
         assert result.exit_code == 0, result.output
         return result.stderr

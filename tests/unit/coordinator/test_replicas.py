@@ -365,7 +365,7 @@ async def test_the_tasks_run_by_themselves_and_stop(tmp_path):
     checkpoint = tmp_path / "replication-offset-checkpoint"
     await until_true(lambda: partition.log_start_offset == 3 and checkpoint.exists())
     await work.stop()
-    assert not work._tasks
+    assert not work.tasks
 
 
 # --- long polls ----------------------------------------------------------------------------------

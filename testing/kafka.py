@@ -262,6 +262,7 @@ class Kafka(OwnBroker):
         ``read_uncommitted``. Waits until there are ``at_least`` so many; TimeoutError, which tells
         what there was, after ``timeout`` seconds. Raises ApiError.
         """
+        __tracebackhide__ = True
         if isolation not in {"read_committed", "read_uncommitted"}:
             raise ValueError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
         with self._session() as session:
@@ -295,6 +296,7 @@ class Kafka(OwnBroker):
         Kafka's words. With ``lag`` also until a read_committed reader could get at most so many
         more records from what it has committed or owns. TimeoutError tells how it was instead.
         """
+        __tracebackhide__ = True
         wanted = ("Empty" if members == 0 else "Stable") if state is None else state
         seen = Group(group, "", "Dead", "", None, ())
         behind: int | None = None

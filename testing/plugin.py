@@ -136,9 +136,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture
 def _kafka_marked_topics(request: pytest.FixtureRequest) -> None:
+    for node, marker in request.node.iter_markers_with_node(MARKER):
+        is_own = not isinstance(node, (pytest.Module, pytest.Package, pytest.Session))
+        if is_own and marker.kwargs.get("config") and "kafka" not in request.fixturenames:
+            raise _failure(
+                "@pytest.mark.kafka: config= is for a broker of the test's own (fixture kafka), or"
+                " in the pytestmark of a module for that of kafka_module"
+            )
+    asked = _asked(request.node)
     for name in SHARED:
         if name in request.fixturenames:
-            _create_topics(request.getfixturevalue(name), _asked(request.node))
+            _create_topics(request.getfixturevalue(name), asked)
 
 
 def _create_topics(kafka: Kafka, asked: _Asked) -> None:
@@ -253,9 +261,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     run.tests += 1
     name = _NOT_IN_A_NAME.sub("-", item.name).strip("-")[:MAX_TEST_NAME]
     run.test = f"{name}-{run.tests}"
+    for broker in run.brokers:  # what the test before has done to one that it shared
+        broker.faults.clear()
+        broker.clock.auto = True
+        if not broker.is_running:
+            broker.restart()
     run.began_ms = {id(one): one.clock.now_ms() for one in run.brokers}
-    for broker in run.brokers:
-        broker.faults.clear()  # those of the test before, on a broker that it shares
 
 
 @pytest.hookimpl(wrapper=True)

@@ -73,7 +73,7 @@ def test_shared_brokers_and_workers(tmp_path: Path) -> None:
 
 def test_what_fails_tells_why(tmp_path: Path) -> None:
     counted, output = run(tmp_path, "failing", ini="kafka_config = num.partitions=1\n")
-    assert counted == {"failed": 3, "passed": 2, "errors": 8}, output
+    assert counted == {"failed": 3, "passed": 2, "errors": 9}, output
     reports = re.split(r"^_{3,} (?:ERROR at setup of )?(\w+) _{3,}$", output, flags=re.MULTILINE)
     told = dict(zip(reports[1::2], reports[2::2], strict=True))
     assert re.search(
@@ -99,6 +99,7 @@ def test_what_fails_tells_why(tmp_path: Path) -> None:
         "test_no_partitions": "topic 'orders' has a number of partitions, 1 or more: 0",
         "test_no_name": "topic 'or/ders': CreateTopics: INVALID_TOPIC_EXCEPTION (17)",
         "test_no_such_key": "topic 'orders' has partitions and config, not 'partition'",
+        "test_config_of_a_shared_one": "config= is for a broker of the test's own (fixture kafka)",
         "test_by_position": "topics= and config= are given by name, not {'orders': 1}",
         "test_no_such_argument": "there is no topic=, only topics= and config=",
         "test_no_such_setting": "num.partition",

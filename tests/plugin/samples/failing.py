@@ -88,3 +88,8 @@ def test_no_such_setting(kafka):
 @pytest.mark.kafka(config={"num.partitions": "many"})
 def test_no_such_value(kafka):
     pass
+
+
+@pytest.mark.kafka(config={"num.partitions": 3})
+def test_config_of_a_shared_one(kafka_session):
+    pass

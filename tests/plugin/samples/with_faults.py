@@ -80,7 +80,11 @@ def test_retention(kafka):
 
 def test_faults_of_a_shared_broker(kafka_session):
     kafka_session.faults.add(api="Produce", error="INVALID_RECORD", times=None)
+    kafka_session.clock.auto = False
+    kafka_session.crash()
 
 
 def test_end_with_their_test(kafka_session):
     assert kafka_session.faults.all == []
+    assert kafka_session.clock.auto
+    kafka_session.topic("orders")

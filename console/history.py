@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fencepost.console.limits import HISTORY_ENTRIES, TIMELINE_ENTRIES
+from fencepost.console.sessions import knows
 from fencepost.coordinator.cli.history import row_of
 from fencepost.coordinator.cli.queries.reader import visible
 from fencepost.coordinator.cli.queries.session import Session
@@ -34,7 +35,7 @@ class History:
 
     def read_on(self, session: Session) -> bool:
         """Read what is new; False if the cluster keeps no history, or has none yet."""
-        if HISTORY_TOPIC not in session.client.metadata().topics:
+        if not knows(session, HISTORY_TOPIC):
             return False
         with self._lock:
             first = session.offsets([PLACE], EARLIEST)[PLACE]

@@ -26,6 +26,7 @@ from fencepost.console.limits import (
     STEP_BYTES,
 )
 from fencepost.console.paging import Params, is_on, number, required
+from fencepost.console.sessions import knows
 from fencepost.coordinator.cli.queries.open_transactions import producers
 from fencepost.coordinator.cli.queries.reader import batches
 from fencepost.coordinator.cli.queries.session import Session
@@ -308,7 +309,7 @@ class Search:
             self.ends[index] = max(
                 self.ends[index], row.last_stable_offset if self.committed else row.high_watermark
             )
-            if not self.committed and data:
+            if not self.committed and data and knows(session, self.topic):
                 self._open[index] = {
                     one.producer_id: one.start_offset
                     for one in producers(session, [(self.topic, index)])

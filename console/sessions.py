@@ -15,6 +15,12 @@ from fencepost.coordinator.wire.errors import WireError
 T = TypeVar("T")
 
 
+def knows(session: Session, topic: str) -> bool:
+    """Whether there is ``topic``; a session that has not heard of it asks again."""
+    client = session.client
+    return topic in client.metadata().topics or topic in client.metadata(refresh=True).topics
+
+
 class Sessions:
     """Sessions with one cluster; a session is one thread's at a time."""
 

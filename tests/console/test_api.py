@@ -15,12 +15,14 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from fencepost import Broker
 from fencepost.console import limits, live, messages, server
 from fencepost.console.guard import CONTENT_SECURITY_POLICY, is_loopback
 from fencepost.console.server import VIEWS, Console, Settings
 from tests.console.scenes import MARKUP, TOKEN, commit, fence, members, open_transaction, write
-from tests.support.cluster import unique
+from tests.support.cluster import Cluster, unique
 from tests.support.processes import Child
+from tests.support.targets import SETTINGS
 from tests.support.waits import until_async
 from tests.wire.test_cli_txns import hang
 
@@ -304,6 +306,32 @@ async def test_fences_are_told_with_their_epochs(console, bootstrap, topic):
     told = await get(console, "transaction", id=name)
     assert told["history"]["kept"] is True
     assert "producer-fenced" in {row["what"] for row in told["history"]["rows"]}
+
+
+async def test_a_history_that_begins_while_it_runs_is_found(tmp_path, headers):
+    with Broker.in_thread(tmp_path / "young", config=SETTINGS) as broker:
+        settings = Settings(bootstrap=broker.bootstrap, token=TOKEN)
+        app = Console(settings).application()
+        async with TestClient(TestServer(app), headers=headers) as client:
+
+            async def all_of_them(view: str) -> list[Any]:
+                """As many at a time as there are sessions."""
+                asked = (get(client, view) for _ in range(limits.MAX_CALLS))
+                return [row["kept"] for row in map(_history, await asyncio.gather(*asked))]
+
+            assert await all_of_them("overview") == [False] * limits.MAX_CALLS
+            with Cluster(broker.bootstrap) as cluster:
+                cluster.init_producer("the-first")
+                cluster.init_producer("the-first")
+
+            async def found() -> bool:
+                return all(await all_of_them("overview")) and all(await all_of_them("transactions"))
+
+            await until_async(found, "the history in all sessions")
+
+
+def _history(view: Any) -> Any:
+    return view.get("history") or view["fences"]
 
 
 # --- groups ---

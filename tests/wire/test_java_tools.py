@@ -41,11 +41,12 @@ def test_exactly_once_copy_by_java(bootstrap: str, cluster: Cluster, tmp_path: P
         cluster.create_topic(unique("java-in")),
         cluster.create_topic(unique("java-out")),
     )
-    count = 1000
+    count = 30_000
     produced = events(
         run_tool(
             "org.apache.kafka.tools.VerifiableProducer",
             *("--bootstrap-server", bootstrap, "--topic", source, "--max-messages", str(count)),
+            *("--value-prefix", "1000000000"),
         )
     )
     assert sum(e["name"] == "producer_send_success" for e in produced) == count
@@ -54,8 +55,9 @@ def test_exactly_once_copy_by_java(bootstrap: str, cluster: Cluster, tmp_path: P
             "org.apache.kafka.tools.TransactionalMessageCopier",
             *("--broker-list", bootstrap, "--input-topic", source, "--output-topic", target),
             *("--input-partition", "0", "--consumer-group", unique("copier")),
-            # It aborts one in three: of fifty, some for certain.
-            *("--transactional-id", unique("copier"), "--transaction-size", "20"),
+            # It aborts one in three: of thirty, some for certain. A transaction is larger than a
+            # batch: what waits for linger.ms when the abort comes is never sent.
+            *("--transactional-id", unique("copier"), "--transaction-size", "1000"),
             *("--max-messages", str(count), "--enable-random-aborts", "--use-group-metadata"),
         )
     )

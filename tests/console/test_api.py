@@ -16,14 +16,15 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from fencepost import Broker
-from fencepost.console import limits, live, messages, server
+from fencepost.console import history, limits, live, messages, server
 from fencepost.console.guard import CONTENT_SECURITY_POLICY, is_loopback
 from fencepost.console.server import VIEWS, Console, Settings
+from fencepost.coordinator.cli.queries.session import Session
 from tests.console.scenes import MARKUP, TOKEN, commit, fence, members, open_transaction, write
 from tests.support.cluster import Cluster, unique
 from tests.support.processes import Child
 from tests.support.targets import SETTINGS
-from tests.support.waits import until_async
+from tests.support.waits import until, until_async
 from tests.wire.test_cli_txns import hang
 
 STREAM = {"Accept": "text/event-stream"}
@@ -692,3 +693,54 @@ async def test_streams_and_searches_are_bounded(console, topic, monkeypatch):
             return again.status == 200
 
     await until_async(free, "the streams have ended")
+
+
+# --- what the console may take ---
+
+
+async def test_a_search_is_bounded_in_bytes(console, bootstrap, topic, monkeypatch):
+    for _ in range(4):
+        write(bootstrap, topic, ["x" * 1_000])
+    monkeypatch.setattr(messages, "STEP_BYTES", 1)
+    monkeypatch.setattr(messages, "BUDGET_BYTES", 2_500)
+    _, end = await search(console, topic, **{"from": "earliest"})
+    assert (end["why"], end["matched"], end["remaining"]) == ("budget", 3, 1)
+    monkeypatch.setattr(messages, "BUDGET_BYTES", 10_000)
+    _, end = await search(console, topic, **{"from": "earliest"})
+    assert (end["why"], end["matched"]) == ("end", 4)
+
+
+async def test_a_request_is_bounded(console):
+    for size, status in ((limits.MAX_BODY_BYTES + 1, 413), (limits.MAX_BODY_BYTES, 400)):
+        async with console.post("/api/reset", data=b"[" + b" " * (size - 2) + b"]") as answer:
+            assert answer.status == status
+
+
+async def test_headers_and_bytes_of_one_record_are_bounded(console, bootstrap, topic, monkeypatch):
+    many = {f"h{number:03}": b"" for number in range(limits.SHOWN_HEADERS + 1)}
+    write(bootstrap, topic, ["x" * 10], headers=many)
+    monkeypatch.setattr(messages, "RECORD_BYTES", 9)
+    one = await get(console, "record", topic=topic, partition=0, offset=0)
+    assert (len(one["headers"]), one["header_count"]) == (limits.SHOWN_HEADERS, len(many))
+    assert one["value"] == {"size": 10, "cut": True, "text": "x" * 9}
+    monkeypatch.setattr(messages, "RECORD_BYTES", 10)
+    one = await get(console, "record", topic=topic, partition=0, offset=0)
+    assert one["value"]["cut"] is False
+
+
+def test_the_history_in_memory_is_bounded(bootstrap, cluster, monkeypatch):
+    for number in range(5):
+        cluster.init_producer(unique(f"claim-{number}"))
+    with Session(bootstrap, 10) as session:
+        whole = history.History()
+        assert until(lambda: whole.read_on(session) and len(whole.rows(_any)) > 4, "five claims")
+        monkeypatch.setattr(history, "HISTORY_ENTRIES", 3)
+        short = history.History()
+        short.read_on(session)
+        newest = whole.rows(_any, 3)
+        assert short.rows(_any) == newest
+        assert short.rows(_any, 2) == newest[:2]
+
+
+def _any(_entry: object) -> bool:
+    return True

@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tarfile
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
 
 from tests.support.kafka import LOG4J, OracleMissingError, jars
 from tests.support.targets import SETTINGS
@@ -21,7 +24,7 @@ from tests.support.targets import SETTINGS
 IMAGE = "fencepost-tests/kafka"
 START_S = 120
 _PORT = 9092
-_APPLETS = ("sh", "sleep", "ls", "cat")
+_APPLETS = ("sh", "sleep", "ls", "cat", "chown", "id", "mkdir", "rm")
 _LIBRARIES = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
 """What the Java run-time and zstd's native part link to; the last three are only stubs today."""
 _SCRIPT = "/tmp/start.sh"  # a path inside the container
@@ -35,6 +38,10 @@ def engine_missing() -> str | None:
     return None if asked.returncode == 0 else "no Docker engine answers"
 
 
+_COMPILED = (*_LIBRARIES, "libgcc_s.so.1", "libstdc++.so.6")
+"""What wheels with compiled parts may link to."""
+
+
 def _busybox() -> Path:
     path = shutil.which("busybox")
     if path is None:
@@ -42,10 +49,10 @@ def _busybox() -> Path:
     return Path(path)
 
 
-def _libraries() -> Iterator[Path]:
+def _libraries(names: Iterable[str] = _LIBRARIES) -> Iterator[Path]:
     listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
     known = {line.split()[0]: line.split()[-1] for line in listed.splitlines()[1:] if "=>" in line}
-    for name in (*_LIBRARIES, "ld-linux-x86-64.so.2"):
+    for name in (*names, "ld-linux-x86-64.so.2"):
         if name not in known:
             raise OracleMissingError(f"the C library's {name} is not where ldconfig looks")
         yield Path(known[name])
@@ -57,8 +64,26 @@ class _Image:
     def __init__(self, stream: io.BufferedIOBase) -> None:
         self._tar = tarfile.open(fileobj=stream, mode="w|", dereference=True)  # noqa: SIM115
 
-    def tree(self, source: Path, target: str) -> None:
-        self._tar.add(source, target, filter=self._by_root)
+    def tree(self, source: Path, target: str, without: Collection[str] = ()) -> None:
+        """Add a file or a folder; ``without`` names what is left out wherever it lies."""
+        leave = frozenset(without)
+
+        def chosen(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+            return None if PurePosixPath(info.name).name in leave else self._by_root(info)
+
+        self._tar.add(source, target, filter=chosen)
+
+    def system(self, libraries: Iterable[Path]) -> None:
+        """Add a shell and its commands, libraries of C, users, a folder for temporary files."""
+        self.tree(_busybox(), "bin/busybox")
+        for applet in _APPLETS:
+            self.link(f"bin/{applet}", "busybox")
+        for library in libraries:
+            folder = "lib64" if library.name.startswith("ld-") else "lib/x86_64-linux-gnu"
+            self.tree(library, f"{folder}/{library.name}")
+        self.text("etc/passwd", "root:x:0:0:root:/:/bin/sh\n")
+        self.text("etc/nsswitch.conf", "hosts: files dns\n")
+        self.folder("tmp", 0o1777)
 
     def text(self, target: str, content: str) -> None:
         info = tarfile.TarInfo(target)
@@ -95,30 +120,50 @@ def image() -> str:
     found = subprocess.run(["docker", "image", "inspect", name], capture_output=True, check=False)
     if found.returncode == 0:
         return name
-    busybox, libraries = _busybox(), list(_libraries())
-    changes = ["-c", "ENV PATH=/opt/java/bin:/bin", "-c", "WORKDIR /opt/kafka"]
+    with _imported(name, ["ENV PATH=/opt/java/bin:/bin", "WORKDIR /opt/kafka"]) as made:
+        made.tree(libs, "opt/kafka/libs")
+        made.tree(java, "opt/java")
+        made.system(_libraries())
+        made.text("opt/kafka/log4j2.xml", LOG4J)
+    return name
+
+
+def python_image() -> str:
+    """The name of an image like those that Python is published in: this one, in /usr/local."""
+    name = f"fencepost-tests/python:{sys.version.split()[0]}"
+    prefix = Path(sys.base_prefix)
+    binary = Path(os.path.realpath(sys.executable))
+    native = [binary, *prefix.glob("lib/*.so*"), *prefix.glob("lib/python*/lib-dynload/*.so")]
+    listed = subprocess.run(["ldd", *native], capture_output=True, text=True, check=True).stdout
+    found = set(re.findall(r"=> (/\S+) \(", listed)) | set(
+        re.findall(r"^\s(/\S+ld-\S+)", listed, re.MULTILINE)
+    )
+    with _imported(
+        name, ["ENV PATH=/usr/local/bin:/bin", "ENV LD_LIBRARY_PATH=/usr/local/lib"]
+    ) as made:
+        made.tree(prefix / "lib", "usr/local/lib", without=("site-packages", "test", "__pycache__"))
+        made.tree(binary, "usr/local/bin/python")
+        outside = (Path(path) for path in found if not path.startswith(str(prefix)))
+        made.system(
+            {library.name: library for library in (*outside, *_libraries(_COMPILED))}.values()
+        )
+    return name
+
+
+@contextmanager
+def _imported(name: str, changes: Sequence[str]) -> Iterator[_Image]:
+    """A root file system to fill, which becomes the image ``name``."""
+    options = [word for change in changes for word in ("-c", change)]
     with subprocess.Popen(
-        ["docker", "import", *changes, "-", name], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        ["docker", "import", *options, "-", name], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     ) as importing:
         assert isinstance(importing.stdin, io.BufferedIOBase)
         made = _Image(importing.stdin)
-        made.tree(libs, "opt/kafka/libs")
-        made.tree(java, "opt/java")
-        made.tree(busybox, "bin/busybox")
-        for applet in _APPLETS:
-            made.link(f"bin/{applet}", "busybox")
-        for library in libraries:
-            folder = "lib64" if library.name.startswith("ld-") else "lib/x86_64-linux-gnu"
-            made.tree(library, f"{folder}/{library.name}")
-        made.text("etc/passwd", "root:x:0:0:root:/:/bin/sh\n")
-        made.text("etc/nsswitch.conf", "hosts: files dns\n")
-        made.text("opt/kafka/log4j2.xml", LOG4J)
-        made.folder("tmp", 0o1777)
+        yield made
         made.close()
         importing.stdin.close()
     if importing.returncode != 0:
         raise OracleMissingError(f"docker could not import the image: {importing.returncode}")
-    return name
 
 
 def _start_script(settings: Mapping[str, str], port: int) -> str:

@@ -1,0 +1,108 @@
+"""The container's image, built by the Dockerfile from local files, and run as compose runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.container import engine_missing, python_image
+from tests.support.daemon import ROOT
+from tests.support.kafka import unavailable
+from tests.support.waits import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+IMAGE = "fencepost-tests/fencepost"
+
+
+def run(*command: object, status: int = 0) -> str:
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == status, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if missing := engine_missing():
+        unavailable(missing, "a container engine")
+    context = tmp_path_factory.mktemp("image") / "context"
+    hidden = shutil.ignore_patterns(".git", ".venv", ".cache", "build", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, context, symlinks=True, ignore=hidden)
+    wheels = context / "build" / "wheelhouse"
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", wheels, context)
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", wheels, "setuptools>=77")
+    for ours in wheels.glob("fencepost-*.whl"):
+        ours.unlink()
+    arguments = {
+        "PYTHON": python_image(),
+        "PIP_OPTIONS": "--no-index --find-links build/wheelhouse",
+    }
+    options = [word for pair in arguments.items() for word in ("--build-arg", "=".join(pair))]
+    # No host of a registry is asked, and none is needed.
+    run("docker", "build", "--network", "none", *options, "--tag", IMAGE, context)
+    return IMAGE
+
+
+@pytest.fixture
+def container(image: str) -> Iterator[str]:
+    port = "127.0.0.1:0:9092"
+    setting = "FENCEPOST_SET_NUM_PARTITIONS=3"
+    name = run("docker", "run", "--detach", "--publish", port, "--env", setting, image)
+    yield name
+    run("docker", "rm", "--force", "--volumes", name)
+
+
+def inspected(name: str) -> dict[str, object]:
+    (found,) = json.loads(run("docker", "inspect", name))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_image_serves_as_nobody_special_and_says_that_it_is_healthy(container: str) -> None:
+    until(lambda: inspected(container)["State"]["Health"]["Status"] == "healthy", "healthy")  # type: ignore[index]
+    assert run("docker", "exec", container, "id", "-u") == "1000"
+    assert "listening 0.0.0.0:9092" in run("docker", "logs", container)
+    address = run("docker", "port", container, "9092/tcp")
+    with Cluster(address) as cluster:
+        created = cluster.call("metadata", 12, topics=None, allow_auto_topic_creation=False)
+        assert created["brokers"][0]["port"] == 9092
+    made = run("docker", "exec", container, "fencepost", "topics", "create", "t")
+    assert "t" in made
+    run("docker", "exec", container, "fencepost", "topics", "describe", "t")
+
+
+def test_stop_is_orderly_and_a_new_container_has_the_data(image: str, tmp_path: Path) -> None:
+    volume = f"fencepost-tests-{tmp_path.name}"
+    mount = ("--volume", f"{volume}:/var/lib/fencepost")
+    first, second = (f"{volume}-{number}" for number in (1, 2))
+    try:
+        run("docker", "run", "--detach", "--name", first, *mount, image)
+        until(lambda: "listening" in run("docker", "logs", first), "it serves")
+        run("docker", "exec", first, "fencepost", "topics", "create", "kept")
+        run("docker", "stop", "--time", "60", first)
+        assert inspected(first)["State"]["ExitCode"] == 0  # type: ignore[index]
+        run("docker", "rm", first)
+        run("docker", "run", "--detach", "--name", second, *mount, image)
+        until(lambda: "listening" in run("docker", "logs", second), "it serves")
+        assert "kept" in run("docker", "exec", second, "fencepost", "topics", "list")
+    finally:
+        for name in (first, second):
+            run("docker", "rm", "--force", "--volumes", name)
+        run("docker", "volume", "rm", "--force", volume)
+
+
+def test_nothing_of_the_checkout_but_the_package_is_in_it(image: str) -> None:
+    inside = "/opt/fencepost/lib/python*/site-packages"
+    listed = run("docker", "run", "--rm", "--entrypoint", "sh", image, "-c", f"ls -d {inside}/*")
+    names = {Path(line).name for line in listed.splitlines()}
+    assert "fencepost" in names
+    assert not names & {"tests", "bench", "examples", "pip", "pyspark", "aiokafka"}

@@ -1,5 +1,6 @@
 # docker build -t fencepost .          (with buildx: --platform linux/amd64,linux/arm64)
 # docker run -p 127.0.0.1:9092:9092 -v fencepost:/var/lib/fencepost fencepost
+# Settings, addresses, health: docs/deployment.md
 #
 # Two stages: the first makes wheels, the second holds nothing but Python and what is installed.
 ARG PYTHON=python:3.13-slim
@@ -22,7 +23,7 @@ COPY --from=wheels --chown=1000:1000 /var/lib/fencepost /var/lib/fencepost
 ENV PATH=/opt/fencepost/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     FENCEPOST_DATA_DIR=/var/lib/fencepost \
-    FENCEPOST_LISTEN=0.0.0.0:9092 \
+    FENCEPOST_SET_LISTENERS=PLAINTEXT://0.0.0.0:9092 \
     FENCEPOST_LOG_FORMAT=json
 USER 1000:1000
 VOLUME /var/lib/fencepost

@@ -7,7 +7,7 @@ RUN    := $(BIN)/python -m
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow lint console oracle containers crash lives compared-lives mqtt spark package bench readme docs clean
+.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow lint console oracle containers crash lives compared-lives mqtt spark package sbom bench readme docs clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -110,6 +110,15 @@ spark: $(VENV)/.spark  ## source and exactly-once sink on a real local Spark, ki
 
 package: $(VENV)/.spark  ## wheel and sdist in clean environments, beside packages with the names of our parts (needs Mosquitto)
 	$(RUN) pytest tests/package $(ARGS)
+
+# What a user's environment would hold: the package and its dependencies, nothing of the tests.
+sbom: $(BIN)/python  ## a software bill of materials (CycloneDX) of the package and what it needs, in build/
+	rm -rf build/sbom
+	$(PYTHON) -m venv --without-pip build/sbom
+	$(RUN) pip --python build/sbom/bin/python install --quiet --disable-pip-version-check .
+	$(PYTHON) -m venv build/sbom-tool
+	build/sbom-tool/bin/python -m pip install --quiet --disable-pip-version-check 'cyclonedx-bom>=7.5,<8'
+	build/sbom-tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file build/fencepost.cdx.json build/sbom/bin/python
 
 bench: $(VENV)/.spark  ## figures side by side with Apache Kafka in one run (needs java and mvn)
 	$(RUN) bench $(ARGS)

@@ -25,11 +25,12 @@ Address = tuple[str, int]
 class Services:
     """The services of one broker, in the order in which they begin.
 
-    ``advertised`` says where clients are told to connect to; it is known once the broker listens.
+    ``advertised`` says where clients of a listener are told to connect to; that is known once the
+    broker listens.
     """
 
     def __init__(
-        self, storage: Storage, *, cluster_id: str, advertised: Callable[[], Address]
+        self, storage: Storage, *, cluster_id: str, advertised: Callable[[str | None], Address]
     ) -> None:
         self.storage = storage
         self.config, self.clock = storage.config, storage.clock
@@ -73,10 +74,9 @@ class Services:
             ("drop unfinished appends", self.appends.close),
         ]
 
-    @property
-    def advertised(self) -> Address:
-        """Where clients are told to connect to."""
-        return self._advertised()
+    def advertised(self, listener: str | None = None) -> Address:
+        """Where clients that came by ``listener``, or by the first one, are told to connect to."""
+        return self._advertised(listener)
 
     @property
     def features(self) -> Mapping[str, tuple[int, int, int]]:

@@ -84,10 +84,11 @@ node.id INT 1 low=0
 broker.rack STRING -
     The rack that Metadata shows for this broker.
 listeners STRING -
-    NAME://HOST:PORT where clients connect, if --listen does not say it; without HOST on every
-    address. Kafka's default is PLAINTEXT://:9092. Of its listeners, one for clients is served.
+    NAME://HOST:PORT where clients connect, several with commas between, if --listen does not say
+    it; without HOST on every address. Kafka's default is PLAINTEXT://:9092.
 advertised.listeners STRING -
-    NAME://HOST:PORT that clients are told to connect to; not set means where we listen.
+    NAME://HOST:PORT that clients of each listener are told to connect to; one that is not named
+    tells where it listens.
 controller.listener.names LIST ""
     Listeners of these names are a controller's, which is not opened here.
 listener.security.protocol.map LIST ""

@@ -1,4 +1,7 @@
-"""Addresses out of Kafka's ``listeners``: one listener for clients is served, and PLAINTEXT.
+"""Addresses out of Kafka's ``listeners``: those for clients are served, all of them PLAINTEXT.
+
+Each listener tells its clients its own address: services of a compose file and programs on the host
+reach a broker by different names.
 
 Source: ``SocketServerConfigs.listenerListToEndPoints``, ``KafkaConfig``.
 """
@@ -17,7 +20,11 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - what a listener without a host asks for, 
 ANY_ADDRESS = frozenset({EVERYWHERE, "::"})
 
 
-def parse_address(text: str) -> tuple[str, int]:
+Address = tuple[str, int]
+"""Host and port."""
+
+
+def parse_address(text: str) -> Address:
     """(host, port) of HOST:PORT or [HOST]:PORT. Raises ValueError."""
     host, found, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -27,33 +34,35 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def listen_address(config: BrokerConfig) -> tuple[str, int] | None:
-    """Where ``listeners`` says to listen, None if it is not set; a missing host means everywhere.
+def listen_addresses(config: BrokerConfig) -> dict[str, Address]:
+    """Where ``listeners`` says to listen, by name and in order; empty if it is not set.
 
-    Raises ConfigError.
+    A missing host means everywhere. Raises ConfigError.
     """
     return _of_clients(config, LISTENERS)
 
 
-def advertised_address(config: BrokerConfig) -> tuple[str, int] | None:
-    """Where ``advertised.listeners`` tells clients to connect to, None if it is not set.
+def advertised_addresses(config: BrokerConfig) -> dict[str, Address]:
+    """What ``advertised.listeners`` tells the clients of each listener to connect to.
 
-    Raises ConfigError.
+    A listener that is not in it tells its own address. Raises ConfigError.
     """
     found = _of_clients(config, ADVERTISED)
-    if found is not None and found[0] in ANY_ADDRESS:
-        raise ConfigError(ADVERTISED, config.text(ADVERTISED), "nobody can connect to that address")
+    for host, _ in found.values():
+        if host in ANY_ADDRESS:
+            text = config.text(ADVERTISED)
+            raise ConfigError(ADVERTISED, text, "nobody can connect to that address")
     return found
 
 
-def _of_clients(config: BrokerConfig, key: str) -> tuple[str, int] | None:
+def _of_clients(config: BrokerConfig, key: str) -> dict[str, Address]:
     text = config.text(key)
     if not text:
-        return None
+        return {}
     of_controllers = {name.upper() for name in config.items("controller.listener.names")}
     protocols = {name: name for name in _KNOWN}
     protocols |= dict(_protocol(entry, config) for entry in config.items(PROTOCOLS))
-    found: dict[str, tuple[str, int]] = {}
+    found: dict[str, Address] = {}
     for entry in map(str.strip, text.split(",")):
         name, is_named, address = entry.partition("://")
         if not is_named:
@@ -72,11 +81,11 @@ def _of_clients(config: BrokerConfig, key: str) -> tuple[str, int] | None:
             found[name.upper()] = parse_address(EVERYWHERE + address if is_everywhere else address)
         except ValueError as error:
             raise ConfigError(key, text, str(error)) from error
-    if len(found) != 1:
-        names = ", ".join(found) or "only controllers' listeners"
-        raise ConfigError(key, text, f"one listener is served, and there are {names}")
-    (address_,) = found.values()
-    return address_
+    if not found:
+        raise ConfigError(key, text, "there are only controllers' listeners")
+    if key == ADVERTISED and (unknown := found.keys() - (_of_clients(config, LISTENERS) or found)):
+        raise ConfigError(key, text, f"{LISTENERS} has no {', '.join(sorted(unknown))}")
+    return found
 
 
 def _protocol(entry: str, config: BrokerConfig) -> tuple[str, str]:

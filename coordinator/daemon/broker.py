@@ -23,8 +23,9 @@ import structlog
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.config.listeners import (
     ANY_ADDRESS,
-    advertised_address,
-    listen_address,
+    SERVED,
+    advertised_addresses,
+    listen_addresses,
     parse_address,
 )
 from fencepost.coordinator.config.logs import configure_quietly
@@ -109,9 +110,11 @@ class Broker:
         self.fs: FileSystem = OsFileSystem() if fs is None else fs
         self.clock: Clock = SystemClock() if clock is None else clock
         self.data_dir = Path(data_dir)
-        told = listen_address(self.config) if listen is None else split_address(listen)
-        self._listen = ("127.0.0.1", 0) if told is None else told
-        self._advertised = advertised_address(self.config)
+        self._advertised = advertised_addresses(self.config)
+        self._listen = listen_addresses(self.config)
+        if listen is not None or not self._listen:
+            first = next(iter(self._listen or self._advertised), SERVED)
+            self._listen = {first: split_address(listen or "127.0.0.1:0")}
         self._lock: int | None = None
         self._storage: Storage | None = None
         self._services: Services | None = None
@@ -171,10 +174,16 @@ class Broker:
 
     @property
     def advertised(self) -> tuple[str, int]:
-        """Where clients are told to connect to."""
-        if self._advertised is not None:
-            return self._advertised
-        host, port = self.address
+        """Where clients of the first listener are told to connect to."""
+        return self.advertised_on()
+
+    def advertised_on(self, listener: str | None = None) -> tuple[str, int]:
+        """Where clients that came by this listener, or the first one, are told to connect to."""
+        if listener is None:
+            listener = next(iter(self._listen))
+        if listener in self._advertised:
+            return self._advertised[listener]
+        host, port = self.server.addresses[listener]
         return (socket.gethostname() if host in ANY_ADDRESS else host), port
 
     @property
@@ -209,7 +218,7 @@ class Broker:
                 finally:
                     threads.close()
             self._services = services = Services(
-                self.storage, cluster_id=cluster_id, advertised=lambda: self.advertised
+                self.storage, cluster_id=cluster_id, advertised=self.advertised_on
             )
             await services.start()
             await self._serve(services)
@@ -318,11 +327,11 @@ class Broker:
         self._server = Server(services, registry=registry, limits=limits, error_code=error_code)
         if self._metrics is not None:
             self._metrics.watch(self._server)
-        host, port = self._listen
-        try:
-            await self._server.start(host, port)
-        except OSError as error:
-            raise BrokerError(f"can not listen on {host}:{port}: {error}") from error
+        for name, (host, port) in self._listen.items():
+            try:
+                await self._server.start(host, port, name)
+            except OSError as error:
+                raise BrokerError(f"can not listen on {host}:{port}: {error}") from error
         self._maintenance = Maintenance(services.logs, config, self.clock)
         self._maintenance.start()
         self.cleaner = Cleaner(services.logs, config, self.clock)

@@ -12,6 +12,7 @@ see :meth:`BrokerConfig.reload`. A service manager that wants to know hears of a
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import signal
 import sys
@@ -71,6 +72,9 @@ def serve(
     """
     logs.configure(terminal=logs.FORMATS[log_format])
     logs.set_level(log_level)
+    if not hasattr(os, "posix_fallocate"):
+        _log.error("the log needs Linux", missing="posix_fallocate", system=sys.platform)
+        return EXIT_FAILED
     raise_file_limit()
     settings = partial(_settings, pairs, config_file)
     try:

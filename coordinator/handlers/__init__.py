@@ -69,6 +69,8 @@ class Peer(Protocol):
 
     client_software: tuple[str, str] | None
     """Name and version, if the client has given them (KIP-511)."""
+    listener: str
+    """The name of the listener that it came by."""
 
 
 class CloseConnection(Exception):  # noqa: N818 - an order, not an error
@@ -103,6 +105,11 @@ class Context:
     """Where the request came from."""
     size_bytes: int = 0
     """The request's size on the wire."""
+
+    @property
+    def advertised(self) -> tuple[str, int]:
+        """Host and port at which this client finds the broker."""
+        return self.broker.advertised(self.connection.listener)
 
     @property
     def origin(self) -> Origin:

@@ -24,7 +24,7 @@ def run(ctx: Context) -> Entity:
             ErrorCode.mismatched_endpoint_type if known else ErrorCode.unsupported_endpoint_type,
             "this is an endpoint of brokers",
         )
-    host, port = broker.advertised
+    host, port = ctx.advertised
     asked = ctx.body.include_cluster_authorized_operations
     return make.DescribeClusterResponse(
         error_code=ErrorCode.none,

@@ -30,7 +30,7 @@ def run(ctx: Context) -> Steps[Entity]:
     asked = [(topic.topic_name, topic.partitions) for topic in ctx.body.topics[:2]]
     if [(name, [one.partition_index for one in parts[:2]]) for name, parts in asked] != [OWN]:
         return (yield from _unknown(ctx))
-    host, port = broker.advertised
+    host, port = ctx.advertised
     listener = make.Listener(name=LISTENER, host=host, port=port)
     return make.DescribeQuorumResponse(
         error_code=ErrorCode.none,

@@ -26,7 +26,7 @@ def run(ctx: Context) -> Steps[Entity]:
     """Answer with this broker's own address, or an error."""
     code, message = yield from _open(ctx)
     found = code is ErrorCode.none
-    host, port = ctx.broker.advertised
+    host, port = ctx.advertised
     place = {
         "error_code": code,
         "error_message": message,

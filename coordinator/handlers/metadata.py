@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 def run(ctx: Context) -> Work[Entity]:
     """Describe the topics that were asked for, or all."""
     broker, body, make = ctx.broker, ctx.body, ctx.respond
-    host, port = broker.advertised
+    host, port = ctx.advertised
     asked = body.topics
     topics: list[Entity] = []
     if ctx.version < FIRST_BY_ID and asked and any(map(_is_by_id, asked)):

@@ -45,7 +45,7 @@ kafka_consumergroup_members gauge consumergroup
 def series(view: View) -> Iterator[Series]:
     """All of them."""
     snapshot, node_id = view.snapshot, view.services.node_id
-    host, port = view.services.advertised
+    host, port = view.services.advertised()
     rows = snapshot.partitions.values()
     yield FAMILIES["kafka_brokers"], [("", 1)]
     yield FAMILIES["kafka_broker_info"], [(labels(id=node_id, address=f"{host}:{port}"), 1)]

@@ -69,7 +69,7 @@ def series(view: View) -> Iterator[Series]:
 
 def _of_cluster(view: View) -> Iterator[Series]:
     services, node_id = view.services, view.services.node_id
-    host, port = services.advertised
+    host, port = services.advertised()
     cluster = labels(
         broker_count=1,
         cluster_id=services.cluster_id,

@@ -88,7 +88,8 @@ class Owner(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """The protocol object of one accepted socket. Its owner is the server that made it."""
 
-    def __init__(self, server: Owner) -> None:
+    def __init__(self, server: Owner, listener: str) -> None:
+        self.listener = listener
         self._server = server
         self._limits = server.limits
         self._stream = RequestStream(server.registry.versions, server.limits)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -82,28 +83,31 @@ class Server:
         self._per_ip: Counter[str] = Counter()
         self._listeners: list[Listener] = []
         self._arriving: set[asyncio.Task[None]] = set()
-        self._address: tuple[str, int] | None = None
+        self.addresses: dict[str, tuple[str, int]] = {}
+        """Where each listener listens, or listened last; in the order of their starts."""
         self._sweep: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
+    async def start(self, host: str, port: int, listener: str = "PLAINTEXT") -> tuple[str, int]:
         """Listen on ``host:port`` (port 0: any free one); return the address in use.
 
-        Raises OSError if the address cannot be bound.
+        May be called again for another listener. Raises OSError if the address cannot be bound.
         """
-        self.loop = asyncio.get_running_loop()
-        self.turns = Turns(self.loop)
-        self.responses = ResponseBudget(self.loop, self.limits.max_queued_response_bytes)
+        if not self._listeners:
+            self.loop = asyncio.get_running_loop()
+            self.turns = Turns(self.loop)
+            self.responses = ResponseBudget(self.loop, self.limits.max_queued_response_bytes)
+            self._arm_sweep()
         # asyncio resolves the name and binds; what comes is accepted by our listeners.
         bound = await self.loop.create_server(asyncio.Protocol, host, port, start_serving=False)
         try:
-            for one in bound.sockets:
-                self._listeners.append(Listener(self.loop, one.dup(), self._arrived))
+            arrived = partial(self._arrived, listener)
+            made = [Listener(self.loop, one.dup(), arrived) for one in bound.sockets]
         finally:
             bound.close()
-        self._address = self._listeners[0].address
-        self._arm_sweep()
-        return self._address
+        self._listeners += made
+        self.addresses[listener] = made[0].address
+        return made[0].address
 
     @property
     def refused(self) -> int:
@@ -112,13 +116,13 @@ class Server:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens, or listened last: requests under way at the stop still name it.
+        """Where its first listener listens, or did: requests under way at the stop still name it.
 
         Raises RuntimeError before the first start.
         """
-        if self._address is None:
+        if not self.addresses:
             raise RuntimeError("the server is not listening")
-        return self._address
+        return next(iter(self.addresses.values()))
 
     def stop_accepting(self) -> None:
         """Close the listening sockets; open connections go on."""
@@ -160,19 +164,19 @@ class Server:
 
     # --- for connections ---
 
-    def _arrived(self, client: socket.socket, address: Any) -> None:
+    def _arrived(self, listener: str, client: socket.socket, address: Any) -> None:
         """Make a connection of a socket that was accepted, if there are descriptors left."""
         if client.fileno() >= first_reserved_file():
             # At once, and before the next is accepted: many may come in one turn of the loop.
             client.close()
             self._refused(f"{address[0]}:{address[1]}", "open files")
             return
-        task = spawn(self._connect(client), "accept a connection")
+        task = spawn(self._connect(listener, client), "accept a connection")
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
 
-    async def _connect(self, client: socket.socket) -> None:
-        await self.loop.connect_accepted_socket(lambda: Connection(self), client)
+    async def _connect(self, listener: str, client: socket.socket) -> None:
+        await self.loop.connect_accepted_socket(lambda: Connection(self, listener), client)
 
     def admit(self, connection: Connection) -> bool:
         """Whether a new connection may stay; counts it if so."""

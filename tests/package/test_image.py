@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import configparser
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster
+from fencepost.coordinator.cli.serve import command as serve
+from fencepost.coordinator.wire.client.client import WireClient
+from fencepost.coordinator.wire.limits import ConnectionLimits
 from tests.support.container import engine_missing, python_image
 from tests.support.daemon import ROOT
 from tests.support.kafka import unavailable
@@ -20,6 +24,7 @@ from tests.support.waits import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 IMAGE = "fencepost-tests/fencepost"
+PORTS = (9092, 29092)
 
 
 def run(*command: object, status: int = 0) -> str:
@@ -52,11 +57,16 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
     return IMAGE
 
 
+_COMPOSE_FILE = (ROOT / "packaging/compose.yaml").read_text()
+COMPOSE = dict(re.findall(r'^ {6}(FENCEPOST_\w+): "?(.+?)"?$', _COMPOSE_FILE, re.MULTILINE))
+"""The broker's environment in the compose file."""
+
+
 @pytest.fixture
 def container(image: str) -> Iterator[str]:
-    port = "127.0.0.1:0:9092"
-    setting = "FENCEPOST_SET_NUM_PARTITIONS=3"
-    name = run("docker", "run", "--detach", "--publish", port, "--env", setting, image)
+    settings = [word for pair in COMPOSE.items() for word in ("--env", "=".join(pair))]
+    ports = [word for port in PORTS for word in ("--publish", f"127.0.0.1:0:{port}")]
+    name = run("docker", "run", "--detach", *ports, *settings, image)
     yield name
     run("docker", "rm", "--force", "--volumes", name)
 
@@ -71,13 +81,12 @@ def test_the_image_serves_as_nobody_special_and_says_that_it_is_healthy(containe
     until(lambda: inspected(container)["State"]["Health"]["Status"] == "healthy", "healthy")  # type: ignore[index]
     assert run("docker", "exec", container, "id", "-u") == "1000"
     assert "listening 0.0.0.0:9092" in run("docker", "logs", container)
-    address = run("docker", "port", container, "9092/tcp")
-    with Cluster(address) as cluster:
-        created = cluster.call("metadata", 12, topics=None, allow_auto_topic_creation=False)
-        assert created["brokers"][0]["port"] == 9092
-    made = run("docker", "exec", container, "fencepost", "topics", "create", "t")
-    assert "t" in made
-    run("docker", "exec", container, "fencepost", "topics", "describe", "t")
+    told = []
+    for port in PORTS:
+        with WireClient(run("docker", "port", container, f"{port}/tcp")) as client:
+            (broker,) = client.metadata(refresh=True).brokers.values()
+        told.append(f"{broker.host}:{broker.port}")
+    assert told == ["fencepost:9092", "localhost:29092"], "inside and outside have their own names"
 
 
 def test_stop_is_orderly_and_a_new_container_has_the_data(image: str, tmp_path: Path) -> None:
@@ -106,3 +115,15 @@ def test_nothing_of_the_checkout_but_the_package_is_in_it(image: str) -> None:
     names = {Path(line).name for line in listed.splitlines()}
     assert "fencepost" in names
     assert not names & {"tests", "bench", "examples", "pip", "pyspark", "aiokafka"}
+
+
+def test_the_unit_of_systemd_starts_it_with_options_that_there_are() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(ROOT / "packaging/fencepost.service")
+    program, name, *words = unit["Service"]["ExecStart"].split()
+    assert (Path(program).name, name) == ("fencepost", "serve")
+    known = {option for parameter in serve.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+    assert unit["Service"]["Type"] == "notify"
+    assert int(unit["Service"]["TimeoutStopSec"]) > ConnectionLimits().drain_timeout_ms / 1000

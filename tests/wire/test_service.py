@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.coordinator.tools.ports import hold_port
+from fencepost.coordinator.wire.client.client import WireClient
 from tests.support.cluster import Cluster
 from tests.support.daemon import ROOT, Daemon
+from tests.support.processes import Child
 
 WATCHDOG_S = 0.6
 
@@ -177,3 +180,31 @@ def test_health_is_an_exit_status(tmp_path: Path) -> None:
     done = fencepost("health", "--bootstrap", daemon.bootstrap, "--timeout", "1")
     assert (done.returncode, done.stdout) == (3, "")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_each_listener_tells_its_own_address(tmp_path: Path) -> None:
+    held = [hold_port() for _ in range(3)]
+    ports = [one.getsockname()[1] for one in held]
+    settings = {
+        "listeners": f"INSIDE://127.0.0.1:{ports[0]},OUTSIDE://127.0.0.1:{ports[1]},"
+        f"PLAINTEXT://127.0.0.1:{ports[2]}",
+        "advertised.listeners": f"INSIDE://fencepost:9092,OUTSIDE://localhost:{ports[1]}",
+        "listener.security.protocol.map": "INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT",
+    }
+    pairs = [word for pair in settings.items() for word in ("--config", "=".join(pair))]
+    data = str(tmp_path / "data")
+    child = Child(
+        [sys.executable, "-m", "fencepost", "serve", "--data-dir", data, *pairs], cwd=ROOT
+    )
+    child.wait_for_line(f"^listening 127.0.0.1:{ports[0]}$", deadline_s=60)
+    told = [("fencepost", 9092), ("localhost", ports[1]), ("127.0.0.1", ports[2])]
+    for port, address in zip(ports, told, strict=True):
+        with WireClient(f"127.0.0.1:{port}") as client:
+            brokers = client.metadata(refresh=True).brokers
+        assert [(broker.host, broker.port) for broker in brokers.values()] == [address]
+    for port in ports[1:]:
+        with Cluster(f"127.0.0.1:{port}") as cluster:
+            cluster.coordinator("group", 0)
+    assert child.terminate(deadline_s=30) == 0
+    for one in held:
+        one.close()

@@ -58,7 +58,7 @@ class Services(BrokerServices):
         super().__init__(
             storage(directory, config, fs=fs, clock=clock, flusher=flusher),
             cluster_id="unit-test-cluster-id-0",
-            advertised=lambda: ("127.0.0.1", 9092),
+            advertised=lambda _listener: ("127.0.0.1", 9092),
         )
 
     async def start(self) -> Services:

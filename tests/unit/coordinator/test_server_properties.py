@@ -13,7 +13,7 @@ from fencepost.coordinator.config.broker_config import BrokerConfig, load, take_
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
 from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
 from fencepost.coordinator.config.key import ConfigError
-from fencepost.coordinator.config.listeners import advertised_address, listen_address
+from fencepost.coordinator.config.listeners import advertised_addresses, listen_addresses
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.waits import until
@@ -108,23 +108,32 @@ def test_older_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listeners", "more", "address"),
+    ("listeners", "more", "addresses"),
     [
-        ("PLAINTEXT://127.0.0.1:9092", {}, ("127.0.0.1", 9092)),
-        ("plaintext://:1", {}, ("0.0.0.0", 1)),
-        ("PLAINTEXT://[::1]:2", {}, ("::1", 2)),
-        ("CONTROLLER://:3, IN://h:4", {"listener.security.protocol.map": "IN:plaintext"}, ("h", 4)),
+        ("PLAINTEXT://127.0.0.1:9092", {}, {"PLAINTEXT": ("127.0.0.1", 9092)}),
+        ("plaintext://:1", {}, {"PLAINTEXT": ("0.0.0.0", 1)}),
+        ("PLAINTEXT://[::1]:2", {}, {"PLAINTEXT": ("::1", 2)}),
+        (
+            "CONTROLLER://:3, IN://h:4",
+            {"listener.security.protocol.map": "IN:plaintext"},
+            {"IN": ("h", 4)},
+        ),
         (
             "CONTROLLER://:3,SSL://h:4",
             {"listener.security.protocol.map": "SSL:PLAINTEXT"},
-            ("h", 4),
+            {"SSL": ("h", 4)},
         ),
-        ("", {}, None),
+        ("", {}, {}),
+        (
+            "IN://:1,PLAINTEXT://h:2",
+            {"listener.security.protocol.map": "IN:PLAINTEXT"},
+            {"IN": ("0.0.0.0", 1), "PLAINTEXT": ("h", 2)},
+        ),
     ],
 )
-def test_listeners(listeners: str, more: dict[str, str], address: object) -> None:
+def test_listeners(listeners: str, more: dict[str, str], addresses: object) -> None:
     settings = {"listeners": listeners, "controller.listener.names": "controller", **more}
-    assert listen_address(BrokerConfig(settings)) == address
+    assert listen_addresses(BrokerConfig(settings)) == addresses
 
 
 @pytest.mark.parametrize(
@@ -133,7 +142,6 @@ def test_listeners(listeners: str, more: dict[str, str], address: object) -> Non
         ("127.0.0.1:9092", "not NAME://HOST:PORT"),
         ("SASL_SSL://h:1", "only PLAINTEXT is served"),
         ("INSIDE://h:1", "no protocol of listener INSIDE"),
-        ("PLAINTEXT://h:1,X://h:2", "PLAINTEXT, X"),
         ("PLAINTEXT://h:1,PLAINTEXT://h:2", "two listeners"),
         ("CONTROLLER://h:1", "only controllers' listeners"),
         ("PLAINTEXT://h", "HOST:PORT"),
@@ -145,14 +153,20 @@ def test_listeners_that_are_not_served(listeners: str, reason: str) -> None:
         "controller.listener.names": "CONTROLLER",
         "listener.security.protocol.map": "X:PLAINTEXT",
     }
-    for key, read in (("listeners", listen_address), ("advertised.listeners", advertised_address)):
+    for key, read in (
+        ("listeners", listen_addresses),
+        ("advertised.listeners", advertised_addresses),
+    ):
         with pytest.raises(ConfigError, match=re.escape(reason)) as refused:
             read(BrokerConfig({key: listeners, **more}))
         assert refused.value.key == key
     with pytest.raises(ConfigError, match="nobody can connect"):
-        advertised_address(BrokerConfig({"advertised.listeners": "PLAINTEXT://0.0.0.0:1"}))
+        advertised_addresses(BrokerConfig({"advertised.listeners": "PLAINTEXT://0.0.0.0:1"}))
+    both = {"listeners": "PLAINTEXT://h:1", "advertised.listeners": "PLAINTEXT://h:1,X://h:2"}
+    with pytest.raises(ConfigError, match="listeners has no X"):
+        advertised_addresses(BrokerConfig({**both, **more}))
     with pytest.raises(ConfigError, match="NAME:PROTOCOL"):
-        listen_address(
+        listen_addresses(
             BrokerConfig({"listeners": "X://h:1", "listener.security.protocol.map": "X"})
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from fencepost.coordinator.cli.history import row_of
+from fencepost.coordinator.config import logs
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.history import recorder as history_module
 from fencepost.coordinator.history.entries import (
@@ -92,6 +93,15 @@ async def test_an_event_is_kept_with_who_when_and_where(services: Services) -> N
     )
 
 
+@pytest.fixture
+def everything_logged() -> Iterator[None]:
+    before = logs.level()
+    logs.set_level("DEBUG")
+    yield
+    logs.set_level(before)
+
+
+@pytest.mark.usefixtures("everything_logged")
 async def test_an_id_that_comes_first_is_no_line_of_the_log(services: Services) -> None:
     finish(services.txns.open_in_steps())
     with capture_logs() as told:

@@ -19,6 +19,9 @@ from fencepost.coordinator.wire.steps import Steps
 OWN = (METADATA_TOPIC, [0])
 """The only partition that a quorum keeps."""
 
+NO_ERROR = ""
+"""Where others say null, Apache Kafka's answer has this."""
+
 LISTENER = "PLAINTEXT"
 """The name of the only listener; it serves the changes of metadata too."""
 
@@ -34,7 +37,7 @@ def run(ctx: Context) -> Steps[Entity]:
     listener = make.Listener(name=LISTENER, host=host, port=port)
     return make.DescribeQuorumResponse(
         error_code=ErrorCode.none,
-        error_message=None,
+        error_message=NO_ERROR,
         topics=(make.TopicData(topic_name=METADATA_TOPIC, partitions=(_own(ctx),)),),
         nodes=(make.Node(node_id=broker.node_id, listeners=(listener,)),),
     )
@@ -53,7 +56,7 @@ def _own(ctx: Context) -> Entity:
     return make.PartitionData(
         partition_index=0,
         error_code=ErrorCode.none,
-        error_message=None,
+        error_message=NO_ERROR,
         leader_id=ctx.broker.node_id,
         leader_epoch=metadata.starts,
         high_watermark=end,

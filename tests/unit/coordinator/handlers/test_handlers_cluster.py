@@ -173,6 +173,7 @@ def test_the_quorum(client, bootstrap, version):
     if version >= 1:
         assert 0 < voter["last_fetch_timestamp"] == voter["last_caught_up_timestamp"]
     if version >= 2:
+        assert (answer["error_message"], part["error_message"]) == ("", "")
         (node,) = answer["nodes"]
         (listener,) = node["listeners"]
         assert node["node_id"] == NODE

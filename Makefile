@@ -7,7 +7,7 @@ RUN    := $(BIN)/python -m
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow lint console oracle containers crash lives compared-lives mqtt spark package sbom bench readme docs clean
+.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow lint console oracle containers crash lives compared-lives mqtt spark package sbom bench readme docs matrix clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -127,6 +127,13 @@ docs: $(VENV)/.docs  ## the site of the documentation into build/docs (begin at 
 	$(RUN) sphinx --fail-on-warning --keep-going --quiet --fresh-env --write-all -c docs -b html . build/docs
 
 readme: $(VENV)/.dev  ## write the generated parts of README.md and docs/ anew
+	$(RUN) docs.generate
+
+MATRIX_RUN := $(RUN) pytest --numprocesses 2 --dist loadfile tests/wire $(ARGS)
+matrix: $(VENV)/.dev  ## the client scenarios on both brokers, and what came of them into docs/compatibility.md
+	-$(MATRIX_RUN) --results build/results/fencepost.json
+	-$(MATRIX_RUN) --target=kafka --results build/results/kafka.json
+	$(RUN) docs.matrix build/results/fencepost.json build/results/kafka.json
 	$(RUN) docs.generate
 
 clean:  ## remove everything that make has created

@@ -39,6 +39,9 @@ class Old:
             retry_backoff_ms=20,
             fetch_max_wait_ms=50,
         )
+        # A leader of kafka-python that does not know the topic yet gives nobody anything, and
+        # does not always come to think of it again.
+        assert self.consumer.partitions_for_topic(topic)
 
     def read(self) -> list[str]:
         polled = self.consumer.poll(60)

@@ -8,8 +8,10 @@ import pytest
 
 from tests.support.pages import RUN_LANGUAGES, SHOWN_LANGUAGES, Page, Reader, pages, shown
 
-PAGES = [pytest.param(Page(path), id=shown(path)) for path in pages()]
-every_page = pytest.mark.parametrize("page", PAGES)
+LONG = frozenset({"docs/recipes.md", "docs/pipelines.md", "docs/operating.md"})
+"""Pages of more than four seconds that are no stranger's first."""
+
+PAGES = [(Page(path), shown(path)) for path in pages()]
 
 
 def page_of(folder: Path, text: str) -> Page:
@@ -18,12 +20,18 @@ def page_of(folder: Path, text: str) -> Page:
     return Page(path)
 
 
-@every_page
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name, marks=[pytest.mark.slow] if name in LONG else [])
+        for page, name in PAGES
+    ],
+)
 def test_the_blocks_of_a_page_run(page: Page, tmp_path: Path) -> None:
     Reader(tmp_path).read(page)
 
 
-@every_page
+@pytest.mark.parametrize("page", [pytest.param(page, id=name) for page, name in PAGES])
 def test_a_block_says_what_it_is(page: Page) -> None:
     """Without a language nobody could tell output from commands."""
     known = RUN_LANGUAGES | SHOWN_LANGUAGES

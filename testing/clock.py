@@ -16,6 +16,7 @@ has the table of what goes by this clock and what stays on real time.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -38,6 +39,9 @@ MAX_STEPS: Final = 100_000
 
 WALK_S: Final = 0.05
 """With a speed, the longest sleep before the deadlines are looked at again: clients change them."""
+
+LAST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999, behind which times can not be written down."""
 
 MAX_KEPT: Final = 10_000
 """Entries of :attr:`TestClock.fired`; the oldest go first."""
@@ -105,9 +109,9 @@ class TestClock:
         With ``speed`` it takes real time as well, one second for so many of the clock's: enough for
         clients to send their heartbeats and to join a rebalance. Without, it is over at once.
         Raises RuntimeError on a broker's own thread (see :meth:`advance_async`), and ValueError for
-        a negative time.
+        a time that is negative or behind :data:`LAST_MS`, and for a speed that is none.
         """
-        span_ms = _span_ms(seconds, ms)
+        span_ms = self._span_ms(seconds, ms, speed)
         loops = [loop for loop, _ in self._brokers.values()]
         if not loops:
             self._move_to(self.monotonic_ms() + span_ms)
@@ -121,7 +125,17 @@ class TestClock:
         self, *, seconds: float = 0, ms: float = 0, speed: float | None = None
     ) -> list[Fired]:
         """As :meth:`advance`, for coroutines: other tasks of the loop go on meanwhile."""
-        return await self._advance(_span_ms(seconds, ms), speed)
+        return await self._advance(self._span_ms(seconds, ms, speed), speed)
+
+    def _span_ms(self, seconds: float, ms: float, speed: float | None) -> int:
+        if speed is not None and not 0 < speed < math.inf:
+            raise ValueError(f"a speed is above 0, and finite: {speed}")
+        span_ms = seconds * 1000 + ms
+        if span_ms < 0:
+            raise ValueError("a clock moves forward only")
+        if not self.now_ms() + span_ms <= LAST_MS:
+            raise ValueError("a clock moves to the end of the year 9999 at most")
+        return round(span_ms)
 
     async def _advance(self, span_ms: int, speed: float | None) -> list[Fired]:
         if not self._advancing.acquire(blocking=False):
@@ -184,13 +198,6 @@ async def _walk(begin_ms: int, at_ms: int, begun: float, speed: float) -> int:
     if late_s > 0:
         await asyncio.sleep(min(late_s, WALK_S))
     return min(at_ms, now_ms())
-
-
-def _span_ms(seconds: float, ms: float) -> int:
-    span_ms = round(seconds * 1000 + ms)
-    if span_ms < 0:
-        raise ValueError("a clock moves forward only")
-    return span_ms
 
 
 def _real_ms() -> int:

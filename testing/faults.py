@@ -20,6 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kio.schema.errors import ErrorCode
@@ -70,6 +71,8 @@ class Fault:
         self._owner = owner
         self._matches = matcher(match)
         self._changed = threading.Condition()
+        self._told: list[Callable[[], object]] = []
+        """What is called with each request, for the coroutines that wait."""
 
     @property
     def hits(self) -> int:
@@ -89,8 +92,28 @@ class Fault:
         """Return when it was for so many requests; raises TimeoutError after ``timeout`` s."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._hits >= hits, timeout):
-                name = "any API" if self.api is None else APIS[self.api].name
-                raise TimeoutError(f"{name}: {self._hits} of {hits} requests in {timeout} s")
+                raise self._too_few(hits, timeout)
+
+    async def wait_async(self, timeout: float = 10.0, *, hits: int = 1) -> None:
+        """As :meth:`wait`, for coroutines: it keeps no thread, and can be cancelled."""
+        changed = asyncio.Event()
+        tell = partial(asyncio.get_running_loop().call_soon_threadsafe, changed.set)
+        with self._changed:
+            self._told.append(tell)
+        try:
+            async with asyncio.timeout(timeout):
+                while self._hits < hits:
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            raise self._too_few(hits, timeout) from None
+        finally:
+            with self._changed:
+                self._told.remove(tell)
+
+    def _too_few(self, hits: int, timeout: float) -> TimeoutError:
+        name = "any API" if self.api is None else APIS[self.api].name
+        return TimeoutError(f"{name}: {self._hits} of {hits} requests in {timeout} s")
 
     def takes(self, request: SeenRequest) -> bool:
         """Whether it is for this request, which is counted then (called by the owner)."""
@@ -104,6 +127,8 @@ class Fault:
             self._hits += 1
             self.seen.append(request)
             self._changed.notify_all()
+            for tell in self._told:
+                tell()
         return True
 
     def as_json(self) -> dict[str, object]:

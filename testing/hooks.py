@@ -7,7 +7,6 @@ the paths.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -155,9 +154,10 @@ class Hooks:
         fault = self._handle(rest)
         if "hits" in request.query:
             hits = int(request.query["hits"])
-            wait_s = min(float(request.query.get("wait_s", "10")), MAX_WAIT_S)
+            # In this order what is no number waits for nothing.
+            wait_s = max(0.0, min(float(request.query.get("wait_s", "10")), MAX_WAIT_S))
             try:
-                await asyncio.to_thread(fault.wait, wait_s, hits=hits)
+                await fault.wait_async(wait_s, hits=hits)
             except TimeoutError as error:
                 raise HttpError(408, str(error)) from error
         return self._told(int(rest))

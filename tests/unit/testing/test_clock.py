@@ -12,7 +12,7 @@ import pytest
 
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.testing.broker import OwnBroker
-from fencepost.testing.clock import Fired, TestClock
+from fencepost.testing.clock import LAST_MS, Fired, TestClock
 from tests.support.raw import RawClient
 from tests.support.waits import until
 
@@ -382,3 +382,11 @@ def test_two_brokers_go_by_one_clock(tmp_path: Path, clock: TestClock) -> None:
         fired = clock.advance(ms=2 * SESSION_MS)
     assert kinds(fired) == [("session", "late"), ("session", "later")]
     assert fired[1].at_ms - fired[0].at_ms == 1_000
+
+
+def test_the_end_of_time() -> None:
+    clock = TestClock(now_ms=LAST_MS - 1_000)
+    with pytest.raises(ValueError, match="year 9999"):
+        clock.advance(ms=1_001)
+    clock.advance(seconds=1)
+    assert clock.now_ms() == LAST_MS

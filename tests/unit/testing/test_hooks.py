@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +18,9 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.support.raw import ConnectionLostError, RawClient
+
+WAITING = 40
+"""More than asyncio has threads of its own for."""
 
 
 class Served:
@@ -121,12 +127,45 @@ def test_a_dropped_answer_does_not_hold_up_the_stop(tmp_path: Path) -> None:
             client.receive()
 
 
+def test_who_waits_for_requests_holds_up_nobody_and_no_stop(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    fault = served.ask("/faults", {"observe": True, "api": "EndTxn"})
+    path = f"/faults/{fault['id']}?hits=1&wait_s=60"
+    with contextlib.ExitStack() as stack:
+        host, _, port = served.hooks.rpartition(":")
+        for _ in range(WAITING):
+            waiting = stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+            waiting.sendall(f"GET {path} HTTP/1.1\r\nHost: {served.hooks}\r\n\r\n".encode())
+        # The room of a disk is looked up in one of the process's threads.
+        with RawClient(served.bootstrap) as client:
+            assert client.call("describe_log_dirs", 4, topics=None)["results"]
+        served.process.terminate()
+        assert served.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("wait_s", ["0", "-1", "nan"])
+def test_nobody_waits_for_no_time(served: Served, wait_s: str) -> None:
+    fault = served.ask("/faults", {"observe": True, "api": "EndTxn"})
+    path = f"/faults/{fault['id']}"
+    assert served.ask(f"{path}?hits=0&wait_s={wait_s}")["hits"] == 0
+    with pytest.raises(HTTPError) as refused:
+        served.ask(f"{path}?hits=1&wait_s={wait_s}")
+    assert refused.value.code == 408
+    served.ask(path, method="DELETE")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "method", "status", "why"),
     [
         ("/nope", None, "GET", 404, "there is no /nope"),
         ("/clock", None, "DELETE", 405, "knows GET, POST"),
         ("/clock/advance", {"seconds": -1}, "POST", 400, "forward"),
+        ("/clock/advance", {"seconds": 1e300}, "POST", 400, "year 9999"),
+        ("/clock/advance", {"seconds": math.inf}, "POST", 400, "year 9999"),
+        ("/clock/advance", {"ms": math.nan}, "POST", 400, "year 9999"),
+        ("/clock/advance", {"seconds": 1, "speed": 0}, "POST", 400, "above 0"),
+        ("/clock/advance", {"seconds": 1, "speed": -1}, "POST", 400, "above 0"),
+        ("/clock/advance", {"seconds": 1, "speed": math.inf}, "POST", 400, "finite"),
         ("/clock/advance", {"hours": 1}, "POST", 400, "no 'hours'"),
         ("/clock/advance", {"seconds": True}, "POST", 400, "seconds"),
         ("/clock/advance", [], "POST", 400, "object"),

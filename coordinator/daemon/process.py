@@ -28,7 +28,7 @@ from fencepost.coordinator.daemon.broker import Broker, BrokerError
 from fencepost.coordinator.daemon.collector import Collector
 from fencepost.coordinator.daemon.systemd import Notifier
 from fencepost.coordinator.metadata.records import MetadataError
-from fencepost.coordinator.runtime.background import report, spawn
+from fencepost.coordinator.runtime.background import Threads, report, spawn
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.errors import LogError
 
@@ -104,6 +104,10 @@ def _directory(data_dir: Path | None, settings: dict[str, str]) -> Path:
 
 
 def _settings(pairs: Sequence[str], config_file: Path | None) -> dict[str, str]:
+    """The settings once more. Raises ConfigError."""
+    if config_file is not None and config_file.exists() and not config_file.is_file():
+        # From a pipe they come once; whoever opened it again might wait for ever.
+        raise ConfigError(str(config_file), "", "it is no file, and can be read once only")
     settings = load(pairs, config_file)
     take_data_directory(settings)
     return settings
@@ -129,9 +133,14 @@ async def _run(
         sys.stdout.write(f"test hooks {hooked}\n")
     sys.stdout.flush()
     notifier.ready(_listening(broker))
-    loop.add_signal_handler(signal.SIGHUP, _reload, broker, settings, notifier)
+    reloads = _Reloads(broker, settings, notifier)
+    loop.add_signal_handler(signal.SIGHUP, reloads.begin)
     preparing = spawn(broker.prepare_first_contact(), "first contact")
     await stop.wait()
+    # Not by the loop, which at its end would have the signal end the process.
+    loop.remove_signal_handler(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    reloads.close()
     notifier.stopping()
     preparing.cancel()
     collector.stop()
@@ -155,16 +164,39 @@ def _listening(broker: Broker) -> str:
     return f"listening {f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _reload(broker: Broker, settings: Callable[[], Mapping[str, str]], notifier: Notifier) -> None:
-    """Take over what changed in the file of settings; all of it, or nothing if it is wrong."""
-    notifier.reloading()
-    try:
-        changed, at_next_start = broker.config.reload(settings())
-    except ConfigError as error:
-        _log.error("settings not read again", cause=str(error))
-    else:
-        _log.info("settings read again", changed=changed, at_next_start=at_next_start)
-    notifier.ready(_listening(broker))
+class _Reloads:
+    """Takes over what changed in the file of settings; all of it, or nothing if it is wrong."""
+
+    def __init__(
+        self, broker: Broker, settings: Callable[[], Mapping[str, str]], notifier: Notifier
+    ) -> None:
+        self._broker, self._settings, self._notifier = broker, settings, notifier
+        # One thread, so that what was read last is taken over last.
+        self._threads = Threads("settings")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        """Have the file read: by a thread, for a disk may keep it waiting."""
+        task = spawn(self._run(), "read the settings again")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        """Take over nothing more."""
+        for task in self._tasks:
+            task.cancel()
+        self._threads.close()
+
+    async def _run(self) -> None:
+        self._notifier.reloading()
+        try:
+            settings = await self._threads.run(self._settings)
+            changed, at_next_start = self._broker.config.reload(settings)
+        except ConfigError as error:
+            _log.error("settings not read again", cause=str(error))
+        else:
+            _log.info("settings read again", changed=changed, at_next_start=at_next_start)
+        self._notifier.ready(_listening(self._broker))
 
 
 def raise_file_limit() -> None:

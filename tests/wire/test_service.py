@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -111,6 +112,34 @@ def test_somebody_elses_watchdog_and_a_manager_that_is_gone_are_no_matter(tmp_pa
     daemon = Daemon(tmp_path / "data", env=env)
     daemon.start()
     daemon.stop()
+
+
+def test_settings_that_came_by_a_pipe_are_not_waited_for_again(tmp_path: Path) -> None:
+    pipe = tmp_path / "broker.toml"
+    os.mkfifo(pipe)
+    daemon = Daemon(tmp_path / "data", {}, env={"FENCEPOST_CONFIG_FILE": str(pipe)})
+    child = daemon.launch()
+    pipe.write_text('"log.retention.ms" = 1000\n')
+    daemon.wait_until_listening()
+    os.kill(child.pid, signal.SIGHUP)
+    child.wait_for_line("once only.*settings not read again", deadline_s=30)
+    assert setting(daemon, "log.retention.ms") == "1000"
+    daemon.stop()
+
+
+def test_settings_are_not_read_again_at_a_stop(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path / "data", {})
+    child = daemon.start().child
+    assert child is not None
+    os.kill(child.pid, signal.SIGTERM)
+    child.wait_for_line("broker stops", deadline_s=30)
+    while child.returncode is None:
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.kill(child.pid, signal.SIGHUP)
+            child.wait(0.002)
+    assert child.wait(30) == 0
+    assert "failed" not in child.tail()
+    assert "read again" not in child.tail()
 
 
 def test_sighup_takes_over_what_may_change_at_run_time(tmp_path: Path) -> None:

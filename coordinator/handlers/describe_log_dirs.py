@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from kio.schema.errors import ErrorCode
 
@@ -68,20 +68,20 @@ def _topics(ctx: Context) -> Steps[tuple[Entity, ...]]:
     return tuple(topics)
 
 
-def _asked_for(ctx: Context) -> Steps[dict[str, Collection[int]]]:
+def _asked_for(ctx: Context) -> Steps[Mapping[str, Collection[int]]]:
     """The partitions that there are of those asked for, each once, by topic."""
     topics = ctx.broker.metadata.topics
     if ctx.body.topics is None:
         return {topic.name: range(topic.partitions) for topic in topics.values()}
-    asked: dict[str, Collection[int]] = {}
+    asked: dict[str, set[int]] = {}
     for one in ctx.body.topics:
         topic = topics.get(one.topic)
         known = range(0 if topic is None else topic.partitions)
-        indexes = set(asked.get(one.topic, ()))
+        # One set for a topic, however often it is named: copies would cost its square.
+        indexes = asked.setdefault(one.topic, set())
         for index in one.partitions:
             if index in known:
                 indexes.add(index)
             yield
-        asked[one.topic] = indexes
         yield
     return asked

@@ -376,7 +376,8 @@ class MetadataLog:
         """The topic that has this partition; raises UnknownTopicOrPartitionError."""
         topic = self._state.topics.get(name)
         if topic is None or not 0 <= index < topic.partitions:
-            raise UnknownTopicOrPartitionError(f"there is no partition {name}-{index}")
+            # Not with the name: that may be long, and one request may ask 100,000 times.
+            raise UnknownTopicOrPartitionError(f"there is no partition {index} of this topic")
         return topic
 
     def _replace(self, topic: Topic) -> Topic:

@@ -66,6 +66,12 @@ def test_sizes_of_partitions(client, version):
         assert found["is_cordoned"] is False
 
 
+def test_a_topic_is_named_more_than_once(client):
+    name = client.create_topic(unique("dirs"), 4)
+    asked = [{"topic": name, "partitions": parts} for parts in ([2], [], [0, 2], [3])]
+    assert sizes(log_dir(client, topics=asked)) == {name: {0: 0, 2: 0, 3: 0}}
+
+
 def test_to_be_asked_for_its_size_is_no_use_of_a_partition(client):
     directory = log_dir(client)["log_dir"]
     created = client.call(
@@ -275,6 +281,27 @@ def test_elections(client, topic, version, kind):
         wrong = {(topic, 0): "invalid_request"}
         assert elect(client, version, 2, {topic: [0]}) == ("invalid_request", wrong)
         assert elect(client, version, 2, None) == ("invalid_request", {})
+
+
+def test_what_is_said_of_an_unknown_partition_does_not_grow_with_its_name(client):
+    name = "x" * MAX_ERROR_TEXT_CHARACTERS
+    elections = client.call(
+        "elect_leaders",
+        2,
+        timeout=1000,
+        election_type=PREFERRED,
+        topic_partitions=[{"topic": name, "partitions": [7]}],
+    )["replica_election_results"]
+    reassignments = client.call(
+        "alter_partition_reassignments",
+        1,
+        timeout=1000,
+        topics=[{"name": name, "partitions": [{"partition_index": 7, "replicas": [NODE]}]}],
+    )["responses"]
+    for answer in (elections[0]["partition_result"], reassignments[0]["partitions"]):
+        (part,) = answer
+        assert part["error_code"] == "unknown_topic_or_partition"
+        assert part["error_message"] == "there is no partition 7 of this topic"
 
 
 # --- settings, brokers ---------------------------------------------------------------------------

@@ -22,9 +22,6 @@ OWN = (METADATA_TOPIC, [0])
 NO_ERROR = ""
 """Where others say null, Apache Kafka's answer has this."""
 
-LISTENER = "PLAINTEXT"
-"""The name of the only listener; it serves the changes of metadata too."""
-
 
 @handles(ApiKey.DESCRIBE_QUORUM, versions=(0, 2), permission="DESCRIBE Cluster")
 def run(ctx: Context) -> Steps[Entity]:
@@ -34,7 +31,8 @@ def run(ctx: Context) -> Steps[Entity]:
     if [(name, [one.partition_index for one in parts[:2]]) for name, parts in asked] != [OWN]:
         return (yield from _unknown(ctx))
     host, port = ctx.advertised
-    listener = make.Listener(name=LISTENER, host=host, port=port)
+    # What serves clients serves the changes of metadata too.
+    listener = make.Listener(name=ctx.connection.listener, host=host, port=port)
     return make.DescribeQuorumResponse(
         error_code=ErrorCode.none,
         error_message=NO_ERROR,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.wire.limits import MAX_ERROR_TEXT_CHARACTERS
 from tests.support.cluster import Cluster, unique
 from tests.support.faults import FaultyDisk
@@ -185,6 +186,25 @@ def test_the_quorum(client, bootstrap, version):
         assert node["node_id"] == NODE
         assert f"{listener['host']}:{listener['port']}" == bootstrap
         assert voter["replica_directory_id"] is None
+
+
+def test_the_quorum_is_told_by_the_listener_that_was_asked(tmp_path):
+    config = {
+        "listeners": "INSIDE://127.0.0.1:0,OUTSIDE://127.0.0.1:0",
+        "listener.security.protocol.map": "INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT",
+    }
+
+    async def addresses():
+        return dict(made[0].server.addresses)
+
+    made = []
+    with BrokerThread(lambda: made.append(Broker(tmp_path, None, config)) or made[0]) as served:
+        found = served.call(addresses)
+        assert list(found) == ["INSIDE", "OUTSIDE"]
+        for name, (host, port) in found.items():
+            with Cluster(f"{host}:{port}") as client:
+                (node,) = client.call("describe_quorum", 2, topics=[asked(0)])["nodes"]
+                assert node["listeners"] == [{"name": name, "host": host, "port": port}]
 
 
 @pytest.mark.parametrize(

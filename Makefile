@@ -66,7 +66,7 @@ lint: $(VENV)/.spark  ## ruff, mypy --strict, import directions
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(RUN) pytest --quiet tests/test_tidy.py
+	$(RUN) pytest --quiet --strict-config tests/test_tidy.py
 
 console: $(VENV)/.dev  ## the web console in a real Chromium, screenshots in build/console-screenshots (needs Debian's chromium)
 	$(RUN) pytest $(or $(ARGS),tests/console)

@@ -133,3 +133,22 @@ def test_nothing_is_imported_before_its_use(tmp_path: Path) -> None:
     _, output = run(tmp_path, "plain", "--collect-only", "-q", "-s")
     (line,) = (line for line in output.splitlines() if line.startswith("IMPORTED"))
     assert line.split()[1:] == ["fencepost.testing", "fencepost.testing.plugin"], line
+
+
+def test_a_clone_runs_a_test_of_its_users_where_only_pytest_is_installed(tmp_path):
+    # The clone's own configuration has options of plugins that only its developers have.
+    clone = Path(__file__).parents[2]
+    (tmp_path / "pyproject.toml").write_bytes((clone / "pyproject.toml").read_bytes())
+    (tmp_path / "test_orders.py").write_text("def test_nothing(): pass\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "test_orders.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    assert "warning" not in done.stdout

@@ -9,7 +9,7 @@ import click
 
 from fencepost.coordinator.cli.features import COLUMNS as FEATURE_COLUMNS
 from fencepost.coordinator.cli.features import feature_levels
-from fencepost.coordinator.cli.output import emit, table_options, text_of
+from fencepost.coordinator.cli.output import CommandGroup, emit, table_options, text_of
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -22,7 +22,7 @@ RELEASES = {int(level): release for level, release in (pair.split("=") for pair 
 """The level of metadata.version that each release of Kafka ends with (``MetadataVersion``)."""
 
 
-@click.group("cluster")
+@click.group("cluster", cls=CommandGroup)
 def command() -> None:
     """Look at a cluster as a whole."""
 

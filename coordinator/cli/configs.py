@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
-from fencepost.coordinator.cli.output import emit, key_values, table_options
+from fencepost.coordinator.cli.output import CommandGroup, emit, key_values, table_options
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -28,7 +28,7 @@ def resource_arguments(function: Callable[..., R]) -> Callable[..., R]:
     return click.argument("kind", type=click.Choice(["topic", "broker", "group"]))(function)
 
 
-@click.group("configs")
+@click.group("configs", cls=CommandGroup)
 def command() -> None:
     """Show, set and unset the settings of a topic, a broker or a group.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
-from fencepost.coordinator.cli.output import emit, table_options
+from fencepost.coordinator.cli.output import CommandGroup, emit, table_options
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -19,7 +19,7 @@ UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 """``UpgradeType`` of UpdateFeatures from version 1 on."""
 
 
-@click.group("features")
+@click.group("features", cls=CommandGroup)
 def command() -> None:
     """Look at the finalized levels of features, raise and lower them."""
 

@@ -11,7 +11,7 @@ import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.history import history_options, show
-from fencepost.coordinator.cli.output import emit, spelled, table_options, text_of
+from fencepost.coordinator.cli.output import CommandGroup, emit, spelled, table_options, text_of
 from fencepost.coordinator.cli.watch import watch, watch_option
 from fencepost.coordinator.history.entries import GROUP
 
@@ -46,7 +46,7 @@ def change_options(function: Callable[P, R]) -> Callable[P, R]:
     return execute_option(function)
 
 
-@click.group("groups")
+@click.group("groups", cls=CommandGroup)
 def command() -> None:
     """Look into consumer groups, and set their offsets."""
 

@@ -13,7 +13,13 @@ import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.decoding import decoder_of_directory
-from fencepost.coordinator.cli.output import EXIT_REFUSED, emit, format_option, key_values
+from fencepost.coordinator.cli.output import (
+    EXIT_REFUSED,
+    CommandGroup,
+    emit,
+    format_option,
+    key_values,
+)
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
@@ -57,7 +63,7 @@ _TOLD = (
 )
 
 
-@click.group("log")
+@click.group("log", cls=CommandGroup)
 def command() -> None:
     """Verify, repair, import and export partition directories.
 

@@ -37,6 +37,16 @@ TABLE_WIDTH = 100_000
 """Columns never wrap: the terminal or the pager decides, and a pipe gets whole lines."""
 
 
+class CommandGroup(click.Group):
+    """A group whose help has the whole first sentence of each command, not its beginning."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(500)) for name, one in found if one])
+
+
 class Unreachable(click.ClickException):
     """No broker answered."""
 
@@ -111,6 +121,10 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
         except BrokerUnreachable as error:
             raise Unreachable(str(error)) from error
         except (WireError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
+        except BrokenPipeError:
+            raise  # who read the output has had enough: click ends quietly
+        except OSError as error:  # a file, or what the output goes to
             raise click.ClickException(str(error)) from error
 
     return wrapped

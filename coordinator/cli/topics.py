@@ -8,6 +8,7 @@ import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.output import (
+    CommandGroup,
     emit,
     key_values,
     shared_options,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.wire.client.cluster import TopicMetadata
 
 
-@click.group("topics")
+@click.group("topics", cls=CommandGroup)
 def command() -> None:
     """List, create, describe, grow, alter, trim and delete topics."""
 

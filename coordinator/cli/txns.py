@@ -10,7 +10,14 @@ import click
 
 from fencepost.coordinator.cli.changes import execute_option
 from fencepost.coordinator.cli.history import history_options, show
-from fencepost.coordinator.cli.output import emit, moment, shared_options, spelled, table_options
+from fencepost.coordinator.cli.output import (
+    CommandGroup,
+    emit,
+    moment,
+    shared_options,
+    spelled,
+    table_options,
+)
 from fencepost.coordinator.history.entries import TRANSACTION
 
 if TYPE_CHECKING:
@@ -43,7 +50,7 @@ PRODUCER_COLUMNS = [
 ]
 
 
-@click.group("txns")
+@click.group("txns", cls=CommandGroup)
 def command() -> None:
     """Look into transactions."""
 

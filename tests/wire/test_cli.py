@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -225,3 +226,29 @@ def test_help_lists_every_command():
     for name in ("serve", "topics", "produce", "consume", "groups", "txns"):
         assert name in text
         assert "Usage" in fencepost(name, "--help").stdout
+
+
+def test_a_group_tells_of_each_command_in_whole_sentences():
+    listed = fencepost("topics", "--help").stdout.partition("Commands:")[2]
+    assert "..." not in listed
+    assert "and with --execute add them." in " ".join(listed.split())
+
+
+def test_a_command_that_is_misspelt_has_its_neighbour_named():
+    assert "Did you mean 'topics'?" in fencepost("topic", "list", status=2).stderr
+    assert "No such command 'zzz'." in fencepost("zzz", status=2).stderr
+
+
+def test_an_output_that_takes_nothing_more_is_an_error_without_a_traceback(bootstrap, topic):
+    for arguments in (["topics", "list"], ["consume", topic]):
+        fencepost("produce", topic, bootstrap=bootstrap, stdin="line\n")
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "fencepost", *arguments, "--bootstrap", bootstrap],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        assert (done.returncode, done.stderr) == (1, "Error: [Errno 28] No space left on device\n")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fencepost.coordinator.cli.output import moment, shared_options
+from fencepost.coordinator.cli.output import ended_by_sigterm, moment, shared_options
 from fencepost.coordinator.cli.record_format import (
     FIELDS,
     NAMED,
@@ -112,24 +110,11 @@ def command(
     above = header(form)
     if above is not None:
         click.echo(above)
-    with contextlib.suppress(KeyboardInterrupt), _ended_by_sigterm():
+    with contextlib.suppress(KeyboardInterrupt), ended_by_sigterm():
         if group is None:
             work.read(wanted)
         else:
             work.read_as_member(group)
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends what is within as Ctrl-C does: a member leaves its group."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _places(begin: str, tail: int | None, until: str) -> tuple[Where, Where]:

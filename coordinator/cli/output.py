@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 import click
@@ -61,6 +64,19 @@ def read_time(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
         return None if text is None else milliseconds(text)
     except TimeError as error:
         raise click.BadParameter(str(error)) from error
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends what is within as Ctrl-C does: a group is left, a transaction aborted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def shared_options(function: Callable[..., R]) -> Callable[..., R]:

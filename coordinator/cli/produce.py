@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fencepost.coordinator.cli.output import EXIT_PARTIAL, EXIT_REFUSED, shared_options
+from fencepost.coordinator.cli.output import (
+    EXIT_PARTIAL,
+    EXIT_REFUSED,
+    ended_by_sigterm,
+    shared_options,
+)
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -80,12 +85,13 @@ def command(
     overhead = sum(len(name.encode()) + len(value) + 10 for name, value in headers)
     overhead += len((key or "").encode())
     run = Run(writer, means, topic, indexes, partition, is_whole=transactional_id is not None)
-    try:
-        run.everything(overhead)
-        writer.end(commit=True)
-    except BaseException:
-        writer.end(commit=False)
-        raise
+    with ended_by_sigterm():
+        try:
+            run.everything(overhead)
+            writer.end(commit=True)
+        except BaseException:
+            writer.end(commit=False)
+            raise
     run.report()
 
 

@@ -127,7 +127,8 @@ def test_what_the_broker_refuses_is_told_by_line(bootstrap, topic):
     assert [row["value"] for row in records(bootstrap, small)] == values[:3] + values[4:]
 
 
-def test_ctrl_c_aborts_what_was_to_be_whole(bootstrap, topic):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_aborts_what_was_to_be_whole(bootstrap, topic, number):
     line = [sys.executable, "-m", "fencepost", "produce", topic, "--transactional-id", topic]
     with subprocess.Popen(
         [*line, "-b", bootstrap], stdin=subprocess.PIPE, stderr=subprocess.PIPE
@@ -136,7 +137,7 @@ def test_ctrl_c_aborts_what_was_to_be_whole(bootstrap, topic):
         live.stdin.write(b"half\n")
         live.stdin.flush()
         until(lambda: records(bootstrap, topic, "--isolation", "read_uncommitted"), "the record")
-        live.send_signal(signal.SIGINT)
+        live.send_signal(number)
         assert live.wait(60) == 1
     (told,) = json.loads(cli(bootstrap, "txns", "describe", topic, "--format", "json").stdout)
     assert told["state"] in {"PrepareAbort", "CompleteAbort"}

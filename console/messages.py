@@ -12,6 +12,7 @@ import base64
 import codecs
 import datetime as dt
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -364,13 +365,12 @@ def _partitions(params: Params, known: list[int]) -> list[int]:
 
 def _moment_ms(text: str) -> int:
     """A time of the request: ISO 8601, UTC without a zone, or so long ago as -10m."""
-    now = dt.datetime.now(dt.UTC)
     match = _AGO.fullmatch(text)
     if match:
-        at = now - dt.timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
-    else:
-        at = dt.datetime.fromisoformat(text)
-        at = at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)
+        now_ms = time.time_ns() // 1_000_000
+        return max(0, now_ms - int(match[1]) * _SECONDS[match[2]] * 1000)
+    at = dt.datetime.fromisoformat(text)
+    at = at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)
     return max(0, int(at.timestamp() * 1000))
 
 

@@ -131,10 +131,7 @@ def reset(session: Session, body: Mapping[str, Any], undo_dir: Path) -> dict[str
     if body.get("plan") != shown["plan"]:
         raise ChangedMeanwhileError("the group's offsets have changed since they were shown")
     if found.is_active:
-        raise ValueError(
-            f"{found.group!r} is active ({found.state}, {len(found.members)} members): "
-            "its offsets can only be changed while it has none"
-        )
+        raise ValueError(group_reset.why_not(found))
     undo = undo_dir / group_reset.undo_name(found.group, dt.datetime.now(dt.UTC))
     group_reset.write_undo(str(undo), after, before)
     group_reset.commit(session, found.group, after)

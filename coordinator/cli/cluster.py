@@ -9,7 +9,7 @@ import click
 
 from fencepost.coordinator.cli.features import COLUMNS as FEATURE_COLUMNS
 from fencepost.coordinator.cli.features import feature_levels
-from fencepost.coordinator.cli.output import CommandGroup, emit, table_options, text_of
+from fencepost.coordinator.cli.output import CommandGroup, counted, emit, table_options, text_of
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -61,7 +61,7 @@ def info(session: Session, form: str, *, with_apis: bool) -> None:
         }
         click.echo(json.dumps(told | ({"apis": apis} if with_apis else {}), ensure_ascii=False))
         return
-    head = f"cluster {text_of(cluster.cluster_id)}, {len(brokers)} brokers"
+    head = f"cluster {text_of(cluster.cluster_id)}, {counted(len(brokers), 'broker')}"
     click.echo(head + ("" if version is None else f", version {version}"))
     emit(brokers, BROKER_COLUMNS, form)
     click.echo()

@@ -85,7 +85,7 @@ def unset(session: Session, kind: str, name: str, keys: tuple[str, ...], **how: 
 
 
 def _resource(session: Session, kind: str, name: str) -> Resource:
-    """What the arguments name. Raises ApiError for an unknown topic, click.BadParameter."""
+    """What the arguments name. Raises ApiError for an unknown topic, ClickException."""
     from fencepost.coordinator.cli.queries.settings import EVERY_BROKER
 
     if kind == "topic":
@@ -96,9 +96,8 @@ def _resource(session: Session, kind: str, name: str) -> Resource:
         return kind, EVERY_BROKER
     brokers = [str(node) for node in sorted(session.client.metadata().brokers)]
     if name not in brokers:
-        raise click.BadParameter(
-            f"there is no broker {name!r}: give {', '.join(brokers)}, or {ALL_BROKERS}",
-            param_hint="NAME",
+        raise click.ClickException(
+            f"there is no broker {name!r}: give {', '.join(brokers)}, or {ALL_BROKERS}"
         )
     return kind, name
 

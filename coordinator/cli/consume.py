@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fencepost.coordinator.cli.output import ended_by_sigterm, moment, shared_options
+from fencepost.coordinator.cli.output import counted, ended_by_sigterm, moment, shared_options
 from fencepost.coordinator.cli.record_format import (
     FIELDS,
     NAMED,
@@ -281,7 +281,7 @@ class Consumption:
 
 def _hint_text(row: HeldBack) -> str:
     topic, index = row.place
-    count = f"{'' if row.is_exact else 'up to '}{row.records} records"
+    count = f"{'' if row.is_exact else 'up to '}{counted(row.records, 'record')}"
     who = "an open transaction"
     if row.transaction is not None:
         who = f"the open transaction of {row.transaction.transactional_id}"

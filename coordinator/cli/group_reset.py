@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fencepost.coordinator.cli.output import counted
 from fencepost.coordinator.cli.queries.session import NO_EPOCH, Position, check
 from fencepost.coordinator.cli.queries.times import TimeError, milliseconds
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, NAMED, rows_of, topics
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.group_view import Group
     from fencepost.coordinator.cli.queries.session import Session
     from fencepost.coordinator.wire.client.requests import Partition
 
@@ -59,6 +61,14 @@ class Where:
         if sum(value is not None and value is not False for value in values) != 1:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in self.__slots__)
             raise click.UsageError(f"give exactly one of {options}")
+
+
+def why_not(active: Group) -> str:
+    """Why nobody changes the offsets of an ``active`` group."""
+    return (
+        f"{active.group!r} is active ({active.state}, {counted(len(active.members), 'member')}): "
+        "its offsets can only be changed while it has none"
+    )
 
 
 def chosen(

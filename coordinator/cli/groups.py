@@ -11,7 +11,14 @@ import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.history import history_options, show
-from fencepost.coordinator.cli.output import CommandGroup, emit, spelled, table_options, text_of
+from fencepost.coordinator.cli.output import (
+    CommandGroup,
+    counted,
+    emit,
+    spelled,
+    table_options,
+    text_of,
+)
 from fencepost.coordinator.cli.watch import watch, watch_option
 from fencepost.coordinator.history.entries import GROUP
 
@@ -133,7 +140,7 @@ def _show_blocks(
     for row in rows:
         mine[row["group"]].append(row)
     for number, group in enumerate(groups):
-        head = f"{group.group}: {group.state}, {len(group.members)} members"
+        head = f"{group.group}: {group.state}, {counted(len(group.members), 'member')}"
         if "lag" in columns:
             total = totals(mine[group.group])
             head += f", lag {total['lag']}"
@@ -146,8 +153,8 @@ def _say_if_counted_in_offsets(rows: list[dict[str, object]], form: str) -> None
     count = sum(row["lag_is_exact"] is False for row in rows)
     if count and form == "table":
         click.echo(
-            f"note: the lag of {count} partitions is counted in offsets: with transactions or"
-            " compaction it may be fewer records",
+            f"note: the lag of {counted(count, 'partition')} is counted in offsets: with"
+            " transactions or compaction it may be fewer records",
             err=True,
         )
 
@@ -204,7 +211,7 @@ def reset_offsets(
     change = {name: options.pop(name) for name in ("undo", "execute", "form")}
     asked = group_reset.Where(**options)
     now = dt.datetime.now(dt.UTC)
-    _require_idle(session, group)
+    is_new = _require_idle(session, group).state == "Dead" and not change["execute"]
     before = session.committed(group)
     partitions: list[tuple[str, int]] = []
     if asked.from_file is None:
@@ -212,6 +219,8 @@ def reset_offsets(
     elif topics or all_topics:
         raise click.UsageError("the file says which topics")
     after = group_reset.targets(session, asked, partitions, before, now)
+    if is_new and not before:
+        click.echo(f"note: there is no group {group!r}; --execute makes it", err=True)
     _change(session, group, before, after, **change)
 
 
@@ -277,7 +286,8 @@ def plan(session: Session, group: str, form: str, **changes: Any) -> None:
             }
         )
     if form == "table":
-        click.echo(f"{found.assignor}: {found.moved} of {found.partitions} partitions move")
+        of = counted(found.partitions, "partition")
+        click.echo(f"{found.assignor}: {found.moved} of {of} move")
     emit(rows, ["member", "now", "then", "gets", "gives"], form)
 
 
@@ -289,15 +299,15 @@ def history(session: Session, group: str, **options: Any) -> None:
     show(session, GROUP, group, **options)
 
 
-def _require_idle(session: Session, group: str) -> None:
+def _require_idle(session: Session, group: str) -> Group:
+    """Describe GROUP. Raises click.ClickException if it has members."""
+    from fencepost.coordinator.cli import group_reset
     from fencepost.coordinator.cli.queries.group_view import look_at
 
     found = look_at(session, group)
     if found.is_active:
-        raise click.ClickException(
-            f"{group!r} is active ({found.state}, {len(found.members)} members): "
-            "its offsets can only be changed while it has none"
-        )
+        raise click.ClickException(group_reset.why_not(found))
+    return found
 
 
 def _change(
@@ -329,9 +339,9 @@ def _change(
         click.echo(f"undo: fencepost groups reset-offsets {group} --from-file {name}", err=True)
         if write:
             group_reset.commit(session, group, after)
-    else:
-        show_only()
     emit(rows, ["topic", "partition", "committed", "new"], form)
+    if not execute:
+        show_only()
     return execute
 
 

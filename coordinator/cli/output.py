@@ -34,6 +34,9 @@ EXIT_CODES = {
 """What every command's exit status means; ``fencepost --help`` prints it."""
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+NO_BROKER_HINT = "hint: `fencepost serve` starts one there; --bootstrap names another"
+"""What is added when there is none where one is looked for without being told."""
+
 DEFAULT_TIMEOUT_S = 10.0
 
 TABLE_WIDTH = 100_000
@@ -135,7 +138,8 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
             with session:
                 return function(session, **options)
         except BrokerUnreachable as error:
-            raise Unreachable(str(error)) from error
+            hint = "" if servers else f"\n{NO_BROKER_HINT}"
+            raise Unreachable(f"{error}{hint}") from error
         except (WireError, ValueError) as error:
             raise click.ClickException(str(error)) from error
         except BrokenPipeError:
@@ -188,12 +192,17 @@ def key_values(pairs: Sequence[str], option: str) -> list[tuple[str, str]]:
 
 
 def spelled(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
-    """``names`` as Kafka spells them, whatever their case. click.ClickException for an unknown."""
+    """``names`` as Kafka spells them, whatever their case. click.UsageError for an unknown."""
     spelling = {one.lower(): one for one in known}
     for name in names:
         if name.lower() not in spelling:
-            raise click.ClickException(f"no such {what}: {name}; there are {', '.join(known)}")
+            raise click.UsageError(f"no such {what}: {name}; there are {', '.join(known)}")
     return [spelling[name.lower()] for name in names]
+
+
+def counted(count: int, noun: str) -> str:
+    """``count`` of what a regular ``noun`` in the singular names: 1 record, 2 records."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def emit(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:

@@ -10,6 +10,7 @@ import click
 from fencepost.coordinator.cli.output import (
     EXIT_PARTIAL,
     EXIT_REFUSED,
+    counted,
     ended_by_sigterm,
     shared_options,
 )
@@ -89,8 +90,10 @@ def command(
         try:
             run.everything(overhead)
             writer.end(commit=True)
-        except BaseException:
+        except BaseException as error:
             writer.end(commit=False)
+            if isinstance(error, KeyboardInterrupt) and transactional_id is None:
+                run.say_written()
             raise
     run.report()
 
@@ -190,10 +193,14 @@ class Run:
         if self._refused <= MOST_TOLD:
             click.echo(f"line {number} {why}", err=True)
 
+    def say_written(self) -> None:
+        """Say how many records are written."""
+        click.echo(f"{counted(self._writer.written, 'record')} acknowledged", err=True)
+
     def report(self) -> None:
         """Say how much is written; the exit status says whether it is all."""
         if self._refused > MOST_TOLD:
-            click.echo(f"and {self._refused - MOST_TOLD} lines more", err=True)
-        click.echo(f"{self._writer.written} records acknowledged", err=True)
+            click.echo(f"and {counted(self._refused - MOST_TOLD, 'line')} more", err=True)
+        self.say_written()
         if self._refused:
             raise click.exceptions.Exit(EXIT_PARTIAL if self._writer.written else EXIT_REFUSED)

@@ -9,6 +9,7 @@ import click
 from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.output import (
     CommandGroup,
+    counted,
     emit,
     key_values,
     shared_options,
@@ -87,7 +88,8 @@ def create(
     result = answer.topics[0]
     check(result.error_code, "CreateTopics", topic, result.error_message)
     count = getattr(result, "num_partitions", partitions)
-    click.echo(f"{'would create' if validate_only else 'created'} {topic} ({count} partitions)")
+    done = "would create" if validate_only else "created"
+    click.echo(f"{done} {topic} ({counted(count, 'partition')})")
 
 
 @command.command("describe")
@@ -145,8 +147,11 @@ def _show_heads(session: Session, topics: Sequence[TopicMetadata]) -> None:
         if one.source == "topic":
             own[one.resource].append(f"{one.key}={one.value}")
     for topic in topics:
-        count = len(topic.partitions)
-        what = [f"{count} partitions", f"id {topic.topic_id}", *own[topic.name]]
+        what = [
+            counted(len(topic.partitions), "partition"),
+            f"id {topic.topic_id}",
+            *own[topic.name],
+        ]
         click.echo(f"{topic.name}: {text_of(', '.join(what))}")
 
 
@@ -167,8 +172,8 @@ def delete(session: Session, topics: tuple[str, ...], *, execute: bool) -> None:
             held = sum(
                 end[topic.name, index] - first[topic.name, index] for index in topic.partitions
             )
-            count = len(topic.partitions)
-            click.echo(f"would delete {topic.name} ({count} partitions, {held} offsets)")
+            what = f"{counted(len(topic.partitions), 'partition')}, {counted(held, 'offset')}"
+            click.echo(f"would delete {topic.name} ({what})")
         show_only()
         return
     answer = session.client.call(
@@ -211,7 +216,7 @@ def add_partitions(session: Session, topic: str, count: int, *, execute: bool) -
     )
     (result,) = answer.results
     check(result.error_code, "CreatePartitions", topic, result.error_message)
-    change = f"{topic} from {len(info.partitions)} to {count} partitions"
+    change = f"{topic} from {len(info.partitions)} to {counted(count, 'partition')}"
     click.echo(f"grew {change}" if execute else f"would grow {change}")
     if not execute:
         show_only()
@@ -240,7 +245,9 @@ def alter(
 @click.option("--to-offset", type=click.IntRange(min=0), help="Its first offset from then on.")
 @click.option("--to-latest", is_flag=True, help="Everything that is there now goes.")
 @click.option(
-    "--to-datetime", metavar="TIME", help="What is older goes; ISO 8601, UTC without a zone."
+    "--to-datetime",
+    metavar="TIME",
+    help="What is older goes: 02:13, -2h, yesterday or ISO (UTC).",
 )
 @execute_option
 @table_options

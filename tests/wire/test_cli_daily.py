@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.cli import COMMANDS
+from fencepost.coordinator.cli import COMMANDS, output
 from fencepost.coordinator.cli.output import EXIT_CODES
 from tests.support.cluster import unique
 from tests.support.waits import until
@@ -54,6 +54,19 @@ def test_no_broker_is_one_line_and_status_3(arguments):
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("Error: 127.0.0.1:1: ")
+
+
+def test_who_names_no_broker_is_told_how_to_have_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(output, "DEFAULT_BOOTSTRAP", GONE)
+    hint = "\nhint: `fencepost serve` starts one there; --bootstrap names another\n"
+    asked = ("topics", "list", "--timeout", "0.2")
+    nothing = {"FENCEPOST_BOOTSTRAP": None}
+    assert cli(GONE, *asked, status=3, **nothing).stderr.endswith(hint)
+    assert "hint" not in cli(GONE, *asked, "--bootstrap", GONE, status=3, **nothing).stderr
+    profiles = tmp_path / "profiles.toml"
+    profiles.write_text(f'[here]\nbootstrap = "{GONE}"\n')
+    named = {**nothing, "FENCEPOST_PROFILES": str(profiles), "FENCEPOST_PROFILE": "here"}
+    assert "hint" not in cli(GONE, *asked, status=3, **named).stderr
 
 
 @pytest.mark.parametrize("arguments", [("topics", "list"), ("consume", "t"), ("groups", "list")])
@@ -141,7 +154,7 @@ def test_all_topics_of_a_mistyped_group_are_an_error(bootstrap, verb):
     ids=str,
 )
 def test_an_unknown_state_is_told_with_the_known_ones(bootstrap, arguments, told):
-    assert told in cli(bootstrap, *arguments, status=1).stderr
+    assert told in cli(bootstrap, *arguments, status=2).stderr
     name = {"open": "ongoing", "idle": "EMPTY", "new": "Classic"}[arguments[-1]]
     cli(bootstrap, *arguments[:-1], name)
 

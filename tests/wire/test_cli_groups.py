@@ -78,6 +78,9 @@ def test_every_way_to_reset_says_what_it_would_do(bootstrap, topic, group):
         done = run(bootstrap, "reset-offsets", group, *arguments)
         assert new(done) == wanted, arguments
         assert "nothing was changed" in done.stderr
+        # Where both go to a terminal, the last line says that the table is only a plan.
+        assert done.output.endswith("nothing was changed; --execute does it\n")
+        assert "no group" not in done.stderr
     assert committed(bootstrap, group) == {0: 3}
 
 
@@ -98,6 +101,15 @@ def test_what_is_not_meant_is_refused(bootstrap, topic, group, tmp_path):
     ):
         done = run(bootstrap, "reset-offsets", group, *arguments, status=status)
         assert says.lower() in done.stderr.lower(), arguments
+
+
+def test_a_group_that_would_only_come_to_be_is_told(bootstrap, topic, tmp_path):
+    group = unique("nope")
+    change = ("reset-offsets", group, "--topic", topic, "--to-latest")
+    note = f"note: there is no group '{group}'; --execute makes it\n"
+    assert note in run(bootstrap, *change).stderr
+    assert note not in run(bootstrap, *change, *execute(tmp_path)).stderr
+    assert note not in run(bootstrap, *change).stderr
 
 
 def test_an_undo_brings_everything_back(bootstrap, topic, group, tmp_path):
@@ -157,7 +169,7 @@ def test_an_active_group_is_left_alone(bootstrap, topic):
         ):
             done = run(bootstrap, *command, status=1)
             assert "active" in done.stderr
-            assert "1 members" in done.stderr
+            assert "1 member)" in done.stderr
 
 
 def test_lag_is_told_for_both_isolation_levels(bootstrap, topic, group):

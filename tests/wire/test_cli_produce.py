@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -142,6 +143,25 @@ def test_a_signal_aborts_what_was_to_be_whole(bootstrap, topic, number):
     (told,) = json.loads(cli(bootstrap, "txns", "describe", topic, "--format", "json").stdout)
     assert told["state"] in {"PrepareAbort", "CompleteAbort"}
     assert records(bootstrap, topic) == []
+
+
+def test_a_signal_says_how_much_is_written(bootstrap, topic):
+    line = [sys.executable, "-m", "fencepost", "produce", topic, "-b", bootstrap]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as live:
+        assert live.stdin is not None
+        assert live.stderr is not None
+        for number in range(2):
+            live.stdin.write(b"%d\n" % number)
+            live.stdin.flush()
+            until(
+                lambda number=number: len(records(bootstrap, topic)) == number + 1,
+                f"record {number}",
+            )
+        live.send_signal(signal.SIGINT)
+        assert live.wait(60) == 1
+        # The second is on disk, but perhaps not yet acknowledged.
+        told = live.stderr.read().decode()
+        assert re.fullmatch(r"(1 record|2 records) acknowledged\n\nAborted!\n", told), told
 
 
 def test_lines_are_written_as_they_come_even_over_a_restart(tmp_path):

@@ -17,6 +17,7 @@ or takes too slowly is cut off. A failing handler is logged and answered 500.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -50,6 +51,9 @@ _log = structlog.get_logger(__name__)
 Handler = Callable[[Request], Awaitable[Response]]
 """Answers one request; may raise HttpError instead."""
 
+_Idle = dict[asyncio.StreamWriter, None]
+"""The connections that wait between two requests, the longest one first."""
+
 PIECE_BYTES = 65_536
 """A body leaves in pieces of this size, each taken before the next is written."""
 
@@ -70,7 +74,10 @@ class HttpLimits:
     max_body_bytes: int = 65_536
     """Bytes of the body of a request (413)."""
     max_connections: int = 64
-    """Open connections (503)."""
+    """Open connections. One more takes the place of the one that has waited longest for its next
+    request; if each is at work, it is refused (503)."""
+    refusals_told_ms: int = 5_000
+    """The log tells of refused connections no more often than this, and then of how many."""
     request_timeout_ms: int = 10_000
     """From the first byte of a request, or the connection, to its last byte (408)."""
     idle_timeout_ms: int = 90_000
@@ -111,7 +118,11 @@ class HttpServer:
         self.refused = 0
         """Connections refused so far because of a limit."""
         self._handler = handler
+        self._loop = loop
+        self._untold = 0
+        self._told_at = -math.inf
         self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: _Idle = {}
         self._listeners = [Listener(loop, one, self._arrived) for one in sockets]
         self.host, self.port = self._listeners[0].address
         """Where it listens."""
@@ -136,16 +147,28 @@ class HttpServer:
     def _arrived(self, client: socket.socket, _address: Any) -> None:
         if client.fileno() >= first_reserved_file():
             self._refuse(client, "no file descriptor is left for connections")
-        elif len(self._tasks) >= self.limits.max_connections:
+        elif len(self._tasks) >= self.limits.max_connections and not self._displace():
             self._refuse(client, f"at most {self.limits.max_connections} connections are open")
         else:
             task = spawn(self._connected(client), "an HTTP connection")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    def _displace(self) -> bool:
+        """End the connection that has waited longest for its next request; False if none does."""
+        for longest in self._idle:
+            del self._idle[longest]
+            longest.close()
+            return True
+        return False
+
     def _refuse(self, client: socket.socket, why: str) -> None:
         self.refused += 1
-        _log.warning("HTTP connection refused", cause=why)
+        self._untold += 1
+        now = self._loop.time()
+        if (now - self._told_at) * 1000 >= self.limits.refusals_told_ms:
+            _log.warning("HTTP connections refused", count=self._untold, cause=why)
+            self._untold, self._told_at = 0, now
         refusal = text_response(503, why)
         with suppress(OSError), client:
             client.setblocking(False)
@@ -157,9 +180,12 @@ class HttpServer:
         reader, writer = await asyncio.open_connection(
             sock=client, limit=self.limits.max_head_bytes - len(_HEAD_END)
         )
+        connection = _Connection(
+            self.limits, self._names, self._handler, self._idle, reader, writer
+        )
         try:
             with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-                await _Connection(self.limits, self._names, self._handler, reader, writer).serve()
+                await connection.serve()
         finally:
             # Something is left where the client takes too little, or nobody may wait for it.
             if writer.transport.get_write_buffer_size():
@@ -185,10 +211,11 @@ class _Connection:
         limits: HttpLimits,
         names: frozenset[str] | None,
         handler: Handler,
+        idle: _Idle,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        self._limits, self._names, self._handler = limits, names, handler
+        self._limits, self._names, self._handler, self._idle = limits, names, handler, idle
         self._reader, self._writer = reader, writer
         # Have drain() wait for every byte that the socket does not take at once.
         writer.transport.set_write_buffer_limits(high=0)
@@ -209,10 +236,18 @@ class _Connection:
             response = await self._handled(head, body)
             if not await self._answer(head, response):
                 return
-            async with asyncio.timeout(self._limits.idle_timeout_ms / 1000):
-                first = await self._reader.readexactly(1)
+            first = await self._read_next()
 
     # --- in ---
+
+    async def _read_next(self) -> bytes:
+        """The first byte of the next request. Raises TimeoutError, IncompleteReadError."""
+        self._idle[self._writer] = None
+        try:
+            async with asyncio.timeout(self._limits.idle_timeout_ms / 1000):
+                return await self._reader.readexactly(1)
+        finally:
+            self._idle.pop(self._writer, None)
 
     async def _read(self, first: bytes) -> tuple[Head, bytes]:
         """A request whose first byte may have been read. Raises HttpError, IncompleteReadError."""

@@ -7,6 +7,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -74,6 +75,13 @@ async def serving(
 
 async def asked(server: HttpServer, sent: bytes) -> tuple[int, dict[str, str], bytes]:
     return await http.asked((server.host, server.port), sent)
+
+
+async def connected(server: HttpServer) -> bytes:
+    """What a server says to a client that says nothing."""
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    with closing(writer):
+        return await reader.read()
 
 
 # --- what is answered ---
@@ -185,6 +193,47 @@ async def test_so_many_connections_are_open_at_a_time() -> None:
         assert (await asked(server, GET))[0] == 200
         for _, writer in (second, third):
             writer.close()
+
+
+async def test_one_more_connection_takes_the_place_of_the_longest_idle_one() -> None:
+    async with serving(limits=HttpLimits(max_connections=3)) as server:
+        kept = []
+        for path in ("/one", "/two", "/three"):
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            writer.write(request(path))
+            await reader.readuntil(b" 0")
+            kept.append((reader, writer))
+        writer = kept[0][1]
+        writer.write(request("/again"))  # so that the second has now waited longest
+        await kept[0][0].readuntil(b" 0")
+        assert (await asked(server, GET))[0] == 200
+        assert await kept[1][0].read() == b""
+        # Both of the others were let be; the one that is amid a request is none to displace.
+        kept[0][1].write(GET[:-2])
+        kept[2][1].write(GET[:-2])
+        silent = await asyncio.open_connection(server.host, server.port)
+        await until_true(lambda: server.connections == 3, "all places are taken")
+        assert (await connected(server)).startswith(b"HTTP/1.1 503 ")
+        for reader, writer in (kept[0], kept[2]):
+            writer.write(GET[-2:])
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        assert server.refused == 1
+        for _, writer in (*kept, silent):
+            writer.close()
+
+
+async def test_the_log_tells_of_refused_connections_once_in_a_while() -> None:
+    limits = HttpLimits(max_connections=0, refusals_told_ms=3_600_000)
+    async with serving(limits=limits) as server:
+        with capture_logs() as said:
+            for _ in range(3):
+                assert (await connected(server)).startswith(b"HTTP/1.1 503 ")
+            assert [one["count"] for one in said] == [1]
+            server.limits = replace(limits, refusals_told_ms=0)
+            for _ in range(2):
+                assert (await connected(server)).startswith(b"HTTP/1.1 503 ")
+        assert [one["count"] for one in said] == [1, 3, 1]
+        assert server.refused == 5
 
 
 async def test_a_request_is_sent_within_its_time() -> None:

@@ -150,7 +150,8 @@ def describe_client_quotas(d: Draw) -> Request:
 
 def alter_client_quotas(d: Draw) -> Request:
     def op() -> dict[str, Any]:
-        return {"key": "producer_byte_rate", "value": 1000.0, "remove": d.chance(0.5)}
+        key = d.pick(["producer_byte_rate", "consumer_byte_rate", "no-such-quota"])
+        return {"key": key, "value": 1000.0, "remove": d.chance(0.5)}
 
     def entry() -> dict[str, Any]:
         named = d.some(lambda: {"entity_type": _entity_type(d), "entity_name": d.group()})
@@ -173,7 +174,12 @@ def alter_user_scram_credentials(d: Draw) -> Request:
         return {"name": d.group(), "mechanism": d.pick([1, 2, 3])}
 
     def upsertion() -> dict[str, Any]:
-        return deletion() | {"iterations": 4096, "salt": b"salt", "salted_password": b"password"}
+        iterations = d.pick([4096, 4096, 4095, 16384, 16385])
+        return deletion() | {
+            "iterations": iterations,
+            "salt": b"salt",
+            "salted_password": b"password",
+        }
 
     return Request(
         "alter_user_scram_credentials",

@@ -330,6 +330,93 @@ def credentials(t: Tracer) -> None:
     t("alter_user_scram_credentials", 0, deletions=twice + twice[:1], upsertions=[])
 
 
+def quotas_that_are_refused(t: Tracer) -> None:
+    """Nothing of it is kept by any broker, and no address is looked up."""
+
+    def op(key: str = "producer_byte_rate", value: float = 1000.0, *, remove: bool = False) -> Any:
+        return {"key": key, "value": value, "remove": remove}
+
+    def of(**names: str | None) -> list[dict[str, Any]]:
+        kinds = {"client_id": "client-id"}
+        return [{"entity_type": kinds.get(k, k), "entity_name": n} for k, n in names.items()]
+
+    alice, gone = of(user="alice"), [op(remove=True)]
+    for entity, ops in (
+        (alice, [op("no-such-quota")]),
+        (alice, [op("no-such-quota", remove=True)]),
+        (alice, [op("", remove=True)]),
+        (alice, [op("connection_creation_rate")]),
+        (alice, [op("connection_creation_rate", remove=True)]),
+        (of(ip="10.0.0.1"), [op()]),
+        (of(ip="10.0.0.1"), gone),
+        (of(ip="10.0.0.1"), [op("connection_creation_rate", remove=True)]),
+        (of(ip=None), [op("connection_creation_rate", 0.5)]),
+        (alice, [op(value=0.0)]),
+        (alice, [op(value=-1.0)]),
+        (alice, [op(value=0.5)]),
+        (alice, [op(value=1e30)]),
+        (alice, [op("request_percentage", 0.0)]),
+        (alice, [op("controller_mutation_rate", -0.5)]),
+        (alice, [op(value=-1.0, remove=True)]),
+        (alice, [op(remove=True), op(remove=True)]),
+        (alice, [op(remove=True), op("no-such-quota", remove=True)]),
+        (alice, [op(), op("no-such-quota")]),
+        (of(user=""), gone),
+        (of(client_id=""), []),
+        (of(ip=""), gone),
+        (of(user=None), gone),
+        (of(client_id="b", user="a"), gone),
+        (of(user="a", ip="10.0.0.1"), gone),
+        (of(client_id=None, ip=None), []),
+        ([*alice, *of(user="bob")], gone),
+        ([*alice, *alice], gone),
+        ([*alice, *of(nonsense="bob")], gone),
+        ([*of(user=""), *of(nonsense="bob")], gone),
+    ):
+        for version in (0, 1):
+            entries = [{"entity": entity, "ops": ops}]
+            t("alter_client_quotas", version, entries=entries, validate_only=False)
+    twice = [{"entity": alice, "ops": gone}] * 2
+    t("alter_client_quotas", 1, entries=twice)
+    t("alter_client_quotas", 1, entries=[*twice, {"entity": of(user="bob"), "ops": gone}])
+    t("describe_client_quotas", 1, components=[], strict=False)
+
+
+def credentials_that_are_refused(t: Tracer) -> None:
+    """Nothing of it is kept by any broker."""
+
+    def altered(deletions: list[tuple[str, int]], upsertions: list[tuple[str, int, int]]) -> None:
+        t(
+            "alter_user_scram_credentials",
+            0,
+            deletions=[{"name": name, "mechanism": kind} for name, kind in deletions],
+            upsertions=[
+                {
+                    "name": name,
+                    "mechanism": kind,
+                    "iterations": iterations,
+                    "salt": b"salt",
+                    "salted_password": b"password",
+                }
+                for name, kind, iterations in upsertions
+            ],
+        )
+
+    for iterations in (4095, 16385, 0, -1, -(2**31), 2**31 - 1):
+        for kind in (1, 2, 0, 3, -1):
+            altered([], [("alice", kind, iterations)])
+    for first, second in (((1, 4096), (1, 4096)), ((1, 4096), (2, 16384)), ((2, 4096), (7, 1))):
+        altered([], [("alice", *first), ("alice", *second)])
+        altered([], [("alice", *first), ("alice", *second), ("alice", *first)])
+    altered([], [("alice", 1, 4095), ("alice", 1, 4096)])
+    altered([], [("alice", 7, 4096), ("alice", 1, 4096)])
+    altered([], [("", 1, 4096), ("", 1, 4096)])
+    altered([("alice", 1)], [("alice", 1, 4096)])
+    altered([("alice", 1), ("alice", 2)], [])
+    altered([("alice", 9), ("alice", 1)], [])
+    altered([("", 1)], [("", 1, 4096)])
+
+
 TRACES = [
     log_dirs,
     moving_log_dirs,
@@ -340,5 +427,7 @@ TRACES = [
     unregistering,
     rights,
     quotas,
+    quotas_that_are_refused,
     credentials,
+    credentials_that_are_refused,
 ]

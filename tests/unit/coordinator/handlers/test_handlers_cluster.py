@@ -439,9 +439,34 @@ def test_no_quota_is_set(client, version, validate_only):
     assert altered("user", rate) == "invalid_request"
     assert altered("user", rate | {"remove": True}) == "none"
     assert altered("ip", rate | {"remove": True}, rate) == "invalid_request"
+    assert altered("user", *[rate | {"remove": True}] * 2) == "invalid_request"
     assert altered("client-id") == "none"
     assert altered("x" * 30_000, rate | {"remove": True}) == "invalid_request"
     assert altered("") == "invalid_request"
+
+
+def test_an_entity_that_is_named_twice_is_answered_once(client):
+    gone = [{"key": "producer_byte_rate", "value": 1.0, "remove": True}]
+
+    def altered(*entities: list[tuple[str, str]]) -> list[tuple[str, list[tuple[str, str]]]]:
+        entries = [
+            {"entity": [{"entity_type": k, "entity_name": n} for k, n in entity], "ops": gone}
+            for entity in entities
+        ]
+        answer = client.call("alter_client_quotas", 1, entries=entries, validate_only=False)
+        return [
+            (one["error_code"], [(e["entity_type"], e["entity_name"]) for e in one["entity"]])
+            for one in answer["entries"]
+        ]
+
+    a, b, client_id = ("user", "a"), ("user", "b"), ("client-id", "c")
+    assert altered([a], [b], [a]) == [("invalid_request", [a]), ("none", [b])]
+    assert altered([a, client_id], [client_id, a]) == [("invalid_request", [client_id, a])]
+    assert altered([a, b]) == [("none", [b])]
+    assert altered([a, ("ip", "10.0.0.1")]) == [("invalid_request", [a, ("ip", "10.0.0.1")])]
+    assert altered([("user", "")]) == [("invalid_request", [("user", "")])]
+    many = [(f"kind-{number}", "x") for number in range(5)]
+    assert altered(many, many) == [("invalid_request", many)] * 2
 
 
 def test_nobody_has_a_password(client):
@@ -462,6 +487,13 @@ def test_nobody_has_a_password(client):
             {"name": "a", "mechanism": 1, **password},
             {"name": "c", "mechanism": 2, **password},
             {"name": "", "mechanism": 1, **password},
+            {"name": "twice", "mechanism": 1, **password},
+            {"name": "twice", "mechanism": 2, **password},
+            {"name": "twice", "mechanism": 1, **password},
+            {"name": "most", "mechanism": 1, **password, "iterations": 16_384},
+            {"name": "more", "mechanism": 1, **password, "iterations": 16_385},
+            {"name": "less", "mechanism": 1, **password, "iterations": 4_095},
+            {"name": "less", "mechanism": 1, **password},
         ],
     )
     assert {one["user"]: one["error_code"] for one in answer["results"]} == {
@@ -469,6 +501,10 @@ def test_nobody_has_a_password(client):
         "b": "unsupported_sasl_mechanism",
         "c": "unsupported_sasl_mechanism",
         "": "unacceptable_credential",
+        "twice": "duplicate_resource",
+        "most": "unsupported_sasl_mechanism",
+        "more": "unacceptable_credential",
+        "less": "unacceptable_credential",
     }
     for one in answer["results"]:
         assert 0 < len(one["error_message"]) <= MAX_ERROR_TEXT_CHARACTERS

@@ -29,7 +29,7 @@ from fencepost.coordinator.handlers import CloseConnection, Context, Handler, Re
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire.api import APIS, ApiKey
 from fencepost.testing.error_answers import DONE_ALL_THE_SAME, error_answer
-from fencepost.testing.requests import SeenRequest, matcher
+from fencepost.testing.requests import SeenRequest, check_fields, matcher
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
@@ -69,6 +69,8 @@ class Fault:
         """The requests that it was for."""
         self._hits = 0
         self._owner = owner
+        if api is not None and isinstance(match, Mapping):
+            check_fields(match, api)
         self._matches = matcher(match)
         self._changed = threading.Condition()
         self._told: list[Callable[[], object]] = []
@@ -188,7 +190,8 @@ class Faults:
           without the answer;
         * only ``delay_ms``: it is done that much later. With any of the others this comes first.
 
-        Raises ValueError for a name that there is none of, and for more than one of them.
+        Raises ValueError for a name that there is none of, also of a field of ``api`` in
+        ``match``, and for more than one of them.
         """
         lost: str | None = "answer" if drop is True else drop or None
         if (error is not None) + (lost is not None) + (close is not None) > 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.wire.api import APIS, ApiKey
+from fencepost.coordinator.wire.schema import all_fields, message_class
 
 _TOPIC_LISTS = frozenset({"topics", "topic_data", "topic_names", "topic_partitions"})
 _GROUP_FIELDS = frozenset({"group_id", "groups_names", "group_ids"})
@@ -69,6 +70,32 @@ class SeenRequest:
         return _flat(self.values("key", "coordinator_keys"))
 
 
+_ABOUT = frozenset({"client_id", "client_host", "version", "api"})
+_NAMED = frozenset({"topic", "group", "group_id", "transactional_id"})
+
+
+def check_fields(names: Collection[str], key: ApiKey) -> None:
+    """Raise ValueError for a name that no request of this API has in any version of it."""
+    asked = set(names) - _ABOUT - _NAMED
+    if not asked:
+        return
+    api, known = APIS[key], set[str]()
+    for version in range(api.max_version, api.min_version - 1, -1):
+        known.update(_names(message_class(key, version, "request")))
+        if asked <= known:
+            return
+    unknown = ", ".join(sorted(asked - known))
+    there = ", ".join(sorted({*known, *_ABOUT, *_NAMED}))
+    raise ValueError(f"match: {api.name} has no field {unknown}; there are {there}")
+
+
+def _names(cls: type) -> Iterator[str]:
+    for info in all_fields(cls):
+        yield info.name
+        if info.struct is not None:
+            yield from _names(info.struct)
+
+
 def matcher(match: Callable[[SeenRequest], object] | Mapping[str, object] | None) -> Any:
     """A predicate of what a test may give for ``match``."""
     if match is None:
@@ -81,7 +108,7 @@ def matcher(match: Callable[[SeenRequest], object] | Mapping[str, object] | None
 
 def _has(request: SeenRequest, name: str, wanted: object) -> bool:
     match name:
-        case "client_id" | "client_host" | "version" | "api":
+        case _ if name in _ABOUT:
             found = [getattr(request, name)]
         case "topic":
             found = request.topics

@@ -285,11 +285,25 @@ def test_observers_are_told_and_change_nothing(broker: OwnBroker, client: RawCli
         ({"drop": "all"}, "drop='all'"),
         ({"close": "never"}, "close='never'"),
         ({"error": ERROR, "times": 0}, "at least 1"),
+        (
+            {"api": "EndTxn", "error": ERROR, "match": {"foo": 1, "topic": "t"}},
+            "EndTxn has no field foo; there are api, client_host, client_id, committed, group, ",
+        ),
     ],
 )
 def test_a_fault_that_means_nothing_is_refused(told: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         Faults().add(**told)
+
+
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+def test_every_field_of_a_request_can_be_matched(api: Api) -> None:
+    """Also those that only its oldest or its newest version has."""
+    for version in {api.min_version, api.max_version}:
+        for info in all_fields(message_class(api.key, version, "request")):
+            Faults().observe(api=api.key, match={info.name: 1, "client_id": "a", "topic": "t"})
+    with pytest.raises(ValueError, match=f"{api.name} has no field foo; there are "):
+        Faults().observe(api=api.key, match={"foo": 1})
 
 
 def test_faults_stay_over_a_restart(tmp_path: Path) -> None:

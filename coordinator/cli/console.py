@@ -63,12 +63,12 @@ def command(
         if error.name != "aiohttp":
             raise
         raise click.ClickException("the console needs: pip install 'fencepost[console]'") from error
-    from fencepost.coordinator.wire.client.cluster import parse_bootstrap
+    from fencepost.coordinator.config.listeners import parse_address
 
     try:
-        host, port = parse_bootstrap(listen)[0]
+        host, port = parse_address(listen)
     except ValueError as error:
-        raise click.UsageError(str(error)) from error
+        raise click.BadParameter(str(error), param_hint="--listen") from error
     shown = f"[{host}]" if ":" in host else host
     try:
         run(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fencepost.coordinator.cli.output import counted, ended_by_sigterm, moment, shared_options
+from fencepost.coordinator.cli.output import counted, ended_by_sigterm, moment, shared_options, utc
 from fencepost.coordinator.cli.record_format import (
     FIELDS,
     NAMED,
@@ -103,7 +103,7 @@ def command(
         raise click.UsageError("a group says itself which partitions are read, and from where on")
     begin, until = _places(asked.pop("begin"), asked.pop("tail"), asked.pop("until"))
     line = formatter(topic, form, null=null, decode=not no_decode)
-    keys = frozenset(unescape(key).encode() for key in asked.pop("keys"))
+    keys = frozenset(unescape(key, "--key").encode() for key in asked.pop("keys"))
     limit = asked.pop("limit")
     out = Output(line, keys, limit)
     work = Consumption(session, topic, out, begin, until, **asked)
@@ -245,6 +245,9 @@ class Consumption:
         for place in reader.places:
             if committed and place in committed:
                 reader.move(place[1], committed[place].offset)
+        if reader.is_early and self.begin.time is not None and not committed:
+            when = utc(self.begin.time)
+            click.echo(f"{self.topic} has no record of {when} or later yet", err=True)
         for note in reader.notes:
             click.echo(note, err=True)
         return reader

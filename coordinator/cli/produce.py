@@ -116,7 +116,7 @@ def _meaning(
     if separator == "":
         raise click.UsageError("--key-separator must not be empty")
     key, separator, null = (
-        None if text is None else unescape(text) for text in (key, separator, null)
+        None if text is None else unescape(text, option) for option, text in given.items()
     )
     key_bytes, separator_bytes, null_bytes = (
         None if text is None else text.encode() for text in (key, separator, null)

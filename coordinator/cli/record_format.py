@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fencepost.logcore.batch import LogRecord
 
 NULL = "<null>"
+OPTION = "--format"
 NAMED = ("text", "table", "json", "raw", "base64")
 FIELDS = {
     "t": "topic",
@@ -45,8 +46,8 @@ Formatter = Callable[[int, "LogRecord"], bytes]
 """(partition, record) → what is printed, with its line end if it has one."""
 
 
-def unescape(text: str) -> str:
-    r"""``text`` as it was meant: ``\n``, ``\t``, ``\r``, ``\0``, ``\\`` and ``\xNN`` of a shell.
+def unescape(text: str, option: str) -> str:
+    r"""An option's ``text`` as meant: ``\n``, ``\t``, ``\r``, ``\0``, ``\\``, ``\xNN`` of a shell.
 
     Raises click.BadParameter for another character behind a backslash.
     """
@@ -55,11 +56,13 @@ def unescape(text: str) -> str:
         if match[1][0] == "x" and len(match[1]) == 3:
             return chr(int(match[1][1:], 16))
         if match[1] not in _ESCAPES:
-            raise click.BadParameter(f"{match[0]} in {text!r} means nothing; \\\\ is a backslash")
+            why = f"{match[0]} in {text!r} means nothing; \\\\ is a backslash"
+            raise click.BadParameter(why, param_hint=option)
         return _ESCAPES[match[1]]
 
     if text.endswith("\\") and (len(text) - len(text.rstrip("\\"))) % 2:
-        raise click.BadParameter(f"{text!r} ends with a backslash; \\\\ is one")
+        why = f"{text!r} ends with a backslash; \\\\ is one"
+        raise click.BadParameter(why, param_hint=option)
     return _ESCAPE.sub(meant, text)
 
 
@@ -72,7 +75,8 @@ def formatter(topic: str, form: str, *, null: str, decode: bool) -> Formatter:
     if form not in NAMED:
         if "%" not in form:
             known = ", ".join(NAMED)
-            raise click.BadParameter(f"{form!r} is neither {known} nor a template with %k %s …")
+            why = f"{form!r} is neither {known} nor a template with %k %s …"
+            raise click.BadParameter(why, param_hint=OPTION)
         return _template(topic, form, null, decoder)
     if form == "raw":
         return lambda _index, record: (record.value or b"") + b"\n"
@@ -109,8 +113,9 @@ def _template(topic: str, form: str, null: str, decoder: Decoder | None) -> Form
     for letter in parts[1::2]:
         if letter not in FIELDS:
             known = ", ".join(f"%{one} {text}" for one, text in FIELDS.items())
-            raise click.BadParameter(f"%{letter} in {form!r} is no field; there are {known}")
-    literal = [_bytes(unescape(part)) for part in parts[0::2]]
+            why = f"%{letter} in {form!r} is no field; there are {known}"
+            raise click.BadParameter(why, param_hint=OPTION)
+    literal = [_bytes(unescape(part, OPTION)) for part in parts[0::2]]
     letters, nothing = parts[1::2], null.encode()
 
     def value(record: LogRecord) -> bytes:

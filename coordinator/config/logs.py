@@ -133,7 +133,8 @@ def _as_text(_logger: object, _method: str, event: Event) -> str:
 
 def _quoted(value: object) -> str:
     text = _escape(value)
-    return f'"{text}"' if " " in text or not text else text
+    is_list = text.startswith("[") and text.endswith("]")
+    return f'"{text}"' if " " in text or not text or is_list else text
 
 
 def _escape(value: object) -> str:

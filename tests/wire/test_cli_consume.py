@@ -114,6 +114,9 @@ def test_places_are_offsets_counts_and_times(bootstrap, ten, options, wanted):
         (("--until", "0=11"), "{}:0 ends at 10, before 11"),
         (("--from", "10", "-p", "0"), ""),
         (("--until", "0=10"), ""),
+        (("--from", "2300-01-01"), "{} has no record of 2300-01-01T00:00:00.000Z or later yet"),
+        (("--from", f"@{NOON}"), ""),
+        (("--from", "latest"), ""),
     ],
 )
 def test_what_is_behind_the_end_is_told(bootstrap, ten, options, told):
@@ -139,9 +142,10 @@ def test_what_is_gone_is_told(bootstrap, ten):
         (("--follow", "--until", "-1h"), 2, "--follow has no end but offsets"),
         (("--group", "g", "-p", "0"), 2, "a group says itself"),
         (("--format", "yaml"), 2, "neither text, table, json, raw, base64 nor a template"),
-        (("--format", "%x"), 2, "%x in '%x' is no field; there are %t topic"),
+        (("--format", "%x"), 2, "--format: %x in '%x' is no field; there are %t topic"),
         (("--format", "%s%"), 2, "is no field"),
-        (("--format", r"%s\q"), 2, r"\q in"),
+        (("--format", r"%s\q"), 2, r"--format: \q in"),
+        (("--key", r"\q"), 2, r"--key: \q in"),
         (("--format", "%s\\"), 2, "ends with a backslash"),
     ],
 )

@@ -57,7 +57,7 @@ def test_keys_headers_and_tombstones_by_option(bootstrap, topic):
     [
         (("--key", "a", "--key-separator", ":"), "either --key or --key-separator"),
         (("--key-separator", ""), "must not be empty"),
-        (("--key-separator", r"\q"), "means nothing"),
+        (("--key-separator", r"\q"), r"--key-separator: \q in"),
         (("--format", "json", "--key", "a"), "--key is for text"),
     ],
 )

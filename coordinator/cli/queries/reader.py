@@ -37,6 +37,8 @@ class Reader:
         self._bounds: dict[int, tuple[int, int]] = {}
         self.notes: list[str] = []
         """Where the topic does not have what ``seek`` was asked for, in a sentence each."""
+        self.is_early = False
+        """Whether ``seek`` was asked for a time from which on no partition has a record yet."""
         self.pins: dict[int, int] = {}
         """Partition → its last stable offset, where the last Fetch saw one below the end."""
 
@@ -67,6 +69,8 @@ class Reader:
         self._bounds = {index: (first[index], last[index]) for index in wanted}
         self._ends = self._stops(until, last, follow=follow)
         times = self._offsets(wanted, begin.time) if begin.time is not None else first
+        # An answer of -1 is a partition without a record as late as that.
+        self.is_early = begin.time is not None and begin.time >= 0 and max(times.values()) < 0
         for index in wanted:
             at = begin.offset_of(index)
             if begin.last is not None:

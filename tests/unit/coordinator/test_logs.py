@@ -42,6 +42,8 @@ def test_text_escapes_control_characters(capsys):
     assert "\x1b" not in line
     assert r"odd\r client=a\nb\x1b[31m" in line
     assert 'path="with space" empty=""' in line
+    structlog.get_logger().info("settings", changed=["a"], at_next_start=["b", "c"], no=[])
+    assert written(capsys).endswith(""" changed="['a']" at_next_start="['b', 'c']" no="[]"\n""")
 
 
 def test_long_values_are_cut(capsys):

@@ -217,7 +217,7 @@ def test_transactions_are_listed_and_described(bootstrap, topic):
     assert "TRANSACTIONAL_ID_NOT_FOUND" in (
         fencepost("txns", "describe", unique("none"), bootstrap=bootstrap, status=1).stderr.upper()
     )
-    unknown = fencepost("txns", "list", "--state", "Nonsense", bootstrap=bootstrap, status=1)
+    unknown = fencepost("txns", "list", "--state", "Nonsense", bootstrap=bootstrap, status=2)
     assert "Nonsense" in unknown.stderr
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.daemon import ROOT
 from tests.support.pages import RUN_LANGUAGES, SHOWN_LANGUAGES, Page, Reader, pages, shown
 
 LONG = frozenset({"docs/recipes.md", "docs/pipelines.md", "docs/operating.md"})
@@ -56,6 +60,23 @@ def test_a_block_says_what_it_is(page: Page) -> None:
 def test_what_fails_on_a_page_is_told(text: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=complaint):
         Reader(tmp_path / "reader", broker="fencepost" in text).read(page_of(tmp_path, text))
+
+
+def test_the_readme_shows_the_whole_report_of_its_test(tmp_path: Path) -> None:
+    blocks = Page(ROOT / "README.md").blocks
+    test = next(block.text for block in blocks if "def test_" in block.text)
+    excerpt = next(block.text for block in blocks if block.text.startswith("TIME "))
+    file = tmp_path / "test_it.py"
+    file.write_text(f"{test}\n    assert not 'so'\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "--rootdir", str(tmp_path), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    printed = re.search(r"^TIME .*?(?=^data directory: )", done.stdout, re.DOTALL | re.MULTILINE)
+    assert printed, done.stdout
+
+    def without_times(report: str) -> str:
+        return re.sub(r"^\d\d:\d\d:\d\d\.\d{3} ", "", report.strip(), flags=re.MULTILINE)
+
+    assert without_times(excerpt) == without_times(printed[0])
 
 
 GOOD = """

@@ -3,8 +3,8 @@
 Standard output says one thing, ``listening HOST:PORT``, as soon as clients can connect, and with
 ``--test-hooks`` another, ``test hooks HOST:PORT``; all else goes to standard error. SIGTERM and
 SIGINT stop it in an orderly way: no new connections, requests under way are answered, everything is
-flushed and closed, the clean-shutdown mark is written, exit status 0. A second signal while
-stopping is ignored: the first is being obeyed within seconds. SIGHUP has the settings read anew:
+flushed and closed, the clean-shutdown mark is written, exit status 0. A second signal is
+ignored until the process has ended: the first is being obeyed within seconds. SIGHUP has the settings read anew:
 see :meth:`BrokerConfig.reload`. A service manager that wants to know hears of all that
 (``systemd.py``).
 """
@@ -137,9 +137,7 @@ async def _run(
     loop.add_signal_handler(signal.SIGHUP, reloads.begin)
     preparing = spawn(broker.prepare_first_contact(), "first contact")
     await stop.wait()
-    # Not by the loop, which at its end would have the signal end the process.
-    loop.remove_signal_handler(signal.SIGHUP)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _ignore(loop, signal.SIGHUP)
     reloads.close()
     notifier.stopping()
     preparing.cancel()
@@ -148,7 +146,15 @@ async def _run(
     if hooks is not None:
         await hooks.stop()
     await broker.stop()
+    _ignore(loop, signal.SIGTERM, signal.SIGINT)
     _log.info("broker stopped")
+
+
+def _ignore(loop: asyncio.AbstractEventLoop, *numbers: int) -> None:
+    """Not by the loop, which at its end would have the signals end the process."""
+    for number in numbers:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
 
 
 async def _hooked(broker: Broker, hooks: Hooks) -> str:

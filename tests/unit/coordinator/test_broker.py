@@ -272,6 +272,33 @@ def test_the_daemon_says_where_it_listens_and_stops_in_order(serve, tmp_path, nu
     assert (tmp_path / ".kafka_cleanshutdown").exists()
 
 
+SERVED_AND_LEFT = (
+    "import sys; from pathlib import Path\n"
+    "from fencepost.coordinator.daemon.process import serve\n"
+    "status = serve(Path(sys.argv[1]), listen='127.0.0.1:0')\n"
+    "print('served', flush=True); sys.stdin.read(); sys.exit(status)"
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_after_all_is_closed_changes_nothing(tmp_path, number):
+    """The loop is gone by then, and with it what it did about signals."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVED_AND_LEFT, str(tmp_path)],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("listening ")
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout.readline() == "served\n"
+            process.send_signal(number)
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert process.returncode == 0
+
+
 def test_a_killed_daemon_has_all_it_answered(serve):
     one = serve()
     with Cluster(one.bootstrap) as client:

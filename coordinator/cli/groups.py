@@ -118,13 +118,14 @@ def _describe(
     if summary:
         rows = group_view.summary_rows(session, found)
         emit(rows, SUMMARY_COLUMNS, form)
+        _say_if_failed(sum(int(str(row["failed"])) for row in rows), form)
     elif members:
         rows = [row for group in found for row in group_view.member_rows(group)]
         _show_blocks(found, rows, MEMBER_COLUMNS, form)
     else:
         rows = group_view.offset_rows(session, found)
         _show_blocks(found, rows, OFFSET_COLUMNS, form)
-        _say_if_counted_in_offsets(rows, form)
+        _say_what_lags_are(rows, form)
 
 
 def _show_blocks(
@@ -149,7 +150,15 @@ def _show_blocks(
         emit(mine[group.group], columns, form)
 
 
-def _say_if_counted_in_offsets(rows: list[dict[str, object]], form: str) -> None:
+def _say_if_failed(count: int, form: str, which: str = "") -> None:
+    if count and form == "table":
+        click.echo(f"note: {counted(count, 'partition')} without a lag{which}", err=True)
+
+
+def _say_what_lags_are(rows: list[dict[str, object]], form: str) -> None:
+    """Of what an empty lag comes, and which ones are counted in offsets."""
+    errors = [str(row["error"]) for row in rows if row["error"]]
+    _say_if_failed(len(errors), form, ": " + ", ".join(sorted(set(errors))))
     count = sum(row["lag_is_exact"] is False for row in rows)
     if count and form == "table":
         click.echo(
@@ -182,7 +191,7 @@ def offsets(session: Session, group: str, form: str) -> None:
 
     rows = offset_rows(session, [existing(session, group)])
     emit(rows, OFFSET_COLUMNS, form)
-    _say_if_counted_in_offsets(rows, form)
+    _say_what_lags_are(rows, form)
 
 
 @command.command("reset-offsets")

@@ -4,9 +4,9 @@ Standard output says one thing, ``listening HOST:PORT``, as soon as clients can 
 ``--test-hooks`` another, ``test hooks HOST:PORT``; all else goes to standard error. SIGTERM and
 SIGINT stop it in an orderly way: no new connections, requests under way are answered, everything is
 flushed and closed, the clean-shutdown mark is written, exit status 0. A second signal is
-ignored until the process has ended: the first is being obeyed within seconds. SIGHUP has the settings read anew:
-see :meth:`BrokerConfig.reload`. A service manager that wants to know hears of all that
-(``systemd.py``).
+ignored until the process has ended: the first is being obeyed within seconds. SIGHUP has the
+settings read anew: see :meth:`BrokerConfig.reload`. A service manager that wants to know hears of
+all that (``systemd.py``).
 """
 
 from __future__ import annotations

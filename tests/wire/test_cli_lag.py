@@ -166,6 +166,22 @@ def test_lag_of_a_group_reaches_zero_after_a_transaction(cluster, bootstrap, top
         producer.abort_transaction(60)
 
 
+def test_what_is_trimmed_amid_the_question_is_no_failure(cluster, bootstrap, session, topic):
+    with confluent_producer(bootstrap, transactional_id=unique("lag")) as producer:
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.produce(topic, b"x", partition=0)
+        producer.flush(60)
+        lags = Lags(session, [(topic, 0)])
+        assert lags.held_since((topic, 0)) is not None
+        delete_records(cluster, topic, 1)
+        assert lags.held_since((topic, 0)) is None
+        lag = lags.of((topic, 0), 0)
+        assert lag is not None
+        assert (lag.held_back, lag.is_exact) == (1, False)
+        producer.abort_transaction(60)
+
+
 def test_what_describe_can_not_be_asked(bootstrap):
     assert "--all" in run(bootstrap, "describe", status=2).stderr
     assert "--all" in run(bootstrap, "describe", "g", "--all", status=2).stderr

@@ -166,7 +166,8 @@ def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, obj
     The lags are those of :class:`fencepost.coordinator.cli.queries.lag.Lag`: of records, ``lag``
     what a read_committed reader can still get, ``held_back`` what an open transaction keeps from
     it, ``lag_uncommitted`` what a read_uncommitted reader can get. They are None for a topic that
-    is gone, and where nothing was committed yet. Raises ApiError.
+    is gone, where nothing was committed yet, and for a partition without a leader, whose ``error``
+    is Kafka's name for that; else it is None. Raises ApiError.
     """
     from fencepost.coordinator.cli.queries.lag import Lags
 
@@ -180,6 +181,7 @@ def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, obj
     for group, committed, owners in known:
         for tp in sorted(committed.keys() | owners.keys()):
             bounds, lag = lags.bounds.get(tp), lags.of(tp, committed.get(tp))
+            failed = lags.failed.get(tp)
             rows.append(
                 {
                     "group": group.group,
@@ -195,13 +197,17 @@ def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, obj
                     "lag_is_exact": lag and lag.is_exact,
                     "member": owners.get(tp),
                     "state": group.state,
+                    "error": failed and failed.name.upper(),
                 }
             )
     return rows
 
 
 def summary_rows(session: Session, groups: Sequence[Group]) -> list[dict[str, object]]:
-    """One row for each group: its state and the totals of its lags. Raises ApiError."""
+    """One row for each group: its state and the totals of its lags. Raises ApiError.
+
+    ``failed`` partitions are in none of the lags.
+    """
     offsets: dict[object, list[Mapping[str, object]]] = defaultdict(list)
     for row in offset_rows(session, groups):
         offsets[row["group"]].append(row)
@@ -213,6 +219,7 @@ def summary_rows(session: Session, groups: Sequence[Group]) -> list[dict[str, ob
             "assignor": group.assignor,
             "members": len(group.members),
             **totals(offsets[group.group]),
+            "failed": sum(row["error"] is not None for row in offsets[group.group]),
         }
         for group in groups
     ]

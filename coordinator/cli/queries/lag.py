@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
 
@@ -33,6 +33,16 @@ EXACT_BYTES = 16 << 20
 
 FETCH_BYTES = 1 << 20
 """Of one look."""
+
+_GONE = frozenset(
+    {
+        ErrorCode.offset_out_of_range,
+        ErrorCode.kafka_storage_error,
+        ErrorCode.leader_not_available,
+        ErrorCode.not_leader_or_follower,
+    }
+)
+"""Retention was quicker, or the partition went off line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +76,22 @@ class Lags:
     """
 
     def __init__(self, session: Session, partitions: Iterable[Partition]) -> None:
-        """Ask for the bounds of those of ``partitions`` that there are. Raises ApiError."""
+        """Ask for the bounds of those of ``partitions`` that there are. Raises ApiError.
+
+        A partition without a leader has none, and stands in ``failed``.
+        """
         self._session = session
         self._bytes_left = EXACT_BYTES
         self._counted: dict[tuple[Partition, int], Lag] = {}
-        topics = session.client.metadata(refresh=True).topics
+        cluster = session.client.metadata(refresh=True)
+        leaders = {tp: cluster.leader(*tp) for tp in partitions}
+        self.failed = {
+            tp: ErrorCode.leader_not_available
+            for tp, leader in leaders.items()
+            if leader is not None and leader not in cluster.brokers
+        }
         known = sorted(
-            {tp for tp in partitions if tp[0] in topics and tp[1] in topics[tp[0]].partitions}
+            tp for tp, leader in leaders.items() if leader is not None and tp not in self.failed
         )
         # In this order each can only be above the one before.
         first = session.offsets(known, EARLIEST)
@@ -100,7 +119,9 @@ class Lags:
         bounds = self.bounds[partition]
         if bounds.stable >= bounds.end:
             return None
-        row = self._session.fetch(*partition, bounds.stable, committed=False, max_bytes=1)
+        row = self._fetch(partition, bounds.stable, committed=False, max_bytes=1)
+        if row is None:
+            return None
         return next((header.base_timestamp for _, header in headers(row.records or b"")), None)
 
     def _count(self, partition: Partition, position: int, bounds: Bounds) -> Lag:
@@ -124,14 +145,9 @@ class Lags:
         shown = everything = 0
         is_small = end - position <= EXACT_OFFSETS
         while position < end and is_small and self._bytes_left > 0:
-            try:
-                row = self._session.fetch(
-                    *partition, position, committed=committed, max_bytes=FETCH_BYTES
-                )
-            except ApiError as error:
-                if error.code != ErrorCode.offset_out_of_range:
-                    raise
-                break  # retention was quicker
+            row = self._fetch(partition, position, committed=committed, max_bytes=FETCH_BYTES)
+            if row is None:
+                break
             data = row.records or b""
             self._bytes_left -= len(data)
             aborted = aborted_of(row) if committed else ()
@@ -141,6 +157,15 @@ class Lags:
             position = ends[-1] if ends else end  # compaction may have left nothing
         left = max(0, end - position)
         return shown + left, everything + left, left == 0
+
+    def _fetch(self, partition: Partition, offset: int, **how: Any) -> Any | None:
+        """What :meth:`Session.fetch` says; None if it can not be read any more."""
+        try:
+            return self._session.fetch(*partition, offset, **how)
+        except ApiError as error:
+            if error.code in _GONE:
+                return None
+            raise
 
 
 def _records(data: bytes, at: int, header: BatchHeader, first: int, end: int) -> int:

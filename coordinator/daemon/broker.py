@@ -256,8 +256,10 @@ class Broker:
         directory = str(self.data_dir)
         try:
             self.fs.make_directory(directory)
-            self._refuse_foreign(directory)
+            if LOCK not in (self.fs.list_directory(directory) or ()):
+                self._refuse_foreign(directory)  # before anything is made in it
             self._lock = self.fs.lock(f"{directory}/{LOCK}")
+            self._refuse_foreign(directory)
         except BlockingIOError as error:
             raise BrokerError(
                 f"the data directory {directory} is in use by another process"

@@ -11,6 +11,8 @@ import confluent_kafka
 import kafka
 import pytest
 
+from fencepost.coordinator.cli.queries.group_view import look_at
+from fencepost.coordinator.cli.queries.session import Session
 from tests.support.cluster import Cluster, unique
 from tests.support.waits import until
 from tests.wire.clients import HEARTBEAT_MS, SESSION_MS, confluent_producer
@@ -44,7 +46,9 @@ class Old:
         assert self.consumer.partitions_for_topic(topic)
 
     def read(self) -> list[str]:
-        polled = self.consumer.poll(60)
+        # Of a join that outlasts a poll kafka-python 3.0 may lose the assignment, while the
+        # broker has it in a stable group.
+        polled = self.consumer.poll(300)
         found = [record.value.decode() for part in polled.values() for record in part]
         if found:
             with contextlib.suppress(kafka.errors.CommitFailedError):
@@ -111,7 +115,13 @@ class Group:
         return all(owned) and sorted(p for mine in owned for p in mine) == list(range(PARTITIONS))
 
     def settle(self, what: str) -> None:
-        until(self.is_shared, what, deadline_s=60)
+        try:
+            until(self.is_shared, what, deadline_s=60)
+        except TimeoutError as error:
+            error.add_note(f"owned: {[sorted(one.owned()) for one in self.members]}")
+            with Session(self.bootstrap, 10) as session:
+                error.add_note(str(look_at(session, self.group)))
+            raise
 
     def read_all(self) -> None:
         def is_complete() -> bool:

@@ -201,11 +201,11 @@ async def test_one_more_connection_takes_the_place_of_the_longest_idle_one() -> 
         for path in ("/one", "/two", "/three"):
             reader, writer = await asyncio.open_connection(server.host, server.port)
             writer.write(request(path))
-            await reader.readuntil(b" 0")
+            await reader.readuntil(b"{} 0")
             kept.append((reader, writer))
         writer = kept[0][1]
         writer.write(request("/again"))  # so that the second has now waited longest
-        await kept[0][0].readuntil(b" 0")
+        await kept[0][0].readuntil(b"{} 0")
         assert (await asked(server, GET))[0] == 200
         assert await kept[1][0].read() == b""
         # Both of the others were let be; the one that is amid a request is none to displace.

@@ -246,8 +246,10 @@ class Reader:
         listen = f"127.0.0.1:{self._port(_KAFKA_PORT)}"
         settings = {"group.initial.rebalance.delay.ms": "0"}
         daemon = Daemon(self._logs / "data", settings, listen=listen).start()
-        yield
-        daemon.stop()
+        try:
+            yield
+        finally:
+            daemon.stop()
 
     def _run(self, block: Block, number: int) -> None:
         text = self._here(block.text)

@@ -162,27 +162,9 @@ class Kafka(OwnBroker):
         """
         full = self.name(name)
         with self._session() as session:
-            answer = session.client.call(
-                "CreateTopics",
-                to_node=session.controller,
-                check=False,
-                entity=lambda f: f.message(
-                    topics=[
-                        f.CreatableTopic(
-                            name=full,
-                            num_partitions=-1 if partitions is None else partitions,
-                            replication_factor=-1,
-                            configs=[
-                                f.CreatableTopicConfig(name=key, value=value)
-                                for key, value in setting_texts(config or {}).items()
-                            ],
-                        )
-                    ],
-                    timeout_ms=session.timeout_ms,
-                ),
+            session.create_topic(
+                full, -1 if partitions is None else partitions, setting_texts(config or {}).items()
             )
-            row = answer.topics[0]
-            check(row.error_code, "CreateTopics", full, row.error_message)
         return full
 
     def produce(

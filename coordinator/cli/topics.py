@@ -65,28 +65,13 @@ def create(
     validate_only: bool,
 ) -> None:
     """Create TOPIC."""
-    from fencepost.coordinator.cli.queries.session import check
-
-    configs = key_values(pairs, "--config")
-    answer = session.client.call(
-        "CreateTopics",
-        to_node=session.controller,
-        check=False,
-        entity=lambda f: f.message(
-            topics=[
-                f.CreatableTopic(
-                    name=topic,
-                    num_partitions=partitions,
-                    replication_factor=replication_factor,
-                    configs=[f.CreatableTopicConfig(name=k, value=v) for k, v in configs],
-                )
-            ],
-            timeout_ms=session.timeout_ms,
-            validate_only=validate_only,
-        ),
+    result = session.create_topic(
+        topic,
+        partitions,
+        key_values(pairs, "--config"),
+        replication_factor=replication_factor,
+        validate_only=validate_only,
     )
-    result = answer.topics[0]
-    check(result.error_code, "CreateTopics", topic, result.error_message)
     count = getattr(result, "num_partitions", partitions)
     done = "would create" if validate_only else "created"
     click.echo(f"{done} {topic} ({counted(count, 'partition')})")

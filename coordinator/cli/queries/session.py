@@ -73,6 +73,42 @@ class Session:
             found.append(known[name])
         return found
 
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = -1,
+        configs: Iterable[tuple[str, str]] = (),
+        *,
+        replication_factor: int = -1,
+        validate_only: bool = False,
+    ) -> Any:
+        """Create a topic and return its row of the answer; -1 is the broker's default.
+
+        Raises :class:`ApiError`.
+        """
+        answer = self.client.call(
+            "CreateTopics",
+            to_node=self.controller,
+            check=False,
+            entity=lambda f: f.message(
+                topics=[
+                    f.CreatableTopic(
+                        name=name,
+                        num_partitions=partitions,
+                        replication_factor=replication_factor,
+                        configs=[
+                            f.CreatableTopicConfig(name=key, value=value) for key, value in configs
+                        ],
+                    )
+                ],
+                timeout_ms=self.timeout_ms,
+                validate_only=validate_only,
+            ),
+        )
+        row = answer.topics[0]
+        check(row.error_code, "CreateTopics", name, row.error_message)
+        return row
+
     def offsets(
         self, partitions: Iterable[Partition], timestamp: int, *, committed: bool = False
     ) -> dict[Partition, int]:

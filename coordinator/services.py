@@ -17,6 +17,7 @@ from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.history.recorder import History
 from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.runtime.background import Step
+from fencepost.coordinator.security.authorizer import Authorizer
 
 Address = tuple[str, int]
 """Host and port."""
@@ -41,6 +42,8 @@ class Services:
         self.metadata, self.topics = storage.metadata, storage.topics
         self.logs, self.flusher = storage.logs, storage.flusher
         self._advertised = advertised
+        self.authorizer: Authorizer | None = None
+        """Who knows what clients may do; None where they may do everything."""
         self.fetches = Fetches(storage)
         """The work of Fetch requests."""
         self.history = History(storage.metadata, storage.logs, storage.config, storage.clock)

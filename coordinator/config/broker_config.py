@@ -28,6 +28,7 @@ from fencepost.coordinator.config.key import (
     nearest,
     setting_text,
 )
+from fencepost.coordinator.config.security_keys import OF_LISTENERS
 from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.logcore.config import LogConfig
@@ -64,6 +65,9 @@ def shown_topic_keys(overrides: Mapping[str, str]) -> list[ConfigKey]:
         key for name, key in TOPIC_KEYS.items() if name != HIDDEN_SEGMENT_BYTES or name in overrides
     ]
 
+
+LISTENER_PREFIX = "listener.name."
+"""What begins the key of a value that is for one listener."""
 
 MAX_CONFIG_FILE_BYTES = 1 << 20
 """Bytes of a configuration file: far above what all keys together need."""
@@ -171,8 +175,9 @@ class BrokerConfig:
             if given in IGNORED_KEYS:
                 self._ignored[given] = IGNORED_KEYS[given]
                 continue
-            name = _broker_name(given, text)
-            BROKER_KEYS[name].parse(text)
+            of_listener = _key_of_listener(given)
+            name = given if of_listener is not None else _broker_name(given, text)
+            (of_listener or BROKER_KEYS[name]).parse(text)
             self._static[name] = text
         self._dynamic: dict[ConfigSource, dict[str, str]] = {
             ConfigSource.DYNAMIC_BROKER: {},
@@ -195,7 +200,7 @@ class BrokerConfig:
             for name in self._static.keys() | fresh._static.keys()
             if self._static.get(name) != fresh._static.get(name)
         )
-        changed = [name for name in differ if BROKER_KEYS[name].updatable]
+        changed = [name for name in differ if _key(name).updatable]
         for name in changed:
             if name in fresh._static:
                 self._static[name] = fresh._static[name]
@@ -237,6 +242,21 @@ class BrokerConfig:
         """The value of any key. Raises KeyError for a name that is no broker key."""
         return self._values[name]
 
+    def on_listener(self, listener: str, name: str, mechanism: str = "") -> Value:
+        """What holds for a key of ``OF_LISTENERS`` on a listener, and for a mechanism of SASL."""
+        layers = (*self._dynamic.values(), self._static)
+        prefix = f"{LISTENER_PREFIX}{listener.lower()}."
+        for full in (f"{prefix}{mechanism.lower()}.{name}", prefix + name):
+            for layer in layers:
+                if full in layer:
+                    return OF_LISTENERS[name].parse(layer[full])
+        return self._values[name]
+
+    def is_set_on_listener(self, listener: str, name: str) -> _Bool:
+        """Whether a listener has a value of its own."""
+        full = f"{LISTENER_PREFIX}{listener.lower()}.{name}"
+        return any(full in layer for layer in (*self._dynamic.values(), self._static))
+
     def settings(self, name: str) -> list[Setting]:
         """Where a broker key is set, the strongest first; the last one is its default."""
         layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
@@ -245,9 +265,7 @@ class BrokerConfig:
 
     def without_effect(self) -> list[tuple[str, str]]:
         """(key, reason) of the static settings that change nothing, for a warning."""
-        inert = [
-            (name, BROKER_KEYS[name].inert) for name in self._static if BROKER_KEYS[name].inert
-        ]
+        inert = [(name, _key(name).inert) for name in self._static if _key(name).inert]
         return [*inert, *self._ignored.items()]
 
     # --- topic level ---
@@ -300,7 +318,7 @@ class BrokerConfig:
         Raises ConfigError, and InvalidRequestError for keys that are fixed while the broker runs.
         """
         for name, text in settings.items():
-            key = BROKER_KEYS.get(name)
+            key = BROKER_KEYS.get(name) or _key_of_listener(name)
             if key is None:
                 raise ConfigError(name, text, "unknown configuration")
             key.parse(text)
@@ -325,6 +343,22 @@ class BrokerConfig:
         self._values = {
             name: key.value_of(self.settings(name)[0].text) for name, key in BROKER_KEYS.items()
         }
+
+
+def _key(name: str) -> ConfigKey:
+    """The key of a setting that was accepted."""
+    found = BROKER_KEYS.get(name) or _key_of_listener(name)
+    if found is None:
+        raise KeyError(name)
+    return found
+
+
+def _key_of_listener(name: str) -> ConfigKey | None:
+    """The key of ``listener.name.LISTENER.KEY``, or of one with a mechanism before KEY."""
+    if not name.startswith(LISTENER_PREFIX):
+        return None
+    _, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
+    return OF_LISTENERS.get(rest) or OF_LISTENERS.get(rest.partition(".")[2])
 
 
 def _broker_name(given: str, text: str) -> str:

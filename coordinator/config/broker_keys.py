@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from fencepost.coordinator.config.group_keys import GROUP_KEYS
 from fencepost.coordinator.config.key import ConfigKey, read_keys
+from fencepost.coordinator.config.security_keys import SECURITY_KEYS
 from fencepost.coordinator.config.unused_keys import UNUSED_BROKER_KEYS
 
 _LOG = """
@@ -138,8 +139,6 @@ queued.max.response.bytes LONG 67108864 unit=bytes low=-1
     requests with large answers wait; -1 sets no bound. Fencepost's own.
 connections.max.idle.ms LONG 600000 unit=ms low=1
     A connection without requests is closed after this long.
-max.connections INT 10000 low=0
-    Open connections in all; Kafka's default sets no bound.
 max.connections.per.ip INT 10000 low=0
     Open connections of one address; Kafka's default sets no bound.
 unstable.api.versions.enable BOOLEAN false
@@ -183,6 +182,7 @@ BROKER_KEYS: Mapping[str, ConfigKey] = {
         *read_keys(_LOG),
         *GROUP_KEYS,
         *read_keys(_TRANSACTIONS),
+        *SECURITY_KEYS,
         *UNUSED_BROKER_KEYS,
     )
 }
@@ -192,8 +192,6 @@ REPLACED: Mapping[str, str] = {
     "port": "where to listen is said with listeners, or with --listen",
     "log.dir": "the data directory is said with --data-dir",
     "log.dirs": "the data directory is said with --data-dir",
-    "authorizer.class.name": "there is no authorizer, every client may do everything: if that may"
-    " be, leave the key out",
     "zookeeper.connect": "there is no ZooKeeper",
 }
 """Kafka keys that do not fit this broker, and what to do instead.

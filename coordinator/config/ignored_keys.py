@@ -10,17 +10,18 @@ from collections.abc import Mapping
 
 _TABLE = """
 there is one node, and it is its own controller
-    broker.heartbeat.interval.ms broker.session.timeout.ms initial.broker.registration.timeout.ms
-    controller.performance.always.log.threshold.ms controller.performance.sample.period.ms
-    controller.quorum.append.linger.ms controller.quorum.auto.join.enable
-    controller.quorum.bootstrap.servers controller.quorum.election.backoff.max.ms
-    controller.quorum.election.timeout.ms controller.quorum.fetch.max.bytes
-    controller.quorum.fetch.snapshot.max.bytes controller.quorum.fetch.timeout.ms
-    controller.quorum.request.timeout.ms controller.quorum.retry.backoff.ms
-    controller.socket.timeout.ms early.start.listeners inter.broker.listener.name
-    security.inter.broker.protocol leader.imbalance.check.interval.seconds
-    metadata.max.idle.interval.ms server.max.startup.time.ms
-    unclean.leader.election.interval.ms unstable.feature.versions.enable
+    broker.heartbeat.interval.ms broker.session.timeout.ms
+    initial.broker.registration.timeout.ms controller.performance.always.log.threshold.ms
+    controller.performance.sample.period.ms controller.quorum.append.linger.ms
+    controller.quorum.auto.join.enable controller.quorum.bootstrap.servers
+    controller.quorum.election.backoff.max.ms controller.quorum.election.timeout.ms
+    controller.quorum.fetch.max.bytes controller.quorum.fetch.snapshot.max.bytes
+    controller.quorum.fetch.timeout.ms controller.quorum.request.timeout.ms
+    controller.quorum.retry.backoff.ms controller.socket.timeout.ms early.start.listeners
+    inter.broker.listener.name security.inter.broker.protocol
+    leader.imbalance.check.interval.seconds metadata.max.idle.interval.ms
+    server.max.startup.time.ms unclean.leader.election.interval.ms
+    unstable.feature.versions.enable
 there is one copy of everything
     alter.log.dirs.replication.quota.window.num
     alter.log.dirs.replication.quota.window.size.seconds num.replica.alter.log.dirs.threads
@@ -42,11 +43,8 @@ classes of Java are not loaded
 there is no JMX
     kafka.metrics.polling.interval.secs kafka.metrics.reporters metric.reporters
     metrics.num.samples metrics.recording.level metrics.sample.window.ms telemetry.max.bytes
-quotas are not served
-    controller.quota.window.num controller.quota.window.size.seconds quota.window.num
-    quota.window.size.seconds
-connections are bounded by max.connections and max.connections.per.ip alone
-    max.connection.creation.rate max.connections.per.ip.overrides socket.listen.backlog.size
+the backlog has 1,024 places
+    socket.listen.backlog.size
 what waits is dropped when it is answered
     delete.records.purgatory.purge.interval.requests fetch.purgatory.purge.interval.requests
     producer.purgatory.purge.interval.requests share.fetch.purgatory.purge.interval.requests
@@ -82,20 +80,17 @@ share groups are not served
     share.coordinator.snapshot.update.records.per.snapshot
     share.coordinator.state.topic.compression.codec share.coordinator.state.topic.min.isr
     share.coordinator.state.topic.num.partitions share.coordinator.state.topic.prune.interval.ms
-    share.coordinator.state.topic.replication.factor
-    share.coordinator.state.topic.segment.bytes share.coordinator.threads
-    share.coordinator.write.timeout.ms
+    share.coordinator.state.topic.replication.factor share.coordinator.state.topic.segment.bytes
+    share.coordinator.threads share.coordinator.write.timeout.ms
 delegation tokens are not served
     delegation.token.expiry.check.interval.ms delegation.token.expiry.time.ms
     delegation.token.max.lifetime.ms delegation.token.secret.key
-only PLAINTEXT is served: clients are neither authenticated nor encrypted
-    connection.failed.authentication.delay.ms connections.max.reauth.ms
-    sasl.client.callback.handler.class sasl.enabled.mechanisms sasl.jaas.config
-    sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
-    sasl.kerberos.principal.to.local.rules sasl.kerberos.service.name
-    sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor
-    sasl.login.callback.handler.class sasl.login.class sasl.login.connect.timeout.ms
-    sasl.login.read.timeout.ms sasl.login.refresh.buffer.seconds
+this way of encryption or authentication is not served
+    sasl.client.callback.handler.class sasl.kerberos.kinit.cmd
+    sasl.kerberos.min.time.before.relogin sasl.kerberos.principal.to.local.rules
+    sasl.kerberos.service.name sasl.kerberos.ticket.renew.jitter
+    sasl.kerberos.ticket.renew.window.factor sasl.login.callback.handler.class sasl.login.class
+    sasl.login.connect.timeout.ms sasl.login.read.timeout.ms sasl.login.refresh.buffer.seconds
     sasl.login.refresh.min.period.seconds sasl.login.refresh.window.factor
     sasl.login.refresh.window.jitter sasl.login.retry.backoff.max.ms sasl.login.retry.backoff.ms
     sasl.mechanism.controller.protocol sasl.mechanism.inter.broker.protocol
@@ -106,22 +101,11 @@ only PLAINTEXT is served: clients are neither authenticated nor encrypted
     sasl.oauthbearer.assertion.private.key.file
     sasl.oauthbearer.assertion.private.key.passphrase sasl.oauthbearer.assertion.template.file
     sasl.oauthbearer.client.credentials.client.id
-    sasl.oauthbearer.client.credentials.client.secret sasl.oauthbearer.clock.skew.seconds
-    sasl.oauthbearer.expected.audience sasl.oauthbearer.expected.issuer
-    sasl.oauthbearer.jwks.endpoint.refresh.ms
-    sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
-    sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.url
-    sasl.oauthbearer.jwt.retriever.class sasl.oauthbearer.jwt.validator.class
-    sasl.oauthbearer.scope sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name
+    sasl.oauthbearer.client.credentials.client.secret sasl.oauthbearer.jwt.retriever.class
+    sasl.oauthbearer.jwt.validator.class sasl.oauthbearer.scope
     sasl.oauthbearer.token.endpoint.url sasl.server.callback.handler.class
-    sasl.server.max.receive.size
-    ssl.allow.dn.changes ssl.allow.san.changes ssl.cipher.suites ssl.client.auth
-    ssl.enabled.protocols ssl.endpoint.identification.algorithm ssl.engine.factory.class
-    ssl.key.password ssl.keymanager.algorithm ssl.keystore.certificate.chain ssl.keystore.key
-    ssl.keystore.location ssl.keystore.password ssl.keystore.type ssl.principal.mapping.rules
-    ssl.protocol ssl.provider ssl.secure.random.implementation ssl.trustmanager.algorithm
-    ssl.truststore.certificates ssl.truststore.location ssl.truststore.password
-    ssl.truststore.type
+    ssl.endpoint.identification.algorithm ssl.engine.factory.class ssl.keymanager.algorithm
+    ssl.provider ssl.secure.random.implementation ssl.trustmanager.algorithm
 """
 
 

@@ -19,6 +19,9 @@ MAX_VALUE_CHARACTERS = 32_768
 """Characters of one value: longer ones would not fit DescribeConfigs, whose strings end at 32,767
 bytes in its older versions."""
 
+HIDDEN = "[hidden]"
+"""What is shown of a value that nobody may see, as in Kafka."""
+
 SHOWN_CHARACTERS = 100
 """Characters of a refused value that its error shows."""
 
@@ -46,6 +49,8 @@ class ConfigType(IntEnum):
     LONG = 5
     DOUBLE = 6
     LIST = 7
+    CLASS = 8
+    PASSWORD = 9
 
 
 _BITS = {ConfigType.SHORT: 16, ConfigType.INT: 32, ConfigType.LONG: 64}
@@ -88,7 +93,7 @@ class ConfigKey:
             if text.lower() not in {"true", "false"}:
                 raise self._refuse(text, "expected true or false")
             return text.lower() == "true"
-        if self.type is ConfigType.STRING:
+        if self.type in {ConfigType.STRING, ConfigType.PASSWORD}:
             self._check_choice(text, [text])
             return text
         if self.type is ConfigType.LIST:
@@ -128,7 +133,12 @@ class ConfigKey:
             raise self._refuse(text, f"it must be of {', '.join(self.choices)}")
 
     def _refuse(self, text: str, reason: str) -> ConfigError:
-        return ConfigError(self.name, text, reason)
+        return ConfigError(self.name, HIDDEN if self.is_sensitive else text, reason)
+
+    @property
+    def is_sensitive(self) -> bool:
+        """Whether nobody may see its value."""
+        return self.type is ConfigType.PASSWORD
 
 
 def read_keys(table: str) -> tuple[ConfigKey, ...]:

@@ -52,6 +52,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import CLUSTER_NAME, Operation, ResourceType
+from fencepost.coordinator.security.principal import Session
 from fencepost.coordinator.wire.api import APIS, Api, ApiKey
 from fencepost.coordinator.wire.messages import ResponseFactory
 from fencepost.coordinator.wire.schema import Entity
@@ -69,8 +71,8 @@ class Peer(Protocol):
 
     client_software: tuple[str, str] | None
     """Name and version, if the client has given them (KIP-511)."""
-    listener: str
-    """The name of the listener that it came by."""
+    session: Session
+    """Who is at its other end, and by which listener it came."""
 
 
 class CloseConnection(Exception):  # noqa: N818 - an order, not an error
@@ -109,7 +111,23 @@ class Context:
     @property
     def advertised(self) -> tuple[str, int]:
         """Host and port at which this client finds the broker."""
-        return self.broker.advertised(self.connection.listener)
+        return self.broker.advertised(self.connection.session.listener)
+
+    def may(
+        self, operation: Operation, resource: ResourceType, name: str, *, audited: bool = True
+    ) -> bool:
+        """Whether the client may do that with a resource; everything where nobody looks after it.
+
+        With ``audited`` False a refusal is no news: for lists that leave out what is not allowed.
+        """
+        authorizer = self.broker.authorizer
+        return authorizer is None or authorizer.allows(
+            self.connection.session, operation, resource, name, audited=audited
+        )
+
+    def may_on_cluster(self, operation: Operation, *, audited: bool = True) -> bool:
+        """The same with the cluster."""
+        return self.may(operation, ResourceType.CLUSTER, CLUSTER_NAME, audited=audited)
 
     @property
     def origin(self) -> Origin:

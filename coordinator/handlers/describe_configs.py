@@ -57,18 +57,23 @@ def _resource(ctx: Context, resource: Any) -> Entity:
     )
 
 
+def _shown(one: Described, value: str | None) -> str | None:
+    return None if one.key.is_sensitive else value
+
+
 def _entry(ctx: Context, one: Described) -> Entity:
     make, body = ctx.respond, ctx.body
     synonyms: tuple[Entity, ...] = ()
     if body.include_synonyms:
         synonyms = tuple(
-            make.DescribeConfigsSynonym(name=name, value=value, source=source)
+            make.DescribeConfigsSynonym(name=name, value=_shown(one, value), source=source)
             for name, value, source in one.synonyms
         )
     return make.DescribeConfigsResourceResult(
         name=one.key.name,
-        value=one.value,
+        value=_shown(one, one.value),
         read_only=one.read_only,
+        is_sensitive=one.key.is_sensitive,
         config_source=one.source,
         synonyms=synonyms,
         config_type=one.key.type,

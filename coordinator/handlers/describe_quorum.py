@@ -32,7 +32,7 @@ def run(ctx: Context) -> Steps[Entity]:
         return (yield from _unknown(ctx))
     host, port = ctx.advertised
     # What serves clients serves the changes of metadata too.
-    listener = make.Listener(name=ctx.connection.listener, host=host, port=port)
+    listener = make.Listener(name=ctx.connection.session.listener, host=host, port=port)
     return make.DescribeQuorumResponse(
         error_code=ErrorCode.none,
         error_message=NO_ERROR,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS
 
@@ -40,6 +41,8 @@ class MetadataImage:
     deleted: set[uuid.UUID] = field(default_factory=set)
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
     levels: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, dict[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """Rules, credentials and quotas: their fields by kind and name."""
     features_epoch: int = 0
     next_producer_id: int = 0
     starts: int = 0

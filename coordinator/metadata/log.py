@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigSource
 from fencepost.coordinator.errors import TopicLimitExceededError, UnknownTopicOrPartitionError
@@ -36,6 +37,7 @@ from fencepost.coordinator.metadata.records import (
     producer_ids_record,
     settings_record,
     starts_record,
+    table_record,
     topic_record,
     topic_tombstone,
     unpack_key,
@@ -134,6 +136,7 @@ class MetadataLog:
         self._records = 0
         self._forces = True
         self._listeners: list[Callable[[Topic], None]] = []
+        self._table_listeners: dict[str, list[Callable[[], None]]] = {}
         self._load()
 
     def _load(self) -> None:
@@ -327,6 +330,20 @@ class MetadataLog:
         if settings and scope not in self._state.settings and groups >= limit:
             raise TopicLimitExceededError(f"{limit} groups have settings (max_configured_groups)")
         self.set_settings(scope, settings)
+
+    def table(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
+        """The entries of one of ``records.TABLES`` by name."""
+        return self._state.tables.get(kind, {})
+
+    def change_table(self, kind: str, changes: Mapping[str, Mapping[str, Any] | None]) -> None:
+        """Let entries of a table be as this says, None for gone; the caller has checked them."""
+        self._append([table_record(kind, name, value) for name, value in changes.items()])
+        for listener in self._table_listeners.get(kind, ()):
+            listener()
+
+    def listen_to_table(self, kind: str, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called after every change of a table."""
+        self._table_listeners.setdefault(kind, []).append(callback)
 
     def finalize_features(self, levels: Mapping[str, int]) -> None:
         """Give features other levels, all or none; the caller has checked them."""

@@ -21,6 +21,9 @@ RECORD_VERSION = 1
 
 TOPIC, SETTINGS, PRODUCER_IDS, STARTS = "topic", "broker-configs", "producer-ids", "starts"
 FEATURE = "feature"
+ACL, SCRAM, QUOTA = "acl", "scram", "quota"
+TABLES = frozenset({ACL, SCRAM, QUOTA})
+"""Kinds whose values others look into (``coordinator/security``)."""
 
 
 class MetadataError(Exception):
@@ -115,6 +118,11 @@ def settings_record(scope: str, settings: Mapping[str, str]) -> Record:
     return Record(_key(SETTINGS, scope), value)
 
 
+def table_record(kind: str, name: str, value: Mapping[str, Any] | None) -> Record:
+    """An entry of one of :data:`TABLES`; None takes it away."""
+    return Record(_key(kind, name), None if value is None else _pack(dict(value)))
+
+
 def live_records(state: MetadataImage) -> Iterator[Record]:
     """The fewest records that add up to this state."""
     yield starts_record(state.starts)
@@ -123,6 +131,9 @@ def live_records(state: MetadataImage) -> Iterator[Record]:
         yield feature_record(feature, level, state.features_epoch)
     for scope, settings in state.settings.items():
         yield settings_record(scope, settings)
+    for kind, table in state.tables.items():
+        for name, value in table.items():
+            yield table_record(kind, name, value)
     for topic in state.topics.values():
         yield topic_record(topic)
 
@@ -140,6 +151,12 @@ def apply(image: MetadataImage, record: Record) -> None:
             image.settings.pop(name, None)
         else:
             image.settings[name] = dict(value["configs"])
+    elif kind in TABLES:
+        table = image.tables.setdefault(kind, {})
+        if value is None:
+            table.pop(name, None)
+        else:
+            table[name] = value
     elif kind == FEATURE and value is not None:
         image.levels[name] = int(value["level"])
         image.features_epoch = int(value["epoch"])

@@ -22,6 +22,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -34,6 +35,7 @@ from fencepost.coordinator.net.request_stream import RequestStream
 from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.net.response_budget import LARGE_ANSWERS, ResponseBudget
 from fencepost.coordinator.runtime.turns import Job, Turns, Wait, Work
+from fencepost.coordinator.security.principal import Session, plain_host
 from fencepost.coordinator.wire.api import APIS
 from fencepost.coordinator.wire.codec import Request
 from fencepost.coordinator.wire.errors import EncodeError, MalformedRequest, UnsupportedVersion
@@ -89,7 +91,7 @@ class Connection(asyncio.BufferedProtocol):
     """The protocol object of one accepted socket. Its owner is the server that made it."""
 
     def __init__(self, server: Owner, listener: str) -> None:
-        self.listener = listener
+        self.session = Session("", listener)
         self._server = server
         self._limits = server.limits
         self._stream = RequestStream(server.registry.versions, server.limits)
@@ -130,7 +132,8 @@ class Connection(asyncio.BufferedProtocol):
         """A client has connected; the server may have to refuse it."""
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername") or ("", 0)
-        self.peer_host, self.peer_port = str(peer[0]), int(peer[1])
+        self.peer_host, self.peer_port = plain_host(str(peer[0])), int(peer[1])
+        self.session = replace(self.session, host=self.peer_host)
         self.last_active = self._loop.time()
         if not self._server.admit(self):
             self.closed = True

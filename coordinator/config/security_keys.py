@@ -1,0 +1,111 @@
+"""Keys of encryption, authentication, authorization and quotas, with Kafka's names and defaults.
+
+Those of :data:`OF_LISTENERS` may be set for one listener: ``listener.name.NAME.KEY`` with the name
+in lower case, and those of SASL for one of its mechanisms as well,
+``listener.name.NAME.MECHANISM.KEY``. What is most specific holds.
+
+Source: ``BrokerSecurityConfigs``, ``SslConfigs``, ``SaslConfigs``, ``SocketServerConfigs``,
+``QuotaConfig``, ``StandardAuthorizer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fencepost.coordinator.config.key import ConfigKey, read_keys
+
+_LISTENERS = """
+ssl.keystore.type STRING PEM
+    The only form that is read is PEM, which Apache Kafka calls JKS by default.
+ssl.keystore.location STRING -
+    A PEM file with the private key and the certificate chain of a listener.
+ssl.keystore.key PASSWORD -
+    The private key itself, in PEM; with ssl.keystore.certificate.chain, instead of a file.
+ssl.keystore.certificate.chain PASSWORD -
+    The certificate chain itself, in PEM.
+ssl.keystore.password PASSWORD -
+    Not for PEM, whose key has ssl.key.password.
+ssl.key.password PASSWORD -
+    What the private key is encrypted with.
+ssl.truststore.type STRING PEM
+    As ssl.keystore.type.
+ssl.truststore.location STRING -
+    A PEM file with the certificates that clients' ones are signed with.
+ssl.truststore.certificates PASSWORD -
+    Those certificates themselves.
+ssl.truststore.password PASSWORD -
+    Not for PEM.
+ssl.client.auth STRING none of=none,requested,required
+    Whether clients show a certificate. A listener with SASL goes by its own setting only.
+ssl.protocol STRING TLSv1.3
+    The newest version of TLS.
+ssl.enabled.protocols LIST TLSv1.2,TLSv1.3 of=TLSv1.2,TLSv1.3
+    The versions of TLS.
+ssl.cipher.suites LIST ""
+    Those of TLS 1.2, by OpenSSL's names; empty for what OpenSSL takes for good.
+ssl.principal.mapping.rules STRING DEFAULT
+    How the name in a client's certificate becomes that of a user.
+ssl.allow.dn.changes BOOLEAN false
+    A certificate that is read again may have another subject.
+ssl.allow.san.changes BOOLEAN false
+    A certificate that is read again may lack names that it had.
+sasl.enabled.mechanisms LIST GSSAPI
+    What clients may log in with: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER. Kafka's default
+    is not served here.
+sasl.jaas.config PASSWORD -
+    Users of PLAIN, or options of OAUTHBEARER, in Kafka's form.
+sasl.server.max.receive.size INT 524288 unit=bytes low=1
+    The largest request of a client that has not logged in.
+connections.max.reauth.ms LONG 0 unit=ms low=0
+    A login holds for so long; 0 for ever, or as long as its token.
+connection.failed.authentication.delay.ms INT 100 unit=ms low=0
+    How long the answer to a failed login is held back.
+sasl.oauthbearer.jwks.endpoint.url STRING -
+    Where the keys are that tokens are signed with.
+sasl.oauthbearer.jwks.endpoint.refresh.ms LONG 3600000 unit=ms low=1
+    How often they are fetched.
+sasl.oauthbearer.jwks.endpoint.retry.backoff.ms LONG 100 unit=ms low=1
+    The first pause after a fetch that failed.
+sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms LONG 10000 unit=ms low=1
+    The longest pause.
+sasl.oauthbearer.expected.issuer STRING -
+    Who must have issued a token.
+sasl.oauthbearer.expected.audience LIST ""
+    For whom a token must have been issued; one of them is enough.
+sasl.oauthbearer.clock.skew.seconds INT 30 unit=seconds low=0
+    By how much others' clocks may differ.
+sasl.oauthbearer.scope.claim.name STRING scope
+    The claim with a token's scope.
+sasl.oauthbearer.sub.claim.name STRING sub
+    The claim with the user.
+max.connections INT 10000 low=0 dynamic
+    Open connections in all; Kafka sets no bound.
+max.connection.creation.rate INT 2147483647 unit=connections/s low=0 dynamic
+    Connections that are accepted in a second.
+"""
+
+_BROKER = """
+max.connections.per.ip.overrides STRING "" dynamic
+    HOST:COUNT, with commas between: other bounds than max.connections.per.ip for some addresses.
+authorizer.class.name STRING ""
+    org.apache.kafka.metadata.authorizer.StandardAuthorizer has rules decide what clients may do;
+    without it they may do everything.
+super.users STRING ""
+    Principals who may do everything, TYPE:NAME with semicolons between.
+allow.everyone.if.no.acl.found BOOLEAN false
+    Whether what no rule is about is allowed to all.
+quota.window.num INT 11 low=1
+    Samples that a client's rate is made of.
+quota.window.size.seconds INT 1 unit=seconds low=1
+    How long a sample is.
+controller.quota.window.num INT 11 low=1
+    Samples whose time a client may save changes of topics for.
+controller.quota.window.size.seconds INT 1 unit=seconds low=1
+    How long such a sample is.
+"""
+
+_LISTENER_KEYS = read_keys(_LISTENERS)
+SECURITY_KEYS = (*_LISTENER_KEYS, *read_keys(_BROKER))
+
+OF_LISTENERS: Mapping[str, ConfigKey] = {key.name: key for key in _LISTENER_KEYS}
+"""Keys that a listener may have a value of its own of, by name."""

@@ -1,0 +1,87 @@
+"""Rules of who may do what: their parts, by Kafka's names and numbers.
+
+Source: ``AclOperation``, ``ResourceType``, ``PatternType``, ``AclPermissionType``,
+``StandardAcl``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+
+class Operation(IntEnum):
+    """What is done with a resource; the numbers are those of the protocol."""
+
+    UNKNOWN = 0
+    ANY = 1
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+    CREATE_TOKENS = 13
+    DESCRIBE_TOKENS = 14
+    TWO_PHASE_COMMIT = 15
+
+
+class ResourceType(IntEnum):
+    """What something is done with."""
+
+    UNKNOWN = 0
+    ANY = 1
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
+    DELEGATION_TOKEN = 6
+    USER = 7
+
+
+class PatternType(IntEnum):
+    """How a rule or a filter names its resources."""
+
+    UNKNOWN = 0
+    ANY = 1
+    MATCH = 2
+    LITERAL = 3
+    PREFIXED = 4
+
+
+class Permission(IntEnum):
+    """What a rule says."""
+
+    UNKNOWN = 0
+    ANY = 1
+    DENY = 2
+    ALLOW = 3
+
+
+CLUSTER_NAME: Final = "kafka-cluster"
+"""The name of the one resource of type CLUSTER."""
+
+ANYTHING: Final = "*"
+"""As the name of a literal pattern every resource, as a host every address."""
+
+ANYBODY: Final = "User:*"
+"""The principal of a rule for everybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acl:
+    """One rule; ``principal`` is written ``TYPE:NAME``."""
+
+    resource_type: ResourceType
+    pattern_type: PatternType
+    resource_name: str
+    principal: str
+    host: str
+    operation: Operation
+    permission: Permission

@@ -78,6 +78,7 @@ ALLOWED_IMPORTS = {
         "coordinator.config",
         "coordinator.errors",
         "coordinator.runtime",
+        "coordinator.wire.jaas",
         "coordinator.wire.scram",
         "coordinator.wire.steps",
         "logcore",

@@ -1,0 +1,272 @@
+"""SCRAM: its messages and its arithmetic, for the broker and for our client.
+
+The texts are those that Apache Kafka reads: names of ASCII characters, no channel binding,
+extensions that nobody knows are passed over, and passwords are taken as they are (no SASLprep).
+What is signed are the texts as they were sent.
+
+Source: RFC 5802, RFC 7677; ``ScramMessages``, ``ScramFormatter``, ``ScramMechanism``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class ScramMechanism:
+    """One of the two that there are."""
+
+    name: str
+    number: int
+    """That of ``ScramMechanism`` in requests."""
+    digest: str
+    """The name of its hash function."""
+    key_bytes: int
+    """Length of every key and signature."""
+
+
+SCRAM_SHA_256: Final = ScramMechanism("SCRAM-SHA-256", 1, "sha256", 32)
+SCRAM_SHA_512: Final = ScramMechanism("SCRAM-SHA-512", 2, "sha512", 64)
+SCRAM_MECHANISMS: Final[Mapping[str, ScramMechanism]] = {
+    one.name: one for one in (SCRAM_SHA_256, SCRAM_SHA_512)
+}
+"""By name."""
+
+MIN_ITERATIONS: Final = 4_096
+"""How often a password has been hashed, at least."""
+
+GS2_HEADER: Final = "n,,"
+"""No channel binding, no other user than the one whose password it is."""
+
+
+class ScramError(ValueError):
+    """A message is not of SCRAM's form, or the other side has said no. Holds none of its text."""
+
+
+# --- messages ---
+
+_ALPHA = "[A-Za-z]+"
+_VALUE_SAFE = r"[\x01-\x2b\x2d-\x3c\x3e-\x7f]+"
+_VALUE = r"[\x01-\x2b\x2d-\x7f]+"
+_PRINTABLE = r"[\x21-\x2b\x2d-\x7e]+"
+_SASL_NAME = r"(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+"
+_BASE64 = "(?:[a-zA-Z0-9/+]{4})*(?:[a-zA-Z0-9/+]{3}=|[a-zA-Z0-9/+]{2}==)?"
+_RESERVED = f"(?:m={_VALUE},)?"
+_EXTENSIONS = f"(?:,{_ALPHA}={_VALUE})*"
+
+_CLIENT_FIRST = re.compile(
+    f"(?P<header>n,(?:a=(?P<authorized>{_SASL_NAME}))?,)"
+    f"(?P<bare>{_RESERVED}n=(?P<name>{_SASL_NAME}),r=(?P<nonce>{_PRINTABLE})"
+    f"(?P<extensions>{_EXTENSIONS}))"
+)
+_SERVER_FIRST = re.compile(
+    f"{_RESERVED}r=(?P<nonce>{_PRINTABLE}),s=(?P<salt>{_BASE64}),i=(?P<iterations>[0-9]{{1,9}})"
+    f"{_EXTENSIONS}"
+)
+_CLIENT_FINAL = re.compile(
+    f"(?P<unsigned>c=(?P<channel>{_BASE64}),r=(?P<nonce>{_PRINTABLE}){_EXTENSIONS})"
+    f",p=(?P<proof>{_BASE64})"
+)
+_SERVER_FINAL = re.compile(
+    f"(?:e=(?P<error>{_VALUE_SAFE})|v=(?P<signature>{_BASE64})){_EXTENSIONS}"
+)
+
+
+def sasl_name(user: str) -> str:
+    """A user's name as it stands in a message."""
+    return user.replace("=", "=3D").replace(",", "=2C")
+
+
+def user_name(name: str) -> str:
+    """The user whom a message means."""
+    return name.replace("=2C", ",").replace("=3D", "=")
+
+
+def new_nonce() -> str:
+    """Characters that nobody can guess: 192 bits."""
+    return secrets.token_urlsafe(24)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ClientFirst:
+    """Who wants to log in."""
+
+    header: str
+    bare: str
+    """What is signed of it."""
+    user: str
+    authorized: str
+    """As whom the user wants to act; empty for itself."""
+    nonce: str
+    extensions: Mapping[str, str]
+
+    @classmethod
+    def of(cls, user: str, nonce: str, extensions: Mapping[str, str] | None = None) -> ClientFirst:
+        """The message of a client."""
+        more = "".join(f",{key}={value}" for key, value in (extensions or {}).items())
+        bare = f"n={sasl_name(user)},r={nonce}{more}"
+        return cls(GS2_HEADER, bare, user, "", nonce, dict(extensions or {}))
+
+    @classmethod
+    def parse(cls, token: bytes) -> ClientFirst:
+        """Raises ScramError."""
+        found = _parse(_CLIENT_FIRST, token, "the first message of a client")
+        pairs = (one.partition("=") for one in found["extensions"].split(",")[1:])
+        return cls(
+            found["header"],
+            found["bare"],
+            user_name(found["name"]),
+            user_name(found["authorized"] or ""),
+            found["nonce"],
+            {key: value for key, _, value in pairs},
+        )
+
+    def encode(self) -> bytes:
+        """The token."""
+        return (self.header + self.bare).encode()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ServerFirst:
+    """What the user's password is to be hashed with."""
+
+    text: str
+    """The message itself, all of which is signed."""
+    nonce: str
+    """The client's, and more."""
+    salt: bytes
+    iterations: int
+
+    @classmethod
+    def of(cls, nonce: str, salt: bytes, iterations: int) -> ServerFirst:
+        """The message of a broker."""
+        return cls(f"r={nonce},s={_text(salt)},i={iterations}", nonce, salt, iterations)
+
+    @classmethod
+    def parse(cls, token: bytes) -> ServerFirst:
+        """Raises ScramError."""
+        found = _parse(_SERVER_FIRST, token, "the first message of a broker")
+        iterations = int(found["iterations"])
+        if iterations == 0:
+            raise ScramError("a broker asks for no iterations")
+        return cls(found[0], found["nonce"], base64.b64decode(found["salt"]), iterations)
+
+    def encode(self) -> bytes:
+        """The token."""
+        return self.text.encode()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ClientFinal:
+    """The proof that the client knows the password."""
+
+    unsigned: str
+    """The message without its proof, which is signed."""
+    channel_binding: bytes
+    """The header of the first message."""
+    nonce: str
+    proof: bytes
+
+    @classmethod
+    def of(cls, nonce: str, proof: bytes = b"") -> ClientFinal:
+        """The message of a client; what is to be signed of it does not need the proof."""
+        unsigned = f"c={_text(GS2_HEADER.encode())},r={nonce}"
+        return cls(unsigned, GS2_HEADER.encode(), nonce, proof)
+
+    @classmethod
+    def parse(cls, token: bytes) -> ClientFinal:
+        """Raises ScramError."""
+        found = _parse(_CLIENT_FINAL, token, "the last message of a client")
+        channel, proof = base64.b64decode(found["channel"]), base64.b64decode(found["proof"])
+        return cls(found["unsigned"], channel, found["nonce"], proof)
+
+    def encode(self) -> bytes:
+        """The token."""
+        return f"{self.unsigned},p={_text(self.proof)}".encode()
+
+
+def server_final(signature: bytes) -> bytes:
+    """The broker's last token: that it knows the password too."""
+    return f"v={_text(signature)}".encode()
+
+
+def parse_server_final(token: bytes) -> bytes:
+    """The signature of the broker's last token. Raises ScramError, also with the broker's no."""
+    found = _parse(_SERVER_FINAL, token, "the last message of a broker")
+    if found["error"] is not None:
+        raise ScramError(f"the broker refuses the login: {found['error'][:100]}")
+    return base64.b64decode(found["signature"])
+
+
+def _parse(pattern: re.Pattern[str], token: bytes, what: str) -> re.Match[str]:
+    found = pattern.fullmatch(token.decode(errors="replace"))
+    if found is None:
+        raise ScramError(f"{what} has not the form of SCRAM")
+    return found
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+# --- keys ---
+
+
+def salted_password(
+    mechanism: ScramMechanism, password: str, salt: bytes, iterations: int
+) -> bytes:
+    """The password, hashed so often that it takes time to guess: about a microsecond each."""
+    return hashlib.pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
+
+
+def stored_key(mechanism: ScramMechanism, salted: bytes) -> bytes:
+    """What a broker keeps to check a proof."""
+    return _hash(mechanism, _hmac(mechanism, salted, b"Client Key"))
+
+
+def server_key(mechanism: ScramMechanism, salted: bytes) -> bytes:
+    """What a broker keeps to show that it knows the user."""
+    return _hmac(mechanism, salted, b"Server Key")
+
+
+def signed_text(first: ClientFirst, answer: ServerFirst, final: ClientFinal) -> bytes:
+    """What both sides sign: AuthMessage."""
+    return f"{first.bare},{answer.text},{final.unsigned}".encode()
+
+
+def client_proof(mechanism: ScramMechanism, salted: bytes, signed: bytes) -> bytes:
+    """What shows that the client knows the password."""
+    key = _hmac(mechanism, salted, b"Client Key")
+    return _xor(key, _hmac(mechanism, _hash(mechanism, key), signed))
+
+
+def is_proof(mechanism: ScramMechanism, stored: bytes, signed: bytes, proof: bytes) -> bool:
+    """Whether a client knows the password whose stored key is given."""
+    if len(proof) != mechanism.key_bytes:
+        return False
+    key = _xor(proof, _hmac(mechanism, stored, signed))
+    return hmac.compare_digest(_hash(mechanism, key), stored)
+
+
+def server_signature(mechanism: ScramMechanism, key: bytes, signed: bytes) -> bytes:
+    """What shows that the broker knows the user, of its server key."""
+    return _hmac(mechanism, key, signed)
+
+
+def _hmac(mechanism: ScramMechanism, key: bytes, data: bytes) -> bytes:
+    return hmac.digest(key, data, mechanism.digest)
+
+
+def _hash(mechanism: ScramMechanism, data: bytes) -> bytes:
+    return hashlib.new(mechanism.digest, data).digest()
+
+
+def _xor(one: bytes, other: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, other, strict=True))

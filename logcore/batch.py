@@ -137,6 +137,12 @@ class BatchHeader(NamedTuple):
         """That time, or None."""
         return self.base_timestamp if self.attributes & _DELETE_HORIZON else None
 
+    def with_horizon(self, horizon_ms: int) -> BatchHeader:
+        """The same with such a time."""
+        return self._replace(
+            attributes=self.attributes | _DELETE_HORIZON, base_timestamp=horizon_ms
+        )
+
     @property
     def has_producer(self) -> bool:
         """Whether an idempotent or transactional producer wrote the batch."""
@@ -520,6 +526,13 @@ def _encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
         else:
             parts += encode(len(value)), value
     return b"".join(parts)
+
+
+def with_fewer_records(header: BatchHeader, payload: bytes) -> bytes:
+    """A batch of ``header`` less size and CRC; ``payload`` are its records before compression."""
+    codec = header.codec
+    stored = payload if codec is Codec.NONE else compress(codec, payload)
+    return _assemble(header.base_offset, header.leader_epoch, _AFTER_CRC.pack(*header[5:]), stored)
 
 
 def recompress(

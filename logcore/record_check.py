@@ -166,7 +166,7 @@ def _walk(  # noqa: C901 - inlined for speed
             size, pos = _read_size(data, pos)
             pos += size
         if data[pos]:
-            pos = _skip_headers(data, pos, stop, room)
+            pos = skip_headers(data, pos, stop, room)
         else:
             pos += 1
         if pos != stop:
@@ -193,7 +193,7 @@ def _read_size(data: Buffer, pos: int) -> tuple[int, int]:
     raise InvalidRecordError(f"no length at byte {pos} of the records")
 
 
-def _skip_headers(data: Buffer, pos: int, stop: int, room: Room | None) -> int:
+def skip_headers(data: Buffer, pos: int, stop: int, room: Room | None = None) -> int:
     """Step over the headers of a record that ends at ``stop``; InvalidRecordError if they can't."""
     count, pos = _read_size(data, pos)
     if count * 2 > stop - pos:

@@ -23,19 +23,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from heapq import heapify, heappop
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fencepost.logcore.batch import (
     BatchHeader,
     Buffer,
     ControlType,
-    LogRecord,
     decode_records,
     encode_batch,
     parse_control,
+    record_bytes,
+    with_fewer_records,
+    wrap_int64,
 )
-from fencepost.logcore.compression import Codec
 from fencepost.logcore.config import MAX_INT64
+from fencepost.logcore.record_spans import Span, joined, spans_of
 
 BYTES_PER_KEY: Final = 184
 """Heap of one entry, digest and offset included: 111 to 141 bytes at rest and 171 while the dict
@@ -78,7 +80,8 @@ class OffsetMap:
 
     def put(self, key: bytes, offset: int) -> bool:
         """Note ``key`` at ``offset``; False if the map is full and the key is new."""
-        digest = blake2b(key, digest_size=DIGEST_BYTES).digest()
+        # No short key is a digest, which is longer.
+        digest = key if len(key) < DIGEST_BYTES else _digest(key)
         if len(self._offsets) >= self._capacity and digest not in self._offsets:
             return False
         self._offsets[digest] = offset
@@ -86,7 +89,11 @@ class OffsetMap:
 
     def get(self, key: bytes) -> int:
         """The last offset of ``key``, −1 if it was not mapped."""
-        return self._offsets.get(blake2b(key, digest_size=DIGEST_BYTES).digest(), -1)
+        return self._offsets.get(key if len(key) < DIGEST_BYTES else _digest(key), -1)
+
+
+def _digest(key: bytes) -> bytes:
+    return blake2b(key, digest_size=DIGEST_BYTES).digest()
 
 
 class Transactions:
@@ -165,12 +172,15 @@ def map_offsets(
         if header.is_control:
             transactions.marker(header, buf)
         elif not transactions.data(header):
-            for record in decode_records(buf, 0, header, max_output_bytes=max_output_bytes):
-                if record.key is None or record.offset < start:
+            first = header.base_offset
+            for delta, _, key, *_ in spans_of(
+                record_bytes(buf, 0, header, max_output_bytes), header
+            ):
+                if key is None or first + delta < start:
                     continue
-                if not offsets.put(record.key, record.offset):
+                if not offsets.put(key, first + delta):
                     return
-                offsets.latest_offset = record.offset
+                offsets.latest_offset = first + delta
         offsets.latest_offset = max(offsets.latest_offset, header.last_offset)
 
 
@@ -224,34 +234,57 @@ class Filter:
             aborted = self.transactions.data(header)
         horizon = header.delete_horizon_ms
         expired = horizon is not None and horizon <= self.now_ms
-        records = decode_records(buf, 0, header, max_output_bytes=self.max_output_bytes)
+        data = record_bytes(buf, 0, header, self.max_output_bytes)
+        spans = spans_of(data, header)
         if aborted or (done_marker and expired):
-            kept: list[LogRecord] = []
+            kept: list[Span] = []
         elif header.is_control:
-            kept = records
+            kept = spans
         else:
-            kept = [record for record in records if self._stays(record, expired=expired)]
+            kept = self._kept(spans, header.base_offset, expired=expired)
         self.figures.records_kept += len(kept)
         if not kept:
             if not self._must_stay(header):
                 return None
             # A marker without its record would say nothing to whoever rebuilds producers from it.
-            return buf if header.is_control else _rebuilt(header, [], None)
-        tombstones = not header.is_control and any(record.value is None for record in kept)
+            return buf if header.is_control else _emptied(header)
+        tombstones = not header.is_control and not all(has_value for _, _, _, has_value, *_ in kept)
         if horizon is None and (tombstones or done_marker):
-            horizon_ms = min(self.now_ms + self.delete_retention_ms, MAX_INT64)
-            return _rebuilt(header, kept, horizon_ms)
-        if len(kept) == len(records):
+            horizon = min(self.now_ms + self.delete_retention_ms, MAX_INT64)
+        elif len(kept) == len(spans):
             return buf
-        return _rebuilt(header, kept, horizon)
+        if header.is_log_append_time:
+            return self._encoded_again(header, buf, kept, horizon)
+        return _rebuilt(header, data, kept, horizon)
 
-    def _stays(self, record: LogRecord, *, expired: bool) -> bool:
-        """Whether a record is the last of its key, and not a tombstone that has done its work."""
-        if record.offset > self.offsets.latest_offset:
-            return True
-        if record.key is None or record.offset < self.offsets.get(record.key):
-            return False
-        return record.value is not None or not expired
+    def _kept(self, spans: list[Span], first: int, *, expired: bool) -> list[Span]:
+        """The last records of their keys, less tombstones that have done their work."""
+        offsets = self.offsets
+        behind = offsets.latest_offset - first
+        return [
+            span
+            for span in spans
+            if span[0] > behind
+            or (
+                (key := span[2]) is not None
+                and first + span[0] >= offsets.get(key)
+                and (span[3] or not expired)
+            )
+        ]
+
+    def _encoded_again(
+        self, header: BatchHeader, buf: Buffer, kept: list[Span], horizon_ms: int | None
+    ) -> bytes:
+        """The batch with these records, each of which now has the broker's time as its own."""
+        deltas = {header.base_offset + delta for delta, *_ in kept}
+        records = decode_records(buf, 0, header, max_output_bytes=self.max_output_bytes)
+        return encode_batch(
+            [record for record in records if record.offset in deltas],
+            **_unchanged(header),
+            max_timestamp_ms=header.max_timestamp,
+            codec=header.codec,
+            delete_horizon_ms=horizon_ms,
+        )
 
     def _must_stay(self, header: BatchHeader) -> bool:
         """Whether the batch is kept without records, for what its header says."""
@@ -265,24 +298,36 @@ class Filter:
         return header.is_control and last.producer_epoch == header.producer_epoch
 
 
-def _rebuilt(header: BatchHeader, records: list[LogRecord], horizon_ms: int | None) -> bytes:
-    """The batch with only ``records``; offsets, producer, codec and time type stay as they were.
+def _rebuilt(header: BatchHeader, data: bytes, kept: list[Span], horizon_ms: int | None) -> bytes:
+    """The batch with only these records of ``data``; all else stays as it was.
 
-    Without any it is a header that is not compressed, and its largest timestamp stays as well.
+    The first time becomes that of the first record, or the horizon.
     """
-    keeps_time = header.is_log_append_time or not records
-    return encode_batch(
-        records,
-        base_offset=header.base_offset,
-        last_offset_delta=header.last_offset_delta,
-        max_timestamp_ms=header.max_timestamp if keeps_time else None,
-        leader_epoch=header.leader_epoch,
-        codec=header.codec if records else Codec.NONE,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-        transactional=header.is_transactional,
-        control=header.is_control,
-        log_append_time=header.is_log_append_time,
-        delete_horizon_ms=horizon_ms,
-    )
+    first = header.base_timestamp
+    times = [wrap_int64(first + time) for _, time, *_ in kept]
+    if horizon_ms is None:
+        header = header._replace(base_timestamp=times[0])
+    else:
+        header = header.with_horizon(horizon_ms)
+    header = header._replace(max_timestamp=max(times), record_count=len(kept))
+    return with_fewer_records(header, joined(data, kept, header.base_timestamp - first))
+
+
+def _emptied(header: BatchHeader) -> bytes:
+    """The batch without records: a header that is not compressed, with its largest time."""
+    return encode_batch((), **_unchanged(header), max_timestamp_ms=header.max_timestamp)
+
+
+def _unchanged(header: BatchHeader) -> dict[str, Any]:
+    """What stays as it was, whatever becomes of the records."""
+    return {
+        "base_offset": header.base_offset,
+        "last_offset_delta": header.last_offset_delta,
+        "leader_epoch": header.leader_epoch,
+        "producer_id": header.producer_id,
+        "producer_epoch": header.producer_epoch,
+        "base_sequence": header.base_sequence,
+        "transactional": header.is_transactional,
+        "control": header.is_control,
+        "log_append_time": header.is_log_append_time,
+    }

@@ -1,0 +1,85 @@
+"""Records as places in a batch's bytes: the same records, and the same refusals, as decoded."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fencepost.logcore.batch import (
+    LogRecord,
+    decode_records,
+    encode_batch,
+    parse_header,
+    record_bytes,
+    with_fewer_records,
+)
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.errors import InvalidRecordError
+from fencepost.logcore.record_spans import joined, spans_of
+from tests.unit.logcore.batch_driver import EDITS, MALFORMED, edited, record_lists, with_payload
+
+
+def _outcome(read):
+    try:
+        return read()
+    except InvalidRecordError:
+        return None
+
+
+@settings(max_examples=300, deadline=None)
+@given(record_lists(), st.sampled_from(list(Codec)), st.none() | st.integers(0, 2**42), st.data())
+def test_fewer_records_are_encoded_as_if_they_were_all(records, codec, horizon, data):
+    batch = encode_batch(records, codec=codec, producer_id=7, producer_epoch=1, base_sequence=3)
+    header = parse_header(batch)
+    raw = record_bytes(batch, 0, header)
+    spans = spans_of(raw, header)
+    assert [(header.base_offset + one[0], one[2], one[3]) for one in spans] == [
+        (record.offset, record.key, record.value is not None) for record in records
+    ]
+    chosen = sorted(data.draw(st.sets(st.sampled_from(range(len(records))), min_size=1)))
+    kept = [records[at] for at in chosen]
+    fewer = header._replace(
+        base_timestamp=kept[0].timestamp_ms,
+        max_timestamp=max(record.timestamp_ms for record in kept),
+        record_count=len(kept),
+    )
+    if horizon is not None:
+        fewer = fewer.with_horizon(horizon)
+    later = fewer.base_timestamp - header.base_timestamp
+    made = with_fewer_records(fewer, joined(raw, [spans[at] for at in chosen], later))
+    assert made == encode_batch(
+        kept,
+        base_offset=header.base_offset,
+        last_offset_delta=header.last_offset_delta,
+        codec=codec,
+        producer_id=7,
+        producer_epoch=1,
+        base_sequence=3,
+        delete_horizon_ms=horizon,
+    )
+
+
+@pytest.mark.parametrize("payload", MALFORMED)
+def test_what_can_not_be_decoded_is_refused(payload):
+    batch = with_payload(encode_batch([LogRecord(0, 0, b"k", b"v")]), payload)
+    header = parse_header(batch)
+    with pytest.raises(InvalidRecordError):
+        spans_of(record_bytes(batch, 0, header), header)
+
+
+@settings(max_examples=300, deadline=None)
+@given(record_lists(), EDITS)
+def test_damage_is_refused_where_decoding_refuses_it(records, edits):
+    batch = encode_batch(records)
+    header = parse_header(batch)
+    raw = edited(record_bytes(batch, 0, header), edits)
+    damaged = with_payload(batch, raw)
+    header = parse_header(damaged)
+    decoded = _outcome(lambda: decode_records(damaged, 0, header))
+    spans = _outcome(lambda: spans_of(raw, header))
+    if spans is None:
+        # A number that does not fit its width is read by the one, and by nobody else.
+        return
+    assert decoded is not None
+    assert [one[2] for one in spans] == [record.key for record in decoded]

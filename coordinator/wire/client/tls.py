@@ -1,0 +1,158 @@
+"""TLS contexts of clients, from PEM files that may be replaced while a client lives.
+
+A certificate is renewed every few weeks, and a client reconnects all the time: what it is given
+once, at its start, has to hold for what it reads later. A Java client has to be started again.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fencepost.coordinator.wire.client.security import Security, SecurityError, Tls
+
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+
+
+class _Renewed(ssl.SSLContext):
+    """A context whose connections are those of one made anew whenever a file has changed."""
+
+    _tls: Tls
+    _seen: tuple[tuple[int, int], ...] = ()
+    _now: ssl.SSLContext
+
+    def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
+        """As the newest context does."""
+        return self._newest().wrap_socket(*args, **kwargs)
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        """As the newest context does."""
+        return self._newest().wrap_bio(*args, **kwargs)
+
+    def _newest(self) -> ssl.SSLContext:
+        seen = _stamps(self._tls)
+        if seen != self._seen:
+            # What is half written is not taken: the files before hold until both fit.
+            try:
+                self._now = _made(self._tls, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+            except SecurityError:
+                if not self._seen:
+                    raise
+            else:
+                self._seen = seen
+        return self._now
+
+
+def ssl_context(security: Security) -> ssl.SSLContext | None:
+    """What encrypts connections, with the files as they are at each; None where nothing does.
+
+    Raises SecurityError for a file that can't be read or used.
+    """
+    if not security.has_tls:
+        return None
+    tls = security.tls
+    context = _Renewed(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = tls.checks_host  # paho looks whether to check it by itself
+    context._tls = tls
+    context._newest()
+    return context
+
+
+def _stamps(tls: Tls) -> tuple[tuple[int, int], ...]:
+    found = []
+    for name in filter(None, (tls.truststore, tls.keystore)):
+        try:
+            state = Path(name).stat()
+        except OSError:
+            found.append((-1, -1))
+        else:
+            found.append((state.st_mtime_ns, state.st_ino))
+    return (*found, (0, 0))
+
+
+def _made(tls: Tls, context: ssl.SSLContext) -> ssl.SSLContext:
+    context.minimum_version = _VERSIONS[min(tls.versions)]
+    context.maximum_version = _VERSIONS[max(tls.versions)]
+    context.check_hostname = tls.checks_host
+    if tls.ciphers:
+        try:
+            context.set_ciphers(":".join(tls.ciphers))
+        except ssl.SSLError:
+            raise SecurityError("ssl.cipher.suites: OpenSSL knows none of them") from None
+    if tls.truststore or tls.authorities:
+        _believe(context, tls)
+    else:
+        context.load_default_certs()
+    if tls.keystore or tls.key:
+        _identify(context, tls)
+    return context
+
+
+def _believe(context: ssl.SSLContext, tls: Tls) -> None:
+    key = "ssl.truststore.location" if tls.truststore else "ssl.truststore.certificates"
+    text = _read(key, tls.truststore) if tls.truststore else tls.authorities
+    try:
+        context.load_verify_locations(cadata=_certificates(text))
+    except (ssl.SSLError, ValueError):
+        raise SecurityError(f"{key}: no certificate in PEM is there{_of(tls.truststore)}") from None
+
+
+def _identify(context: ssl.SSLContext, tls: Tls) -> None:
+    key = "ssl.keystore.location" if tls.keystore else "ssl.keystore.key"
+
+    def password() -> str:
+        # Without this OpenSSL would ask the terminal.
+        if not tls.key_password:
+            raise SecurityError("ssl.key.password: the key is encrypted, and there is no password")
+        return tls.key_password
+
+    text = _read(key, tls.keystore) if tls.keystore else ""
+    if tls.keystore and "PRIVATE KEY-----" not in text:
+        raise SecurityError(f"{key}: no private key in PEM is there{_of(tls.keystore)}")
+    try:
+        if tls.keystore:
+            context.load_cert_chain(tls.keystore, password=password)
+        else:
+            with _hidden(f"{tls.key.strip()}\n{tls.chain.strip()}\n") as path:
+                context.load_cert_chain(path, password=password)
+    except ssl.SSLError as error:
+        reason = (error.reason or "").replace("_", " ").lower() or "it can't be read"
+        hint = ", or ssl.key.password is wrong" if tls.key_password else ""
+        raise SecurityError(
+            f"{key}: no key and certificate that belong together{_of(tls.keystore)}: {reason}{hint}"
+        ) from None
+
+
+def _certificates(text: str) -> str:
+    """The certificates of a PEM text: what stands between and before them is for people."""
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    found = [part.partition(end)[0] for part in text.split(begin)[1:]]
+    return "".join(f"{begin}{part}{end}\n" for part in found)
+
+
+def _of(path: str) -> str:
+    return f" ({path})" if path else ""
+
+
+def _read(key: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise SecurityError(f"{key}: {path}: {error.strerror}") from None
+
+
+@contextmanager
+def _hidden(text: str) -> Iterator[str]:
+    """A file that nobody else can read, for as long as OpenSSL needs a path."""
+    descriptor, path = tempfile.mkstemp(prefix="fencepost-")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        yield path
+    finally:
+        Path(path).unlink()

@@ -1,0 +1,281 @@
+"""What a client is told by Kafka's names of keys, and the TLS contexts that come of it."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+
+from fencepost.coordinator.wire.client.security import (
+    PLAINTEXT,
+    SECRETS,
+    Security,
+    SecurityError,
+)
+from fencepost.coordinator.wire.client.tls import ssl_context
+from tests.support.certificates import Authority, replace
+
+SECRET = "hunter2-;='\"\\"
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+
+
+def scram(**more: str) -> dict[str, str]:
+    return {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "alice",
+        "sasl.password": SECRET,
+        **more,
+    }
+
+
+class TestSettings:
+    def test_nothing_is_plaintext(self) -> None:
+        assert Security.of({"bootstrap.servers": "a:1"}) == PLAINTEXT
+        assert ssl_context(PLAINTEXT) is None
+
+    def test_a_login_by_jaas_or_by_name_and_password_is_the_same(self) -> None:
+        quoted = SECRET.replace("\\", "\\\\").replace('"', '\\"')
+        by_jaas = Security.of(
+            {
+                "security.protocol": "sasl_plaintext",
+                "sasl.mechanism": "SCRAM-SHA-512",
+                "sasl.jaas.config": f'{SCRAM} required username="alice" password="{quoted}";',
+            }
+        )
+        assert by_jaas == Security.of(scram())
+        assert (by_jaas.username, by_jaas.password) == ("alice", SECRET)
+        assert by_jaas.has_login
+        assert not by_jaas.has_tls
+
+    def test_it_travels_to_other_processes_and_shows_no_secret(self) -> None:
+        security = Security.of(
+            scram(
+                **{
+                    "security.protocol": "SASL_SSL",
+                    "ssl.keystore.key": f"-----BEGIN PRIVATE KEY-----{SECRET}",
+                    "ssl.keystore.certificate.chain": SECRET,
+                    "ssl.key.password": SECRET,
+                }
+            )
+        )
+        assert pickle.loads(pickle.dumps(security)) == security
+        assert hash(security)
+        assert "hunter2" not in repr(security)
+        assert "alice" in repr(security)
+
+    def test_a_token_keeps_what_it_is_got_with(self) -> None:
+        security = Security.of(
+            {
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.jaas.config": f'{OAUTH} required unsecuredLoginStringClaim_sub="alice";',
+                "sasl.oauthbearer.token.endpoint.url": "https://idp/token",
+            }
+        )
+        assert dict(security.login) == {
+            "unsecuredLoginStringClaim_sub": "alice",
+            "sasl.oauthbearer.token.endpoint.url": "https://idp/token",
+        }
+
+    @pytest.mark.parametrize(
+        ("settings", "reason"),
+        [
+            ({"security.protocol": "TLS"}, "security.protocol: one of PLAINTEXT, SSL"),
+            ({"security.protocol": "SASL_SSL"}, "sasl.mechanism: .*GSSAPI"),
+            (scram(**{"sasl.mechanism": "NTLM"}), "sasl.mechanism: one of"),
+            (scram(**{"sasl.password": ""}), "sasl.jaas.config: username and password"),
+            (
+                scram(**{"sasl.jaas.config": f'{PLAIN} required username="hunter2";'}),
+                "PlainLoginModule does not go with sasl.mechanism=SCRAM-SHA-512",
+            ),
+            (scram(**{"sasl.jaas.config": f"{SCRAM} required password=hunter2"}), "semicolon"),
+            (
+                {"security.protocol": "SSL", "ssl.truststore.type": "JKS"},
+                "ssl.truststore.type: only PEM is read, not JKS; .*keytool",
+            ),
+            (
+                {"security.protocol": "SSL", "ssl.keystore.type": "PKCS12"},
+                "ssl.keystore.type: .*openssl pkcs12",
+            ),
+            (
+                {"security.protocol": "SSL", "ssl.truststore.password": "hunter2"},
+                "ssl.truststore.password: a PEM truststore has no password",
+            ),
+            ({"security.protocol": "SSL", "ssl.keystore.key": "hunter2"}, "go together"),
+            (
+                {
+                    "security.protocol": "SSL",
+                    "ssl.keystore.key": "hunter2",
+                    "ssl.keystore.location": "x",
+                },
+                "ssl.keystore.location: .* not both",
+            ),
+            (
+                {"security.protocol": "SSL", "ssl.enabled.protocols": "TLSv1.1"},
+                "ssl.enabled.protocols: TLSv1.2 and TLSv1.3",
+            ),
+            (
+                {
+                    "security.protocol": "SSL",
+                    "ssl.protocol": "TLSv1.2",
+                    "ssl.enabled.protocols": "TLSv1.3",
+                },
+                "none is left",
+            ),
+            (
+                {"security.protocol": "SSL", "ssl.endpoint.identification.algorithm": "ldaps"},
+                "https or nothing",
+            ),
+            ({"ssl.engine.factory.class": "x.Y"}, "no Java class"),
+        ],
+    )
+    def test_what_is_wrong_is_refused_by_its_key(
+        self, settings: dict[str, str], reason: str
+    ) -> None:
+        with pytest.raises(SecurityError, match=reason) as refused:
+            Security.of(settings)
+        assert "hunter2" not in str(refused.value)
+
+    def test_secrets_are_those_of_kafkas_type_password(self) -> None:
+        assert {"sasl.jaas.config", "ssl.key.password", "ssl.keystore.key"} <= SECRETS
+        assert "sasl.mechanism" not in SECRETS
+
+
+def over_tls(**more: str) -> Security:
+    return Security.of({"security.protocol": "SSL", **more})
+
+
+async def greeted(client: ssl.SSLContext | None, server: ssl.SSLContext) -> str:
+    """One connection over loopback: the server's answer is the common name of the client."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        subject = (writer.get_extra_info("peercert") or {}).get("subject", ())
+        names = [value for row in subject for key, value in row if key == "commonName"]
+        writer.write(f"{names[0] if names else 'nobody'}\n".encode())
+        writer.close()
+
+    listener = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=server)
+    async with listener:
+        port = listener.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client)
+        try:
+            return (await reader.readline()).decode().strip()
+        finally:
+            writer.close()
+
+
+def server_side(keystore: Path, truststore: Path | None = None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(keystore)
+    if truststore is not None:
+        context.load_verify_locations(truststore)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+class TestTls:
+    async def test_a_server_is_believed_by_its_authority_alone(self, tmp_path: Path) -> None:
+        ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
+        server = server_side(ours.issue("broker"))
+        good = over_tls(**{"ssl.truststore.location": str(ours.truststore)})
+        assert await greeted(ssl_context(good), server) == "nobody"
+        text = over_tls(**{"ssl.truststore.certificates": ours.truststore.read_text()})
+        assert await greeted(ssl_context(text), server) == "nobody"
+        for wrong in (over_tls(**{"ssl.truststore.location": str(others.truststore)}), over_tls()):
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await greeted(ssl_context(wrong), server)
+
+    async def test_the_name_is_checked_unless_told_otherwise(self, tmp_path: Path) -> None:
+        ca = Authority(tmp_path)
+        server = server_side(ca.issue("elsewhere", is_client=True))
+        settings = {"ssl.truststore.location": str(ca.truststore)}
+        with pytest.raises(ssl.SSLCertVerificationError, match="IP address mismatch"):
+            await greeted(ssl_context(over_tls(**settings)), server)
+        settings["ssl.endpoint.identification.algorithm"] = ""
+        assert await greeted(ssl_context(over_tls(**settings)), server) == "nobody"
+
+    async def test_a_client_shows_its_certificate_from_a_file_or_a_text(
+        self, tmp_path: Path
+    ) -> None:
+        ca = Authority(tmp_path)
+        server = server_side(ca.issue("broker"), ca.truststore)
+        shared = {"ssl.truststore.location": str(ca.truststore)}
+        path = ca.issue("alice", is_client=True)
+        by_file = over_tls(**shared, **{"ssl.keystore.location": str(path)})
+        assert await greeted(ssl_context(by_file), server) == "alice"
+        key, end, chain = path.read_text().partition("-----END PRIVATE KEY-----")
+        if not end:
+            key, end, chain = path.read_text().partition("-----END EC PRIVATE KEY-----")
+        by_text = over_tls(
+            **shared,
+            **{"ssl.keystore.key": key + end, "ssl.keystore.certificate.chain": chain},
+        )
+        assert await greeted(ssl_context(by_text), server) == "alice"
+
+    def test_an_encrypted_key_wants_its_password_and_never_the_terminal(
+        self, tmp_path: Path
+    ) -> None:
+        issued = trustme.CA().issue_cert("a.example")
+        key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
+        hidden = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"opens"),
+        )
+        path = tmp_path / "client.pem"
+        path.write_bytes(hidden + b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        location = {"ssl.keystore.location": str(path)}
+        assert ssl_context(over_tls(**location, **{"ssl.key.password": "opens"}))
+        with pytest.raises(SecurityError, match=r"ssl.key.password: the key is encrypted"):
+            ssl_context(over_tls(**location))
+        with pytest.raises(SecurityError, match=r"or ssl.key.password is wrong") as wrong:
+            ssl_context(over_tls(**location, **{"ssl.key.password": "hunter2"}))
+        assert "hunter2" not in str(wrong.value)
+
+    @pytest.mark.parametrize("key", ["ssl.truststore.location", "ssl.keystore.location"])
+    def test_files_that_are_not_there_or_not_pem(self, tmp_path: Path, key: str) -> None:
+        path = tmp_path / "store"
+        with pytest.raises(SecurityError, match=f"{key}: {path}: No such file"):
+            ssl_context(over_tls(**{key: str(path)}))
+        path.write_bytes(b"\xfe\xed\xfe\xed\x00\x00\x00\x02")
+        with pytest.raises(SecurityError, match=rf"{key}: no .* in PEM is there \({path}\)"):
+            ssl_context(over_tls(**{key: str(path)}))
+
+    def test_key_and_certificate_of_two_people(self, tmp_path: Path) -> None:
+        ca = trustme.CA()
+        one, other = ca.issue_cert("a.example"), ca.issue_cert("b.example")
+        path = tmp_path / "mixed.pem"
+        path.write_bytes(one.private_key_pem.bytes() + other.cert_chain_pems[0].bytes())
+        with pytest.raises(SecurityError, match=r"belong together .*mismatch"):
+            ssl_context(over_tls(**{"ssl.keystore.location": str(path)}))
+
+    async def test_files_that_were_renewed_count_from_the_next_connection_on(
+        self, tmp_path: Path
+    ) -> None:
+        old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+        context = ssl_context(over_tls(**{"ssl.truststore.location": str(old.truststore)}))
+        renewed = server_side(new.issue("broker"))
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await greeted(context, renewed)
+        before = old.truststore.read_bytes()
+        replace(old.truststore, b"half writ")  # what can't be used yet changes nothing
+        assert await greeted(context, server_side(old.issue("broker"))) == "nobody"
+        replace(old.truststore, before + new.truststore.read_bytes())
+        assert await greeted(context, renewed) == "nobody"
+
+    async def test_versions_are_chosen(self, tmp_path: Path) -> None:
+        ca = Authority(tmp_path)
+        server = server_side(ca.issue("broker"))
+        settings = {"ssl.truststore.location": str(ca.truststore), "ssl.protocol": "TLSv1.2"}
+        assert await greeted(ssl_context(over_tls(**settings)), server) == "nobody"
+        server.minimum_version = ssl.TLSVersion.TLSv1_3
+        with pytest.raises(OSError):  # noqa: PT011 - an alert, or just the end
+            await greeted(ssl_context(over_tls(**settings)), server)

@@ -54,6 +54,7 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     data_errors.InvalidRequiredAcksError: ErrorCode.invalid_required_acks,
     data_errors.TransactionalIdMissingError: ErrorCode.transactional_id_authorization_failed,
     data_errors.PolicyViolationError: ErrorCode.policy_violation,
+    data_errors.ThrottlingQuotaExceededError: ErrorCode.throttling_quota_exceeded,
     data_errors.InvalidUpdateVersionError: ErrorCode.invalid_update_version,
     data_errors.FetchSessionIdNotFoundError: ErrorCode.fetch_session_id_not_found,
     data_errors.InvalidFetchSessionEpochError: ErrorCode.invalid_fetch_session_epoch,

@@ -68,6 +68,10 @@ class PolicyViolationError(DataError):
     """The topic's configuration forbids it (POLICY_VIOLATION)."""
 
 
+class ThrottlingQuotaExceededError(DataError):
+    """A client changes topics faster than it may (THROTTLING_QUOTA_EXCEEDED)."""
+
+
 class InvalidUpdateVersionError(DataError):
     """A feature can not have this level, or not in this way (INVALID_UPDATE_VERSION)."""
 

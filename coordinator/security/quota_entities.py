@@ -1,0 +1,117 @@
+"""Whom a quota may be for, what it may say, and which of several holds.
+
+An entity is a user, a client id, both of them, or an address; the default of a type stands for
+everybody of it who has no quota by name.
+
+Source: ``ClientQuotaControlManager``, ``ClientQuotasImage``, ``ClientQuotaManager``,
+``QuotaConfig``; KIP-13, KIP-55, KIP-546, KIP-612.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
+from typing import Final
+
+USER, CLIENT_ID, IP = "user", "client-id", "ip"
+ENTITY_TYPES: Final = frozenset({USER, CLIENT_ID, IP})
+
+DEFAULT: Final = None
+"""The name of a type's default."""
+
+PRODUCE, FETCH = "producer_byte_rate", "consumer_byte_rate"
+REQUEST, MUTATION = "request_percentage", "controller_mutation_rate"
+CONNECTIONS: Final = "connection_creation_rate"
+CLIENT_KEYS: Final = (PRODUCE, FETCH, REQUEST, MUTATION)
+"""Quotas of users and clients: bytes per second of requests and of answers, percent of the event
+loop's time, partitions per second that are created or deleted."""
+
+_LONG, _INT = float(2**63 - 1), float(2**31 - 1)
+_WHOLE: Final = {PRODUCE: _LONG, FETCH: _LONG, CONNECTIONS: _INT}
+"""The largest value of a quota that is a whole number."""
+_FRACTION: Final = 1e-6
+
+Entity = frozenset[tuple[str, str | None]]
+"""Types with names."""
+
+
+def reason_against(entity: Mapping[str, str | None]) -> str | None:
+    """Why nothing can have a quota that is named like this."""
+    if not entity:
+        return "Invalid empty client quota entity"
+    for kind, name in entity.items():
+        if kind not in ENTITY_TYPES:
+            return f"Unhandled client quota entity type: {kind}"
+        if name == "":
+            return f"Empty {kind} not supported"
+    if IP not in entity:
+        return None
+    if len(entity) > 1:
+        return (
+            "Invalid quota entity combination, IP entity should"
+            " not be combined with User or ClientId"
+        )
+    if entity[IP] is not None and plain_address(entity[IP]) is None:
+        # No name is looked up: what a quota is about may not hang on a server of names.
+        return f"{entity[IP]} is not a valid IP."
+    return None
+
+
+def reason_against_value(entity: Mapping[str, str | None], key: str, value: float) -> str | None:
+    """Why an entity of these types can not have this quota."""
+    if key not in ((CONNECTIONS,) if IP in entity else CLIENT_KEYS):
+        return f"Invalid configuration key {key}"
+    if not value > 0:
+        return f"Quota {key} must be greater than 0"
+    if not math.isfinite(value) or value > _WHOLE.get(key, value):
+        return f"Proposed value for {key} is too large."
+    if key in _WHOLE and abs(value % 1.0) > _FRACTION:
+        return f"{key} cannot be a fractional value."
+    return None
+
+
+def plain_address(text: str | None) -> str | None:
+    """An address in the form that clients' ones have here; None for what is none."""
+    try:
+        found = ip_address(text or "")
+    except ValueError:
+        return None
+    mapped = getattr(found, "ipv4_mapped", None)
+    return str(found if mapped is None else mapped)
+
+
+ABSENT: Final = ""
+"""In place of the name of a type that an entity is not of: names have a letter at least."""
+
+Pair = tuple[str | None, str | None]
+"""User and client id of an entity: a name, :data:`DEFAULT`, or :data:`ABSENT`."""
+
+
+def pair_of(entity: Entity) -> Pair:
+    """An entity of users and clients as a pair."""
+    names = dict(entity)
+    return names.get(USER, ABSENT), names.get(CLIENT_ID, ABSENT)
+
+
+def entity_of(pair: Pair) -> Entity:
+    """A pair as an entity."""
+    names = zip((USER, CLIENT_ID), pair, strict=True)
+    return frozenset((kind, name) for kind, name in names if name != ABSENT)
+
+
+def candidates(user: str, client_id: str) -> Iterator[tuple[Pair, Pair]]:
+    """Whose quota may hold for a client, the first that has one does; and with whom it is shared.
+
+    A quota of a user is shared by all its clients, one of a client id by all users with it; any
+    other is for this user with this client id alone, also where it is a default. A client without
+    an id has no quota that is about ids, as in Kafka.
+    """
+    for name in (user, DEFAULT):
+        if client_id:
+            yield (name, client_id), (user, client_id)
+            yield (name, DEFAULT), (user, client_id)
+        yield (name, ABSENT), (user, ABSENT)
+    if client_id:
+        yield (ABSENT, client_id), (ABSENT, client_id)
+        yield (ABSENT, DEFAULT), (ABSENT, client_id)

@@ -1,0 +1,109 @@
+"""All quotas as they were set; they are kept in the metadata log.
+
+An entry has the fields of Kafka's ``ClientQuotaRecord``: one quota of one entity.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from fencepost.coordinator.errors import PolicyViolationError
+from fencepost.coordinator.metadata.log import MetadataLog
+from fencepost.coordinator.metadata.records import QUOTA
+from fencepost.coordinator.security.quota_entities import Entity
+
+MAX_QUOTAS: Final = 20_000
+"""Quotas of all entities, about a kilobyte each: they outlive the clients that they are for."""
+
+Changed = Callable[[Entity, str, float | None], None]
+"""Hears of the new value of one quota of an entity, None where it has none any more."""
+
+
+class QuotaTable:
+    """The quotas by entity and key. Nobody else may change them in the metadata log."""
+
+    def __init__(self, metadata: MetadataLog) -> None:
+        self._metadata = metadata
+        self._listeners: list[Changed] = []
+        self.count = 0
+        """Quotas of all entities."""
+        self.entities: dict[Entity, dict[str, float]] = {}
+        """The quotas of each entity that has any, in the order in which they came."""
+        for entry in metadata.table(QUOTA).values():
+            entity = frozenset((one["entityType"], one["entityName"]) for one in entry["entity"])
+            self._put(entity, entry["key"], float(entry["value"]))
+
+    def __iter__(self) -> Iterator[tuple[Entity, str, float]]:
+        for entity, values in self.entities.items():
+            for key, value in values.items():
+                yield entity, key, value
+
+    def listen(self, callback: Changed) -> None:
+        """Have ``callback`` hear of every change."""
+        self._listeners.append(callback)
+
+    def changes(
+        self, entity: Entity, wanted: Mapping[str, float | None]
+    ) -> dict[str, float | None]:
+        """What of ``wanted`` is not so yet."""
+        now = self.entities.get(entity, {})
+        return {key: value for key, value in wanted.items() if now.get(key) != value}
+
+    def check_room(self, more: int) -> None:
+        """Raise PolicyViolationError if that many more quotas do not fit."""
+        if more > 0 and self.count + more > MAX_QUOTAS:
+            raise PolicyViolationError(f"there may be {MAX_QUOTAS} quotas (MAX_QUOTAS)")
+
+    def change(self, entity: Entity, wanted: Mapping[str, float | None]) -> None:
+        """Set quotas of an entity, or take them away; who calls has checked them.
+
+        Raises PolicyViolationError where there are too many, LogError.
+        """
+        changes = self.changes(entity, wanted)
+        if not changes:
+            return
+        now = self.entities.get(entity, {})
+        self.check_room(
+            sum(
+                1 if value is not None else -1
+                for key, value in changes.items()
+                if (key in now) is (value is None)
+            )
+        )
+        self._metadata.change_table(
+            QUOTA,
+            {
+                _name(entity, key): None if value is None else _fields(entity, key, value)
+                for key, value in changes.items()
+            },
+        )
+        for key, value in changes.items():
+            self._put(entity, key, value)
+            for listener in self._listeners:
+                listener(entity, key, value)
+
+    def _put(self, entity: Entity, key: str, value: float | None) -> None:
+        values = self.entities.setdefault(entity, {})
+        self.count -= len(values)
+        if value is None:
+            values.pop(key, None)
+        else:
+            values[key] = value
+        self.count += len(values)
+        if not values:
+            del self.entities[entity]
+
+
+def _named(entity: Entity) -> list[tuple[str, str | None]]:
+    return sorted(entity, key=lambda one: one[0])
+
+
+def _name(entity: Entity, key: str) -> str:
+    return json.dumps([key, *_named(entity)])
+
+
+def _fields(entity: Entity, key: str, value: float) -> Mapping[str, Any]:
+    named = [{"entityType": kind, "entityName": name} for kind, name in _named(entity)]
+    return {"entity": named, "key": key, "value": value}

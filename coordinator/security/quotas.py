@@ -1,0 +1,275 @@
+"""How much users and clients may take, and what they took lately.
+
+Each quota that holds for somebody is counted against a budget, which several may share
+(``quota_entities.candidates``). Who has no quota is not counted.
+
+Source: ``ClientQuotaManager``, ``ClientRequestQuotaManager``, ``ControllerMutationQuotaManager``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.errors import ThrottlingQuotaExceededError
+from fencepost.coordinator.security.quota_entities import (
+    CLIENT_KEYS,
+    FETCH,
+    MUTATION,
+    REQUEST,
+    Entity,
+    Pair,
+    candidates,
+    pair_of,
+)
+from fencepost.coordinator.security.quota_table import QuotaTable
+from fencepost.coordinator.security.rates import Rate, TokenBucket, Window
+from fencepost.logcore.clock import Clock
+
+MAX_BUDGETS: Final = 10_000
+"""Budgets of each kind of quota, about 2 KiB each. Whoever comes beyond it, with names that nobody
+has heard of for all we know, shares one budget with the others whom the same quota is for."""
+
+EXPIRES_MS: Final = 3_600_000
+"""A budget that is not used for so long is forgotten."""
+
+ALL_BYTES: Final = 2**31 - 1
+"""The most that a Fetch can ask for."""
+
+
+class Budget:
+    """What one or several clients took of one quota."""
+
+    __slots__ = ("bucket", "limit", "rate", "shared_by", "throttled_ms", "throttles", "used_ms")
+
+    def __init__(self, shared_by: Pair, window: Window, *, is_bucket: bool) -> None:
+        self.shared_by = shared_by
+        """User and client id; the empty text where it is for all of them."""
+        self.rate = Rate(window)
+        self.bucket = TokenBucket(window) if is_bucket else None
+        self.limit = 0.0
+        """What held when it was last used."""
+        self.used_ms = 0
+        self.throttles = 0
+        """How often somebody was told to wait."""
+        self.throttled_ms = 0
+        """How long, all together."""
+
+    def is_quiet(self, now_ms: int) -> bool:
+        """Whether it is as good as new."""
+        if self.bucket is not None:
+            burst = self.bucket.window.full_ms / 1000 * self.limit
+            return self.bucket.tokens(self.limit, now_ms) >= burst
+        return now_ms - self.used_ms >= self.rate.window.full_ms
+
+    def throttled(self, throttle_ms: int) -> None:
+        """Note that somebody waits."""
+        if throttle_ms:
+            self.throttles += 1
+            self.throttled_ms += throttle_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The quota that holds for a client, and who has its budget."""
+
+    entity: Pair
+    shared_by: Pair
+    limit: float
+
+
+class ClientQuotas:
+    """``services.quotas``: the quotas of users and clients. Belongs to the event loop."""
+
+    def __init__(self, table: QuotaTable, config: BrokerConfig, clock: Clock) -> None:
+        self.table = table
+        self._clock = clock
+        self.window = Window(
+            config.int("quota.window.num"), 1000 * config.int("quota.window.size.seconds")
+        )
+        self._controller_window = Window(
+            config.int("controller.quota.window.num"),
+            1000 * config.int("controller.quota.window.size.seconds"),
+        )
+        self._limits: dict[str, dict[Pair, float]] = {key: {} for key in CLIENT_KEYS}
+        self._found: dict[str, dict[tuple[str, str], Holding | None]] = {
+            key: {} for key in CLIENT_KEYS
+        }
+        self.budgets: dict[str, OrderedDict[Pair, Budget]] = {
+            key: OrderedDict()
+            for key in CLIENT_KEYS  # longest unused first
+        }
+        self._listeners: list[Callable[[], None]] = []
+        for entity, key, value in table:
+            self._set(entity, key, value)
+        table.listen(self._changed)
+
+    # --- the quotas ---
+
+    @property
+    def limits_clients(self) -> bool:
+        """Whether any user or client has a quota."""
+        return any(self._limits.values())
+
+    def limits(self, key: str) -> bool:
+        """Whether anybody has a quota of that kind."""
+        return bool(self._limits[key])
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called after every change of a user's or client's quota."""
+        self._listeners.append(callback)
+
+    def _changed(self, entity: Entity, key: str, value: float | None) -> None:
+        if self._set(entity, key, value):
+            for listener in self._listeners:
+                listener()
+
+    def _set(self, entity: Entity, key: str, value: float | None) -> bool:
+        limits = self._limits.get(key)
+        if limits is None:
+            return False
+        if value is None:
+            limits.pop(pair_of(entity), None)
+        else:
+            limits[pair_of(entity)] = value
+        self._found[key].clear()
+        return True
+
+    def holding(self, key: str, user: str, client_id: str) -> Holding | None:
+        """The quota of a kind that holds for a client."""
+        found, who = self._found[key], (user, client_id)
+        try:
+            return found[who]
+        except KeyError:
+            pass
+        if len(found) >= MAX_BUDGETS:
+            found.clear()
+        limits = self._limits[key]
+        found[who] = next(
+            (
+                Holding(entity, shared_by, limits[entity])
+                for entity, shared_by in candidates(user, client_id)
+                if entity in limits
+            ),
+            None,
+        )
+        return found[who]
+
+    # --- what was taken ---
+
+    def take(self, key: str, user: str, client_id: str, amount: float) -> int:
+        """Count ``amount`` against what holds for a client; how long it has to wait then, in ms."""
+        budget = self.budget(key, user, client_id)
+        if budget is None:
+            return 0
+        now_ms = self._clock.monotonic_ms()
+        budget.rate.record(amount, now_ms)
+        throttle_ms = budget.rate.throttle_ms(budget.limit, now_ms)
+        # Time on the loop is no debt that is paid back: whoever took much waits for a sample.
+        return min(throttle_ms, self.window.sample_ms) if key == REQUEST else throttle_ms
+
+    def note(self, key: str, user: str, client_id: str, amount: float) -> None:
+        """Count without a verdict; less than nothing takes back."""
+        budget = self.budget(key, user, client_id)
+        if budget is not None:
+            budget.rate.record(amount, self._clock.monotonic_ms())
+
+    def throttled(self, key: str, user: str, client_id: str, throttle_ms: int) -> None:
+        """Note that a client waits because of this quota."""
+        budget = self.budget(key, user, client_id)
+        if budget is not None:
+            budget.throttled(throttle_ms)
+
+    def most_bytes(self, user: str, client_id: str) -> int:
+        """Bytes of a Fetch that are not throttled whatever else the client did: after quiet."""
+        holding = self.holding(FETCH, user, client_id)
+        if holding is None:
+            return ALL_BYTES
+        return int(min(ALL_BYTES, holding.limit * self.window.least_ms / 1000))
+
+    def mutations(self, user: str, client_id: str, *, is_strict: bool) -> Mutations | None:
+        """What a request may change of topics; None where no quota holds."""
+        budget = self.budget(MUTATION, user, client_id)
+        return None if budget is None else Mutations(budget, self._clock, is_strict=is_strict)
+
+    def budget(self, key: str, user: str, client_id: str) -> Budget | None:
+        """What is counted for a client; None where no quota holds."""
+        holding = self.holding(key, user, client_id)
+        if holding is None:
+            return None
+        budgets, now_ms = self.budgets[key], self._clock.monotonic_ms()
+        budget = budgets.get(holding.shared_by)
+        if budget is None:
+            budget = self._new(key, holding, now_ms)
+        else:
+            budgets.move_to_end(holding.shared_by)
+        budget.limit, budget.used_ms = holding.limit, now_ms
+        return budget
+
+    def _new(self, key: str, holding: Holding, now_ms: int) -> Budget:
+        budgets, shared_by = self.budgets[key], holding.shared_by
+        self.forget(now_ms)
+        if len(budgets) >= MAX_BUDGETS:
+            oldest = next(iter(budgets.values()))
+            if oldest.is_quiet(now_ms):
+                del budgets[oldest.shared_by]
+            else:
+                # No client is called like an entity that has a default, and others are not many.
+                shared_by = holding.entity
+                if shared_by in budgets:
+                    return budgets[shared_by]
+        is_bucket = key == MUTATION
+        window = self._controller_window if is_bucket else self.window
+        budgets[shared_by] = budget = Budget(shared_by, window, is_bucket=is_bucket)
+        return budget
+
+    def forget(self, now_ms: int | None = None) -> None:
+        """Drop the budgets that have not been used for long."""
+        if now_ms is None:
+            now_ms = self._clock.monotonic_ms()
+        for budgets in self.budgets.values():
+            while budgets:
+                oldest = next(iter(budgets.values()))
+                if now_ms - oldest.used_ms <= EXPIRES_MS:
+                    break
+                del budgets[oldest.shared_by]
+
+
+class Mutations:
+    """Partitions that one request creates and deletes.
+
+    A strict request is refused what comes when more was taken than there is; any other is given
+    all of it, and waits.
+    """
+
+    def __init__(self, budget: Budget, clock: Clock, *, is_strict: bool) -> None:
+        self._budget, self._clock, self._is_strict = budget, clock, is_strict
+        self._until_ms = 0
+
+    @property
+    def throttle_ms(self) -> int:
+        """How long the client has to wait from now on."""
+        return max(0, self._until_ms - self._clock.monotonic_ms())
+
+    def take(self, partitions: int) -> None:
+        """Count so many. Raises ThrottlingQuotaExceededError, and counts none then."""
+        budget, now_ms = self._budget, self._clock.monotonic_ms()
+        bucket = budget.bucket
+        if bucket is None:
+            raise TypeError("the budget is of another quota")
+        if self._is_strict:
+            wait_ms = bucket.throttle_ms(budget.limit, now_ms)
+            if wait_ms:
+                self._until_ms = now_ms + wait_ms
+                raise ThrottlingQuotaExceededError("The throttling quota has been exceeded.")
+        bucket.take(partitions, budget.limit, now_ms)
+        budget.rate.record(partitions, now_ms)
+        if not self._is_strict:
+            self._until_ms = now_ms + bucket.throttle_ms(budget.limit, now_ms)
+
+    def throttled(self, throttle_ms: int) -> None:
+        """Note that the client waits."""
+        self._budget.throttled(throttle_ms)

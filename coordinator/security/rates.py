@@ -1,0 +1,131 @@
+"""How much of something there was lately, and when more of it is within a quota again.
+
+Times are milliseconds of a clock that never goes back; whoever asks gives them.
+
+Source: ``SampledStat``, ``Rate``, ``TokenBucket``, ``QuotaUtils``; KIP-599 for the bucket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MAX_THROTTLE_MS: Final = 2**31 - 1
+"""What a throttle time can say, 25 days."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time that a rate is measured over: ``samples`` of ``sample_ms`` each."""
+
+    samples: int = 11
+    sample_ms: int = 1000
+
+    @property
+    def full_ms(self) -> int:
+        """The time that is looked back at."""
+        return self.samples * self.sample_ms
+
+    @property
+    def least_ms(self) -> int:
+        """The shortest time that a rate is taken over, as if the client had been there before."""
+        return (self.samples - 1) * self.sample_ms
+
+
+class Rate:
+    """Something per second, over the samples of a window."""
+
+    __slots__ = ("_current", "_samples", "window")
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+        # One more than the window has: the oldest of them may have begun before it.
+        self._samples: list[_Sample] = []
+        self._current = 0
+
+    def record(self, value: float, now_ms: int) -> None:
+        """Add ``value``; what is below zero takes back."""
+        samples = self._samples
+        if not samples:
+            samples.append(_Sample(now_ms))
+        sample = samples[self._current]
+        if now_ms - sample.begun_ms >= self.window.sample_ms:
+            self._current = (self._current + 1) % (self.window.samples + 1)
+            if self._current == len(samples):
+                samples.append(_Sample(now_ms))
+            else:
+                samples[self._current].reset(now_ms)
+            sample = samples[self._current]
+        sample.value += value
+        sample.last_ms = now_ms
+
+    def per_second(self, now_ms: int) -> float:
+        """The rate."""
+        elapsed_ms = self.elapsed_ms(now_ms)
+        return sum(sample.value for sample in self._samples) * 1000 / elapsed_ms
+
+    def elapsed_ms(self, now_ms: int) -> int:
+        """The time since the oldest sample, but all samples of the window less one at least."""
+        window, oldest_ms = self.window, now_ms
+        for sample in self._samples:
+            if now_ms - sample.last_ms >= window.full_ms:
+                sample.reset(now_ms)
+            elif sample.begun_ms < oldest_ms:
+                oldest_ms = sample.begun_ms
+        elapsed_ms = now_ms - oldest_ms
+        missing = window.samples - 1 - elapsed_ms // window.sample_ms
+        return max(1, elapsed_ms + max(0, missing) * window.sample_ms)
+
+    def throttle_ms(self, quota: float, now_ms: int) -> int:
+        """How long nothing may come for the rate to be within ``quota`` again; 0 if it is."""
+        rate = self.per_second(now_ms)
+        if rate <= quota:
+            return 0
+        wait_ms = (rate - quota) / quota * self.elapsed_ms(now_ms)
+        return int(min(wait_ms + 0.5, MAX_THROTTLE_MS))
+
+
+class _Sample:
+    """What came in a part of the window."""
+
+    __slots__ = ("begun_ms", "last_ms", "value")
+
+    def __init__(self, now_ms: int) -> None:
+        self.reset(now_ms)
+
+    def reset(self, now_ms: int) -> None:
+        self.begun_ms = self.last_ms = now_ms
+        self.value = 0.0
+
+
+class TokenBucket:
+    """What may be taken at once after a time of quiet: the quota of a whole window at most.
+
+    More can be taken than there is, by one request: the next ones wait until that is made good.
+    """
+
+    __slots__ = ("_filled_ms", "_tokens", "window")
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+        self._tokens: float | None = None
+        self._filled_ms = 0
+
+    def tokens(self, quota: float, now_ms: int) -> float:
+        """What may be taken now; below zero for what was taken too much."""
+        burst = self.window.full_ms / 1000 * quota
+        if self._tokens is None:
+            self._tokens = burst
+        else:
+            self._tokens = min(burst, self._tokens + quota * (now_ms - self._filled_ms) / 1000)
+        self._filled_ms = now_ms
+        return self._tokens
+
+    def take(self, count: float, quota: float, now_ms: int) -> None:
+        """Take, whether there is enough or not."""
+        self._tokens = self.tokens(quota, now_ms) - count
+
+    def throttle_ms(self, quota: float, now_ms: int) -> int:
+        """How long it takes until nothing is owed; 0 if nothing is."""
+        tokens = self.tokens(quota, now_ms)
+        return 0 if tokens >= 0 else int(min(-tokens / quota * 1000 + 0.5, MAX_THROTTLE_MS))

@@ -1,5 +1,7 @@
 # docker build -t fencepost .          (with buildx: --platform linux/amd64,linux/arm64)
 # docker run -p 127.0.0.1:9092:9092 -v fencepost:/var/lib/fencepost fencepost
+# The port is open to whoever reaches the container, and nobody is asked who they are: publish it on
+# loopback as above, or give it listeners that ask (SASL_SSL, SSL with client certificates).
 # Settings, addresses, health: docs/deployment.md
 #
 # Two stages: the first makes wheels, the second holds nothing but Python and what is installed.
@@ -24,6 +26,7 @@ ENV PATH=/opt/fencepost/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     FENCEPOST_DATA_DIR=/var/lib/fencepost \
     FENCEPOST_SET_LISTENERS=PLAINTEXT://0.0.0.0:9092 \
+    FENCEPOST_SET_FENCEPOST_INSECURE=true \
     FENCEPOST_LOG_FORMAT=json
 USER 1000:1000
 VOLUME /var/lib/fencepost

@@ -119,6 +119,7 @@ ALLOWED_IMPORTS = {
     ),
     f"{_ROOM}net": (
         "coordinator.net",
+        "coordinator.config.listener_config",
         "coordinator.handlers",
         "coordinator.services",
         "coordinator.runtime",

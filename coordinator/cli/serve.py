@@ -32,6 +32,11 @@ FORMATS = ("auto", "text", "json")
     help="Where clients connect; port 0 takes a free one.",
 )
 @click.option(
+    "--insecure",
+    is_flag=True,
+    help="Let other machines in although nobody is asked who they are (fencepost.insecure).",
+)
+@click.option(
     "--config",
     "pairs",
     multiple=True,
@@ -78,6 +83,7 @@ FORMATS = ("auto", "text", "json")
 def command(
     data_dir: Path | None,
     listen: str | None,
+    insecure: bool,
     pairs: tuple[str, ...],
     config_file: Path | None,
     log_level: str,
@@ -107,6 +113,8 @@ def command(
     for key, value in (("listen", metrics), ("compat", metrics_compat)):
         if value is not None:
             pairs = (*pairs, f"fencepost.metrics.{key}={value}")
+    if insecure:
+        pairs = (*pairs, "fencepost.insecure=true")
     status = serve(
         data_dir,
         listen=listen,

@@ -93,7 +93,10 @@ advertised.listeners STRING -
 controller.listener.names LIST ""
     Listeners of these names are a controller's, which is not opened here.
 listener.security.protocol.map LIST ""
-    The protocol of each listener, NAME:PROTOCOL, where it is not its name; PLAINTEXT is served.
+    The protocol of each listener, NAME:PROTOCOL, where it is not its name: PLAINTEXT, SSL,
+    SASL_PLAINTEXT or SASL_SSL.
+fencepost.insecure BOOLEAN false
+    Let a listener that asks nobody who they are be open to other machines.
 num.partitions INT 1 low=1
     Partitions of a topic that is created without a number.
 default.replication.factor INT 1 low=1

@@ -1,24 +1,32 @@
-"""Addresses out of Kafka's ``listeners``: those for clients are served, all of them PLAINTEXT.
+"""Listeners out of Kafka's ``listeners``: those for clients are opened.
 
 Each listener tells its clients its own address: services of a compose file and programs on the host
 reach a broker by different names.
 
-Source: ``SocketServerConfigs.listenerListToEndPoints``, ``KafkaConfig``.
+Source: ``SocketServerConfigs.listenerListToEndPoints``, ``KafkaConfig``, ``CoreUtils``.
 """
 
 from __future__ import annotations
 
+import re
+import socket
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
 
 LISTENERS, ADVERTISED = "listeners", "advertised.listeners"
 PROTOCOLS = "listener.security.protocol.map"
-SERVED = "PLAINTEXT"
-_KNOWN = (SERVED, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+INSECURE = "fencepost.insecure"
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - what a listener without a host asks for, as in Kafka
 ANY_ADDRESS = frozenset({EVERYWHERE, "::"})
 
+_IPV6_SELF = bytes(15) + b"\x01"
+_FORM = re.compile(r"(.*)://(\[?[0-9a-zA-Z\-%._:]*\]?:-?[0-9]+)")
 
 Address = tuple[str, int]
 """Host and port."""
@@ -34,62 +42,182 @@ def parse_address(text: str) -> Address:
     return host, int(port)
 
 
-def listen_addresses(config: BrokerConfig) -> dict[str, Address]:
-    """Where ``listeners`` says to listen, by name and in order; empty if it is not set.
+def client_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
+    """The listeners of ``listeners``, by name and in order; empty if it is not set.
 
     A missing host means everywhere. Raises ConfigError.
     """
-    return _of_clients(config, LISTENERS)
+    found = _of_clients(config, LISTENERS)
+    _check_ports(config, found.values())
+    return found
 
 
-def advertised_addresses(config: BrokerConfig) -> dict[str, Address]:
+def advertised_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
     """What ``advertised.listeners`` tells the clients of each listener to connect to.
 
     A listener that is not in it tells its own address. Raises ConfigError.
     """
     found = _of_clients(config, ADVERTISED)
-    for host, _ in found.values():
-        if host in ANY_ADDRESS:
-            text = config.text(ADVERTISED)
-            raise ConfigError(ADVERTISED, text, "nobody can connect to that address")
+    text = config.text(ADVERTISED)
+    if any(one.host in ANY_ADDRESS for one in found.values()):
+        reason = "nobody can connect to the meta-address 0.0.0.0. Use a routable IP address"
+        raise ConfigError(ADVERTISED, text, reason)
+    valid = _of_clients(config, LISTENERS) or found
+    if found.keys() - valid:
+        raise ConfigError(
+            ADVERTISED,
+            text,
+            f"{ADVERTISED} listener names must be equal to or a subset of the ones defined in"
+            f" {LISTENERS}. Found {','.join(found)}. The valid options based on the current"
+            f" configuration are {','.join(valid)}",
+        )
     return found
 
 
-def _of_clients(config: BrokerConfig, key: str) -> dict[str, Address]:
+def check_closed(config: BrokerConfig, listeners: Collection[ListenerConfig]) -> None:
+    """Refuse listeners that let strangers of other machines in, unless that is asked for.
+
+    Raises ConfigError.
+    """
+    if config.bool(INSECURE):
+        return
+    for one in listeners:
+        if not _is_loopback(one.host) and not _authenticates(config, one):
+            raise ConfigError(
+                LISTENERS,
+                f"{one.name}://{one.host}:{one.port}",
+                f"other machines reach it, and with {one.protocol} it asks nobody who they are."
+                " Have clients log in (SASL_SSL) or show a certificate (SSL with"
+                " ssl.client.auth=required), listen on 127.0.0.1 only, or, if everybody who"
+                f" reaches it may do everything, say so with --insecure or {INSECURE}=true",
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    version = _ip_version(host)
+    if not version:
+        return host.lower() == "localhost"
+    return host.startswith("127.") if version == 4 else _packed(socket.AF_INET6, host) == _IPV6_SELF
+
+
+def _authenticates(config: BrokerConfig, listener: ListenerConfig) -> bool:
+    if listener.is_sasl:
+        return True
+    return listener.is_tls and client_auth(config, listener) == "required"
+
+
+def client_auth(config: BrokerConfig, listener: ListenerConfig) -> str:
+    """``ssl.client.auth`` of a listener: one with SASL goes by its own setting only.
+
+    Source: ``ChannelBuilders``.
+    """
+    key = "ssl.client.auth"
+    if listener.is_sasl and not config.is_set_on_listener(listener.name, key):
+        return "none"
+    return str(config.on_listener(listener.name, key))
+
+
+def _of_clients(config: BrokerConfig, key: str) -> dict[str, ListenerConfig]:
     text = config.text(key)
     if not text:
         return {}
     of_controllers = {name.upper() for name in config.items("controller.listener.names")}
-    protocols = {name: name for name in _KNOWN}
-    protocols |= dict(_protocol(entry, config) for entry in config.items(PROTOCOLS))
-    found: dict[str, Address] = {}
-    for entry in map(str.strip, text.split(",")):
-        name, is_named, address = entry.partition("://")
-        if not is_named:
-            raise ConfigError(key, text, f"{entry!r} is not NAME://HOST:PORT")
-        if name.upper() in of_controllers:
+    protocols = _protocols(config)
+    found: dict[str, ListenerConfig] = {}
+    for name, address in _entries(key, text):
+        if name in of_controllers:
             continue
-        if name.upper() in found:
-            raise ConfigError(key, text, f"there are two listeners {name}")
-        protocol = protocols.get(name.upper())
+        if name in found:
+            reason = f"Each listener must have a different name, listeners: {text}"
+            raise ConfigError(key, text, reason)
+        protocol = protocols.get(name)
         if protocol is None:
-            raise ConfigError(key, text, f"{PROTOCOLS} has no protocol of listener {name}")
-        if protocol != SERVED:
-            raise ConfigError(key, text, f"only {SERVED} is served, and {name} is {protocol}")
+            raise ConfigError(key, text, f"No security protocol defined for listener {name}")
         try:
             is_everywhere = address.startswith(":") and key == LISTENERS
-            found[name.upper()] = parse_address(EVERYWHERE + address if is_everywhere else address)
+            host, port = parse_address(EVERYWHERE + address if is_everywhere else address)
         except ValueError as error:
             raise ConfigError(key, text, str(error)) from error
+        found[name] = _listener(config, name, host, port, protocol)
     if not found:
         raise ConfigError(key, text, "there are only controllers' listeners")
-    if key == ADVERTISED and (unknown := found.keys() - (_of_clients(config, LISTENERS) or found)):
-        raise ConfigError(key, text, f"{LISTENERS} has no {', '.join(sorted(unknown))}")
     return found
 
 
-def _protocol(entry: str, config: BrokerConfig) -> tuple[str, str]:
-    name, found, protocol = entry.partition(":")
-    if not found:
-        raise ConfigError(PROTOCOLS, config.get(PROTOCOLS), f"{entry!r} is not NAME:PROTOCOL")
-    return name.strip().upper(), protocol.strip().upper()
+def _listener(
+    config: BrokerConfig, name: str, host: str, port: int, protocol: SecurityProtocol
+) -> ListenerConfig:
+    one = ListenerConfig(name, host, port, protocol)
+    if not one.is_sasl:
+        return one
+    mechanisms = config.on_listener(name, "sasl.enabled.mechanisms")
+    return replace(one, mechanisms=mechanisms if isinstance(mechanisms, tuple) else ())
+
+
+def _entries(key: str, text: str) -> Iterator[tuple[str, str]]:
+    """(name, address) of each entry."""
+    for entry in map(str.strip, text.split(",")):
+        parts = _FORM.fullmatch(entry)
+        if parts is None:
+            reason = f"Unable to parse {entry} to a broker endpoint: it is not NAME://HOST:PORT"
+            raise ConfigError(key, text, reason)
+        yield parts[1].upper(), parts[2]
+
+
+def _protocols(config: BrokerConfig) -> dict[str, SecurityProtocol]:
+    """The protocol of each listener that has one, by its name."""
+    protocols = {one.value: one for one in SecurityProtocol}
+    for entry in config.items(PROTOCOLS):
+        name, found, text = (part.strip().upper() for part in entry.partition(":"))
+        if not found:
+            raise ConfigError(PROTOCOLS, config.get(PROTOCOLS), f"{entry!r} is not NAME:PROTOCOL")
+        try:
+            protocols[name] = SecurityProtocol(text)
+        except ValueError as error:
+            reason = f"Invalid security protocol `{text}` defined in {PROTOCOLS}"
+            raise ConfigError(PROTOCOLS, config.get(PROTOCOLS), reason) from error
+    return protocols
+
+
+def _check_ports(config: BrokerConfig, listeners: Collection[ListenerConfig]) -> None:
+    """Two listeners have one port only if one is of IPv4 and the other of IPv6.
+
+    Raises ConfigError.
+    """
+    text = config.text(LISTENERS)
+    by_port: defaultdict[int, list[int]] = defaultdict(list)
+    for one in listeners:
+        if one.port:
+            by_port[one.port].append(_ip_version(one.host))
+    for port, versions in by_port.items():
+        names = versions.count(0)
+        of_ip = sorted(version for version in versions if version)
+        if len(versions) == 1 or versions in ([4, 6], [6, 4]):
+            continue
+        if names > 1:
+            reason = f"Each listener must have a different port, listeners: {text}"
+        elif len(of_ip) == 2:
+            reason = (
+                "If you have two listeners on the same port then one needs to be IPv4 and the"
+                f" other IPv6, listeners: {text}, port: {port}"
+            )
+        else:
+            reason = (
+                "Each listener must have a different port unless exactly one listener has an IPv4"
+                f" address and the other IPv6 address, listeners: {text}, port: {port}"
+            )
+        raise ConfigError(LISTENERS, text, reason)
+
+
+def _ip_version(host: str) -> int:
+    """4, 6, or 0 for a name."""
+    if _packed(socket.AF_INET, host) is not None:
+        return 4
+    return 0 if _packed(socket.AF_INET6, host) is None else 6
+
+
+def _packed(family: socket.AddressFamily, host: str) -> bytes | None:
+    try:
+        return socket.inet_pton(family, host.partition("%")[0])
+    except OSError:
+        return None

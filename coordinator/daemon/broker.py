@@ -14,6 +14,7 @@ from __future__ import annotations
 import socket
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
@@ -21,11 +22,13 @@ from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 import structlog
 
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
+from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.config.listeners import (
     ANY_ADDRESS,
-    SERVED,
-    advertised_addresses,
-    listen_addresses,
+    INSECURE,
+    advertised_listeners,
+    check_closed,
+    client_listeners,
     parse_address,
 )
 from fencepost.coordinator.config.logs import configure_quietly
@@ -94,6 +97,8 @@ class Broker:
     free port on loopback. ``config`` holds settings by Kafka's names, as texts or as the numbers,
     booleans and lists that they mean; unknown keys and bad values raise
     :class:`fencepost.coordinator.config.key.ConfigError` here.
+    ``insecure`` lets a listener that asks nobody who they are be open to other machines, which is
+    refused otherwise; so does the key ``fencepost.insecure``.
     ``fs`` and ``clock`` are the operating system's unless a test brings its own.
     """
 
@@ -103,18 +108,25 @@ class Broker:
         listen: str | None = None,
         config: Mapping[str, object] | None = None,
         *,
+        insecure: bool = False,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.config = BrokerConfig(config)
+        self.config = BrokerConfig({**(config or {}), **({INSECURE: True} if insecure else {})})
         self.fs: FileSystem = OsFileSystem() if fs is None else fs
         self.clock: Clock = SystemClock() if clock is None else clock
         self.data_dir = Path(data_dir)
-        self._advertised = advertised_addresses(self.config)
-        self._listen = listen_addresses(self.config)
+        self._advertised = advertised_listeners(self.config)
+        self._listen = client_listeners(self.config)
         if listen is not None or not self._listen:
-            first = next(iter(self._listen or self._advertised), SERVED)
-            self._listen = {first: split_address(listen or "127.0.0.1:0")}
+            listeners = self._listen or self._advertised
+            first = next(iter(listeners.values()), ListenerConfig())
+            host, port = split_address(listen or "127.0.0.1:0")
+            self._listen = {first.name: replace(first, host=host, port=port)}
+        check_closed(self.config, self._listen.values())
+        for one in self._listen.values():
+            if one.is_tls or one.is_sasl:
+                raise ConfigError("listeners", one.name, f"{one.protocol} is not served yet")
         self._lock: int | None = None
         self._storage: Storage | None = None
         self._services: Services | None = None
@@ -131,12 +143,13 @@ class Broker:
         listen: str | None = None,
         config: Mapping[str, object] | None = None,
         *,
+        insecure: bool = False,
         clock: Clock | None = None,
     ) -> BrokerThread:
         """A broker on an event loop of its own in a thread of its own; a context manager."""
         from fencepost.coordinator.daemon.in_thread import BrokerThread  # noqa: PLC0415 - the daemon needs no threads
 
-        return BrokerThread(lambda: cls(data_dir, listen, config, clock=clock))
+        return BrokerThread(lambda: cls(data_dir, listen, config, insecure=insecure, clock=clock))
 
     @property
     def storage(self) -> Storage:
@@ -182,7 +195,7 @@ class Broker:
         if listener is None:
             listener = next(iter(self._listen))
         if listener in self._advertised:
-            return self._advertised[listener]
+            return self._advertised[listener].host, self._advertised[listener].port
         host, port = self.server.addresses[listener]
         return (socket.gethostname() if host in ANY_ADDRESS else host), port
 
@@ -329,11 +342,11 @@ class Broker:
         self._server = Server(services, registry=registry, limits=limits, error_code=error_code)
         if self._metrics is not None:
             self._metrics.watch(self._server)
-        for name, (host, port) in self._listen.items():
+        for one in self._listen.values():
             try:
-                await self._server.start(host, port, name)
+                await self._server.start(one)
             except OSError as error:
-                raise BrokerError(f"can not listen on {host}:{port}: {error}") from error
+                raise BrokerError(f"can not listen on {one.host}:{one.port}: {error}") from error
         self._maintenance = Maintenance(services.logs, config, self.clock)
         self._maintenance.start()
         self.cleaner = Cleaner(services.logs, config, self.clock)

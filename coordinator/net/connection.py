@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import structlog
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry
 from fencepost.coordinator.net.memory_budget import RequestBudget
 from fencepost.coordinator.net.request_stream import RequestStream
@@ -90,8 +91,10 @@ class Owner(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """The protocol object of one accepted socket. Its owner is the server that made it."""
 
-    def __init__(self, server: Owner, listener: str) -> None:
-        self.session = Session("", listener)
+    def __init__(self, server: Owner, listener: ListenerConfig) -> None:
+        self.listener = listener
+        """By which it came."""
+        self.session = Session("", listener.name)
         self._server = server
         self._limits = server.limits
         self._stream = RequestStream(server.registry.versions, server.limits)

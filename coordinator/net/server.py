@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.net.connection import Connection
 from fencepost.coordinator.net.listener import Listener
@@ -88,8 +89,8 @@ class Server:
         self._sweep: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
-    async def start(self, host: str, port: int, listener: str = "PLAINTEXT") -> tuple[str, int]:
-        """Listen on ``host:port`` (port 0: any free one); return the address in use.
+    async def start(self, listener: ListenerConfig) -> tuple[str, int]:
+        """Listen where ``listener`` says; return the address in use.
 
         May be called again for another listener. Raises OSError if the address cannot be bound.
         """
@@ -99,14 +100,16 @@ class Server:
             self.responses = ResponseBudget(self.loop, self.limits.max_queued_response_bytes)
             self._arm_sweep()
         # asyncio resolves the name and binds; what comes is accepted by our listeners.
-        bound = await self.loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+        bound = await self.loop.create_server(
+            asyncio.Protocol, listener.host, listener.port, start_serving=False
+        )
         try:
             arrived = partial(self._arrived, listener)
             made = [Listener(self.loop, one.dup(), arrived) for one in bound.sockets]
         finally:
             bound.close()
         self._listeners += made
-        self.addresses[listener] = made[0].address
+        self.addresses[listener.name] = made[0].address
         return made[0].address
 
     @property
@@ -164,7 +167,7 @@ class Server:
 
     # --- for connections ---
 
-    def _arrived(self, listener: str, client: socket.socket, address: Any) -> None:
+    def _arrived(self, listener: ListenerConfig, client: socket.socket, address: Any) -> None:
         """Make a connection of a socket that was accepted, if there are descriptors left."""
         if client.fileno() >= first_reserved_file():
             # At once, and before the next is accepted: many may come in one turn of the loop.
@@ -175,7 +178,7 @@ class Server:
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
 
-    async def _connect(self, listener: str, client: socket.socket) -> None:
+    async def _connect(self, listener: ListenerConfig, client: socket.socket) -> None:
         await self.loop.connect_accepted_socket(lambda: Connection(self, listener), client)
 
     def admit(self, connection: Connection) -> bool:

@@ -13,7 +13,12 @@ from fencepost.coordinator.config.broker_config import BrokerConfig, load, take_
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
 from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
 from fencepost.coordinator.config.key import ConfigError
-from fencepost.coordinator.config.listeners import advertised_addresses, listen_addresses
+from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
+from fencepost.coordinator.config.listeners import (
+    advertised_listeners,
+    check_closed,
+    client_listeners,
+)
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.waits import until
@@ -131,16 +136,139 @@ def test_older_names() -> None:
 )
 def test_listeners(listeners: str, more: dict[str, str], addresses: object) -> None:
     settings = {"listeners": listeners, "controller.listener.names": "controller", **more}
-    assert listen_addresses(BrokerConfig(settings)) == addresses
+    found = client_listeners(BrokerConfig(settings))
+    assert {name: (one.host, one.port) for name, one in found.items()} == addresses
+
+
+def test_what_a_listener_speaks() -> None:
+    protocols = "A:PLAINTEXT,B:ssl, C:SASL_PLAINTEXT"
+    settings = {
+        "listeners": "A://h:0,B://h:0,C://[fe80::1%eth0]:0,SASL_SSL://h:0",
+        "listener.security.protocol.map": protocols,
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.c.sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512",
+    }
+    found = client_listeners(BrokerConfig(settings))
+    assert list(found.values()) == [
+        ListenerConfig("A", "h", 0, SecurityProtocol.PLAINTEXT),
+        ListenerConfig("B", "h", 0, SecurityProtocol.SSL),
+        ListenerConfig(
+            "C",
+            "fe80::1%eth0",
+            0,
+            SecurityProtocol.SASL_PLAINTEXT,
+            ("SCRAM-SHA-256", "SCRAM-SHA-512"),
+        ),
+        ListenerConfig("SASL_SSL", "h", 0, SecurityProtocol.SASL_SSL, ("PLAIN",)),
+    ]
+    assert [one.is_tls for one in found.values()] == [False, True, False, True]
+    assert [one.is_sasl for one in found.values()] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("listeners", "reason"),
+    [
+        ("PLAINTEXT://127.0.0.1:1,SSL://[::1]:1", None),
+        ("PLAINTEXT://127.0.0.1:0,SSL://127.0.0.1:0", None),
+        ("PLAINTEXT://h:1,SSL://g:1", "Each listener must have a different port, listeners: "),
+        ("PLAINTEXT://127.0.0.1:1,SSL://127.0.0.2:1", "one needs to be IPv4 and the other IPv6"),
+        (
+            "PLAINTEXT://127.0.0.1:1,SSL://[::1]:1,SASL_SSL://h:1",
+            "one needs to be IPv4 and the other IPv6",
+        ),
+        ("PLAINTEXT://127.0.0.1:1,SSL://h:1", "unless exactly one listener has an IPv4 address"),
+        (
+            "PLAINTEXT://127.0.0.1:1,SSL://[::1]:1,SASL_SSL://127.0.0.2:1",
+            "unless exactly one listener has an IPv4 address and the other IPv6",
+        ),
+    ],
+)
+def test_a_port_is_for_one_listener_or_for_one_of_each_ip(
+    listeners: str, reason: str | None
+) -> None:
+    config = BrokerConfig({"listeners": listeners, "sasl.enabled.mechanisms": "PLAIN"})
+    if reason is None:
+        assert len(client_listeners(config)) == 2
+    else:
+        with pytest.raises(ConfigError, match=re.escape(reason)):
+            client_listeners(config)
+
+
+CLOSED = "asks nobody who they are"
+
+
+@pytest.mark.parametrize(
+    ("listener", "more", "is_refused"),
+    [
+        ("PLAINTEXT://127.0.0.1:1", {}, False),
+        ("PLAINTEXT://127.255.1.2:1", {}, False),
+        ("PLAINTEXT://[::1]:1", {}, False),
+        ("PLAINTEXT://localhost:1", {}, False),
+        ("PLAINTEXT://0.0.0.0:1", {}, True),
+        ("PLAINTEXT://:1", {}, True),
+        ("PLAINTEXT://[::]:1", {}, True),
+        ("PLAINTEXT://192.0.2.1:1", {}, True),
+        ("PLAINTEXT://broker.example:1", {}, True),
+        ("PLAINTEXT://:1", {"fencepost.insecure": "true"}, False),
+        ("SSL://:1", {}, True),
+        ("SSL://:1", {"ssl.client.auth": "requested"}, True),
+        ("SSL://:1", {"ssl.client.auth": "required"}, False),
+        ("SSL://:1", {"listener.name.ssl.ssl.client.auth": "required"}, False),
+        (
+            "SSL://:1",
+            {"ssl.client.auth": "required", "listener.name.ssl.ssl.client.auth": "none"},
+            True,
+        ),
+        ("SASL_SSL://:1", {}, False),
+        ("SASL_PLAINTEXT://:1", {}, False),
+    ],
+)
+def test_a_listener_that_lets_everybody_in_is_for_this_machine(
+    listener: str, more: dict[str, str], is_refused: bool
+) -> None:
+    config = BrokerConfig({"listeners": listener, **more})
+    listeners = client_listeners(config).values()
+    if not is_refused:
+        check_closed(config, listeners)
+        return
+    with pytest.raises(ConfigError, match=CLOSED) as refused:
+        check_closed(config, listeners)
+    assert all(word in str(refused.value) for word in ("--insecure", "127.0.0.1", "SASL_SSL"))
+
+
+@pytest.mark.parametrize("say", ["--listen", "file"])
+def test_a_daemon_says_that_strangers_could_come_in(tmp_path: Path, say: str) -> None:
+    path = tmp_path / "server.properties"
+    listeners = "" if say == "--listen" else "listeners=PLAINTEXT://0.0.0.0:0\n"
+    path.write_text(f"log.dirs={tmp_path}/logs\n{listeners}")
+    more = ["--listen", "0.0.0.0:0"] if say == "--listen" else []
+    daemon = FileDaemon(path, *more)
+    child = daemon.launch()
+    assert child.wait(deadline_s=60) == 2
+    assert CLOSED in child.tail()
+    assert not (tmp_path / "logs").exists(), "refused before anything was made"
+    daemon = FileDaemon(path, *more, "--insecure")
+    daemon.launch()
+    daemon.wait_until_listening()
+    daemon.stop()
+
+
+async def test_an_embedded_broker_says_so_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=CLOSED):
+        Broker(tmp_path, "0.0.0.0:0")
+    async with Broker(tmp_path, "0.0.0.0:0", insecure=True) as broker:
+        assert broker.address[0] == "0.0.0.0"
+    settings = {"fencepost.insecure": True}
+    with Broker.in_thread(tmp_path, "0.0.0.0:0", settings) as broker:
+        assert broker.address[0] == "0.0.0.0"
 
 
 @pytest.mark.parametrize(
     ("listeners", "reason"),
     [
         ("127.0.0.1:9092", "not NAME://HOST:PORT"),
-        ("SASL_SSL://h:1", "only PLAINTEXT is served"),
-        ("INSIDE://h:1", "no protocol of listener INSIDE"),
-        ("PLAINTEXT://h:1,PLAINTEXT://h:2", "two listeners"),
+        ("INSIDE://h:1", "No security protocol defined for listener INSIDE"),
+        ("PLAINTEXT://h:1,plaintext://h:2", "Each listener must have a different name"),
         ("CONTROLLER://h:1", "only controllers' listeners"),
         ("PLAINTEXT://h", "HOST:PORT"),
         ("PLAINTEXT://h:65536", "HOST:PORT"),
@@ -152,20 +280,24 @@ def test_listeners_that_are_not_served(listeners: str, reason: str) -> None:
         "listener.security.protocol.map": "X:PLAINTEXT",
     }
     for key, read in (
-        ("listeners", listen_addresses),
-        ("advertised.listeners", advertised_addresses),
+        ("listeners", client_listeners),
+        ("advertised.listeners", advertised_listeners),
     ):
         with pytest.raises(ConfigError, match=re.escape(reason)) as refused:
             read(BrokerConfig({key: listeners, **more}))
         assert refused.value.key == key
     with pytest.raises(ConfigError, match="nobody can connect"):
-        advertised_addresses(BrokerConfig({"advertised.listeners": "PLAINTEXT://0.0.0.0:1"}))
+        advertised_listeners(BrokerConfig({"advertised.listeners": "PLAINTEXT://0.0.0.0:1"}))
     both = {"listeners": "PLAINTEXT://h:1", "advertised.listeners": "PLAINTEXT://h:1,X://h:2"}
-    with pytest.raises(ConfigError, match="listeners has no X"):
-        advertised_addresses(BrokerConfig({**both, **more}))
+    with pytest.raises(ConfigError, match=r"a subset .* Found PLAINTEXT,X\. The valid"):
+        advertised_listeners(BrokerConfig({**both, **more}))
     with pytest.raises(ConfigError, match="NAME:PROTOCOL"):
-        listen_addresses(
+        client_listeners(
             BrokerConfig({"listeners": "X://h:1", "listener.security.protocol.map": "X"})
+        )
+    with pytest.raises(ConfigError, match="Invalid security protocol `TLS` defined in listener"):
+        client_listeners(
+            BrokerConfig({"listeners": "X://h:1", "listener.security.protocol.map": "X:TLS"})
         )
 
 

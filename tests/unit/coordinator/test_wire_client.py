@@ -14,6 +14,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from fencepost import Broker
+from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles
 from fencepost.coordinator.handlers.api_versions import run as api_versions
 from fencepost.coordinator.net.server import Server
@@ -53,7 +54,7 @@ class Cluster:
             for make in (self._metadata, self._find, self._list_offsets, self._end_txn):
                 registry.add(make(node))
             server = Server(self, registry=registry)
-            self.addresses[node] = await server.start("127.0.0.1", 0)
+            self.addresses[node] = await server.start(ListenerConfig())
             self._servers.append(server)
 
     def stop(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles, request_ms
 from fencepost.coordinator.handlers.api_versions import run as api_versions
 from fencepost.coordinator.net import connection
@@ -112,7 +113,7 @@ class Service:
 @asynccontextmanager
 async def serving(**limits: int) -> AsyncIterator[Service]:
     service = Service(**limits)
-    await service.server.start("127.0.0.1", 0)
+    await service.server.start(ListenerConfig())
     try:
         yield service
     finally:
@@ -720,7 +721,7 @@ async def test_connection_limits_on_both_sides(limit: str) -> None:
 
 async def test_stop_lets_requests_under_way_finish() -> None:
     service = Service()
-    await service.server.start("127.0.0.1", 0)
+    await service.server.start(ListenerConfig())
     peer = await Peer.of(service)
     peer.send(heartbeat(1, "slow"))
     await until_true(lambda: service.seen)
@@ -735,7 +736,7 @@ async def test_stop_lets_requests_under_way_finish() -> None:
 
 async def test_stop_cuts_off_what_does_not_finish() -> None:
     service = Service(drain_timeout_ms=100)
-    await service.server.start("127.0.0.1", 0)
+    await service.server.start(ListenerConfig())
     peer = await Peer.of(service)
     peer.send(heartbeat(1, "slow"))
     await until_true(lambda: service.seen)

@@ -18,6 +18,8 @@ from fencepost.coordinator.history.recorder import History
 from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.runtime.background import Step
 from fencepost.coordinator.security.authorizer import Authorizer
+from fencepost.coordinator.security.quota_table import QuotaTable
+from fencepost.coordinator.security.quotas import ClientQuotas
 
 Address = tuple[str, int]
 """Host and port."""
@@ -44,6 +46,8 @@ class Services:
         self._advertised = advertised
         self.authorizer: Authorizer | None = None
         """Who knows what clients may do; None where they may do everything."""
+        self.quotas = ClientQuotas(QuotaTable(storage.metadata), storage.config, storage.clock)
+        """How much users and clients may take, and addresses."""
         self.fetches = Fetches(storage)
         """The work of Fetch requests."""
         self.history = History(storage.metadata, storage.logs, storage.config, storage.clock)

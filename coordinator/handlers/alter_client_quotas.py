@@ -1,67 +1,115 @@
-"""AlterClientQuotas (49): limit users, clients or addresses. That is not done here, so it fails.
+"""AlterClientQuotas (49): limit users, clients or addresses, or let them go.
 
 To take away what is not there is no error, as in Apache Kafka, also by a key that is no quota's.
-No address is looked up, so what is no address is told only who would give it a quota.
+What is wrong with one entity keeps no other from its quotas; one that is named twice keeps what it
+had, where Apache Kafka makes the first change and answers that it made none.
 
 Source: ``ClientQuotaControlManager.alterClientQuotas``; KIP-546.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.describe_client_quotas import ENTITY_TYPES, IP
+from fencepost.coordinator.handlers.answers import forced
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.quota_entities import (
+    ENTITY_TYPES,
+    reason_against,
+    reason_against_value,
+)
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
+
+MAX_CHANGES: Final = 10_000
+"""Quotas that one request changes: what Kafka's controllers write at once."""
+
+
+class _Alteration:
+    """What becomes of one entity."""
+
+    __slots__ = ("error", "named", "wanted")
+
+    def __init__(self, named: dict[str, str | None]) -> None:
+        self.named = named
+        self.wanted: dict[str, float | None] = {}
+        self.error: DomainError | None = None
 
 
 @handles(ApiKey.ALTER_CLIENT_QUOTAS, versions=(0, 1), permission="ALTER_CONFIGS Cluster")
-def run(ctx: Context) -> Steps[Entity]:
-    """Refuse each entity that would get a quota; one that is named twice is answered once."""
-    make = ctx.respond
-    answers: dict[object, tuple[dict[str, str | None], str | None]] = {}
+def run(ctx: Context) -> Work[Entity]:
+    """Change, or only check, the quotas of each entity; each is answered once."""
+    make, table = ctx.respond, ctx.broker.quotas.table
+    answers: dict[object, _Alteration] = {}
     for entry in ctx.body.entries:
-        entity, keys, sets = dict[str, str | None](), set[str](), False
-        for one in entry.entity:
-            entity[one.entity_type] = one.entity_name
-            yield
-        for op in entry.ops:
-            keys.add(op.key)
-            sets = sets or not op.remove
-            yield
+        one = yield from _read(entry)
         # One of more types has an unknown one among them, and is refused whatever others say.
-        is_short = len(entity) <= len(ENTITY_TYPES)
-        named = frozenset(entity.items()) if is_short else len(answers)
-        if named in answers:
-            reason: str | None = "an entity is named twice"
-        elif len(keys) < len(entry.ops):
-            reason = "a quota is named twice"
-        else:
-            reason = _reason_against(entity, sets=sets)
-        answers[named] = entity, reason
+        is_short = len(one.named) <= len(ENTITY_TYPES)
+        entity = frozenset(one.named.items()) if is_short else len(answers)
+        if entity in answers:
+            one.error = InvalidRequestError("Ignoring duplicate entity")
+        answers[entity] = one
+    changes = 0
+    for known, one in answers.items():
+        if one.error is None and isinstance(known, frozenset):
+            changes += len(table.changes(known, one.wanted))
+        yield None
+    if changes > MAX_CHANGES:
+        for one in answers.values():
+            one.error = PolicyViolationError("Unable to perform excessively large batch operation.")
+    elif changes and not ctx.body.validate_only:
+        yield from forced(ctx, _changed(ctx, answers))
     entries = []
-    for entity, reason in answers.values():
+    for one in answers.values():
         shown = []
-        for kind, name in entity.items():
+        for kind, name in one.named.items():
             shown.append(make.EntityData(entity_type=kind, entity_name=name))
-            yield
-        code = ErrorCode.none if reason is None else ErrorCode.invalid_request
-        entries.append(make.EntryData(error_code=code, error_message=reason, entity=tuple(shown)))
-        yield
+            yield None
+        error = one.error
+        code = ErrorCode.none if error is None else error_code(error)
+        message = None if error is None else str(error)
+        entries.append(make.EntryData(error_code=code, error_message=message, entity=tuple(shown)))
+        yield None
     return make.AlterClientQuotasResponse(entries=tuple(entries))
 
 
-def _reason_against(entity: Mapping[str, str | None], *, sets: bool) -> str | None:
-    if not entity:
-        return "Invalid empty client quota entity"
-    for kind, name in entity.items():
-        if kind not in ENTITY_TYPES:
-            return f"Unhandled client quota entity type: {kind}"
-        if name == "":
-            return f"Empty {kind} not supported"
-    if IP in entity and len(entity) > 1:
-        return "addresses have no quotas with users or clients"
-    return "this broker does not limit clients, so a quota would have no effect" if sets else None
+def _read(entry: Any) -> Steps[_Alteration]:
+    """The changes of one entity, or what is wrong with them."""
+    one = _Alteration({})
+    for part in entry.entity:
+        one.named[part.entity_type] = part.entity_name
+        yield
+    reason = None
+    for op in entry.ops:
+        if op.key in one.wanted:
+            reason = f"Duplicate quota key {op.key}"
+        one.wanted[op.key] = None if op.remove else op.value
+        yield
+    if reason is None:
+        reason = reason_against(one.named)
+    if reason is None:
+        for key, value in one.wanted.items():
+            if value is not None and reason is None:
+                reason = reason_against_value(one.named, key, value)
+            yield
+    if reason is not None:
+        one.error = InvalidRequestError(reason)
+    return one
+
+
+def _changed(ctx: Context, answers: dict[object, _Alteration]) -> Steps[None]:
+    table = ctx.broker.quotas.table
+    for entity, one in answers.items():
+        if one.error is None and isinstance(entity, frozenset):
+            try:
+                with ctx.broker.metadata.unforced():
+                    table.change(entity, one.wanted)
+            except DomainError as error:
+                one.error = error
+        yield

@@ -1,54 +1,85 @@
-"""DescribeClientQuotas (48): how much users, clients and addresses may take. Nobody is limited.
-
-A filter that contradicts itself is refused as if there were quotas.
+"""DescribeClientQuotas (48): how much users, clients and addresses may take.
 
 Source: ``ClientQuotasImage.describe``; KIP-546.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.security.quota_entities import ENTITY_TYPES, IP
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
 
-USER, CLIENT_ID, IP = "user", "client-id", "ip"
-ENTITY_TYPES: Final = frozenset({USER, CLIENT_ID, IP})
 EXACT, DEFAULT, ANY = 0, 1, 2
 """How a component of the filter matches names; only an exact one has a name."""
 
 
 @handles(ApiKey.DESCRIBE_CLIENT_QUOTAS, versions=(0, 1), permission="DESCRIBE_CONFIGS Cluster")
-def run(ctx: Context) -> Entity:
-    """Answer with no quota."""
-    make, seen = ctx.respond, set[str]()
+def run(ctx: Context) -> Steps[Entity]:
+    """Answer with the entities that the filter lets through."""
+    make = ctx.respond
+    wanted: dict[str, Any] = {}
     # What goes on after the third is a type for the second time.
     for component in ctx.body.components[: len(ENTITY_TYPES) + 1]:
-        code, message = _against(component, seen)
+        code, message = _against(component, wanted)
         if code is not ErrorCode.none:
             return make.DescribeClientQuotasResponse(
                 error_code=code, error_message=message, entries=None
             )
-        seen.add(component.entity_type)
+        wanted[component.entity_type] = component
+    entries = []
+    for entity, values in list(ctx.broker.quotas.table.entities.items()):
+        names = dict(entity)
+        if _matches(names, wanted, is_strict=ctx.body.strict):
+            entries.append(
+                make.EntryData(
+                    entity=tuple(
+                        make.EntityData(entity_type=kind, entity_name=name)
+                        for kind, name in sorted(entity, key=lambda one: one[0])
+                    ),
+                    values=tuple(
+                        make.ValueData(key=key, value=value) for key, value in values.items()
+                    ),
+                )
+            )
+        yield
     return make.DescribeClientQuotasResponse(
-        error_code=ErrorCode.none, error_message=None, entries=()
+        error_code=ErrorCode.none, error_message=None, entries=tuple(entries)
     )
 
 
-def _against(component: Any, seen: set[str]) -> tuple[ErrorCode, str | None]:
+def _matches(names: dict[str, str | None], wanted: dict[str, Any], *, is_strict: bool) -> bool:
+    """Whether an entity has all types of the filter, strictly no other, with the names it wants."""
+    if is_strict and len(names) != len(wanted):
+        return False
+    return all(
+        kind in names and (one.match_type == ANY or names[kind] == one.match)
+        for kind, one in wanted.items()
+    )
+
+
+def _against(component: Any, seen: dict[str, Any]) -> tuple[ErrorCode, str | None]:
     kind, how = component.entity_type, component.match_type
     if not kind:
-        return ErrorCode.invalid_request, "the entity type is empty"
+        return ErrorCode.invalid_request, "Invalid empty entity type."
     if kind in seen:
-        return ErrorCode.invalid_request, f"the filter has entity type {kind} twice"
+        return (
+            ErrorCode.invalid_request,
+            f"Entity type {kind} cannot appear more than once in the filter.",
+        )
     if kind not in ENTITY_TYPES:
-        return ErrorCode.unsupported_version, f"there is no entity type {kind}"
+        return ErrorCode.unsupported_version, f"Unsupported entity type {kind}"
     if IP in {kind, *seen} and seen:
-        return ErrorCode.invalid_request, "addresses have no quotas with users or clients"
+        return (
+            ErrorCode.invalid_request,
+            "Invalid entity filter component combination. IP stands alone.",
+        )
     if how not in {EXACT, DEFAULT, ANY}:
-        return ErrorCode.invalid_request, f"there is no match type {how}"
+        return ErrorCode.invalid_request, f"Unknown match type {how}"
     if (component.match is None) is (how == EXACT):
         return ErrorCode.invalid_request, "an exact match has a name, and no other has one"
     return ErrorCode.none, None

@@ -23,7 +23,6 @@ ONE_REPLICA = "eligible leader replicas (KIP-966) make it a dynamic setting; the
 NO_SHARE_GROUPS = "share groups are not served, and so not advertised"
 NO_STREAMS_GROUPS = "streams groups are not served, and so not advertised"
 NO_TOKENS = "delegation tokens are not served; Apache Kafka refuses them on such a listener as well"
-NO_QUOTAS = "clients are not limited, so a quota that would have no effect is not taken"
 NO_PASSWORDS = "nobody can authenticate here, so a password is not taken"
 NO_TELEMETRY = "clients are not asked for their metrics, so no subscription is taken"
 NO_REPLICATION = "there is no replication that could be slowed down"
@@ -45,7 +44,6 @@ OTHERWISE = (
     Otherwise("configs", r".*--entity-name 1: [-+] log\.retention\.ms=100000000 ", OTHER_UNIT),
     Otherwise("configs", r".*--entity-default --add-config a\.b=1: ", UNKNOWN_KEY),
     Otherwise("configs", r".*: - a\.b=null ", UNKNOWN_KEY),
-    Otherwise("configs", r".*-config (producer_byte|request_perc|connection_creation)", NO_QUOTAS),
     Otherwise("configs", r".*-config SCRAM-SHA-256", NO_PASSWORDS),
     Otherwise("metadata_quorum", r".*: [-+] CurrentVoters: .*(PLAINTEXT|CONTROLLER)", ONE_LISTENER),
     Otherwise("reassign_partitions", r".*--throttle 1000000: ", NO_REPLICATION),

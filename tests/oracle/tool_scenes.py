@@ -171,6 +171,7 @@ def configs(desk: Desk) -> None:
         ("users", "alice", "no_such_rate=1"),
     ):
         tool("--alter", "--entity-type", kind, "--entity-name", name, "--add-config", quota)
+        tool("--describe", "--entity-type", kind, "--entity-name", name)
         key = quota.split("=")[0]
         tool("--alter", "--entity-type", kind, "--entity-name", name, "--delete-config", key)
 

@@ -60,6 +60,8 @@ UNORDERED = frozenset(
         "active_producers",
         "config_resources",
         "configs",
+        "entity",
+        "entries",
         "groups",
         "members",
         "partitions",
@@ -70,6 +72,7 @@ UNORDERED = frozenset(
         "topic_partitions",
         "topics",
         "transaction_states",
+        "values",
     }
 )
 
@@ -242,7 +245,7 @@ def _order(item: Any) -> str:
         return repr(item)
     keys = ("member_id", "producer_id", "group_id", "transactional_id", "name", "topic", "topic_id")
     keys += ("partition_index", "index", "partition", "resource_name", "resource_type")
-    keys += ("topic_name", "user")
+    keys += ("topic_name", "user", "entity", "entity_type", "key")
     return repr([item.get(key) for key in keys])
 
 

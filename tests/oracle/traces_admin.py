@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from tests.oracle.tracer import Tracer
 from tests.support.raw import Answer
+from tests.support.waits import until
 
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 PREFERRED, UNCLEAN = 0, 1
@@ -308,6 +310,89 @@ def quotas(t: Tracer) -> None:
                 t("alter_client_quotas", version, entries=entries, validate_only=True)
 
 
+MATCHED = [
+    ({"user": "user-1", "client-id": "client-id-1"}, 50.5),
+    ({"user": "user-2", "client-id": "client-id-1"}, 51.5),
+    ({"user": "user-3", "client-id": "client-id-2"}, 52.5),
+    ({"user": None, "client-id": "client-id-1"}, 53.5),
+    ({"user": "user-1", "client-id": None}, 54.5),
+    ({"user": "user-3", "client-id": None}, 55.5),
+    ({"user": "user-1"}, 56.5),
+    ({"user": "user-2"}, 57.5),
+    ({"user": "user-3"}, 58.5),
+    ({"user": None}, 59.5),
+    ({"client-id": "client-id-2"}, 60.5),
+    ({"ip": "1.2.3.4"}, 10.0),
+    ({"ip": "2.3.4.5"}, 20.0),
+]
+"""The entities of Kafka's ``ClientQuotasRequestTest``."""
+
+
+def quotas_that_are_kept(t: Tracer) -> None:
+    """What is set is told, by every filter; what is taken away is gone."""
+
+    def entry(entity: dict[str, str | None], **values: float | None) -> dict[str, Any]:
+        return {
+            "entity": [{"entity_type": k, "entity_name": n} for k, n in entity.items()],
+            "ops": [
+                {"key": key, "value": value or 0.0, "remove": value is None}
+                for key, value in values.items()
+            ],
+        }
+
+    changes = itertools.count(1)
+
+    def change(version: int, entries: list[dict[str, Any]], *, only: bool = False) -> None:
+        t("alter_client_quotas", version, entries=entries, validate_only=only)
+        # Apache Kafka's broker hears of it after the answer; so it does of one more change.
+        last = float(next(changes))
+        mark = entry({"client-id": "mark"}, producer_byte_rate=last)
+        t.quietly("alter_client_quotas", 1, entries=[mark], validate_only=False)
+        named = [{"entity_type": "client-id", "match_type": 0, "match": "mark"}]
+
+        def heard() -> bool:
+            found = t.quietly("describe_client_quotas", 1, components=named, strict=True)
+            return [v["value"] for one in found["entries"] for v in one["values"]] == [last]
+
+        until(heard, "the broker has heard of it")
+
+    def told(*components: tuple[str, int, str | None]) -> None:
+        for strict in (False, True):
+            named = [{"entity_type": k, "match_type": h, "match": n} for k, h, n in components]
+            t("describe_client_quotas", 1, components=named, strict=strict)
+
+    alice = {"user": "alice"}
+    for version, values in (
+        (0, {"producer_byte_rate": 10000.0, "consumer_byte_rate": 20000.0}),
+        (1, {"producer_byte_rate": 15000.0}),
+        (1, {"producer_byte_rate": None}),
+        (1, {"request_percentage": None}),
+        (1, {"producer_byte_rate": 5000.0}),
+        (0, {"producer_byte_rate": 2e4, "consumer_byte_rate": None, "request_percentage": 12.3}),
+        (1, {"controller_mutation_rate": 0.5, "no_such_rate": 1.0}),
+        (1, {"no_such_rate": None, "request_percentage": None}),
+        (1, {"producer_byte_rate": None}),
+    ):
+        for only in (True, False):
+            change(version, [entry(alice, **values)], only=only)
+            told(("user", 0, "alice"))
+    rates = {True: "connection_creation_rate", False: "request_percentage"}
+    entries = [entry(entity, **{rates["ip" in entity]: value}) for entity, value in MATCHED]
+    change(1, entries)
+    told()
+    for kind, name in (("user", "user-1"), ("client-id", "client-id-2"), ("ip", "1.2.3.4")):
+        for how, named in ((0, name), (0, "unknown"), (1, None), (2, None)):
+            told((kind, how, named))
+    for first in ((0, "user-1"), (1, None), (2, None)):
+        for second in ((0, "client-id-1"), (1, None), (2, None)):
+            told(("user", *first), ("client-id", *second))
+    entries = [entry(entity, **{rates["ip" in entity]: None}) for entity, _ in MATCHED]
+    change(1, entries)
+    told()
+    gone = entry({"client-id": "mark"}, producer_byte_rate=None)
+    t("alter_client_quotas", 1, entries=[gone], validate_only=False)
+
+
 def credentials(t: Tracer) -> None:
     for users in (None, [], ["alice"], ["alice", "bob", "alice"], [""]):
         asked = None if users is None else [{"name": name} for name in users]
@@ -427,6 +512,7 @@ TRACES = [
     unregistering,
     rights,
     quotas,
+    quotas_that_are_kept,
     quotas_that_are_refused,
     credentials,
     credentials_that_are_refused,

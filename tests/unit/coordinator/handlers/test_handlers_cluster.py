@@ -364,7 +364,7 @@ def test_no_broker_is_unregistered(client):
     assert client.call("describe_cluster", 0)["brokers"][0]["broker_id"] == NODE
 
 
-# --- rights, quotas, passwords: there are none, and none are taken -------------------------------
+# --- rights, passwords: there are none, and none are taken ---------------------------------------
 
 ACL = {"resource_type": 2, "resource_name": "t", "principal": "User:a", "host": "*"}
 
@@ -385,88 +385,6 @@ def test_there_is_no_authorizer(client, version):
     deleted = client.call("delete_acls", version, filters=[any_acl] * 3)["filter_results"]
     assert [one["error_code"] for one in created] == ["security_disabled"] * 2
     assert [one["error_code"] for one in deleted] == ["security_disabled"] * 3
-
-
-EXACT, DEFAULT, ANY = 0, 1, 2
-
-
-def component(kind: str, how: int = ANY, match: str | None = None) -> Answer:
-    return {"entity_type": kind, "match_type": how, "match": match}
-
-
-@pytest.mark.parametrize("version", [0, 1])
-@pytest.mark.parametrize(
-    ("components", "code"),
-    [
-        ([], "none"),
-        ([component("user"), component("client-id", DEFAULT)], "none"),
-        ([component("ip", EXACT, "10.0.0.1")], "none"),
-        ([component("ip"), component("user")], "invalid_request"),
-        ([component("user"), component("ip")], "invalid_request"),
-        ([component("user"), component("user")], "invalid_request"),
-        ([component("user", EXACT)], "invalid_request"),
-        ([component("user", ANY, "a")], "invalid_request"),
-        ([component("user", 3)], "invalid_request"),
-        ([component("")], "invalid_request"),
-        ([component("group")], "unsupported_version"),
-        ([component("user"), component("client-id"), component("x")], "unsupported_version"),
-        ([component("user"), component("client-id")] * 2, "invalid_request"),
-    ],
-)
-def test_there_are_no_quotas(client, version, components, code):
-    answer = client.call("describe_client_quotas", version, components=components, strict=False)
-    assert answer["error_code"] == code
-    assert answer["entries"] == ([] if code == "none" else None)
-
-
-@pytest.mark.parametrize("validate_only", [False, True])
-@pytest.mark.parametrize("version", [0, 1])
-def test_no_quota_is_set(client, version, validate_only):
-    rate = {"key": "producer_byte_rate", "value": 1.0, "remove": False}
-
-    def altered(kind: str, *ops: Answer) -> str:
-        entity = [{"entity_type": kind, "entity_name": None}] if kind else []
-        answer = client.call(
-            "alter_client_quotas",
-            version,
-            entries=[{"entity": entity, "ops": list(ops)}],
-            validate_only=validate_only,
-        )
-        (entry,) = answer["entries"]
-        assert entry["entity"] == entity
-        return entry["error_code"]
-
-    assert altered("user", rate) == "invalid_request"
-    assert altered("user", rate | {"remove": True}) == "none"
-    assert altered("ip", rate | {"remove": True}, rate) == "invalid_request"
-    assert altered("user", *[rate | {"remove": True}] * 2) == "invalid_request"
-    assert altered("client-id") == "none"
-    assert altered("x" * 30_000, rate | {"remove": True}) == "invalid_request"
-    assert altered("") == "invalid_request"
-
-
-def test_an_entity_that_is_named_twice_is_answered_once(client):
-    gone = [{"key": "producer_byte_rate", "value": 1.0, "remove": True}]
-
-    def altered(*entities: list[tuple[str, str]]) -> list[tuple[str, list[tuple[str, str]]]]:
-        entries = [
-            {"entity": [{"entity_type": k, "entity_name": n} for k, n in entity], "ops": gone}
-            for entity in entities
-        ]
-        answer = client.call("alter_client_quotas", 1, entries=entries, validate_only=False)
-        return [
-            (one["error_code"], [(e["entity_type"], e["entity_name"]) for e in one["entity"]])
-            for one in answer["entries"]
-        ]
-
-    a, b, client_id = ("user", "a"), ("user", "b"), ("client-id", "c")
-    assert altered([a], [b], [a]) == [("invalid_request", [a]), ("none", [b])]
-    assert altered([a, client_id], [client_id, a]) == [("invalid_request", [client_id, a])]
-    assert altered([a, b]) == [("none", [b])]
-    assert altered([a, ("ip", "10.0.0.1")]) == [("invalid_request", [a, ("ip", "10.0.0.1")])]
-    assert altered([("user", "")]) == [("invalid_request", [("user", "")])]
-    many = [(f"kind-{number}", "x") for number in range(5)]
-    assert altered(many, many) == [("invalid_request", many)] * 2
 
 
 def test_nobody_has_a_password(client):

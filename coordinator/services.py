@@ -44,7 +44,7 @@ class Services:
         self.metadata, self.topics = storage.metadata, storage.topics
         self.logs, self.flusher = storage.logs, storage.flusher
         self._advertised = advertised
-        self.authorizer: Authorizer | None = None
+        self.authorizer = Authorizer.configured(storage.config)
         """Who knows what clients may do; None where they may do everything."""
         self.quotas = ClientQuotas(QuotaTable(storage.metadata), storage.config, storage.clock)
         """How much users and clients may take, and addresses."""

@@ -152,6 +152,7 @@ ALLOWED_IMPORTS = {
         "coordinator.metadata",
         "coordinator.config",
         "coordinator.runtime",
+        "coordinator.security",
         "coordinator.wire",
         "logcore",
     ),

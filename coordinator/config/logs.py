@@ -133,6 +133,8 @@ def _as_text(_logger: object, _method: str, event: Event) -> str:
 
 def _quoted(value: object) -> str:
     text = _escape(value)
+    if '"' in text:  # whoever chose the value must not end it, and go on with words of ours
+        return '"' + _escape(str(value).replace("\\", "\\\\").replace('"', '\\"')) + '"'
     is_list = text.startswith("[") and text.endswith("]")
     return f'"{text}"' if " " in text or not text or is_list else text
 

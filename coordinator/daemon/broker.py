@@ -41,6 +41,7 @@ from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.runtime.background import Repeated, Step, Threads, each_in_turn
+from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.services import Services
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.limits import ConnectionLimits
@@ -113,6 +114,7 @@ class Broker:
         clock: Clock | None = None,
     ) -> None:
         self.config = BrokerConfig({**(config or {}), **({INSECURE: True} if insecure else {})})
+        Authorizer.configured(self.config)  # what is wrong with it is to be known at once
         self.fs: FileSystem = OsFileSystem() if fs is None else fs
         self.clock: Clock = SystemClock() if clock is None else clock
         self.data_dir = Path(data_dir)

@@ -114,20 +114,40 @@ class Context:
         return self.broker.advertised(self.connection.session.listener)
 
     def may(
-        self, operation: Operation, resource: ResourceType, name: str, *, audited: bool = True
+        self,
+        operation: Operation,
+        resource: ResourceType,
+        name: str,
+        *,
+        audited: bool = True,
+        count: int = 1,
     ) -> bool:
         """Whether the client may do that with a resource; everything where nobody looks after it.
 
         With ``audited`` False a refusal is no news: for lists that leave out what is not allowed.
+        ``count`` is how often the request names the resource, for the log.
         """
         authorizer = self.broker.authorizer
         return authorizer is None or authorizer.allows(
-            self.connection.session, operation, resource, name, audited=audited
+            self.connection.session,
+            operation,
+            resource,
+            name,
+            audited=audited,
+            request=APIS[self.api_key].name,
+            count=count,
         )
 
     def may_on_cluster(self, operation: Operation, *, audited: bool = True) -> bool:
         """The same with the cluster."""
         return self.may(operation, ResourceType.CLUSTER, CLUSTER_NAME, audited=audited)
+
+    def may_on_some(self, operation: Operation, resource: ResourceType) -> bool:
+        """Whether the client may do that with at least one resource of a type."""
+        authorizer = self.broker.authorizer
+        return authorizer is None or authorizer.allows_some(
+            self.connection.session, operation, resource
+        )
 
     @property
     def origin(self) -> Origin:

@@ -5,6 +5,7 @@ Source: ``KafkaPrincipal``, ``RequestContext``.
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,3 +55,16 @@ def plain_host(host: str) -> str:
     """An address as rules name it: ``127.0.0.1`` for ``::ffff:127.0.0.1``."""
     mapped = host.removeprefix("::ffff:")
     return mapped if "." in mapped else host
+
+
+def one_form(host: str) -> str:
+    """The address that a rule names, in the form in which sessions have theirs.
+
+    Java writes ``0:0:0:0:0:0:0:1`` for ``::1``. What is no address stays as it is.
+    """
+    address, percent, zone = host.partition("%")
+    try:
+        packed = socket.inet_pton(socket.AF_INET6, address)
+    except (OSError, ValueError):
+        return host
+    return plain_host(socket.inet_ntop(socket.AF_INET6, packed)) + percent + zone

@@ -1,0 +1,135 @@
+"""The log of who was refused what, and with the level DEBUG of who was allowed what.
+
+Who is refused decides how many lines there are, so each principal has an allowance of them; how
+many were left out is told with the next one. Everything that a client chose is cut and quoted.
+
+Source: ``StandardAuthorizerData.logAuditMessage``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from fencepost.coordinator.config import logs
+from fencepost.coordinator.security.acl import Acl, Operation, PatternType, ResourceType
+from fencepost.coordinator.security.principal import Session
+
+LINES_PER_S = 10
+"""Lines about one principal, in a second, in the long run."""
+
+LINES_AT_ONCE = 100
+"""Lines about one principal that may come at once."""
+
+MAX_PRINCIPALS = 1_000
+"""Principals whose lines are counted; of more, the one that was refused longest ago begins anew."""
+
+MAX_TEXT_CHARACTERS = 256
+"""Characters of a name in a line: topics' have up to 249."""
+
+_log = structlog.get_logger(__name__)
+
+_TYPES = {
+    ResourceType.TOPIC: "Topic",
+    ResourceType.GROUP: "Group",
+    ResourceType.CLUSTER: "Cluster",
+    ResourceType.TRANSACTIONAL_ID: "TransactionalId",
+    ResourceType.DELEGATION_TOKEN: "DelegationToken",
+    ResourceType.USER: "User",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What somebody wanted to do."""
+
+    session: Session
+    operation: Operation
+    resource_type: ResourceType
+    name: str
+    request: str
+    """Kafka's name of the API."""
+    count: int
+    """How often the request names the resource."""
+
+
+def rule_text(rule: Acl) -> str:
+    """A rule in one line."""
+    return (
+        f"{rule.permission.name} {rule.operation.name} for {rule.principal} from {rule.host}"
+        f" on {resource_text(rule.resource_type, rule.resource_name, rule.pattern_type)}"
+    )
+
+
+def resource_text(kind: ResourceType, name: str, pattern: PatternType = PatternType.LITERAL) -> str:
+    """A resource as Kafka writes it."""
+    return f"{_TYPES.get(kind, kind.name)}:{pattern.name}:{name}"
+
+
+@dataclass(slots=True)
+class _Allowance:
+    left: float
+    since: float
+    left_out: int = 0
+
+
+class Audit:
+    """Writes the lines. ``now`` is in seconds and never goes back."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
+
+    @property
+    def tells_allowed(self) -> bool:
+        """Whether lines about what was allowed are wanted."""
+        return logs.level() in {"DEBUG", "TRACE"}
+
+    def allowed(self, access: Access, because: Callable[[], str]) -> None:
+        """Tell that somebody was allowed something."""
+        _log.debug("access allowed", **_words(access), rule=_cut(because()))
+
+    def denied(self, access: Access, because: Callable[[], str]) -> None:
+        """Tell that somebody was refused something, unless there were too many such lines."""
+        words = _words(access)
+        who = words["principal"]
+        allowance = self._allowance(str(who))
+        if allowance.left < 1:
+            allowance.left_out += 1
+            return
+        allowance.left -= 1
+        if allowance.left_out:
+            _log.info("denials were not logged", principal=who, lines=allowance.left_out)
+            allowance.left_out = 0
+        _log.info("access denied", **words, rule=_cut(because()))
+
+    def _allowance(self, principal: str) -> _Allowance:
+        now, known = self._now(), self._allowances
+        found = known.get(principal)
+        if found is None:
+            if len(known) >= MAX_PRINCIPALS:
+                known.popitem(last=False)
+            found = known[principal] = _Allowance(LINES_AT_ONCE, now)
+        known.move_to_end(principal)
+        found.left = min(LINES_AT_ONCE, found.left + (now - found.since) * LINES_PER_S)
+        found.since = now
+        return found
+
+
+def _words(access: Access) -> dict[str, object]:
+    return {
+        "principal": _cut(str(access.session.principal)),
+        "operation": access.operation.name,
+        "host": access.session.host,
+        "resource": _cut(resource_text(access.resource_type, access.name)),
+        "request": access.request,
+        "resources": access.count,
+    }
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT_CHARACTERS else text[:MAX_TEXT_CHARACTERS] + "…"

@@ -1,0 +1,352 @@
+"""All rules that hold, arranged so that a question costs little however many there are.
+
+A table never changes: :meth:`RuleTable.changed` makes another one, in steps, that shares what stays
+the same. Rules are found in two ways: by what they are about, and by whom they are for.
+
+Source: ``StandardAuthorizerData``, ``AclCache``, ``Authorizer.authorizeByResourceType``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from fencepost.coordinator.security.acl import (
+    ANYBODY,
+    ANYTHING,
+    Acl,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from fencepost.coordinator.security.principal import one_form
+from fencepost.coordinator.wire.steps import Steps, finish
+
+_EVERYTHING: Final = sum(1 << one for one in Operation if one > Operation.ALL)
+
+_ALSO_ALLOWED: Final[Mapping[Operation, Operation]] = {
+    Operation.READ: Operation.DESCRIBE,
+    Operation.WRITE: Operation.DESCRIBE,
+    Operation.DELETE: Operation.DESCRIBE,
+    Operation.ALTER: Operation.DESCRIBE,
+    Operation.ALTER_CONFIGS: Operation.DESCRIBE_CONFIGS,
+}
+"""What an allowed operation allows as well. Nothing is denied in this way."""
+
+Holder = tuple[ResourceType, str, str]
+"""For whom rules of a type are: a principal at a host."""
+
+Pattern = tuple[PatternType, str]
+"""Which names a rule is about."""
+
+_ALL_NAMES: Final[Pattern] = (PatternType.LITERAL, ANYTHING)
+
+
+class Rights(NamedTuple):
+    """What is denied and what allowed: bits whose positions are the operations' numbers."""
+
+    denied: int = 0
+    allowed: int = 0
+
+
+class Decision(NamedTuple):
+    """What the rules say; ``rule`` is the one that says it."""
+
+    allowed: bool | None
+    """None where no rule is about the resource, not even one for somebody else."""
+    rule: Acl | None = None
+
+
+class _Grant(NamedTuple):
+    """What the rules of one holder say of one pattern."""
+
+    rules: tuple[Acl, ...]
+    rights: Rights
+    named: Rights
+    """The same without what operations imply."""
+
+
+class _Prefixes:
+    """Texts, and which of them others begin with."""
+
+    __slots__ = ("_longest_within", "_texts")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._longest_within: list[int] = []
+        """By place, the place of the longest other text that a text begins with; or -1."""
+
+    def of(self, name: str) -> Iterator[str]:
+        """Those that ``name`` begins with, the longest first."""
+        texts, within = self._texts, self._longest_within
+        # They are all within the last text that is not behind the name, or that text itself.
+        at = bisect_right(texts, name) - 1
+        while at >= 0:
+            if name.startswith(texts[at]):
+                yield texts[at]
+            at = within[at]
+
+    def changed(self, texts: Collection[str]) -> Steps[_Prefixes]:
+        """The same for ``texts``."""
+        made, old, now = _Prefixes(), self._texts, set(texts)
+        if len(now) == len(old) and now.issuperset(old):
+            return self
+        made._texts = [one for one in old if one in now]
+        yield
+        made._texts += sorted(now.difference(old))
+        yield
+        made._texts.sort()  # two runs in order: that takes time in proportion
+        yield
+        open_at: list[int] = []
+        for at, text in enumerate(made._texts):
+            while open_at and not text.startswith(made._texts[open_at[-1]]):
+                open_at.pop()
+            made._longest_within.append(open_at[-1] if open_at else -1)
+            open_at.append(at)
+            yield
+        return made
+
+
+class _Held:
+    """All rules of one holder."""
+
+    __slots__ = ("grants", "prefixes")
+
+    def __init__(self, grants: dict[Pattern, _Grant], prefixes: _Prefixes) -> None:
+        self.grants = grants
+        self.prefixes = prefixes
+
+    def on(self, name: str) -> Iterator[_Grant]:
+        grants = self.grants
+        for pattern in _patterns_of(name, self.prefixes):
+            if pattern in grants:
+                yield grants[pattern]
+
+
+class RuleTable:
+    """Rules, each once."""
+
+    def __init__(self) -> None:
+        self._by_resource: dict[ResourceType, dict[Pattern, dict[Acl, None]]] = {}
+        self._prefixes: dict[ResourceType, _Prefixes] = {}
+        self._by_holder: dict[Holder, _Held] = {}
+        self.count = 0
+        """How many there are."""
+
+    @classmethod
+    def of(cls, rules: Iterable[Acl]) -> RuleTable:
+        """The table of these, made in one go."""
+        return finish(cls().changed(added=rules))
+
+    # --- questions ---
+
+    def __contains__(self, rule: Acl) -> bool:
+        return rule in self._by_resource.get(rule.resource_type, {}).get(_pattern(rule), ())
+
+    def rights(self, principal: str, host: str, kind: ResourceType, name: str) -> Rights:
+        """What rules allow a client to do with a resource, and what they deny it.
+
+        What they do neither is not allowed, unless :meth:`is_ruled` is false of the resource.
+        """
+        denied = allowed = 0
+        for held in self._held(principal, host, kind):
+            for grant in held.on(name):
+                denied |= grant.rights.denied
+                allowed |= grant.rights.allowed
+        return Rights(denied, allowed)
+
+    def is_ruled(self, kind: ResourceType, name: str) -> bool:
+        """Whether any rule is about a resource, whomever it is for."""
+        return any(self._about(kind, name))
+
+    def decide(
+        self, principal: str, host: str, operation: Operation, kind: ResourceType, name: str
+    ) -> Decision:
+        """The same question with the rule that answers it, for people: this one takes longer."""
+        grants = [g for held in self._held(principal, host, kind) for g in held.on(name)]
+        for permission in (Permission.DENY, Permission.ALLOW):
+            for grant in grants:
+                for rule in grant.rules:
+                    if rule.permission is permission and _bits(rule) >> operation & 1:
+                        return Decision(permission is Permission.ALLOW, rule)
+        return Decision(False if self.is_ruled(kind, name) else None)
+
+    def allows_some(
+        self, principal: str, host: str, operation: Operation, kind: ResourceType
+    ) -> bool:
+        """Whether there may be a name of this type that a client is allowed the operation on.
+
+        Of each rule the operation itself counts, not what it implies. In all its rules, so callers
+        keep the answer.
+        """
+        denied: set[Pattern] = set()
+        allowed: set[Pattern] = set()
+        for held in self._held(principal, host, kind):
+            for pattern, grant in held.grants.items():
+                if grant.named.denied >> operation & 1:
+                    denied.add(pattern)
+                if grant.named.allowed >> operation & 1:
+                    allowed.add(pattern)
+        if _ALL_NAMES in denied:
+            return False
+        if _ALL_NAMES in allowed:
+            return True
+        # What is denied by a prefix is denied to all that is within it.
+        prefixes = finish(
+            _Prefixes().changed([text for how, text in denied if how is PatternType.PREFIXED])
+        )
+        return any(
+            pattern not in denied and not any(prefixes.of(pattern[1])) for pattern in allowed
+        )
+
+    def _held(self, principal: str, host: str, kind: ResourceType) -> Iterator[_Held]:
+        by_holder = self._by_holder
+        for who in (principal, ANYBODY) if principal != ANYBODY else (ANYBODY,):
+            for where in (host, ANYTHING):
+                held = by_holder.get((kind, who, where))
+                if held is not None:
+                    yield held
+
+    def _about(self, kind: ResourceType, name: str) -> Iterator[dict[Acl, None]]:
+        by_pattern = self._by_resource.get(kind)
+        if by_pattern:
+            for pattern in _patterns_of(name, self._prefixes[kind]):
+                if pattern in by_pattern:
+                    yield by_pattern[pattern]
+
+    # --- another table ---
+
+    def changed(
+        self, *, removed: Iterable[Acl] = (), added: Iterable[Acl] = ()
+    ) -> Steps[RuleTable]:
+        """This table with some rules fewer and some more."""
+        made = RuleTable()
+        made._by_resource, made._by_holder = dict(self._by_resource), dict(self._by_holder)
+        made._prefixes, made.count = dict(self._prefixes), self.count
+        draft = _Draft(made)
+        for rule in removed:
+            if rule in made:
+                draft.remove(rule)
+            yield
+        for rule in added:
+            if rule not in made:
+                draft.add(rule)
+            yield
+        yield from draft.finish()
+        return made
+
+
+class _Draft:
+    """A table that nobody sees yet. What it shares with another is copied before a change."""
+
+    def __init__(self, table: RuleTable) -> None:
+        self._table = table
+        self._kinds: set[ResourceType] = set()
+        self._patterns: set[tuple[ResourceType, Pattern]] = set()
+        self._holders: set[Holder] = set()
+
+    def add(self, rule: Acl) -> None:
+        self._rules(rule)[rule] = None
+        self._table.count += 1
+        grants, pattern = self._grants(rule), _pattern(rule)
+        known = grants[pattern].rules if pattern in grants else ()
+        grants[pattern] = _grant((*known, rule))
+
+    def remove(self, rule: Acl) -> None:
+        rules, pattern = self._rules(rule), _pattern(rule)
+        del rules[rule]
+        if not rules:
+            del self._table._by_resource[rule.resource_type][pattern]
+            self._patterns.discard((rule.resource_type, pattern))
+        self._table.count -= 1
+        grants = self._grants(rule)
+        left = tuple(one for one in grants[pattern].rules if one != rule)
+        if left:
+            grants[pattern] = _grant(left)
+        else:
+            del grants[pattern]
+
+    def finish(self) -> Steps[None]:
+        table = self._table
+        for kind in self._kinds:
+            by_pattern = table._by_resource[kind]
+            table._prefixes[kind] = yield from _prefixes(by_pattern, table._prefixes.get(kind))
+        for holder in self._holders:
+            held = table._by_holder[holder]
+            if held.grants:
+                held.prefixes = yield from _prefixes(held.grants, held.prefixes)
+            else:
+                del table._by_holder[holder]
+            yield
+
+    def _rules(self, rule: Acl) -> dict[Acl, None]:
+        """The rules about what ``rule`` is about, to be changed."""
+        table, kind, pattern = self._table, rule.resource_type, _pattern(rule)
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            table._by_resource[kind] = dict(table._by_resource.get(kind, ()))
+        by_pattern = table._by_resource[kind]
+        if (kind, pattern) not in self._patterns:
+            self._patterns.add((kind, pattern))
+            by_pattern[pattern] = dict(by_pattern.get(pattern, ()))
+        return by_pattern[pattern]
+
+    def _grants(self, rule: Acl) -> dict[Pattern, _Grant]:
+        """What the holder of ``rule`` has, to be changed."""
+        by_holder, holder = self._table._by_holder, _holder(rule)
+        if holder not in self._holders:
+            self._holders.add(holder)
+            known = by_holder.get(holder)
+            by_holder[holder] = (
+                _Held({}, _Prefixes())
+                if known is None
+                else _Held(dict(known.grants), known.prefixes)
+            )
+        return by_holder[holder].grants
+
+
+def _pattern(rule: Acl) -> Pattern:
+    return rule.pattern_type, rule.resource_name
+
+
+def _holder(rule: Acl) -> Holder:
+    return rule.resource_type, rule.principal, one_form(rule.host)
+
+
+def _patterns_of(name: str, prefixes: _Prefixes) -> Iterator[Pattern]:
+    """All patterns that a name fits, as far as prefixes are concerned only those there are."""
+    yield PatternType.LITERAL, name
+    if name != ANYTHING:
+        yield _ALL_NAMES
+    for prefix in prefixes.of(name):
+        yield PatternType.PREFIXED, prefix
+
+
+def _prefixes(patterns: Iterable[Pattern], known: _Prefixes | None) -> Steps[_Prefixes]:
+    texts = [text for how, text in patterns if how is PatternType.PREFIXED]
+    return (yield from (_Prefixes() if known is None else known).changed(texts))
+
+
+def _bits(rule: Acl, *, implied: bool = True) -> int:
+    """The operations that a rule is about."""
+    if rule.operation is Operation.ALL:
+        return _EVERYTHING
+    bits = 1 << rule.operation
+    if implied and rule.permission is Permission.ALLOW and rule.operation in _ALSO_ALLOWED:
+        bits |= 1 << _ALSO_ALLOWED[rule.operation]
+    return bits
+
+
+def _grant(rules: tuple[Acl, ...]) -> _Grant:
+    sums = []
+    for implied in (True, False):
+        denied = allowed = 0
+        for rule in rules:
+            if rule.permission is Permission.DENY:
+                denied |= _bits(rule, implied=implied)
+            else:
+                allowed |= _bits(rule, implied=implied)
+        sums.append(Rights(denied, allowed))
+    return _Grant(rules, *sums)

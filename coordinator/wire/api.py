@@ -30,6 +30,7 @@ class ApiKey(IntEnum):
     SYNC_GROUP = 14
     DESCRIBE_GROUPS = 15
     LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
@@ -48,6 +49,7 @@ class ApiKey(IntEnum):
     ALTER_CONFIGS = 33
     ALTER_REPLICA_LOG_DIRS = 34
     DESCRIBE_LOG_DIRS = 35
+    SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
@@ -119,6 +121,7 @@ APIS: Mapping[int, Api] = {
         _api(ApiKey.SYNC_GROUP, (0, 5)),
         _api(ApiKey.DESCRIBE_GROUPS, (0, 6)),
         _api(ApiKey.LIST_GROUPS, (0, 5)),
+        _api(ApiKey.SASL_HANDSHAKE, (0, 1)),
         _api(ApiKey.API_VERSIONS, (0, 4)),
         _api(ApiKey.CREATE_TOPICS, (2, 7)),
         _api(ApiKey.DELETE_TOPICS, (1, 6)),
@@ -137,6 +140,7 @@ APIS: Mapping[int, Api] = {
         _api(ApiKey.ALTER_CONFIGS, (0, 2)),
         _api(ApiKey.ALTER_REPLICA_LOG_DIRS, (1, 2)),
         _api(ApiKey.DESCRIBE_LOG_DIRS, (1, 5)),
+        _api(ApiKey.SASL_AUTHENTICATE, (0, 2)),
         _api(ApiKey.CREATE_PARTITIONS, (0, 3)),
         _api(ApiKey.DELETE_GROUPS, (0, 2)),
         _api(ApiKey.ELECT_LEADERS, (0, 2)),

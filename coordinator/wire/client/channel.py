@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol, Self
 
+from fencepost.coordinator.wire.client.tls_errors import refusal
 from fencepost.coordinator.wire.errors import WireError
 from fencepost.coordinator.wire.limits import MAX_RESPONSE_BYTES
 from fencepost.coordinator.wire.writer import Chunk
 
 _LENGTH = struct.Struct(">i")
+_TLS_ALERT = b"\x15\x03"
+"""What an answer in TLS to a request without it begins with."""
 
 
 class ConnectionLostError(WireError):
@@ -30,10 +34,16 @@ class BrokerUnreachable(WireError):  # noqa: N818 - says what it is
     """No connection to any of the brokers tried could be made, or one was lost."""
 
 
+class AuthenticationError(WireError):
+    """One side does not believe the other who it is: trying again would change nothing."""
+
+
 class Channel(Protocol):
     """A connection; requests are answered in the order in which they were sent."""
 
     closed: bool
+    where: str
+    """HOST:PORT of the broker."""
 
     async def exchange(
         self, chunks: list[Chunk], *, answered: bool, timeout_ms: float
@@ -51,14 +61,19 @@ class Channel(Protocol):
 class Io(NamedTuple):
     """What a client needs of its surroundings."""
 
-    connect: Callable[[str, int, float], Awaitable[Channel]]
-    """Opens a channel to host and port within so many milliseconds. Raises OSError."""
+    connect: Callable[[str, int, float, ssl.SSLContext | None], Awaitable[Channel]]
+    """Opens a channel to host and port within so many milliseconds; with a context, an encrypted
+    one. Raises OSError, and AuthenticationError."""
     sleep: Callable[[float], Awaitable[None]]
     """Waits for so many seconds."""
+    run: Callable[[Callable[[], bytes | None]], Awaitable[bytes | None]]
+    """Does what may take long, without holding up others."""
 
 
 def _response_size(prefix: bytes) -> int:
     size: int = _LENGTH.unpack(prefix)[0]
+    if prefix[:2] == _TLS_ALERT:
+        raise AuthenticationError("the listener speaks TLS: security.protocol is SSL or SASL_SSL")
     if not 0 <= size <= MAX_RESPONSE_BYTES:
         raise ConnectionLostError(f"a response of {size} bytes; the limit is {MAX_RESPONSE_BYTES}")
     return size
@@ -69,14 +84,26 @@ class BlockingChannel:
 
     def __init__(self, sock: socket.socket, address: tuple[str, int]) -> None:
         self._socket = sock
-        self._where = f"{address[0]}:{address[1]}"
+        self.where = f"{address[0]}:{address[1]}"
         self.closed = False
 
     @classmethod
-    async def connect(cls, host: str, port: int, timeout_ms: float) -> Self:
+    async def connect(
+        cls, host: str, port: int, timeout_ms: float, tls: ssl.SSLContext | None = None
+    ) -> Self:
         """Connect within the time. Raises OSError (TimeoutError among them)."""
+        deadline = time.monotonic() + timeout_ms / 1000
         sock = socket.create_connection((host, port), timeout_ms / 1000)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls is not None:
+                sock.settimeout(_left(deadline))
+                sock = tls.wrap_socket(sock, server_hostname=host)
+        except BaseException as error:
+            sock.close()
+            if isinstance(error, OSError):
+                raise _judged(error, host, port) from error
+            raise
         return cls(sock, (host, port))
 
     async def exchange(
@@ -94,7 +121,10 @@ class BlockingChannel:
             return self._receive(size, deadline)
         except OSError as error:
             self.close()
-            raise ConnectionLostError(f"{self._where}: {error}") from error
+            raise _broken(error, self.where) from error
+        except AuthenticationError as error:
+            self.close()
+            raise AuthenticationError(f"{self.where}: {error}") from None
         except BaseException:
             # Ctrl-C among them: the next one to ask would be given the answer that is under way.
             self.close()
@@ -106,7 +136,7 @@ class BlockingChannel:
             self._socket.settimeout(_left(deadline))
             part = self._socket.recv(min(size, 1 << 20))
             if not part:
-                raise ConnectionLostError(f"{self._where}: closed by broker")
+                raise ConnectionLostError(f"{self.where}: closed by broker")
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
@@ -115,6 +145,27 @@ class BlockingChannel:
         """See :class:`Channel`."""
         self.closed = True
         self._socket.close()
+
+
+def _judged(error: OSError, host: str, port: int) -> Exception:
+    """What a connection that can not be encrypted is to be told as."""
+    if reason := refusal(error, host):
+        return AuthenticationError(f"{host}:{port}: {reason}")
+    if isinstance(error, TimeoutError) or not isinstance(
+        error, (ssl.SSLError, ConnectionResetError, BrokenPipeError)
+    ):
+        return error
+    return ConnectionResetError(
+        "closed during the TLS handshake; perhaps the listener speaks no TLS (security.protocol is"
+        " PLAINTEXT or SASL_PLAINTEXT there), or it wants a certificate (ssl.keystore.location)"
+    )
+
+
+def _broken(error: OSError, where: str) -> WireError:
+    """What a connection that breaks under a request is to be told as."""
+    if reason := refusal(error, where):
+        return AuthenticationError(f"{where}: {reason}")
+    return ConnectionLostError(f"{where}: {str(error) or 'no answer in time'}")
 
 
 def _left(deadline: float) -> float:
@@ -134,15 +185,20 @@ class AsyncChannel:
         self._writer = writer
         self._waiting: deque[asyncio.Future[bytes]] = deque()
         self._task = asyncio.create_task(self._read())
-        self._where = f"{address[0]}:{address[1]}"
+        self.where = f"{address[0]}:{address[1]}"
         self.closed = False
 
     @classmethod
-    async def connect(cls, host: str, port: int, timeout_ms: float) -> Self:
+    async def connect(
+        cls, host: str, port: int, timeout_ms: float, tls: ssl.SSLContext | None = None
+    ) -> Self:
         """Connect within the time. Raises OSError (TimeoutError among them)."""
-        reader, writer = await asyncio.wait_for(
-            asyncio.open_connection(host, port), timeout_ms / 1000
-        )
+        try:
+            reader, writer = await asyncio.wait_for(
+                asyncio.open_connection(host, port, ssl=tls), timeout_ms / 1000
+            )
+        except OSError as error:
+            raise (_judged(error, host, port) if tls else error) from error
         return cls(reader, writer, (host, port))
 
     async def exchange(
@@ -150,7 +206,7 @@ class AsyncChannel:
     ) -> bytes | None:
         """See :class:`Channel`."""
         if self.closed:
-            raise ConnectionLostError(f"{self._where}: closed")
+            raise ConnectionLostError(f"{self.where}: closed")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         if answered:
             self._waiting.append(answer)
@@ -163,8 +219,9 @@ class AsyncChannel:
         except OSError as error:
             # A broker that is silent for so long is as good as gone. (A call that is cancelled
             # instead leaves its place in the queue, and its response is dropped when it comes.)
-            self._fail(f"gave up waiting: {type(error).__name__}")
-            raise ConnectionLostError(f"{self._where}: {error or 'no answer in time'}") from error
+            problem = _broken(error, self.where)
+            self._fail(ConnectionLostError(f"{self.where}: gave up waiting: {problem}"))
+            raise problem from error
 
     async def _read(self) -> None:
         try:
@@ -172,35 +229,43 @@ class AsyncChannel:
                 size = _response_size(await self._reader.readexactly(_LENGTH.size))
                 frame = await self._reader.readexactly(size)
                 if not self._waiting:
-                    self._fail("a response that nobody asked for")
+                    self._fail(ConnectionLostError(f"{self.where}: an answer to no request"))
                     return
                 answer = self._waiting.popleft()
                 if not answer.done():
                     answer.set_result(frame)
-        except (OSError, EOFError, WireError) as error:
-            self._fail(f"closed by broker ({error})" if isinstance(error, EOFError) else str(error))
+        except EOFError as error:
+            self._fail(ConnectionLostError(f"{self.where}: closed by broker ({error})"))
+        except OSError as error:
+            self._fail(_broken(error, self.where))
+        except WireError as error:
+            self._fail(type(error)(f"{self.where}: {error}"))
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, problem: WireError) -> None:
         self.closed = True
         self._writer.close()
         waiting, self._waiting = self._waiting, deque()
         for answer in waiting:
             if not answer.done():
-                answer.set_exception(ConnectionLostError(f"{self._where}: {reason}"))
+                answer.set_exception(type(problem)(str(problem)))
                 answer.exception()  # the one who waits may have gone; that is no news then
 
     def close(self) -> None:
         """See :class:`Channel`."""
         self._task.cancel()
-        self._fail("closed by us")
+        self._fail(ConnectionLostError(f"{self.where}: closed by us"))
 
 
 async def _sleep(seconds: float) -> None:
     time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop to block
 
 
-BLOCKING = Io(BlockingChannel.connect, _sleep)
+async def _run(work: Callable[[], bytes | None]) -> bytes | None:
+    return work()
+
+
+BLOCKING = Io(BlockingChannel.connect, _sleep, _run)
 """Sockets and sleeping without an event loop."""
 
-ASYNC = Io(AsyncChannel.connect, asyncio.sleep)
+ASYNC = Io(AsyncChannel.connect, asyncio.sleep, asyncio.to_thread)
 """Streams and sleeping on the running event loop."""

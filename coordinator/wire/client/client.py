@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from fencepost.coordinator.wire.client.channel import (
     ASYNC,
     BLOCKING,
+    AuthenticationError,
     BrokerUnreachable,
     ConnectionLostError,
     Io,
@@ -32,6 +33,7 @@ from fencepost.coordinator.wire.client.router import (
     Router,
     Target,
 )
+from fencepost.coordinator.wire.client.security import PLAINTEXT, Security, SecurityError
 from fencepost.coordinator.wire.messages import RequestFactory
 from fencepost.coordinator.wire.schema import Entity
 
@@ -40,7 +42,11 @@ T = TypeVar("T")
 
 
 class _Client:
-    """What both clients can do."""
+    """What both clients can do.
+
+    ``security`` says how connections are encrypted and who logs in. A file that it names and that
+    can not be used raises :class:`SecurityError`.
+    """
 
     _io: Io
 
@@ -50,8 +56,11 @@ class _Client:
         *,
         client_id: str | None = "fencepost",
         timeout_ms: float = DEFAULT_TIMEOUT_MS,
+        security: Security = PLAINTEXT,
     ) -> None:
-        self._router = Router(self._io, bootstrap, client_id=client_id, timeout_ms=timeout_ms)
+        self._router = Router(
+            self._io, bootstrap, client_id=client_id, timeout_ms=timeout_ms, security=security
+        )
 
     async def _request(
         self,
@@ -96,7 +105,8 @@ class _Client:
         over. Then, and for other top-level errors, it raises :class:`ApiError`; errors of single
         items are left in the response. With ``check=False`` the first answer is returned, whatever
         it says. Raises :class:`BrokerUnreachable` if no broker can be reached, or if a connection
-        is lost under a request that may not be repeated, and :class:`UnsupportedVersion`.
+        is lost under a request that may not be repeated, :class:`UnsupportedVersion`, and
+        :class:`AuthenticationError` if the broker does not believe the client or the reverse.
         """
         coordinator = None if to_group is None else (GROUP, to_group)
         if to_transaction is not None:
@@ -183,8 +193,11 @@ class AsyncWireClient(_Client):
 __all__ = [
     "ApiError",
     "AsyncWireClient",
+    "AuthenticationError",
     "BrokerUnreachable",
     "ConnectionLostError",
     "RequestFactory",
+    "Security",
+    "SecurityError",
     "WireClient",
 ]

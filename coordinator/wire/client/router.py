@@ -6,6 +6,8 @@ blocking sockets those never suspend.
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from fencepost.coordinator.wire.client.cluster import (
     parse_bootstrap,
     verdict,
 )
+from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
 from fencepost.coordinator.wire.codec import decode_response, encode_request
 from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
 from fencepost.coordinator.wire.messages import request_factory
@@ -42,6 +45,10 @@ METADATA_MAX_AGE_MS = 300_000
 UNKNOWN_TOPIC_PATIENCE_MS = 1_000
 """How long an unknown topic is asked for again. Kafka calls that error retriable because a new
 topic takes a moment to get around; mostly, though, the name is wrong."""
+
+LOGIN_AGAIN_AT = 0.85, 0.95
+"""At what part of a login's time the next one is made, by chance in between, as in Kafka: brokers
+that have been started together are not asked by all their clients at once."""
 
 GROUP, TRANSACTION = 0, 1
 """Coordinator key types."""
@@ -116,6 +123,12 @@ class Node:
         self.channel = channel
         self.versions: dict[int, tuple[int, int]] = {}
         self.features: dict[str, int] = {}
+        self.has_answered = False
+        """Whether it has served anything but what is asked of it before a login."""
+        self.login_again_at = float("inf")
+        """By the clock of the router."""
+        self.logging_in = asyncio.Lock()
+        """Nothing else may be asked meanwhile."""
 
 
 class Router:
@@ -128,8 +141,15 @@ class Router:
         *,
         client_id: str | None,
         timeout_ms: float,
+        security: Security = PLAINTEXT,
     ) -> None:
         self._io = io
+        self._security = security
+        self._tls = None
+        if security.has_tls:
+            from fencepost.coordinator.wire.client.tls import ssl_context  # noqa: PLC0415 - lazy
+
+            self._tls = ssl_context(security)
         self._bootstrap = parse_bootstrap(bootstrap)
         self._client_id = client_id
         self._timeout_ms = timeout_ms
@@ -143,15 +163,21 @@ class Router:
 
     async def _connect(self, address: tuple[str, int], deadline: float) -> Node:
         node = self._nodes.get(address)
-        if node is not None and not node.channel.closed:
+        if node is not None and await self._is_ready(node, deadline):
             return node
+        where = f"{address[0]}:{address[1]}"
         try:
-            channel = await self._io.connect(*address, min(CONNECT_TIMEOUT_MS, _left(deadline)))
+            time_left = min(CONNECT_TIMEOUT_MS, _left(deadline))
+            channel = await self._io.connect(*address, time_left, self._tls)
         except OSError as error:
-            raise BrokerUnreachable(f"{address[0]}:{address[1]}: {error or 'timeout'}") from error
+            raise BrokerUnreachable(f"{where}: {str(error) or 'timeout'}") from error
         node = Node(channel)
         try:
             await self._negotiate(node, deadline)
+            await self._log_in(node, where, deadline)
+        except ConnectionLostError as error:
+            channel.close()
+            raise BrokerUnreachable(f"{error}{self._doubt()}") from error
         except WireError:
             channel.close()
             raise
@@ -164,8 +190,8 @@ class Router:
 
     async def _any(self, deadline: float) -> Node:
         """A connection to whichever broker can be reached, an open one first."""
-        for node in self._nodes.values():
-            if not node.channel.closed:
+        for node in list(self._nodes.values()):
+            if await self._is_ready(node, deadline):
                 return node
         known = [b.address for b in self._metadata.brokers.values()] if self._metadata else []
         problems: list[str] = []
@@ -175,6 +201,50 @@ class Router:
             except (BrokerUnreachable, ConnectionLostError) as error:
                 problems.append(str(error))
         raise BrokerUnreachable("; ".join(problems))
+
+    async def _is_ready(self, node: Node, deadline: float) -> bool:
+        """Whether requests can go to ``node``; its login is renewed if that ends soon."""
+        while not node.channel.closed:
+            if not node.logging_in.locked() and _now() < node.login_again_at:
+                return True
+            async with node.logging_in:
+                if not node.channel.closed and _now() >= node.login_again_at:
+                    try:
+                        await self._log_in(node, node.channel.where, deadline)
+                    except ConnectionLostError:
+                        return False
+                    except WireError:
+                        node.channel.close()
+                        raise
+        return False
+
+    async def _log_in(self, node: Node, where: str, deadline: float) -> None:
+        if not self._security.has_login:
+            return
+        from fencepost.coordinator.wire.client.login import log_in, no_logins  # noqa: PLC0415 - few log in
+
+        async def ask(key: ApiKey, /, **fields: Any) -> Entity:
+            api = APIS[key]
+            if key not in node.versions:
+                raise no_logins(self._security, where)
+            # A broker tells these versions before a login like all others; Kafka 1.0 has these.
+            version = self._version(node, api)
+            body = request_factory(key, version).message(**fields)
+            return await self._answer(node, api, version, body, deadline)
+
+        began = _now()
+        lifetime_ms = await log_in(ask, self._io.run, self._security, where)
+        share = random.uniform(*LOGIN_AGAIN_AT)  # noqa: S311 - nobody gains by a guess
+        node.login_again_at = began + share * lifetime_ms if lifetime_ms > 0 else float("inf")
+
+    def _doubt(self) -> str:
+        """What may be wrong with a connection that was closed before it was of any use."""
+        if self._security.has_login:
+            return ""
+        told = self._security.protocol
+        if self._security.has_tls:
+            return f" (perhaps the listener wants a login; security.protocol is {told} here)"
+        return f" (perhaps the listener wants TLS or a login; security.protocol is {told} here)"
 
     async def _negotiate(self, node: Node, deadline: float) -> None:
         version = APIS[ApiKey.API_VERSIONS].max_version
@@ -211,6 +281,18 @@ class Router:
         return correlation_id, frame
 
     async def _exchange(
+        self, node: Node, api: Api, version: int, body: Entity, deadline: float
+    ) -> Entity:
+        try:
+            answer = await self._answer(node, api, version, body, deadline)
+        except ConnectionLostError as error:
+            if node.has_answered:
+                raise
+            raise ConnectionLostError(f"{error}{self._doubt()}") from error
+        node.has_answered = True
+        return answer
+
+    async def _answer(
         self, node: Node, api: Api, version: int, body: Entity, deadline: float
     ) -> Entity:
         correlation_id, frame = await self._send(node, api.key, version, body, deadline)

@@ -9,16 +9,18 @@ Source: ``CommonClientConfigs``, ``SaslConfigs``, ``SslConfigs``, ``DefaultSslEn
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fencepost.coordinator.wire.client.tokens import TOKEN_KEY, TokenError, token_source
 from fencepost.coordinator.wire.jaas import JaasError, parse_jaas
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
 
-PREFIXES = ("security.", "ssl.", "sasl.")
+PREFIXES = ("security.", "ssl.", "sasl.", "enable.ssl.", "enable.sasl.", "fencepost.oauthbearer.")
 """What names of keys begin with that are about security."""
 
 SECRETS = frozenset(
@@ -33,9 +35,60 @@ SECRETS = frozenset(
         "ssl.keystore.password",
         "ssl.truststore.certificates",
         "ssl.truststore.password",
+        "sasl.oauthbearer.client.secret",
+        "ssl.key.pem",
+        TOKEN_KEY,
     }
 )
-"""Kafka's keys of the type PASSWORD, and librdkafka's ``sasl.password``."""
+"""Kafka's keys of the type PASSWORD, librdkafka's like them, and ours."""
+
+_SYNONYMS = {
+    "sasl.mechanisms": "sasl.mechanism",
+    "ssl.ca.location": "ssl.truststore.location",
+    "ssl.ca.pem": "ssl.truststore.certificates",
+    "ssl.certificate.location": "ssl.keystore.location",
+    "ssl.certificate.pem": "ssl.keystore.certificate.chain",
+    "ssl.key.pem": "ssl.keystore.key",
+}
+"""librdkafka's names, and Kafka's for the same."""
+
+_VERIFICATION = "enable.ssl.certificate.verification"
+_UNSECURED = "enable.sasl.oauthbearer.unsecure.jwt"
+
+_KNOWN = frozenset(
+    {
+        *SECRETS,
+        *_SYNONYMS,
+        *_SYNONYMS.values(),
+        _UNSECURED,
+        _VERIFICATION,
+        "sasl.username",
+        "security.protocol",
+        "ssl.cipher.suites",
+        "ssl.enabled.protocols",
+        "ssl.endpoint.identification.algorithm",
+        "ssl.key.location",
+        "ssl.keystore.type",
+        "ssl.protocol",
+        "ssl.truststore.type",
+        f"{TOKEN_KEY}.command",
+        f"{TOKEN_KEY}.file",
+    }
+)
+
+_OF_OTHERS = (
+    "sasl.kerberos.",
+    "sasl.login.",
+    "sasl.oauthbearer.",
+    "security.providers",
+    "ssl.keymanager.algorithm",
+    "ssl.provider",
+    "ssl.secure.random.implementation",
+    "ssl.trustmanager.algorithm",
+)
+"""What screws of Java's and librdkafka's machinery are called, which is not here."""
+
+_TOKENS = ("sasl.oauthbearer.", "fencepost.oauthbearer.")
 
 _UNSERVED = {
     "ssl.engine.factory.class": "no Java class can be loaded here",
@@ -44,9 +97,11 @@ _UNSERVED = {
     "sasl.client.callback.handler.class": "no Java class can be loaded here",
 }
 
-_FORMS = {
-    "truststore": "keytool -exportcert -rfc -keystore FILE -alias NAME > ca.pem",
-    "keystore": "openssl pkcs12 -in FILE -nodes -out client.pem",
+_TO_PEM = "openssl pkcs12 -in {file} -nodes -out store.pem"
+_CONVERSIONS = {
+    "PKCS12": _TO_PEM,
+    "JKS": "keytool -importkeystore -srckeystore {file} -destkeystore store.p12"
+    " -deststoretype PKCS12 && " + _TO_PEM.format(file="store.p12"),
 }
 
 
@@ -67,7 +122,11 @@ class Tls:
     key: str = field(default="", repr=False)
     """That key itself, with ``chain``, instead of a file."""
     chain: str = field(default="", repr=False)
+    key_file: str = ""
+    """A PEM file with the key, if ``keystore`` has only the chain."""
     key_password: str = field(default="", repr=False)
+    checks_certificate: bool = True
+    """Whether anything is asked of a broker's certificate at all."""
     checks_host: bool = True
     """``ssl.endpoint.identification.algorithm`` is ``https``."""
     versions: tuple[str, ...] = TLS_VERSIONS
@@ -84,7 +143,8 @@ class Security:
     username: str = ""
     password: str = field(default="", repr=False)
     login: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Of OAUTHBEARER: the options of ``sasl.jaas.config`` and the keys ``sasl.oauthbearer.*``."""
+    """Of OAUTHBEARER: the options of ``sasl.jaas.config`` and the keys about tokens, which
+    ``tokens.token_source`` understands."""
     tls: Tls = field(default_factory=Tls)
 
     @property
@@ -101,16 +161,15 @@ class Security:
     def of(cls, properties: Mapping[str, str]) -> Security:
         """From Kafka's client properties; those that are not about security are left aside.
 
-        ``sasl.username`` and ``sasl.password`` may stand instead of ``sasl.jaas.config``. Raises
-        :class:`SecurityError`.
+        ``sasl.username`` and ``sasl.password`` may stand instead of ``sasl.jaas.config``, and
+        librdkafka's names instead of Kafka's. Raises :class:`SecurityError`.
         """
-        given = {
-            key: value
-            for key, value in properties.items()
-            if key.startswith(PREFIXES) and value is not None and value != ""
-        }
-        for key in given.keys() & _UNSERVED.keys():
-            raise SecurityError(f"{key}: {_UNSERVED[key]}")
+        given = _given(properties)
+        if given and "security.protocol" not in given:
+            raise SecurityError(
+                f"security.protocol: is not set, and without it {min(given)} would have no effect:"
+                f" one of {', '.join(PROTOCOLS)}"
+            )
         protocol = given.get("security.protocol", "PLAINTEXT").upper()
         if protocol not in PROTOCOLS:
             raise SecurityError(f"security.protocol: one of {', '.join(PROTOCOLS)} is wanted")
@@ -118,6 +177,43 @@ class Security:
         if not protocol.startswith("SASL"):
             return cls(protocol, tls=tls)
         return cls(protocol, *_login(given), tls)
+
+    def warnings(self) -> list[str]:
+        """What these settings leave open, in a sentence each."""
+        found = []
+        if self.has_tls and not self.tls.checks_certificate:
+            found.append(
+                f"{_VERIFICATION} is off: whoever is between this client and the broker can read"
+                " and change everything"
+            )
+        elif self.has_tls and not self.tls.checks_host:
+            found.append(
+                "ssl.endpoint.identification.algorithm is empty: any certificate of the same"
+                " authority is taken for the broker's"
+            )
+        if self.protocol == "SASL_PLAINTEXT" and self.mechanism in {"PLAIN", "OAUTHBEARER"}:
+            what = "password" if self.mechanism == "PLAIN" else "token"
+            found.append(f"{self.mechanism} over {self.protocol} sends the {what} as it is")
+        return found
+
+
+def _given(properties: Mapping[str, str]) -> dict[str, str]:
+    """What is set about security, by Kafka's names."""
+    found: dict[str, str] = {}
+    for key, value in properties.items():
+        if not key.startswith(PREFIXES) or value is None or value == "":
+            continue
+        if key in _UNSERVED:
+            raise SecurityError(f"{key}: {_UNSERVED[key]}")
+        if key not in _KNOWN and not key.startswith(_OF_OTHERS):
+            close = difflib.get_close_matches(key, _KNOWN, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise SecurityError(f"{key}: no client has such a setting{hint}")
+        name = _SYNONYMS.get(key, key)
+        if found.setdefault(name, value) != value:
+            other = next(one for one, same in _SYNONYMS.items() if same == name)
+            raise SecurityError(f"{name}: {other} means the same, and has another value")
+    return found
 
 
 def _login(given: Mapping[str, str]) -> tuple[str, str, str, tuple[tuple[str, str], ...]]:
@@ -130,8 +226,15 @@ def _login(given: Mapping[str, str]) -> tuple[str, str, str, tuple[tuple[str, st
         )
     options = _jaas_options(given, mechanism)
     if mechanism == "OAUTHBEARER":
-        own = {key: value for key, value in given.items() if key.startswith("sasl.oauthbearer.")}
-        return mechanism, "", "", tuple(sorted({**options, **own}.items()))
+        own = {key: given[key] for key in given if key.startswith((_UNSECURED, *_TOKENS))}
+        login = {**options, **own}
+        try:
+            token_source(login)
+        except TokenError as error:
+            raise SecurityError(f"sasl.mechanism: {error}") from None
+        return mechanism, "", "", tuple(sorted(login.items()))
+    if options.get("tokenauth", "").lower() == "true":
+        raise SecurityError("sasl.jaas.config: delegation tokens (tokenauth) are not spoken")
     username = given.get("sasl.username", options.get("username", ""))
     password = given.get("sasl.password", options.get("password", ""))
     if not username or not password:
@@ -139,6 +242,10 @@ def _login(given: Mapping[str, str]) -> tuple[str, str, str, tuple[tuple[str, st
             f"sasl.jaas.config: username and password are wanted for {mechanism}, there or in"
             " sasl.username and sasl.password"
         )
+    if "\0" in username + password:
+        raise SecurityError("sasl.username: neither it nor the password can hold a zero byte")
+    if mechanism != "PLAIN" and not username.isascii():
+        raise SecurityError(f"sasl.username: names of {mechanism} have ASCII characters only")
     return mechanism, username, password, ()
 
 
@@ -161,18 +268,21 @@ def _tls(given: Mapping[str, str], properties: Mapping[str, str]) -> Tls:
     for store in ("truststore", "keystore"):
         form = given.get(f"ssl.{store}.type", "PEM").upper()
         if form != "PEM":
-            raise SecurityError(
-                f"ssl.{store}.type: only PEM is read, not {form}; {_FORMS[store]!r} converts"
-            )
+            file = given.get(f"ssl.{store}.location", "FILE")
+            how = conversion(form, file)
+            raise SecurityError(f"ssl.{store}.type: only PEM is read, not {form}{how}")
     # An empty value is no value, but for this key, where it means that no name is checked.
     algorithm = properties.get("ssl.endpoint.identification.algorithm", "https").lower()
-    if algorithm not in {"https", ""}:
+    if algorithm not in {"https", "none", ""}:
         raise SecurityError("ssl.endpoint.identification.algorithm: https or nothing is wanted")
     versions = tuple(
         version.strip()
         for version in given.get("ssl.enabled.protocols", ",".join(TLS_VERSIONS)).split(",")
     )
     newest = given.get("ssl.protocol", TLS_VERSIONS[-1])
+    verification = given.get(_VERIFICATION, "true").lower()
+    if verification not in {"true", "false"}:
+        raise SecurityError(f"{_VERIFICATION}: true or false is wanted")
     if newest not in TLS_VERSIONS or not set(versions) <= set(TLS_VERSIONS):
         key = "ssl.protocol" if newest not in TLS_VERSIONS else "ssl.enabled.protocols"
         raise SecurityError(f"{key}: {' and '.join(TLS_VERSIONS)} are spoken")
@@ -182,19 +292,30 @@ def _tls(given: Mapping[str, str], properties: Mapping[str, str]) -> Tls:
         keystore=given.get("ssl.keystore.location", ""),
         key=given.get("ssl.keystore.key", ""),
         chain=given.get("ssl.keystore.certificate.chain", ""),
+        key_file=given.get("ssl.key.location", ""),
         key_password=given.get("ssl.key.password", ""),
+        checks_certificate=verification == "true",
         checks_host=algorithm == "https",
         versions=tuple(version for version in versions if version <= newest),
         ciphers=tuple(filter(None, given.get("ssl.cipher.suites", "").split(","))),
     )
-    for one, other in (("truststore", "authorities"), ("keystore", "key"), ("keystore", "chain")):
+    pairs = ("truststore", "authorities"), ("keystore", "key"), ("keystore", "chain")
+    for one, other in pairs:
         if getattr(tls, one) and getattr(tls, other):
             raise SecurityError(f"ssl.{one}.location: a file, or the PEM text itself, not both")
     if bool(tls.key) != bool(tls.chain):
         raise SecurityError("ssl.keystore.key and ssl.keystore.certificate.chain go together")
+    if tls.key_file and not tls.keystore:
+        raise SecurityError("ssl.key.location: its certificate is wanted, ssl.certificate.location")
     if not tls.versions:
         raise SecurityError("ssl.enabled.protocols: none is left under ssl.protocol")
     return tls
+
+
+def conversion(form: str, file: str) -> str:
+    """The end of an error about a store of that form: what makes PEM of it."""
+    line = _CONVERSIONS.get(form)
+    return f"; this converts it: {line.format(file=file)}" if line else ""
 
 
 PLAINTEXT = Security()

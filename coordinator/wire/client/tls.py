@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fencepost.coordinator.wire.client.security import Security, SecurityError, Tls
+from fencepost.coordinator.wire.client.security import Security, SecurityError, Tls, conversion
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -57,7 +57,8 @@ def ssl_context(security: Security) -> ssl.SSLContext | None:
         return None
     tls = security.tls
     context = _Renewed(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = tls.checks_host  # paho looks whether to check it by itself
+    # paho looks whether to check it by itself
+    context.check_hostname = tls.checks_certificate and tls.checks_host
     context._tls = tls
     context._newest()
     return context
@@ -65,7 +66,7 @@ def ssl_context(security: Security) -> ssl.SSLContext | None:
 
 def _stamps(tls: Tls) -> tuple[tuple[int, int], ...]:
     found = []
-    for name in filter(None, (tls.truststore, tls.keystore)):
+    for name in filter(None, (tls.truststore, tls.keystore, tls.key_file)):
         try:
             state = Path(name).stat()
         except OSError:
@@ -78,7 +79,9 @@ def _stamps(tls: Tls) -> tuple[tuple[int, int], ...]:
 def _made(tls: Tls, context: ssl.SSLContext) -> ssl.SSLContext:
     context.minimum_version = _VERSIONS[min(tls.versions)]
     context.maximum_version = _VERSIONS[max(tls.versions)]
-    context.check_hostname = tls.checks_host
+    context.check_hostname = tls.checks_certificate and tls.checks_host
+    if not tls.checks_certificate:
+        context.verify_mode = ssl.CERT_NONE
     if tls.ciphers:
         try:
             context.set_ciphers(":".join(tls.ciphers))
@@ -112,11 +115,13 @@ def _identify(context: ssl.SSLContext, tls: Tls) -> None:
         return tls.key_password
 
     text = _read(key, tls.keystore) if tls.keystore else ""
-    if tls.keystore and "PRIVATE KEY-----" not in text:
+    if tls.key_file:
+        _read("ssl.key.location", tls.key_file)
+    if tls.keystore and not tls.key_file and "PRIVATE KEY-----" not in text:
         raise SecurityError(f"{key}: no private key in PEM is there{_of(tls.keystore)}")
     try:
         if tls.keystore:
-            context.load_cert_chain(tls.keystore, password=password)
+            context.load_cert_chain(tls.keystore, tls.key_file or None, password=password)
         else:
             with _hidden(f"{tls.key.strip()}\n{tls.chain.strip()}\n") as path:
                 context.load_cert_chain(path, password=password)
@@ -141,9 +146,13 @@ def _of(path: str) -> str:
 
 def _read(key: str, path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        raw = Path(path).read_bytes()
     except OSError as error:
         raise SecurityError(f"{key}: {path}: {error.strerror}") from None
+    if raw[:4] == b"\xfe\xed\xfe\xed" or raw[:1] == b"\x30":
+        form = "JKS" if raw[:1] == b"\xfe" else "PKCS12"
+        raise SecurityError(f"{key}: {path} is no PEM but {form}{conversion(form, path)}")
+    return raw.decode("utf-8", "replace")
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import pickle
 import ssl
 from pathlib import Path
@@ -18,6 +20,7 @@ from fencepost.coordinator.wire.client.security import (
     SecurityError,
 )
 from fencepost.coordinator.wire.client.tls import ssl_context
+from fencepost.coordinator.wire.client.tokens import TOKEN_KEY, TokenError, token_source
 from tests.support.certificates import Authority, replace
 
 SECRET = "hunter2-;='\"\\"
@@ -135,6 +138,15 @@ class TestSettings:
                 "https or nothing",
             ),
             ({"ssl.engine.factory.class": "x.Y"}, "no Java class"),
+            (scram(**{"sasl.mechanisms": "PLAIN"}), "sasl.mechanisms means the same"),
+            (scram(**{"sasl.user": "alice"}), "sasl.user: no client .*sasl.username"),
+            (scram(**{"sasl.username": "älice"}), "ASCII"),
+            ({"sasl.mechanism": "PLAIN"}, "security.protocol: is not set"),
+            (scram(**{"sasl.mechanism": "OAUTHBEARER"}), "OAUTHBEARER needs a token"),
+            (
+                {"security.protocol": "SSL", "ssl.key.location": "key.pem"},
+                "ssl.key.location: its certificate is wanted",
+            ),
         ],
     )
     def test_what_is_wrong_is_refused_by_its_key(
@@ -143,6 +155,33 @@ class TestSettings:
         with pytest.raises(SecurityError, match=reason) as refused:
             Security.of(settings)
         assert "hunter2" not in str(refused.value)
+
+    def test_librdkafkas_names_mean_the_same(self) -> None:
+        ours = {"ssl.truststore.location": "ca.pem", "ssl.keystore.location": "chain.pem"}
+        theirs = {"ssl.ca.location": "ca.pem", "ssl.certificate.location": "chain.pem"}
+        assert Security.of(
+            scram(**{"security.protocol": "sasl_ssl", "sasl.mechanisms": "SCRAM-SHA-512"}, **theirs)
+        ) == Security.of(scram(**{"security.protocol": "SASL_SSL"}, **ours))
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            (scram(), ""),
+            (scram(**{"sasl.mechanism": "PLAIN"}), "PLAIN over SASL_PLAINTEXT"),
+            (
+                {"security.protocol": "SSL", "ssl.endpoint.identification.algorithm": ""},
+                "algorithm is empty",
+            ),
+            (
+                {"security.protocol": "SSL", "enable.ssl.certificate.verification": "false"},
+                "verification is off",
+            ),
+        ],
+    )
+    def test_what_is_left_open_is_told(self, settings: dict[str, str], words: str) -> None:
+        found = Security.of(settings).warnings()
+        assert len(found) == bool(words)
+        assert words in "".join(found)
 
     def test_secrets_are_those_of_kafkas_type_password(self) -> None:
         assert {"sasl.jaas.config", "ssl.key.password", "ssl.keystore.key"} <= SECRETS
@@ -179,6 +218,67 @@ def server_side(keystore: Path, truststore: Path | None = None) -> ssl.SSLContex
         context.load_verify_locations(truststore)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+class TestTokens:
+    def test_where_they_come_from(self, tmp_path: Path) -> None:
+        path = tmp_path / "token"
+        path.write_text("from.a.file\n")
+        for login, token in (
+            ({TOKEN_KEY: "as.it.is"}, "as.it.is"),
+            ({f"{TOKEN_KEY}.file": str(path)}, "from.a.file"),
+            ({"sasl.oauthbearer.token.endpoint.url": path.as_uri()}, "from.a.file"),
+            ({f"{TOKEN_KEY}.command": "echo 'of a.command' more"}, None),
+            ({f"{TOKEN_KEY}.command": "echo of.a.command"}, "of.a.command"),
+        ):
+            if token is None:
+                with pytest.raises(TokenError, match="echo holds no token"):
+                    token_source(login).fetch()
+            else:
+                assert token_source(login).fetch() == token
+
+    @pytest.mark.parametrize(
+        "login",
+        [
+            {
+                "unsecuredLoginStringClaim_sub": "alice",
+                "unsecuredLoginListClaim_scope": "|read|write",
+                "unsecuredLoginLifetimeSeconds": "60",
+                "unsecuredLoginExtension_traceId": "123",
+            },
+            {
+                "enable.sasl.oauthbearer.unsecure.jwt": "true",
+                "sasl.oauthbearer.config": "principal=alice scope=read,write lifeSeconds=60"
+                " extension_traceId=123",
+            },
+        ],
+    )
+    def test_of_development(self, login: dict[str, str]) -> None:
+        source = token_source(login)
+        header, claims, signature = source.fetch().split(".")
+        assert json.loads(base64.urlsafe_b64decode(header + "==")) == {"alg": "none"}
+        told = json.loads(base64.urlsafe_b64decode(claims + "=="))
+        assert (told["sub"], told["scope"]) == ("alice", ["read", "write"])
+        assert told["exp"] - told["iat"] == 60
+        assert (signature, source.extensions) == ("", {"traceId": "123"})
+
+    @pytest.mark.parametrize(
+        ("login", "reason"),
+        [
+            ({}, "needs a token"),
+            ({"unsecuredLoginNumberClaim_sub": "x"}, "no number"),
+            ({"unsecuredLoginStringClaim_name": "x"}, "needs a claim sub"),
+            ({"sasl.oauthbearer.token.endpoint.url": "https://x"}, "only a file"),
+            ({f"{TOKEN_KEY}.command": "false"}, "false ended with status 1"),
+            ({f"{TOKEN_KEY}.command": "/nowhere/at all"}, "No such file"),
+            ({f"{TOKEN_KEY}.command": "echo 'unclosed"}, "the command for a token"),
+            ({f"{TOKEN_KEY}.file": "/nowhere"}, "No such file"),
+            ({f"{TOKEN_KEY}.file": "/dev/zero"}, "/dev/zero holds no token"),
+        ],
+    )
+    def test_there_is_none(self, login: dict[str, str], reason: str) -> None:
+        with pytest.raises(TokenError, match=reason):
+            token_source(login).fetch()
 
 
 class TestTls:
@@ -246,6 +346,12 @@ class TestTls:
         with pytest.raises(SecurityError, match=f"{key}: {path}: No such file"):
             ssl_context(over_tls(**{key: str(path)}))
         path.write_bytes(b"\xfe\xed\xfe\xed\x00\x00\x00\x02")
+        with pytest.raises(SecurityError, match=f"{key}: {path} is no PEM but JKS; .*keytool"):
+            ssl_context(over_tls(**{key: str(path)}))
+        path.write_bytes(b"\x30\x82\x00\x00")
+        with pytest.raises(SecurityError, match=f"{key}: .* but PKCS12; .*-in {path} "):
+            ssl_context(over_tls(**{key: str(path)}))
+        path.write_bytes(b"neither")
         with pytest.raises(SecurityError, match=rf"{key}: no .* in PEM is there \({path}\)"):
             ssl_context(over_tls(**{key: str(path)}))
 

@@ -1,0 +1,67 @@
+"""What errors of TLS mean to the one who has to mend them."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Final
+
+_UNTRUSTED: Final = frozenset({2, 18, 19, 20, 21})
+
+_OWN_REFUSED: Final = (
+    "ALERT_CERTIFICATE_REQUIRED",
+    "ALERT_BAD_CERTIFICATE",
+    "ALERT_UNKNOWN_CA",
+    "ALERT_CERTIFICATE_EXPIRED",
+    "ALERT_CERTIFICATE_UNKNOWN",
+    "ALERT_ACCESS_DENIED",
+)
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
+
+
+def refusal(error: OSError, host: str) -> str | None:
+    """What makes every further attempt pointless, in words; None for what may pass by itself."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _about_certificate(error, host)
+    if not isinstance(error, ssl.SSLError):
+        return None
+    reason = error.reason or ""
+    if reason in _NO_TLS:
+        return "the listener speaks no TLS: there security.protocol is PLAINTEXT or SASL_PLAINTEXT"
+    if any(one in reason for one in _OWN_REFUSED):
+        return (
+            f"the broker refuses this client's certificate, or wants one ({_spoken(reason)}):"
+            " ssl.keystore.location is a file with its private key and certificate chain"
+        )
+    if "PROTOCOL_VERSION" in reason or reason == "UNSUPPORTED_PROTOCOL":
+        return f"no version of TLS that both sides take ({_spoken(reason)}): ssl.enabled.protocols"
+    if "HANDSHAKE_FAILURE" in reason:
+        return (
+            "the broker refuses the TLS handshake: no cipher that both sides take, or it wants a"
+            " certificate of the client (ssl.keystore.location)"
+        )
+    return None
+
+
+def _about_certificate(error: ssl.SSLCertVerificationError, host: str) -> str:
+    match error.verify_code:
+        case 9:
+            return "the broker's certificate is not valid yet: is this machine's clock right?"
+        case 10:
+            return "the broker's certificate has expired: it must be renewed there"
+        case 62 | 64:
+            return (
+                f"the broker's certificate is not for {host}: connect by a name that stands in it,"
+                " or have one made with this name (ssl.endpoint.identification.algorithm= empty"
+                " takes any name, and so anybody's certificate of the same authority)"
+            )
+        case code if code in _UNTRUSTED:
+            return (
+                "the broker's certificate is signed by nobody who is trusted here"
+                f" ({error.verify_message}): ssl.truststore.location is a PEM file with the"
+                " authority's certificate"
+            )
+    return f"the broker's certificate can not be trusted: {error.verify_message}"
+
+
+def _spoken(reason: str) -> str:
+    return reason.lower().replace("_", " ")

@@ -1,0 +1,253 @@
+"""Our own client at an Apache Kafka that asks for encryption and logins."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fencepost.coordinator.wire.client.client import (
+    AsyncWireClient,
+    AuthenticationError,
+    BrokerUnreachable,
+    Security,
+    WireClient,
+)
+from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS, salted_password
+from tests.support.kafka import OracleMissingError, unavailable
+from tests.support.secured import LISTENERS, USERS, SecuredKafka, quoted
+
+pytestmark = pytest.mark.oracle
+
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    try:
+        broker = SecuredKafka(tmp_path_factory.mktemp("secured"))
+        broker.start()
+    except OracleMissingError as error:
+        unavailable(str(error))
+    try:
+        add_users(broker.bootstrap)
+        yield broker
+    finally:
+        broker.kill()
+
+
+def add_users(bootstrap: str) -> None:
+    rows = []
+    for user, password in USERS.items():
+        for mechanism in SCRAM_MECHANISMS.values():
+            salt = secrets.token_bytes(16)
+            rows.append((user, mechanism, salt, salted_password(mechanism, password, salt, 4096)))
+    with WireClient(bootstrap) as client:
+        for _, mechanism, *_ in rows[:2]:
+            answer = client.call(
+                "AlterUserScramCredentials",
+                to_node=1,
+                entity=lambda f, mechanism=mechanism: f.message(
+                    deletions=[],
+                    upsertions=[
+                        f.ScramCredentialUpsertion(
+                            name=user,
+                            mechanism=one.number,
+                            iterations=4096,
+                            salt=salt,
+                            salted_password=salted,
+                        )
+                        for user, one, salt, salted in rows
+                        if one is mechanism
+                    ],
+                ),
+            )
+            assert not any(row.error_code for row in answer.results), answer
+
+
+def settings(kafka: SecuredKafka, listener: str, **more: str) -> dict[str, str]:
+    protocol = LISTENERS.get(listener, "PLAINTEXT")
+    found = {"security.protocol": protocol}
+    if "SSL" in protocol:
+        found["ssl.truststore.location"] = str(kafka.authority.truststore)
+    if "SASL" in protocol:
+        found |= {"sasl.mechanism": "PLAIN"}
+        found |= {"sasl.username": "alice", "sasl.password": USERS["alice"]}
+    return {**found, **more}
+
+
+def cluster_id(
+    kafka: SecuredKafka, listener: str, told: dict[str, str], *, timeout_ms: int = 10_000
+) -> str:
+    """What both of our clients are told with these settings; the same, or the same error."""
+    address = kafka.listeners.get(listener, kafka.bootstrap)
+    security = Security.of(told)
+
+    async def ask() -> Any:
+        async with AsyncWireClient(address, security=security, timeout_ms=timeout_ms) as client:
+            found = await asyncio.gather(*(client.call("DescribeCluster") for _ in range(3)))
+            return found[0].cluster_id
+
+    def outcome(run: Any) -> Any:
+        try:
+            return run()
+        except (AuthenticationError, BrokerUnreachable) as error:
+            return type(error), re.sub(r"_ssl.c:\d+", "", str(error))
+
+    def blocking() -> Any:
+        with WireClient(address, security=security, timeout_ms=timeout_ms) as client:
+            return client.call("DescribeCluster").cluster_id
+
+    one, other = outcome(blocking), outcome(lambda: asyncio.run(ask()))
+    if isinstance(one, tuple):
+        assert one[0] == other[0], (one, other)
+        raise one[0](f"{one[1]} // {other[1]}")
+    assert one == other
+    return one
+
+
+@pytest.mark.parametrize(
+    ("listener", "more"),
+    [
+        ("PLAINTEXT", {}),
+        ("TLS", {}),
+        ("TLS", {"ssl.enabled.protocols": "TLSv1.2"}),
+        ("LOGIN", {}),
+        ("SAFE", {}),
+        ("SAFE", {"security.protocol": "sasl_ssl", "sasl.mechanisms": "SCRAM-SHA-256"}),
+        ("SAFE", {"sasl.mechanism": "SCRAM-SHA-512"}),
+        ("SAFE", {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "bob"}),
+        (
+            "SAFE",
+            {
+                "sasl.mechanism": "SCRAM-SHA-512",
+                "sasl.jaas.config": f"{SCRAM} required username=admin"
+                f" password={quoted(USERS['admin'])};",
+                "sasl.username": "",
+                "sasl.password": "",
+            },
+        ),
+        (
+            "SAFE",
+            {
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.jaas.config": f'{OAUTH} required unsecuredLoginStringClaim_sub="alice";',
+            },
+        ),
+        (
+            "LOGIN",
+            {
+                "sasl.mechanism": "OAUTHBEARER",
+                "enable.sasl.oauthbearer.unsecure.jwt": "true",
+                "sasl.oauthbearer.config": "principal=alice scope=read lifeSeconds=60",
+            },
+        ),
+    ],
+)
+def test_it_gets_in(kafka: SecuredKafka, listener: str, more: dict[str, str]) -> None:
+    told = settings(kafka, listener, **more)
+    if "sasl.mechanisms" in more:
+        del told["sasl.mechanism"]
+    if more.get("sasl.username") == "bob":
+        told["sasl.password"] = USERS["bob"]
+    assert cluster_id(kafka, listener, told) == "AAAAAAAAQACAAAAAAAAAAQ"
+
+
+def test_it_shows_its_certificate(kafka: SecuredKafka) -> None:
+    own = str(kafka.authority.issue("alice", is_client=True))
+    told = settings(kafka, "MUTUAL", **{"ssl.keystore.location": own})
+    assert cluster_id(kafka, "MUTUAL", told)
+
+
+@pytest.mark.parametrize(
+    ("listener", "more", "words"),
+    [
+        ("SAFE", {"sasl.password": "wrong-hunter2"}, "'alice' can not log in by PLAIN: "),
+        (
+            "SAFE",
+            {"sasl.mechanism": "SCRAM-SHA-512", "sasl.password": "wrong-hunter2"},
+            "'alice' can not log in by SCRAM-SHA-512: .*is the password right",
+        ),
+        (
+            "SAFE",
+            {"sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "nobody"},
+            "'nobody' can not log in by SCRAM-SHA-256: ",
+        ),
+        (
+            "SAFE",
+            {
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.jaas.config": f'{OAUTH} required unsecuredLoginStringClaim_sub="al"'
+                " unsecuredLoginLifetimeSeconds=-5;",
+            },
+            "the token's owner can not log in by OAUTHBEARER: .*invalid_token",
+        ),
+        ("TLS", {"ssl.truststore.location": ""}, "signed by nobody who is trusted here"),
+        ("TLS", {"security.protocol": "PLAINTEXT"}, "speaks TLS|perhaps the listener wants TLS"),
+        ("SAFE", {"security.protocol": "SASL_PLAINTEXT"}, "speaks TLS|closed by broker"),
+        ("SAFE", {"security.protocol": "SSL"}, "perhaps the listener wants a login"),
+        ("LOGIN", {"security.protocol": "PLAINTEXT"}, "perhaps the listener wants TLS or a login"),
+        ("LOGIN", {"security.protocol": "SASL_SSL"}, "speaks no TLS"),
+        ("PLAINTEXT", {"security.protocol": "SSL"}, "speaks no TLS"),
+        (
+            "PLAINTEXT",
+            {
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": "alice",
+                "sasl.password": "hunter2",
+            },
+            "knows no logins: there security.protocol is PLAINTEXT, not SASL_PLAINTEXT",
+        ),
+        ("MUTUAL", {}, "certificate"),
+        (
+            "BRIEF",
+            {"sasl.mechanism": "SCRAM-SHA-256"},
+            "SCRAM-SHA-256 is not enabled there; sasl.mechanism can be: .*SCRAM-SHA-512",
+        ),
+    ],
+)
+def test_it_says_why_it_does_not_get_in(
+    kafka: SecuredKafka, listener: str, more: dict[str, str], words: str
+) -> None:
+    with pytest.raises((AuthenticationError, BrokerUnreachable)) as refused:
+        cluster_id(kafka, listener, settings(kafka, listener, **more), timeout_ms=1_000)
+    for told in str(refused.value).split(" // "):
+        assert re.search(words, told), told
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_a_login_is_renewed_in_time(kafka: SecuredKafka, mechanism: str) -> None:
+    security = Security.of(settings(kafka, "BRIEF", **{"sasl.mechanism": mechanism}))
+
+    end = time.monotonic() + 20
+
+    def renewed(client: Any, seen: list[Any]) -> bool:
+        """Whether the login has been renewed, on the one connection that there is."""
+        (node,) = client._router._nodes.values()
+        assert time.monotonic() < end
+        assert not node.channel.closed
+        seen.append((node, node.login_again_at))
+        assert len({node for node, _ in seen}) == 1
+        return len(set(seen)) == 2
+
+    async def run() -> None:
+        seen: list[Any] = []
+        async with AsyncWireClient(kafka.listeners["BRIEF"], security=security) as client:
+            await client.metadata()
+            while not renewed(client, seen):
+                await asyncio.gather(*(client.call("DescribeCluster") for _ in range(5)))
+
+    asyncio.run(run())
+    seen: list[Any] = []
+    with WireClient(kafka.listeners["BRIEF"], security=security) as client:
+        client.metadata()
+        while not renewed(client, seen):
+            client.call("DescribeCluster")

@@ -53,6 +53,11 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     data_errors.TopicLimitExceededError: ErrorCode.policy_violation,
     data_errors.InvalidRequiredAcksError: ErrorCode.invalid_required_acks,
     data_errors.TransactionalIdMissingError: ErrorCode.transactional_id_authorization_failed,
+    data_errors.TopicAuthorizationError: ErrorCode.topic_authorization_failed,
+    data_errors.GroupAuthorizationError: ErrorCode.group_authorization_failed,
+    data_errors.TransactionalIdAuthorizationError: (
+        ErrorCode.transactional_id_authorization_failed
+    ),
     data_errors.PolicyViolationError: ErrorCode.policy_violation,
     data_errors.ThrottlingQuotaExceededError: ErrorCode.throttling_quota_exceeded,
     data_errors.InvalidUpdateVersionError: ErrorCode.invalid_update_version,

@@ -64,6 +64,18 @@ class TransactionalIdMissingError(DataError):
     """A transactional batch comes without its id (TRANSACTIONAL_ID_AUTHORIZATION_FAILED)."""
 
 
+class TopicAuthorizationError(DataError):
+    """The client may not do that with the topic (TOPIC_AUTHORIZATION_FAILED)."""
+
+
+class GroupAuthorizationError(DataError):
+    """The client may not do that with the group (GROUP_AUTHORIZATION_FAILED)."""
+
+
+class TransactionalIdAuthorizationError(DataError):
+    """The client may not use the transactional id (TRANSACTIONAL_ID_AUTHORIZATION_FAILED)."""
+
+
 class PolicyViolationError(DataError):
     """The topic's configuration forbids it (POLICY_VIOLATION)."""
 

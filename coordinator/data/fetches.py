@@ -9,7 +9,7 @@ Source: ``FetchManager``, ``ReplicaManager.fetchMessages`` and ``readFromLog``, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fencepost.coordinator.data.delayed_fetch import DelayedFetch, DelayedFetches, Watched
@@ -22,12 +22,14 @@ from fencepost.coordinator.data.fetch_sessions import (
     FetchSessions,
     Key,
     PartitionFetch,
+    TopicKey,
 )
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import (
     InvalidFetchSessionEpochError,
     InvalidRequestError,
     NotAReplicaError,
+    TopicAuthorizationError,
     UnknownTopicIdError,
 )
 from fencepost.coordinator.runtime.turns import Work
@@ -56,6 +58,9 @@ class Fetch:
     max_bytes: int
     min_bytes: int
     max_wait_ms: int
+    may_read: Callable[[str | None], bool] | None = None
+    """Whether its sender may read a topic, or follow one; None where everybody may. It is asked of
+    None for an id that no topic has."""
 
 
 @dataclass(slots=True)
@@ -85,7 +90,10 @@ class Fetches:
         InvalidRequestError.
         """
         session, asked = yield from self._begin(fetch)
-        reading = _Reading(self, fetch, session, asked)
+        refused: list[FetchedPartition] = []
+        if fetch.may_read is not None:
+            asked, refused = yield from self._sorted_out(asked, fetch.may_read)
+        reading = _Reading(self, fetch, session, asked, refused)
         yield from reading.read()
         if not (reading.is_answer or self.delayed.closed):
             yield from reading.wait()
@@ -112,15 +120,39 @@ class Fetches:
                 return session, list(session.partitions.values())
         return None, asked
 
+    def _sorted_out(
+        self, asked: list[PartitionFetch], may_read: Callable[[str | None], bool]
+    ) -> Steps[tuple[list[PartitionFetch], list[FetchedPartition]]]:
+        """What may be read of it, and what is refused: once, whatever becomes of rights later."""
+        rights: dict[TopicKey, bool] = {}
+        allowed: list[PartitionFetch] = []
+        refused: list[FetchedPartition] = []
+        for one in asked:
+            topic = one.key[0]
+            may = rights.get(topic)
+            if may is None:
+                may = rights[topic] = may_read(self._name(topic))
+            if may:
+                allowed.append(one)
+            else:
+                error = TopicAuthorizationError("the client may not read the topic")
+                refused.append(FetchedPartition(one, error=error))
+            yield
+        return allowed, refused
+
+    def _name(self, topic: TopicKey) -> str | None:
+        if isinstance(topic, str):
+            return topic
+        known = self.metadata.topic_by_id(topic)
+        return None if known is None else known.name
+
     def partition(self, key: Key) -> Partition:
         """Raise UnknownTopicIdError, UnknownTopicOrPartitionError, StorageError."""
         topic, index = key
-        if not isinstance(topic, str):
-            known = self.metadata.topic_by_id(topic)
-            if known is None:
-                raise UnknownTopicIdError(f"no topic has the id {topic}")
-            topic = known.name
-        return self.logs.partition(topic, index)
+        name = topic if isinstance(topic, str) else self._name(topic)
+        if name is None:
+            raise UnknownTopicIdError(f"no topic has the id {topic}")
+        return self.logs.partition(name, index)
 
 
 def isolation_of(level: int) -> Isolation:
@@ -147,8 +179,10 @@ class _Reading:
         fetch: Fetch,
         session: FetchSession | None,
         asked: list[PartitionFetch],
+        refused: list[FetchedPartition],
     ) -> None:
         self._fetches, self._fetch, self._asked = fetches, fetch, asked
+        self._refused = refused
         self._session = session
         self._epoch = None if session is None else session.epoch
         self._isolation = isolation_of(fetch.isolation_level)
@@ -242,6 +276,7 @@ class _Reading:
             if answer.partition is not None:
                 answer.partition.traffic.bytes_out += len(answer.read.records)
             yield
+        self._answers += self._refused
         if session is None:
             return Fetched((yield from self._opened()), self._answers)
         if session.epoch != self._epoch:
@@ -261,7 +296,7 @@ class _Reading:
             answer.asked.learn(answer)
             yield
         return self._fetches.sessions.open(
-            self._asked,
+            [answer.asked for answer in self._answers],
             by_topic_id=self._fetch.by_topic_id,
             now_ms=self._fetches.clock.now_ms(),
         )

@@ -13,6 +13,7 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import before_producer_fenced, result_of
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
 from fencepost.txn.commands import AddPartitions
@@ -28,6 +29,10 @@ def run(ctx: Context) -> Work[Entity]:
             error_code=before_producer_fenced(code, known=ctx.version >= 2)
         )
 
+    if not ctx.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, body.transactional_id):
+        return refuse(ErrorCode.transactional_id_authorization_failed)
+    if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
+        return refuse(ErrorCode.group_authorization_failed)
     try:
         # A producer may come here before any consumer has looked for its coordinator.
         yield from ctx.broker.groups.open_in_steps()

@@ -17,8 +17,10 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import before_producer_fenced, code_of, result_of
+from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, OUTSIDE_TRANSACTIONS
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -42,26 +44,35 @@ def run(ctx: Context) -> Work[Entity]:
 
 
 def _run_one(ctx: Context) -> Work[Entity]:
-    body = ctx.body
-    topics = body.v3_and_below_topics
-    refused = yield from _refused(ctx, topics, INTERNAL_TOPICS)
-    code: Code
-    if refused:
-        code = _refusal(refused)
-    else:
-        command = AddPartitions(
-            body.v3_and_below_transactional_id,
-            body.v3_and_below_producer_id,
-            body.v3_and_below_producer_epoch,
-            _partitions(topics),
-        )
-        code = yield from _added(ctx, command)
+    topics = ctx.body.v3_and_below_topics
+    code = yield from _client_transaction(ctx, topics)
     results = yield from _topic_results(ctx, topics, code)
     return ctx.respond.AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
 
 
+def _client_transaction(ctx: Context, topics: Any) -> Work[Code]:
+    """The answer to a client, which has to have the right to all that it names."""
+    body = ctx.body
+    transactional_id = body.v3_and_below_transactional_id
+    if not ctx.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id):
+        return lambda _: ErrorCode.transactional_id_authorization_failed
+    closed = yield from refused_topics(ctx, Operation.WRITE, named_topics(topics))
+    refused = yield from _refused(ctx, topics, INTERNAL_TOPICS.union(closed))
+    if refused:
+        return _refusal(refused)
+    command = AddPartitions(
+        transactional_id,
+        body.v3_and_below_producer_id,
+        body.v3_and_below_producer_epoch,
+        _partitions(topics),
+    )
+    return (yield from _added(ctx, command))
+
+
 def _run_many(ctx: Context) -> Work[Entity]:
     respond = ctx.respond
+    if not ctx.may_on_cluster(Operation.CLUSTER_ACTION):
+        return respond.error(ErrorCode.cluster_authorization_failed)
     results = []
     for transaction in ctx.body.transactions:
         code = yield from _transaction(ctx, transaction)
@@ -120,7 +131,7 @@ def _refused(
     for topic in topics:
         found = ctx.broker.metadata.topic(topic.name)
         for index in topic.partitions:
-            if found is not None and found.name in closed:
+            if topic.name in closed:
                 refused[topic.name, index] = ErrorCode.topic_authorization_failed
             elif found is None or not 0 <= index < found.partitions:
                 refused[topic.name, index] = ErrorCode.unknown_topic_or_partition

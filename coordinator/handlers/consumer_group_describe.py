@@ -6,13 +6,16 @@ Versions: 1 says of each member whether it uses the classic protocol.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import result_of
+from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.consumer_commands import (
     DescribeConsumerGroup,
@@ -33,15 +36,17 @@ def run(ctx: Context) -> Work[Entity]:
     """Describe each group, and only once; errors are told group by group."""
     groups = ctx.broker.groups
     serves = groups.serves_consumer_protocol
-    described = []
+    refused, described = [], []
     for group_id in dict.fromkeys(ctx.body.group_ids):
-        if serves:
+        if not serves:
+            described.append(_refused(ctx, group_id, ErrorCode.unsupported_version, None))
+        elif not ctx.may(Operation.DESCRIBE, ResourceType.GROUP, group_id):
+            refused.append(_refused(ctx, group_id, ErrorCode.group_authorization_failed, None))
+        else:
             result = yield from result_of(groups.submit(group_id, DescribeConsumerGroup(group_id)))
             described.append((yield from _described(ctx, group_id, result)))
-        else:
-            described.append(_refused(ctx, group_id, ErrorCode.unsupported_version, None))
         yield None
-    return ctx.respond.ConsumerGroupDescribeResponse(groups=tuple(described))
+    return ctx.respond.ConsumerGroupDescribeResponse(groups=(*refused, *described))
 
 
 def _described(
@@ -49,6 +54,9 @@ def _described(
 ) -> Work[Entity]:
     if isinstance(result, DomainError):
         return _refused(ctx, group_id, error_code(result), str(result))
+    if (yield from refused_topics(ctx, Operation.DESCRIBE, _topics(result))):
+        hidden = "the group has topics that the client may not describe"
+        return _refused(ctx, group_id, ErrorCode.topic_authorization_failed, hidden)
     members = []
     for member in result.members:
         members.append(_member(ctx, member))
@@ -65,6 +73,13 @@ def _described(
             authorized.GROUP if ctx.body.include_authorized_operations else authorized.NOT_ASKED
         ),
     )
+
+
+def _topics(result: DescribeConsumerGroupResult) -> Iterator[str]:
+    """The names of all topics of which members have, or are to have, partitions."""
+    for member in result.members:
+        for topics in (member.assignment, member.target_assignment):
+            yield from (topic.topic for topic in topics)
 
 
 def _member(ctx: Context, member: DescribedConsumer) -> Entity:

@@ -13,19 +13,35 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer
+from fencepost.coordinator.handlers.rights import refused_topics
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
 from fencepost.groups.consumer_commands import ConsumerHeartbeat, ConsumerHeartbeatResult
 
 _ZERO_ID = bytes(16)
 
 
 @handles(ApiKey.CONSUMER_GROUP_HEARTBEAT, versions=(0, 1), permission="READ Group, DESCRIBE Topic")
-def run(ctx: Context) -> Entity | Awaitable[Entity]:
+def run(ctx: Context) -> Entity | Awaitable[Entity] | Steps[Entity | Awaitable[Entity]]:
     """Pass the heartbeat on; the answer tells the member what it owns."""
-    groups = ctx.broker.groups
-    if not groups.serves_consumer_protocol:
+    if not ctx.broker.groups.serves_consumer_protocol:
         return _refused(ctx, ErrorCode.unsupported_version, None)
-    body = ctx.body
+    return _passed_on(ctx) if ctx.broker.authorizer is None else _checked(ctx)
+
+
+def _checked(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
+    """Let a client in that may read the group and see all topics that it names."""
+    if not ctx.may(Operation.READ, ResourceType.GROUP, ctx.body.group_id):
+        return _refused(ctx, ErrorCode.group_authorization_failed, None)
+    names = ctx.body.subscribed_topic_names or ()
+    if (yield from refused_topics(ctx, Operation.DESCRIBE, names)):
+        return _refused(ctx, ErrorCode.topic_authorization_failed, None)
+    return _passed_on(ctx)
+
+
+def _passed_on(ctx: Context) -> Entity | Awaitable[Entity]:
+    body, groups = ctx.body, ctx.broker.groups
     future = groups.submit(body.group_id, _command(ctx), ctx.origin)
 
     def refuse(code: ErrorCode) -> Entity:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from kio.schema.errors import ErrorCode
+
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_of, result_of
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import DeleteGroup
 from fencepost.logcore.machine import DomainError
@@ -14,14 +17,21 @@ from fencepost.logcore.machine import DomainError
 def run(ctx: Context) -> Work[Entity]:
     """Delete each group; errors are told group by group."""
     submit, respond = ctx.broker.groups.submit, ctx.respond
-    asked, results = [], []
+    asked, refused, results = [], [], []
     # A repeated name is one deletion, as in Kafka.
     for name in dict.fromkeys(ctx.body.groups_names):
-        asked.append((name, submit(name, DeleteGroup(name), ctx.origin)))
+        if ctx.may(Operation.DELETE, ResourceType.GROUP, name):
+            asked.append((name, submit(name, DeleteGroup(name), ctx.origin)))
+        else:
+            refused.append(name)
         yield None
     for name, future in asked:
         result = yield from result_of(future)
         error = result if isinstance(result, DomainError) else None
         results.append(respond.DeletableGroupResult(group_id=name, error_code=code_of(error)))
+        yield None
+    for name in refused:
+        code = ErrorCode.group_authorization_failed
+        results.append(respond.DeletableGroupResult(group_id=name, error_code=code))
         yield None
     return respond.DeleteGroupsResponse(results=tuple(results))

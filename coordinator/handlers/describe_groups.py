@@ -12,6 +12,7 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import result_of
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import DescribeGroup, DescribeGroupResult
 from fencepost.logcore.machine import DomainError
@@ -23,12 +24,16 @@ DEAD = "Dead"
 def run(ctx: Context) -> Work[Entity]:
     """Describe each group, and only once; errors are told group by group."""
     submit = ctx.broker.groups.submit
-    groups = []
+    refused, groups = [], []
     for group_id in dict.fromkeys(ctx.body.groups):
-        result = yield from result_of(submit(group_id, DescribeGroup(group_id)))
-        groups.append((yield from _described(ctx, group_id, result)))
+        if ctx.may(Operation.DESCRIBE, ResourceType.GROUP, group_id):
+            result = yield from result_of(submit(group_id, DescribeGroup(group_id)))
+            groups.append((yield from _described(ctx, group_id, result)))
+        else:
+            code = ErrorCode.group_authorization_failed
+            refused.append(ctx.respond.DescribedGroup(error_code=code, group_id=group_id))
         yield None
-    return ctx.respond.DescribeGroupsResponse(groups=tuple(groups))
+    return ctx.respond.DescribeGroupsResponse(groups=(*refused, *groups))
 
 
 def _described(

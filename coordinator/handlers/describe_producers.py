@@ -5,11 +5,16 @@ Source: ``ReplicaManager.activeProducerState``, KIP-664.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import TopicAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.metadata.topic_admin import check_name
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -21,25 +26,29 @@ def run(ctx: Context) -> Steps[Entity]:
     make = ctx.respond
     topics = []
     seen: set[tuple[str, int]] = set()
-    for topic in ctx.body.topics:
+    asked = ctx.body.topics
+    refused = yield from refused_topics(ctx, Operation.READ, named_topics(asked))
+    for topic in asked:
         parts = []
         for index in topic.partition_indexes:
             if (topic.name, index) not in seen:
                 seen.add((topic.name, index))
-                part = yield from _partition(ctx, topic.name, index)
+                part = yield from _partition(ctx, topic.name, index, refused)
                 parts.append(part)
             yield
         topics.append(make.TopicResponse(name=topic.name, partitions=tuple(parts)))
     return make.DescribeProducersResponse(topics=tuple(topics))
 
 
-def _partition(ctx: Context, topic: str, index: int) -> Steps[Entity]:
+def _partition(ctx: Context, topic: str, index: int, refused: Collection[str]) -> Steps[Entity]:
     make = ctx.respond
     code, message = ErrorCode.none, None
     active: list[Entity] = []
     try:
         if ctx.broker.metadata.topic(topic) is None:
             check_name(topic)
+        if topic in refused:
+            raise TopicAuthorizationError(f"the client may not read {topic}")
         for one in ctx.broker.logs.partition(topic, index).producers.view():
             active.append(
                 make.ProducerState(

@@ -13,8 +13,10 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import by_name
+from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.metadata.topic_admin import check_name
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 
@@ -40,7 +42,8 @@ def run(ctx: Context) -> Steps[Entity]:
     room = max(1, min(body.response_partition_limit, MAX_PARTITIONS))
     described: list[Entity] = []
     cursor = None
-    for name in (yield from _sorted(names)):
+    hidden = yield from refused_topics(ctx, Operation.DESCRIBE, names, audited=bool(asked))
+    for name in (yield from _sorted([name for name in names if name not in hidden])):
         yield
         first_index = 0 if begin is None or name != begin[0] else begin[1]
         if room <= 0:
@@ -56,6 +59,13 @@ def run(ctx: Context) -> Steps[Entity]:
             if end < topic.partitions:
                 cursor = make.Cursor(topic_name=name, partition_index=end)
                 break
+    for name in hidden if asked else ():
+        described.append(
+            make.DescribeTopicPartitionsResponseTopic(
+                error_code=ErrorCode.topic_authorization_failed, name=name
+            )
+        )
+        yield
     return make.DescribeTopicPartitionsResponse(topics=tuple(described), next_cursor=cursor)
 
 

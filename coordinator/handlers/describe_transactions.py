@@ -6,8 +6,11 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_of, result_of
+from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 from fencepost.txn.commands import DescribeTransaction, DescribeTransactionResult
 
@@ -20,19 +23,31 @@ def run(ctx: Context) -> Work[Entity]:
     submit = ctx.broker.txns.submit
     states = []
     for name in dict.fromkeys(ctx.body.transactional_ids):
-        result = yield from result_of(submit(name, DescribeTransaction(name)))
-        states.append(_state(ctx, name, result))
+        if ctx.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name):
+            result = yield from result_of(submit(name, DescribeTransaction(name)))
+            states.append((yield from _state(ctx, name, result)))
+        else:
+            states.append(
+                ctx.respond.TransactionState(
+                    error_code=ErrorCode.transactional_id_authorization_failed,
+                    transactional_id=name,
+                )
+            )
         yield None
     return ctx.respond.DescribeTransactionsResponse(transaction_states=tuple(states))
 
 
-def _state(ctx: Context, name: str, result: DescribeTransactionResult | DomainError) -> Entity:
+def _state(
+    ctx: Context, name: str, result: DescribeTransactionResult | DomainError
+) -> Steps[Entity]:
+    """What is known of an id, less the topics that the client may not see."""
     respond = ctx.respond
     if isinstance(result, DomainError):
         return respond.TransactionState(error_code=code_of(result), transactional_id=name)
     topics: dict[str, list[int]] = {}
     for topic, index in result.partitions:
         topics.setdefault(topic, []).append(index)
+    hidden = yield from refused_topics(ctx, Operation.DESCRIBE, topics, audited=False)
     return respond.TransactionState(
         error_code=ErrorCode.none,
         transactional_id=name,
@@ -44,5 +59,6 @@ def _state(ctx: Context, name: str, result: DescribeTransactionResult | DomainEr
         topics=tuple(
             respond.TopicData(topic=topic, partitions=tuple(indexes))
             for topic, indexes in topics.items()
+            if topic not in hidden
         ),
     )

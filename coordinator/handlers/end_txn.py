@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import answer, before_producer_fenced
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.txn.commands import EndTxn, EndTxnResult
 
@@ -35,6 +36,8 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
             error_code=before_producer_fenced(code, known=ctx.version >= 2)
         )
 
+    if not ctx.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, body.transactional_id):
+        return refuse(ErrorCode.transactional_id_authorization_failed)
     command = EndTxn(
         transactional_id=body.transactional_id,
         producer_id=body.producer_id,

@@ -6,7 +6,7 @@ epoch of the last record fetched, 13 topic ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -22,11 +22,13 @@ from fencepost.coordinator.data.fetches import Fetch
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
     InvalidRequestError,
+    TopicAuthorizationError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.errors import StorageError
@@ -42,6 +44,7 @@ def run(ctx: Context) -> Work[Entity]:
     body = ctx.body
     by_id = ctx.version >= FIRST_BY_ID
     state = getattr(body, "replica_state", None)
+    is_follower = (body.replica_id if state is None else state.replica_id) >= 0
     fetch = Fetch(
         asked=_asked(ctx),
         forgotten=(
@@ -53,10 +56,11 @@ def run(ctx: Context) -> Work[Entity]:
         session_id=getattr(body, "session_id", NO_SESSION),
         session_epoch=getattr(body, "session_epoch", FINAL_EPOCH),
         isolation_level=getattr(body, "isolation_level", 0),
-        is_follower=(body.replica_id if state is None else state.replica_id) >= 0,
+        is_follower=is_follower,
         max_bytes=body.max_bytes,
         min_bytes=body.min_bytes,
         max_wait_ms=request_ms(body.max_wait),
+        may_read=None if ctx.broker.authorizer is None else _rights(ctx, is_follower=is_follower),
     )
     try:
         fetched = yield from ctx.broker.fetches.run(fetch)
@@ -65,6 +69,14 @@ def run(ctx: Context) -> Work[Entity]:
         told = (FetchedPartition(one, error=error) for one in _asked(ctx) if not by_id)
         return (yield from _answer(ctx, fetch.session_id, told, error_code(error)))
     return (yield from _answer(ctx, fetched.session_id, fetched.partitions))
+
+
+def _rights(ctx: Context, *, is_follower: bool) -> Callable[[str | None], bool]:
+    """Whether the client may read a topic; of None, that it may hear that there is none."""
+    if is_follower:
+        may_follow = ctx.may_on_cluster(Operation.CLUSTER_ACTION)
+        return lambda _: may_follow
+    return lambda name: name is None or ctx.may(Operation.READ, ResourceType.TOPIC, name)
 
 
 def _asked(ctx: Context) -> Iterator[PartitionFetch]:
@@ -124,7 +136,12 @@ def _partition(ctx: Context, one: FetchedPartition) -> Steps[Entity]:
     )
 
 
-_WITHOUT_A_LOG = (InvalidRequestError, UnknownTopicIdError, UnknownTopicOrPartitionError)
+_WITHOUT_A_LOG = (
+    InvalidRequestError,
+    TopicAuthorizationError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
 """As in Kafka: aborted transactions are an empty list after these, null where a log refused."""
 
 

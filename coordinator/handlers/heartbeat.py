@@ -8,6 +8,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import answer
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import Heartbeat
 
@@ -16,6 +17,12 @@ from fencepost.groups.commands import Heartbeat
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
     """Stay a member, and hear of a rebalance."""
     body, respond = ctx.body, ctx.respond
+
+    def refuse(code: ErrorCode) -> Entity:
+        return respond.HeartbeatResponse(error_code=code)
+
+    if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
+        return refuse(ErrorCode.group_authorization_failed)
     command = Heartbeat(
         body.group_id,
         body.generation_id,
@@ -25,5 +32,5 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     return answer(
         ctx.broker.groups.submit(body.group_id, command, ctx.origin),
         lambda _: respond.HeartbeatResponse(error_code=ErrorCode.none),
-        lambda code: respond.HeartbeatResponse(error_code=code),
+        refuse,
     )

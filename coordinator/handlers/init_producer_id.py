@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer, before_producer_fenced
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.txn.commands import (
     NO_PRODUCER_EPOCH,
@@ -24,7 +25,7 @@ from fencepost.txn.commands import (
 @handles(
     ApiKey.INIT_PRODUCER_ID,
     versions=(0, 6),
-    permission="WRITE TransactionalId, or IDEMPOTENT_WRITE Cluster",
+    permission="WRITE TransactionalId, or IDEMPOTENT_WRITE Cluster or WRITE of any Topic",
 )
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
     """Give out an identity."""
@@ -48,6 +49,9 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
             producer_epoch=NO_PRODUCER_EPOCH,
         )
 
+    denied = _denied(ctx)
+    if denied is not None:
+        return refuse(denied)
     if (producer_id == NO_PRODUCER_ID) != (producer_epoch == NO_PRODUCER_EPOCH):
         return refuse(ErrorCode.invalid_request)
     if body.transactional_id is None:
@@ -63,3 +67,21 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         keep_prepared=getattr(body, "keep_prepared_txn", False),
     )
     return answer(ctx.broker.txns.submit(body.transactional_id, command, ctx.origin), build, refuse)
+
+
+def _denied(ctx: Context) -> ErrorCode | None:
+    """Why the client gets no identity, if it may have none."""
+    authorizer, transactional_id = ctx.broker.authorizer, ctx.body.transactional_id
+    if authorizer is None:
+        return None
+    if transactional_id is not None:
+        two_phases = (Operation.TWO_PHASE_COMMIT,) if getattr(ctx.body, "enable2_pc", False) else ()
+        for operation in (Operation.WRITE, *two_phases):
+            if not ctx.may(operation, ResourceType.TRANSACTIONAL_ID, transactional_id):
+                return ErrorCode.transactional_id_authorization_failed
+    elif not (
+        ctx.may_on_cluster(Operation.IDEMPOTENT_WRITE, audited=False)
+        or authorizer.allows_some(ctx.connection.session, Operation.WRITE, ResourceType.TOPIC)
+    ):
+        return ErrorCode.cluster_authorization_failed
+    return None

@@ -15,6 +15,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import JoinGroup, JoinGroupResult
 from fencepost.groups.errors import MemberIdRequiredError
@@ -27,6 +28,8 @@ TO_MEMBERS = frozenset({ErrorCode.rebalance_in_progress, ErrorCode.fenced_instan
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
     """Join."""
     body = ctx.body
+    if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
+        return _refusal(ctx, ErrorCode.group_authorization_failed, "")
     command = _command(ctx)
     future = ctx.broker.groups.submit(body.group_id, command, ctx.origin)
 

@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import answer, code_of
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import LeaveGroup, LeaveGroupResult, LeavingMember
 
@@ -49,5 +50,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
             ),
         )
 
+    if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
+        return refuse(ErrorCode.group_authorization_failed)
     command = LeaveGroup(body.group_id, members)
     return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)

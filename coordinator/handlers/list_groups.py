@@ -5,29 +5,40 @@ from __future__ import annotations
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.groups.commands import ListGroups
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.groups.commands import ListGroups, ListGroupsResult
 
 
 @handles(ApiKey.LIST_GROUPS, versions=(0, 5), permission="DESCRIBE Cluster or Group")
-async def run(ctx: Context) -> Entity:
-    """List; an error of a loading shard is the error of the whole."""
-    body, respond = ctx.body, ctx.respond
+async def run(ctx: Context) -> Steps[Entity]:
+    """List what the client may see; an error of a loading shard is the error of the whole."""
+    body = ctx.body
     listed = await ctx.broker.groups.list_groups(
         ListGroups(
             states=tuple(getattr(body, "states_filter", ())),
             types=tuple(getattr(body, "types_filter", ())),
         )
     )
-    return respond.ListGroupsResponse(
-        error_code=ErrorCode.none,
-        groups=tuple(
-            respond.ListedGroup(
-                group_id=group.group_id,
-                protocol_type=group.protocol_type,
-                group_state=group.state,
-                group_type=group.group_type,
+    return _answer(ctx, listed)
+
+
+def _answer(ctx: Context, listed: ListGroupsResult) -> Steps[Entity]:
+    respond = ctx.respond
+    sees_all = ctx.may_on_cluster(Operation.DESCRIBE, audited=False)
+    groups = []
+    for group in listed.groups:
+        if sees_all or ctx.may(
+            Operation.DESCRIBE, ResourceType.GROUP, group.group_id, audited=False
+        ):
+            groups.append(
+                respond.ListedGroup(
+                    group_id=group.group_id,
+                    protocol_type=group.protocol_type,
+                    group_state=group.state,
+                    group_type=group.group_type,
+                )
             )
-            for group in listed.groups
-        ),
-    )
+        yield
+    return respond.ListGroupsResponse(error_code=ErrorCode.none, groups=tuple(groups))

@@ -18,6 +18,8 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.data.fetches import isolation_of
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.rights import named_topics, refused_topics
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -45,7 +47,7 @@ Found = tuple[int, int, int]
 def run(ctx: Context) -> Steps[Entity]:
     """Look every partition up; one that is named twice is refused.
 
-    A topic that is named twice has one row.
+    A topic that is named twice has one row, unless the client may not see it.
     """
     make, body = ctx.respond, ctx.body
     named: dict[str, Counter[int]] = {}
@@ -54,7 +56,12 @@ def run(ctx: Context) -> Steps[Entity]:
         named.setdefault(topic.name, Counter()).update(indexes)
         yield
     rows: dict[str, list[Entity]] = {}
+    refused = yield from refused_topics(ctx, Operation.DESCRIBE, named_topics(body.topics))
+    topics = []
     for topic in body.topics:
+        if topic.name in refused:
+            topics.append((yield from _refused(ctx, topic)))
+            continue
         parts = rows.setdefault(topic.name, [])
         counts = named[topic.name]
         for part in topic.partitions:
@@ -65,11 +72,23 @@ def run(ctx: Context) -> Steps[Entity]:
                 # A partition has one answer.
                 counts[part.partition_index] = 0
             yield
-    topics = []
     for name, parts in rows.items():
         topics.append(make.ListOffsetsTopicResponse(name=name, partitions=tuple(parts)))
         yield
     return make.ListOffsetsResponse(topics=tuple(topics))
+
+
+def _refused(ctx: Context, topic: Any) -> Steps[Entity]:
+    make, parts = ctx.respond, []
+    for part in topic.partitions:
+        parts.append(
+            make.ListOffsetsPartitionResponse(
+                partition_index=part.partition_index,
+                error_code=ErrorCode.topic_authorization_failed,
+            )
+        )
+        yield
+    return make.ListOffsetsTopicResponse(name=topic.name, partitions=tuple(parts))
 
 
 def _partition(ctx: Context, topic: str, part: Any, count: int) -> Steps[Entity]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.txn.commands import ListTransactions, ListTransactionsResult
@@ -19,7 +20,7 @@ from fencepost.txn.id_pattern import compile_pattern
 
 @handles(ApiKey.LIST_TRANSACTIONS, versions=(0, 2), permission="DESCRIBE TransactionalId")
 async def run(ctx: Context) -> Steps[Entity]:
-    """List; an error of a loading shard is the error of the whole."""
+    """List what the client may see; an error of a loading shard is the error of the whole."""
     body = ctx.body
     # An empty pattern lets everything through, like none.
     pattern = getattr(body, "transactional_id_pattern", None)
@@ -40,10 +41,13 @@ def _answer(
     respond = ctx.respond
     states = []
     for transaction in listed.transactions:
-        if matches is None or matches(transaction.transactional_id):
+        name = transaction.transactional_id
+        if (matches is None or matches(name)) and ctx.may(
+            Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name, audited=False
+        ):
             states.append(
                 respond.TransactionState(
-                    transactional_id=transaction.transactional_id,
+                    transactional_id=name,
                     producer_id=transaction.producer_id,
                     transaction_state=transaction.state,
                 )

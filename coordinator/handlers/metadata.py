@@ -20,10 +20,12 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import forced, open_coordinator
+from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.topic_admin import check_name
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -44,9 +46,13 @@ def run(ctx: Context) -> Work[Entity]:
     if ctx.version < FIRST_BY_ID and asked and any(map(_is_by_id, asked)):
         return _all_refused(ctx, asked)
     if asked is None or (not asked and ctx.version < FIRST_WITH_NULL_FOR_ALL):
-        for topic in list(broker.metadata.topics.values()):
-            described = yield from _described(ctx, topic)
-            topics.append(described)
+        everything = list(broker.metadata.topics.values())
+        names = named_topics(everything)
+        hidden = yield from refused_topics(ctx, Operation.DESCRIBE, names, audited=False)
+        for topic in everything:
+            if topic.name not in hidden:
+                described = yield from _described(ctx, topic)
+                topics.append(described)
     else:
         yield from forced(ctx, _asked(ctx, asked, topics))
     include_cluster = getattr(body, "include_cluster_authorized_operations", False)
@@ -96,7 +102,11 @@ def _asked(ctx: Context, asked: Iterable[Any], topics: list[Entity]) -> Steps[No
             continue
         seen.add(key)
         topic = metadata.topic(name) if name is not None else metadata.topic_by_id(topic_id)
-        if topic is not None:
+        known = name if topic is None else topic.name
+        if known is not None and not ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, known):
+            # An id is no secret, a name is.
+            topics.append(_refused(ctx, name, topic_id, ErrorCode.topic_authorization_failed))
+        elif topic is not None:
             topics.append((yield from _described(ctx, topic)))
         elif name is None:
             topics.append(_refused(ctx, None, topic_id, ErrorCode.unknown_topic_id))
@@ -106,11 +116,17 @@ def _asked(ctx: Context, asked: Iterable[Any], topics: list[Entity]) -> Steps[No
 
 def _unknown(ctx: Context, name: str) -> Steps[Entity]:
     """Answer for a name that no topic has, yet."""
+    may_create = ctx.broker.config.bool("auto.create.topics.enable") and getattr(
+        ctx.body, "allow_auto_topic_creation", True
+    )
+    if may_create and not (
+        ctx.may_on_cluster(Operation.CREATE, audited=False)
+        or ctx.may(Operation.CREATE, ResourceType.TOPIC, name)
+    ):
+        return _refused(ctx, name, None, ErrorCode.topic_authorization_failed)
     try:
         check_name(name)
-        if ctx.broker.config.bool("auto.create.topics.enable") and getattr(
-            ctx.body, "allow_auto_topic_creation", True
-        ):
+        if may_create:
             yield from _create(ctx, name)
     except InvalidTopicError:
         return _refused(ctx, name, None, ErrorCode.invalid_topic_exception)
@@ -131,7 +147,11 @@ def _refused(ctx: Context, name: str | None, topic_id: Any, code: ErrorCode) -> 
         error_code=code,
         name=name,
         topic_id=topic_id,
-        topic_authorized_operations=_operations(ctx) if name else authorized.NOT_ASKED,
+        topic_authorized_operations=(
+            _operations(ctx)
+            if name and code is not ErrorCode.topic_authorization_failed
+            else authorized.NOT_ASKED
+        ),
     )
 
 

@@ -6,7 +6,7 @@ group that does not exist, 10 topic ids in place of names. Every error is told p
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Collection, Iterable
 from functools import lru_cache
 from itertools import repeat
 from typing import Final
@@ -15,8 +15,11 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer, code_of
+from fencepost.coordinator.handlers.rights import NOBODY_ASKED, named_topics, refused_topics
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.messages import ResponseFactory
+from fencepost.coordinator.wire.steps import Steps
 from fencepost.groups.commands import (
     NO_LEADER_EPOCH,
     NO_RETENTION,
@@ -29,11 +32,34 @@ MAX_KEPT_ANSWERS: Final = 1_024
 """Answers about one partition that are kept, of a hundred bytes each: most answers are the same."""
 
 
+FIRST_BY_ID: Final = 10
+
+
 @handles(ApiKey.OFFSET_COMMIT, versions=(2, 10), permission="READ Group, READ Topic")
-def run(ctx: Context) -> Entity | Awaitable[Entity]:
+def run(ctx: Context) -> Entity | Awaitable[Entity] | Steps[Entity | Awaitable[Entity]]:
     """Commit the offsets of known topics; the others are refused one by one."""
+    return _commit(ctx, NOBODY_ASKED) if ctx.broker.authorizer is None else _checked(ctx)
+
+
+def _checked(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
+    """Commit what the client may commit."""
+    if not ctx.may(Operation.READ, ResourceType.GROUP, ctx.body.group_id):
+        return _response(ctx, all_refused(ctx, ErrorCode.group_authorization_failed))
+    closed = yield from refused_topics(ctx, Operation.READ, _names(ctx))
+    return _commit(ctx, closed)
+
+
+def _names(ctx: Context) -> Iterable[str]:
+    """The names of the topics, if there are such."""
+    if ctx.version < FIRST_BY_ID:
+        return named_topics(ctx.body.topics)
+    find = ctx.broker.metadata.topic_by_id
+    return (found.name for one in ctx.body.topics if (found := find(one.topic_id)) is not None)
+
+
+def _commit(ctx: Context, closed: Collection[str]) -> Entity | Awaitable[Entity]:
     body, version = ctx.body, ctx.version
-    refused, offsets = sort_out(ctx, by_id=version >= 10, has_epoch=version >= 6)
+    refused, offsets = sort_out(ctx, closed, by_id=version >= FIRST_BY_ID, has_epoch=version >= 6)
 
     def build(result: CommitOffsetsResult) -> Entity:
         return _response(ctx, filled(refused, [code_of(row[2]) for row in result.partitions]))
@@ -60,15 +86,22 @@ Refusals = list[list[ErrorCode | None]]
 
 
 def sort_out(
-    ctx: Context, *, by_id: bool, has_epoch: bool
+    ctx: Context, closed: Collection[str], *, by_id: bool, has_epoch: bool
 ) -> tuple[Refusals, list[OffsetToCommit]]:
-    """What is refused of a request to commit, and the offsets of all else."""
+    """What is refused of a request to commit, and the offsets of all else.
+
+    Of topics that are ``closed`` to the client it is not told whether they exist.
+    """
     metadata = ctx.broker.metadata
     no_topic = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
     refused: Refusals = []
     offsets: list[OffsetToCommit] = []
     for asked in ctx.body.topics:
         topic = metadata.topic_by_id(asked.topic_id) if by_id else metadata.topic(asked.name)
+        name = asked.name if not by_id else None if topic is None else topic.name
+        if name in closed:
+            refused.append([ErrorCode.topic_authorization_failed] * len(asked.partitions))
+            continue
         if topic is None:
             refused.append([no_topic] * len(asked.partitions))
             continue
@@ -90,6 +123,11 @@ def sort_out(
     return refused, offsets
 
 
+def all_refused(ctx: Context, code: ErrorCode) -> list[list[ErrorCode]]:
+    """A code for each partition: the same."""
+    return [[code] * len(topic.partitions) for topic in ctx.body.topics]
+
+
 def filled(refused: Refusals, others: Iterable[ErrorCode]) -> list[list[ErrorCode]]:
     """A code for each partition: why it is refused, or else the next of ``others``."""
     rest = iter(others)
@@ -103,7 +141,7 @@ def _partition(respond: ResponseFactory, index: int, code: ErrorCode) -> Entity:
 
 def _response(ctx: Context, codes: list[list[ErrorCode]]) -> Entity:
     respond = ctx.respond
-    names = "topic_id" if ctx.version >= 10 else "name"
+    names = "topic_id" if ctx.version >= FIRST_BY_ID else "name"
     return respond.OffsetCommitResponse(
         topics=tuple(
             respond.OffsetCommitResponseTopic(

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import answer, code_of
+from fencepost.coordinator.handlers.rights import named_topics, refused_topics
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
 from fencepost.groups.commands import DeleteOffsets, DeleteOffsetsResult
 
 
 @handles(ApiKey.OFFSET_DELETE, versions=(0, 0), permission="DELETE Group, READ Topic")
-def run(ctx: Context) -> Entity | Awaitable[Entity]:
+def run(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
     """Delete the offsets of partitions that exist; the others are refused one by one."""
     body, respond = ctx.body, ctx.respond
-    known = [_known(ctx, topic) for topic in body.topics]
+
+    def refuse(code: ErrorCode) -> Entity:
+        return respond.OffsetDeleteResponse(error_code=code)
+
+    if not ctx.may(Operation.DELETE, ResourceType.GROUP, body.group_id):
+        return refuse(ErrorCode.group_authorization_failed)
+    closed = yield from refused_topics(ctx, Operation.READ, named_topics(body.topics))
+    known = []
+    for topic in body.topics:
+        known.append(_known(ctx, topic, closed))
+        yield
     command = DeleteOffsets(
         body.group_id,
         tuple(
             (topic.name, indexes)
             for topic, exists in zip(body.topics, known, strict=True)
-            if (indexes := tuple(index for index, there in exists if there))
+            if (indexes := tuple(index for index, refused in exists if refused is None))
         ),
     )
 
@@ -37,13 +50,9 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
                     partitions=tuple(
                         respond.OffsetDeleteResponsePartition(
                             partition_index=index,
-                            error_code=(
-                                code_of(next(errors)[2])
-                                if there
-                                else ErrorCode.unknown_topic_or_partition
-                            ),
+                            error_code=refused or code_of(next(errors)[2]),
                         )
-                        for index, there in exists
+                        for index, refused in exists
                     ),
                 )
                 for topic, exists in zip(body.topics, known, strict=True)
@@ -54,13 +63,16 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     return answer(
         ctx.broker.groups.submit(body.group_id, command, ctx.origin),
         build,
-        lambda code: respond.OffsetDeleteResponse(error_code=code),
+        refuse,
     )
 
 
-def _known(ctx: Context, asked: Any) -> list[tuple[int, bool]]:
-    """The partition indexes asked for, each with whether it exists."""
+def _known(ctx: Context, asked: Any, closed: Collection[str]) -> list[tuple[int, ErrorCode | None]]:
+    """The partition indexes asked for, each with why it is refused, if it is."""
+    indexes = [entry.partition_index for entry in asked.partitions]
+    if asked.name in closed:
+        return [(index, ErrorCode.topic_authorization_failed) for index in indexes]
     topic = ctx.broker.metadata.topic(asked.name)
     count = 0 if topic is None else topic.partitions
-    indexes = [entry.partition_index for entry in asked.partitions]
-    return [(index, 0 <= index < count) for index in indexes]
+    missing = ErrorCode.unknown_topic_or_partition
+    return [(index, None if 0 <= index < count else missing) for index in indexes]

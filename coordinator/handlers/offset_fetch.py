@@ -10,13 +10,16 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.errors import GroupAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import Future, code_of, result_of
+from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import (
     NO_LEADER_EPOCH,
@@ -27,6 +30,11 @@ from fencepost.groups.commands import (
     FetchTopic,
 )
 from fencepost.logcore.machine import DomainError
+
+FIRST_BY_ID: Final = 10
+
+Asked = Future | DomainError
+"""A group's answer to come, or why it is not asked."""
 
 
 @handles(ApiKey.OFFSET_FETCH, versions=(1, 10), permission="DESCRIBE Group, DESCRIBE Topic")
@@ -40,32 +48,59 @@ def run(ctx: Context) -> Work[Entity]:
 
 def _run_one(ctx: Context) -> Work[Entity]:
     body, respond = ctx.body, ctx.respond
-    wanted = None
+    wanted: list[FetchTopic] | None = None
+    refused: list[Any] = []
     if body.topics is not None:
         wanted = []
+        closed = yield from refused_topics(ctx, Operation.DESCRIBE, named_topics(body.topics))
         seen: set[tuple[str, int]] = set()
         for topic in body.topics:
-            wanted.append(_wanted(ctx, topic.name, topic, seen))
+            if topic.name in closed:
+                refused.append(topic)
+            else:
+                wanted.append(_wanted(ctx, topic.name, topic, seen))
             yield None
     command = FetchOffsets(
         group_id=body.group_id,
         topics=None if wanted is None else tuple(wanted),
         require_stable=getattr(body, "require_stable", False),
     )
-    result = yield from result_of(ctx.broker.groups.submit(body.group_id, command, ctx.origin))
+    result = yield from _result(_submit(ctx, command))
     make, topics = respond.OffsetFetchResponsePartition, []
-    if not isinstance(result, DomainError):
+    code = ErrorCode.topic_authorization_failed
+    if isinstance(result, DomainError):
+        code = code_of(result)
+        if ctx.version >= 2:
+            return respond.OffsetFetchResponse(error_code=code)
+        refused = body.topics
+    else:
         for name, partitions in result.topics:
-            told = yield from _each(_partition, make, partitions)
-            topics.append(respond.OffsetFetchResponseTopic(name=name, partitions=told))
-        return respond.OffsetFetchResponse(topics=tuple(topics), error_code=ErrorCode.none)
-    code = code_of(result)
-    if ctx.version >= 2:
-        return respond.OffsetFetchResponse(error_code=code)
-    for topic in body.topics:
+            if wanted is not None or _is_seen(ctx, name):
+                told = yield from _each(_partition, make, partitions)
+                topics.append(respond.OffsetFetchResponseTopic(name=name, partitions=told))
+            yield None
+    for topic in refused:
         told = yield from _each(partial(_failed, code), make, topic.partition_indexes)
         topics.append(respond.OffsetFetchResponseTopic(name=topic.name, partitions=told))
-    return respond.OffsetFetchResponse(topics=tuple(topics))
+    return respond.OffsetFetchResponse(topics=tuple(topics), error_code=ErrorCode.none)
+
+
+def _submit(ctx: Context, command: FetchOffsets) -> Asked:
+    """Ask a group, if the client may know of it."""
+    if not ctx.may(Operation.DESCRIBE, ResourceType.GROUP, command.group_id):
+        return GroupAuthorizationError("the client may not describe the group")
+    return ctx.broker.groups.submit(command.group_id, command, ctx.origin)
+
+
+def _result(asked: Asked) -> Work[Any]:
+    if isinstance(asked, DomainError):
+        return asked
+    return (yield from result_of(asked))
+
+
+def _is_seen(ctx: Context, name: str) -> bool:
+    """Whether the client may see a topic that it has not named."""
+    return ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, name, audited=False)
 
 
 def _wanted(ctx: Context, name: str, topic: Any, seen: set[tuple[str, int]]) -> FetchTopic:
@@ -95,33 +130,37 @@ def _run_many(ctx: Context) -> Work[Entity]:
             if group.group_id in whole:
                 continue
             whole.add(group.group_id)
-        names, future = yield from _ask(ctx, group, seen[group.group_id])
-        asked.append((group, names, future))
+        refused, answer = yield from _ask(ctx, group, seen[group.group_id])
+        asked.append((group, refused, answer))
         yield None
-    for group, names, future in asked:
-        result = yield from result_of(future)
-        groups.append((yield from _group(ctx, group, names, result)))
+    for group, refused, answer in asked:
+        result = yield from _result(answer)
+        groups.append((yield from _group(ctx, group, refused, result)))
         yield None
     return ctx.respond.OffsetFetchResponse(groups=tuple(groups))
 
 
 def _ask(
     ctx: Context, group: Any, seen: set[tuple[str, int]]
-) -> Work[tuple[list[str | None], Future]]:
-    """Send one group's question; with the names of its topics, None for an unknown id."""
-    names: list[str | None] = []
+) -> Work[tuple[list[ErrorCode], Asked]]:
+    """Send one group's question; with why topics are left out of it, NONE for those in it."""
+    codes: list[ErrorCode] = []
     topics: tuple[FetchTopic, ...] | None = None
     if group.topics is not None:
         wanted: list[FetchTopic] = []
+        names: list[str | None] = []
         for topic in group.topics:
-            name: str | None
-            if ctx.version >= 10:
-                found = ctx.broker.metadata.topic_by_id(topic.topic_id)
-                name = None if found is None else found.name
+            names.append(_name(ctx, topic))
+            yield None
+        known = (name for name in names if name is not None)
+        closed = yield from refused_topics(ctx, Operation.DESCRIBE, known)
+        for topic, name in zip(group.topics, names, strict=True):
+            if name is None:
+                codes.append(ErrorCode.unknown_topic_id)
+            elif name in closed:
+                codes.append(ErrorCode.topic_authorization_failed)
             else:
-                name = topic.name
-            names.append(name)
-            if name is not None:
+                codes.append(ErrorCode.none)
                 wanted.append(_wanted(ctx, name, topic, seen))
             yield None
         topics = tuple(wanted)
@@ -132,11 +171,19 @@ def _ask(
         member_id=getattr(group, "member_id", None),
         member_epoch=getattr(group, "member_epoch", -1),
     )
-    return names, ctx.broker.groups.submit(group.group_id, command, ctx.origin)
+    return codes, _submit(ctx, command)
+
+
+def _name(ctx: Context, topic: Any) -> str | None:
+    if ctx.version < FIRST_BY_ID:
+        name: str = topic.name
+        return name
+    found = ctx.broker.metadata.topic_by_id(topic.topic_id)
+    return None if found is None else found.name
 
 
 def _group(
-    ctx: Context, group: Any, names: list[str | None], result: FetchOffsetsResult | DomainError
+    ctx: Context, group: Any, codes: list[ErrorCode], result: FetchOffsetsResult | DomainError
 ) -> Work[Entity]:
     respond = ctx.respond
     if isinstance(result, DomainError):
@@ -145,18 +192,20 @@ def _group(
     if group.topics is None:
         for name, partitions in result.topics:
             # Version 10 names topics by id, and a topic that is gone has none.
-            if ctx.version < 10 or _id_of(ctx, name) is not None:
+            has_key = ctx.version < FIRST_BY_ID or _id_of(ctx, name) is not None
+            if has_key and _is_seen(ctx, name):
                 topics.append((yield from _topic(ctx, name, _id_of(ctx, name), partitions)))
+            yield None
     else:
-        pairs = list(zip(group.topics, names, strict=True))
-        known = [topic for topic, name in pairs if name is not None]
+        pairs = list(zip(group.topics, codes, strict=True))
+        known = [topic for topic, code in pairs if code is ErrorCode.none]
         for topic, (name, partitions) in zip(known, result.topics, strict=True):
             topic_id = getattr(topic, "topic_id", None)
             topics.append((yield from _topic(ctx, name, topic_id, partitions)))
-        # As in Kafka topics with an unknown id come last, wherever the request names them.
-        for topic, known_name in pairs:
-            if known_name is None:
-                topics.append((yield from _unknown_id(ctx, topic)))
+        # As in Kafka refused topics come last, wherever the request names them.
+        for topic, code in pairs:
+            if code is not ErrorCode.none:
+                topics.append((yield from _refused(ctx, topic, code)))
     return respond.OffsetFetchResponseGroup(
         group_id=group.group_id, topics=tuple(topics), error_code=ErrorCode.none
     )
@@ -165,21 +214,21 @@ def _group(
 def _topic(
     ctx: Context, name: str, topic_id: Any, partitions: Iterable[FetchedOffset]
 ) -> Work[Entity]:
-    respond = ctx.respond
-    told = yield from _each(_partition, respond.OffsetFetchResponsePartitions, partitions)
-    return respond.OffsetFetchResponseTopics(
-        partitions=told, **({"topic_id": topic_id} if ctx.version >= 10 else {"name": name})
+    told = yield from _each(_partition, ctx.respond.OffsetFetchResponsePartitions, partitions)
+    return _named(ctx, name, topic_id, told)
+
+
+def _named(ctx: Context, name: str, topic_id: Any, partitions: tuple[Entity, ...]) -> Entity:
+    """A topic of the answer; a field that the version lacks is dropped."""
+    return ctx.respond.OffsetFetchResponseTopics(
+        name=name, topic_id=topic_id, partitions=partitions
     )
 
 
-def _unknown_id(ctx: Context, topic: Any) -> Work[Entity]:
-    respond = ctx.respond
-    told = yield from _each(
-        partial(_failed, ErrorCode.unknown_topic_id),
-        respond.OffsetFetchResponsePartitions,
-        topic.partition_indexes,
-    )
-    return respond.OffsetFetchResponseTopics(topic_id=topic.topic_id, partitions=told)
+def _refused(ctx: Context, topic: Any, code: ErrorCode) -> Work[Entity]:
+    make = ctx.respond.OffsetFetchResponsePartitions
+    told = yield from _each(partial(_failed, code), make, topic.partition_indexes)
+    return _named(ctx, getattr(topic, "name", ""), getattr(topic, "topic_id", None), told)
 
 
 def _each(

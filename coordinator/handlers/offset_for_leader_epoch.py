@@ -5,34 +5,47 @@ Source: ``Partition.lastOffsetForLeaderEpoch``, KIP-320.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import TopicAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.rights import NOBODY_ASKED, refused_topics
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 
-@handles(ApiKey.OFFSET_FOR_LEADER_EPOCH, versions=(2, 4), permission="DESCRIBE Topic")
+@handles(
+    ApiKey.OFFSET_FOR_LEADER_EPOCH,
+    versions=(2, 4),
+    permission="DESCRIBE Topic or CLUSTER_ACTION Cluster",
+)
 def run(ctx: Context) -> Steps[Entity]:
     """Answer epoch and end offset per partition."""
-    make = ctx.respond
-    topics = []
-    for topic in ctx.body.topics:
+    make, asked = ctx.respond, ctx.body.topics
+    refused, topics = NOBODY_ASKED, []
+    if not ctx.may_on_cluster(Operation.CLUSTER_ACTION, audited=False):
+        names = (topic.topic for topic in asked)
+        refused = yield from refused_topics(ctx, Operation.DESCRIBE, names)
+    for topic in asked:
         parts = []
         for part in topic.partitions:
-            parts.append(_partition(ctx, topic.topic, part))
+            parts.append(_partition(ctx, topic.topic, part, refused))
             yield
         topics.append(make.OffsetForLeaderTopicResult(topic=topic.topic, partitions=tuple(parts)))
     return make.OffsetForLeaderEpochResponse(topics=tuple(topics))
 
 
-def _partition(ctx: Context, topic: str, part: Any) -> Entity:
+def _partition(ctx: Context, topic: str, part: Any, refused: Collection[str]) -> Entity:
     code, epoch, end_offset = ErrorCode.none, -1, -1
     try:
+        if topic in refused:
+            raise TopicAuthorizationError(f"the client may not describe {topic}")
         partition = ctx.broker.logs.partition(topic, part.partition)
         partition.reader.check_leader_epoch(part.current_leader_epoch)
         epoch, end_offset = partition.reader.end_of_epoch(part.leader_epoch)

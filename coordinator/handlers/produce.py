@@ -9,16 +9,25 @@ Their only writers are the coordinators.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.data.appends import Append, Part
+from fencepost.coordinator.errors import (
+    TopicAuthorizationError,
+    TransactionalIdAuthorizationError,
+)
 from fencepost.coordinator.handlers import CloseConnection, Context, handles
 from fencepost.coordinator.handlers.answers import code_of
+from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
 
 FIRST_BY_ID: Final = 13
 
@@ -27,25 +36,28 @@ FIRST_BY_ID: Final = 13
 def run(ctx: Context) -> Work[Entity | None]:
     """Append and answer; None for acks=0, where an error closes the connection instead."""
     body, make = ctx.body, ctx.respond
+    all_parts = [
+        Part(name, part.index, part.records)
+        for topic in body.topic_data
+        for name in (_name(ctx, topic),)
+        for part in topic.partition_data
+    ]
     append = Append(
-        [
-            Part(name, part.index, part.records)
-            for topic in body.topic_data
-            for name in (_name(ctx, topic),)
-            for part in topic.partition_data
-        ],
+        all_parts,
         version=ctx.version,
         transactional_id=body.transactional_id,
         origin=ctx.origin,
         acks=body.acks,
     )
+    if ctx.broker.authorizer is not None:
+        append = yield from _allowed(ctx, append)
     yield from ctx.broker.appends.run(append)
     if not append.acks:
-        failed = next((part.error for part in append.parts if part.error is not None), None)
+        failed = next((part.error for part in all_parts if part.error is not None), None)
         if failed is not None:
             raise CloseConnection(f"a produce request without acks failed: {failed}")
         return None
-    parts = iter(append.parts)
+    parts = iter(all_parts)
     topics = []
     for topic in body.topic_data:
         told = []
@@ -61,6 +73,33 @@ def run(ctx: Context) -> Work[Entity | None]:
             )
         )
     return make.ProduceResponse(responses=tuple(topics))
+
+
+def _allowed(ctx: Context, append: Append) -> Steps[Append]:
+    """What the client may append of it; the other parts are refused.
+
+    Without the right to the transactional id nothing is appended, also of what is not in the
+    transaction. That it names none at all is found later.
+    """
+    parts, transactional_id = append.parts, append.transactional_id
+    error: DomainError
+    if (
+        append.producers
+        and transactional_id is not None
+        and not ctx.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
+    ):
+        error = TransactionalIdAuthorizationError("the client may not use the transactional id")
+        refused = parts
+    else:
+        names = (part.topic for part in parts if part.topic is not None)
+        closed = yield from refused_topics(ctx, Operation.WRITE, names)
+        error = TopicAuthorizationError("the client may not write to the topic")
+        refused = [part for part in parts if part.topic in closed] if closed else []
+    if not refused:
+        return append
+    for part in refused:
+        part.error = error
+    return replace(append, parts=[part for part in parts if part.error is None])
 
 
 def _name(ctx: Context, topic: Any) -> str | None:

@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import answer
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import SyncGroup, SyncGroupResult
 
@@ -34,6 +35,8 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
 
     if ctx.version >= 5 and (protocol_type is None or protocol_name is None):
         return refuse(ErrorCode.inconsistent_group_protocol)
+    if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
+        return refuse(ErrorCode.group_authorization_failed)
     command = SyncGroup(
         group_id=body.group_id,
         generation_id=body.generation_id,

@@ -15,9 +15,16 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_of, result_of
-from fencepost.coordinator.handlers.offset_commit import Refusals, filled, sort_out
+from fencepost.coordinator.handlers.offset_commit import (
+    Refusals,
+    all_refused,
+    filled,
+    sort_out,
+)
+from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import (
     NO_GENERATION,
@@ -41,8 +48,14 @@ FIRST_VERSION_WITH_LOAD_IN_PROGRESS = 2
 def run(ctx: Context) -> Work[Entity]:
     """Commit the offsets of known topics; the others are refused one by one."""
     body = ctx.body
+    if not ctx.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, body.transactional_id):
+        code = ErrorCode.transactional_id_authorization_failed
+        return _response(ctx, all_refused(ctx, code))
+    if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
+        return _response(ctx, all_refused(ctx, ErrorCode.group_authorization_failed))
+    closed = yield from refused_topics(ctx, Operation.READ, named_topics(body.topics))
     while True:
-        refused, offsets = sort_out(ctx, by_id=False, has_epoch=ctx.version >= 2)
+        refused, offsets = sort_out(ctx, closed, by_id=False, has_epoch=ctx.version >= 2)
         if not offsets:
             return _refused(ctx, refused, ErrorCode.none)
         try:

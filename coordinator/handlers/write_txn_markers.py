@@ -7,6 +7,7 @@ other for a bug of ours, so only those are answered (``TransactionMarkerRequestC
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -15,6 +16,7 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.runtime.errors import ShardError
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.errors import LogError
@@ -31,13 +33,21 @@ ANSWERS = frozenset(
     }
 )
 
+Write = Callable[[Context, Any, str, int], ErrorCode]
+"""What becomes of one marker in one partition."""
+
 
 @handles(
     ApiKey.WRITE_TXN_MARKERS, versions=(1, 2), permission="ALTER Cluster or CLUSTER_ACTION Cluster"
 )
 def run(ctx: Context) -> Work[Entity]:
     """Write marker by marker, partition by partition; answer when they are on disk."""
-    answer = yield from _write_all(ctx)
+    if not (
+        ctx.may_on_cluster(Operation.ALTER, audited=False)
+        or ctx.may_on_cluster(Operation.CLUSTER_ACTION)
+    ):
+        return (yield from _write_all(ctx, _refuse))
+    answer = yield from _write_all(ctx, _write)
     find = ctx.broker.logs.find_open
     held: dict[Partition, None] = {}
     for marker in answer.markers:
@@ -52,17 +62,17 @@ def run(ctx: Context) -> Work[Entity]:
     if disk is not None:
         yield disk
     # A marker may be written twice. A partition that is off line by now refuses the second one.
-    return (yield from _write_all(ctx)) if any(one.offline for one in held) else answer
+    return (yield from _write_all(ctx, _write)) if any(one.offline for one in held) else answer
 
 
-def _write_all(ctx: Context) -> Steps[Entity]:
+def _write_all(ctx: Context, write: Write) -> Steps[Entity]:
     # The reader of the answer looks for one row of each producer, topic and partition.
     codes: dict[int, dict[str, dict[int, ErrorCode]]] = {}
     for marker in ctx.body.markers:
         for topic in marker.topics:
             for index in topic.partition_indexes:
                 of_topics = codes.setdefault(marker.producer_id, {})
-                of_topics.setdefault(topic.name, {})[index] = _write(ctx, marker, topic.name, index)
+                of_topics.setdefault(topic.name, {})[index] = write(ctx, marker, topic.name, index)
                 yield
     respond = ctx.respond
     markers = []
@@ -80,6 +90,10 @@ def _write_all(ctx: Context) -> Steps[Entity]:
             respond.WritableTxnMarkerResult(producer_id=producer_id, topics=tuple(topics))
         )
     return respond.WriteTxnMarkersResponse(markers=tuple(markers))
+
+
+def _refuse(_ctx: Context, _marker: Any, _topic: str, _index: int) -> ErrorCode:
+    return ErrorCode.cluster_authorization_failed
 
 
 def _write(ctx: Context, marker: Any, topic: str, index: int) -> ErrorCode:

@@ -172,6 +172,11 @@ class RawClient:
     def close(self) -> None:
         self._socket.close()
 
+    @property
+    def local_port(self) -> int:
+        """The port at this end."""
+        return int(self._socket.getsockname()[1])
+
     def send_bytes(self, data: bytes) -> None:
         """Send as it is; for malformed requests."""
         self._socket.sendall(data)

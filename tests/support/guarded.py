@@ -1,0 +1,118 @@
+"""A broker that asks who may do what, with the rules that a test gives it.
+
+Whoever connects is ``User:ANONYMOUS``, for whom the rules are, until :meth:`Guarded.log_in`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.security.acl import (
+    ANYTHING,
+    CLUSTER_NAME,
+    Acl,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from fencepost.coordinator.security.authorizer import Authorizer
+from fencepost.coordinator.security.principal import ANONYMOUS, Principal
+from tests.support.cluster import Cluster
+from tests.support.waits import until
+
+ADMIN = Principal("User", "admin")
+
+Right = tuple[Operation, ResourceType, str]
+"""What is done, with what, of which name."""
+
+
+def topic(operation: Operation, name: str) -> Right:
+    return operation, ResourceType.TOPIC, name
+
+
+def group(operation: Operation, name: str) -> Right:
+    return operation, ResourceType.GROUP, name
+
+
+def transactional_id(operation: Operation, name: str) -> Right:
+    return operation, ResourceType.TRANSACTIONAL_ID, name
+
+
+def cluster(operation: Operation) -> Right:
+    return operation, ResourceType.CLUSTER, CLUSTER_NAME
+
+
+def rule(
+    right: Right,
+    principal: Principal = ANONYMOUS,
+    *,
+    host: str = ANYTHING,
+    deny: bool = False,
+    prefixed: bool = False,
+) -> Acl:
+    """The rule that gives, or denies, a right."""
+    operation, resource_type, name = right
+    pattern = PatternType.PREFIXED if prefixed else PatternType.LITERAL
+    permission = Permission.DENY if deny else Permission.ALLOW
+    return Acl(resource_type, pattern, name, str(principal), host, operation, permission)
+
+
+class Guarded:
+    """A broker in a thread; nobody but :data:`ADMIN` may do anything before :meth:`allow`."""
+
+    def __init__(self, directory: Path, config: Mapping[str, str]) -> None:
+        self._broker = Broker(directory, config=config)
+        self._thread = BrokerThread(lambda: self._broker)
+        self._authorizer = Authorizer(super_users=[ADMIN])
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+
+        async def guard() -> None:
+            self._broker.services.authorizer = self._authorizer
+
+        self._thread.call(guard)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.stop()
+
+    @property
+    def bootstrap(self) -> str:
+        return self._thread.bootstrap
+
+    def allow(self, *rights: Right) -> None:
+        """Let these be all the rights of ``User:ANONYMOUS``."""
+        self.rule(*map(rule, rights))
+
+    def rule(self, *rules: Acl) -> None:
+        """Let these be all rules."""
+
+        async def set_rules() -> None:
+            self._authorizer.replace(rules)
+
+        self._thread.call(set_rules)
+
+    def log_in(self, client: Cluster, principal: Principal) -> Cluster:
+        """Have a connection be somebody's."""
+        port = client.local_port
+
+        async def log_in() -> bool:
+            for one in self._broker.server.connections:
+                if one.peer_port == port:
+                    one.session = replace(one.session, principal=principal)
+                    return True
+            return False
+
+        until(lambda: self._thread.call(log_in), "the connection is there")
+        return client
+
+    def admin(self) -> Cluster:
+        """A connection that may do everything."""
+        return self.log_in(Cluster(self.bootstrap, client_id="admin"), ADMIN)

@@ -1,34 +1,76 @@
-"""The bit fields of "authorised operations": everything, since there is no authorizer yet.
+"""The bit fields of "authorised operations": all that the client may do with something.
 
 A bit's position is the operation's code in ``AclOperation``. Source: ``AclEntry``'s operations per
-resource type (KIP-430).
+resource type, ``AuthHelper.authorizedOperations`` (KIP-430).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.security.acl import CLUSTER_NAME, Operation, ResourceType
+
 NOT_ASKED: Final = -(2**31)
 """The request did not ask."""
 
-_READ, _WRITE, _CREATE, _DELETE, _ALTER, _DESCRIBE = 3, 4, 5, 6, 7, 8
-_CLUSTER_ACTION, _DESCRIBE_CONFIGS, _ALTER_CONFIGS, _IDEMPOTENT_WRITE = 9, 10, 11, 12
 
-
-def _bits(*operations: int) -> int:
+def _bits(*operations: Operation) -> int:
     return sum(1 << operation for operation in operations)
 
 
 TOPIC: Final = _bits(
-    _READ, _WRITE, _CREATE, _DELETE, _ALTER, _DESCRIBE, _DESCRIBE_CONFIGS, _ALTER_CONFIGS
+    Operation.READ,
+    Operation.WRITE,
+    Operation.CREATE,
+    Operation.DELETE,
+    Operation.ALTER,
+    Operation.DESCRIBE,
+    Operation.DESCRIBE_CONFIGS,
+    Operation.ALTER_CONFIGS,
 )
 """What can be done with a topic."""
 
-GROUP: Final = _bits(_READ, _DELETE, _DESCRIBE, _DESCRIBE_CONFIGS, _ALTER_CONFIGS)
+GROUP: Final = _bits(
+    Operation.READ,
+    Operation.DELETE,
+    Operation.DESCRIBE,
+    Operation.DESCRIBE_CONFIGS,
+    Operation.ALTER_CONFIGS,
+)
 """What can be done with a group."""
 
 CLUSTER: Final = _bits(
-    _CREATE, _ALTER, _DESCRIBE, _CLUSTER_ACTION, _DESCRIBE_CONFIGS, _ALTER_CONFIGS,
-    _IDEMPOTENT_WRITE,
-)  # fmt: skip
+    Operation.CREATE,
+    Operation.ALTER,
+    Operation.DESCRIBE,
+    Operation.CLUSTER_ACTION,
+    Operation.DESCRIBE_CONFIGS,
+    Operation.ALTER_CONFIGS,
+    Operation.IDEMPOTENT_WRITE,
+)
 """What can be done with the cluster."""
+
+
+def of_topic(ctx: Context, name: str) -> int:
+    """What the client may do with a topic; whether it exists does not matter."""
+    return TOPIC & _allowed(ctx, ResourceType.TOPIC, name)
+
+
+def of_group(ctx: Context, group_id: str) -> int:
+    """What the client may do with a group."""
+    return GROUP & _allowed(ctx, ResourceType.GROUP, group_id)
+
+
+def of_cluster(ctx: Context) -> int:
+    """What the client may do with the cluster; nothing is told to who may not describe it."""
+    if not ctx.may_on_cluster(Operation.DESCRIBE):
+        return 0
+    return CLUSTER & _allowed(ctx, ResourceType.CLUSTER, CLUSTER_NAME)
+
+
+def _allowed(ctx: Context, kind: ResourceType, name: str) -> int:
+    authorizer = ctx.broker.authorizer
+    if authorizer is None:
+        return -1
+    return authorizer.operations(ctx.connection.session, kind, name)

@@ -36,5 +36,7 @@ def run(ctx: Context) -> Entity:
                 broker_id=broker.node_id, host=host, port=port, rack=broker.rack
             ),
         ),
-        cluster_authorized_operations=authorized.CLUSTER if asked else authorized.NOT_ASKED,
+        cluster_authorized_operations=(
+            authorized.of_cluster(ctx) if asked else authorized.NOT_ASKED
+        ),
     )

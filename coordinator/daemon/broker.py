@@ -342,6 +342,8 @@ class Broker:
             unstable_apis=(ApiKey.INIT_PRODUCER_ID,) if two_phase else (),
         )
         self._server = Server(services, registry=registry, limits=limits, error_code=error_code)
+        services.quotas.listen(self._limit_clients)
+        self._limit_clients()
         if self._metrics is not None:
             self._metrics.watch(self._server)
         for one in self._listen.values():
@@ -365,6 +367,12 @@ class Broker:
             topics=len(services.metadata.topics),
             after_clean_shutdown=services.logs.was_clean,
         )
+
+    def _limit_clients(self) -> None:
+        """Have quotas asked about only where there are any."""
+        quotas = self.services.quotas
+        if self._server is not None:
+            self._server.throttles = quotas if quotas.limits_clients else None
 
     async def prepare_first_contact(self) -> None:
         """Load what the first client will need, a piece a turn; for a process of the broker's own.

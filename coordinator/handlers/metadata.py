@@ -17,7 +17,7 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.errors import InvalidTopicError
+from fencepost.coordinator.errors import InvalidTopicError, ThrottlingQuotaExceededError
 from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import forced, open_coordinator
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
@@ -130,6 +130,9 @@ def _unknown(ctx: Context, name: str) -> Steps[Entity]:
             yield from _create(ctx, name)
     except InvalidTopicError:
         return _refused(ctx, name, None, ErrorCode.invalid_topic_exception)
+    except ThrottlingQuotaExceededError:
+        if ctx.throttle is not None:
+            ctx.throttle.asks_again()
     except DomainError as error:
         _log.warning("topic not created", topic=name, cause=str(error))
         return _refused(ctx, name, None, error_code(error))
@@ -139,7 +142,7 @@ def _unknown(ctx: Context, name: str) -> Steps[Entity]:
 def _create(ctx: Context, name: str) -> Steps[None]:
     if not (yield from open_coordinator(ctx, name)) and name != METADATA_TOPIC:
         with ctx.broker.metadata.unforced():
-            ctx.broker.topics.create(name)
+            ctx.broker.topics.create(name, take=ctx.takes_partitions(strict_since=0))
 
 
 def _refused(ctx: Context, name: str | None, topic_id: Any, code: ErrorCode) -> Entity:

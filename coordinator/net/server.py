@@ -21,6 +21,7 @@ from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.net.response_budget import ResponseBudget
 from fencepost.coordinator.runtime.background import call_later, spawn, survived
 from fencepost.coordinator.runtime.turns import Turns
+from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.wire.limits import ConnectionLimits
 from fencepost.logcore.fs import handle_limit, held_handles
 from fencepost.logcore.machine import DomainError
@@ -77,6 +78,8 @@ class Server:
         self.connections: set[Connection] = set()
         self.watch: RequestWatch | None = None
         """Counts requests, where somebody wants to know."""
+        self.throttles: ClientQuotas | None = None
+        """Quotas of users and clients, where there are any."""
         self.accepted = 0
         """Connections so far that may stay."""
         self.refusals: Counter[str] = Counter()

@@ -11,6 +11,7 @@ from typing import Any
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire.steps import Steps
+from fencepost.groups.commands import Sight
 
 NOBODY_ASKED: Collection[str] = frozenset()
 """What is refused where nobody looks after it."""
@@ -31,6 +32,20 @@ def refused_topics(
             found[name] = ctx.may(operation, ResourceType.TOPIC, name, audited=audited)
         yield
     return {name for name, may in found.items() if not may}
+
+
+def sight_of(ctx: Context) -> Sight | None:
+    """Which topics the client may see, now and later; None where everybody may."""
+    authorizer, session = ctx.broker.authorizer, ctx.connection.session
+    if authorizer is None:
+        return None
+
+    def may_see(name: str) -> bool:
+        return authorizer.allows(
+            session, Operation.DESCRIBE, ResourceType.TOPIC, name, audited=False
+        )
+
+    return Sight(authorizer.version, may_see)
 
 
 def named_topics(topics: Iterable[Any]) -> Iterable[str]:

@@ -66,7 +66,7 @@ def run(ctx: Context) -> Work[Entity]:
         controller_id=broker.node_id,
         topics=tuple(topics),
         cluster_authorized_operations=(
-            authorized.CLUSTER if include_cluster else authorized.NOT_ASKED
+            authorized.of_cluster(ctx) if include_cluster else authorized.NOT_ASKED
         ),
         error_code=ErrorCode.none,
     )
@@ -151,7 +151,7 @@ def _refused(ctx: Context, name: str | None, topic_id: Any, code: ErrorCode) -> 
         name=name,
         topic_id=topic_id,
         topic_authorized_operations=(
-            _operations(ctx)
+            _operations(ctx, name)
             if name and code is not ErrorCode.topic_authorization_failed
             else authorized.NOT_ASKED
         ),
@@ -184,11 +184,11 @@ def _described(ctx: Context, topic: Topic) -> Steps[Entity]:
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
         partitions=tuple(partitions),
-        topic_authorized_operations=_operations(ctx),
+        topic_authorized_operations=_operations(ctx, name),
     )
 
 
-def _operations(ctx: Context) -> int:
+def _operations(ctx: Context, name: str) -> int:
     """What may be done with a topic that was named, whether it exists or not."""
     asked = getattr(ctx.body, "include_topic_authorized_operations", False)
-    return authorized.TOPIC if asked else authorized.NOT_ASKED
+    return authorized.of_topic(ctx, name) if asked else authorized.NOT_ASKED

@@ -26,12 +26,16 @@ def refused_topics(
     """
     if ctx.broker.authorizer is None:
         return NOBODY_ASKED
-    found: dict[str, bool] = {}
+    named: dict[str, int] = {}
     for name in names:
-        if name not in found:
-            found[name] = ctx.may(operation, ResourceType.TOPIC, name, audited=audited)
+        named[name] = named.get(name, 0) + 1
         yield
-    return {name for name, may in found.items() if not may}
+    refused: set[str] = set()
+    for name, count in named.items():
+        if not ctx.may(operation, ResourceType.TOPIC, name, audited=audited, count=count):
+            refused.add(name)
+        yield
+    return refused
 
 
 def sight_of(ctx: Context) -> Sight | None:

@@ -54,8 +54,9 @@ sasl.enabled.mechanisms LIST GSSAPI
     is not served here.
 sasl.jaas.config PASSWORD -
     Users of PLAIN, or options of OAUTHBEARER, in Kafka's form.
-sasl.server.max.receive.size INT 524288 unit=bytes low=1
-    The largest request of a client that has not logged in.
+sasl.server.max.receive.size INT 65536 unit=bytes low=1
+    The largest request of a client that has not logged in, which may not hold more memory than
+    twice that; 524288 in Apache Kafka.
 connections.max.reauth.ms LONG 0 unit=ms low=0
     A login holds for so long; 0 for ever, or as long as its token.
 connection.failed.authentication.delay.ms INT 100 unit=ms low=0
@@ -85,6 +86,10 @@ max.connection.creation.rate INT 2147483647 unit=connections/s low=0 dynamic
 """
 
 _BROKER = """
+fencepost.authentication.timeout.ms INT 10000 unit=ms low=1
+    A login that takes longer is broken off. Kafka has connections.max.idle.ms alone.
+fencepost.unauthenticated.connections.per.ip INT 1000 low=1
+    Connections of one address that have not logged in yet.
 max.connections.per.ip.overrides STRING "" dynamic
     HOST:COUNT, with commas between: other bounds than max.connections.per.ip for some addresses.
 authorizer.class.name STRING ""

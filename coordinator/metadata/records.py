@@ -21,8 +21,8 @@ RECORD_VERSION = 1
 
 TOPIC, SETTINGS, PRODUCER_IDS, STARTS = "topic", "broker-configs", "producer-ids", "starts"
 FEATURE = "feature"
-ACL, SCRAM, QUOTA = "acl", "scram", "quota"
-TABLES = frozenset({ACL, SCRAM, QUOTA})
+ACL, SCRAM, QUOTA, SECRET = "acl", "scram", "quota", "secret"
+TABLES = frozenset({ACL, SCRAM, QUOTA, SECRET})
 """Kinds whose values others look into (``coordinator/security``)."""
 
 

@@ -27,11 +27,11 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import structlog
-from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry
 from fencepost.coordinator.net.memory_budget import RequestBudget
+from fencepost.coordinator.net.refusals import refusal
 from fencepost.coordinator.net.request_stream import RequestStream
 from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.net.response_budget import LARGE_ANSWERS, ResponseBudget
@@ -49,10 +49,11 @@ from fencepost.coordinator.wire.limits import FIRST_BUFFER_BYTES, ConnectionLimi
 from fencepost.coordinator.wire.messages import response_factory
 from fencepost.coordinator.wire.pieces import let_go
 from fencepost.coordinator.wire.schema import Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.net.authentication import Gate
+    from fencepost.coordinator.security.logins import Logins
     from fencepost.coordinator.services import Services
 
 log = structlog.get_logger(__name__)
@@ -85,6 +86,8 @@ class Owner(Protocol):
     responses: ResponseBudget
     watch: RequestWatch | None
     throttles: ClientQuotas | None
+    logins: Logins | None
+    """Who may log in how; None where nobody has to."""
 
     def admit(self, connection: Connection) -> bool:
         """Whether a new connection may stay; counts it if so."""
@@ -104,6 +107,11 @@ class Connection(asyncio.BufferedProtocol):
         self._limits = server.limits
         self._stream = RequestStream(server.registry.versions, server.limits)
         self._frames = self._stream.frames
+        self.next_request: Callable[[], Request | Work[Request | None] | None] = (
+            self._stream.next_request
+        )
+        """Where its requests come from: a gate, until somebody has logged in."""
+        self._gate: Gate | None = None
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._loop = server.loop
         self._job: Job | None = None
@@ -151,12 +159,18 @@ class Connection(asyncio.BufferedProtocol):
             return
         # The transport tells us of every byte that the socket does not take, and when all are gone.
         self._transport.set_write_buffer_limits(high=0)
+        if self._server.logins is not None:
+            from fencepost.coordinator.net.authentication import open_gate  # noqa: PLC0415 - most brokers let anybody in
+
+            self._gate = open_gate(self, self._stream, self._server.logins, self._loop)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone. A coroutine runs on, without an answer; work in steps ends."""
         if exc is not None:
             log.debug("connection lost", peer=self.peer, error=str(exc))
         self.closed = True
+        if self._gate is not None:
+            self._gate.close()
         self._stream.drop_unsent()
         for handle in (self._again, self._sends_again, self._muted):
             if handle is not None:
@@ -170,9 +184,14 @@ class Connection(asyncio.BufferedProtocol):
     def close(self, reason: str) -> None:
         """Serve nothing more; close when the client has taken what is written."""
         if not self.closed:
-            self.closed = True
             log.info("closing connection", peer=self.peer, reason=reason)
+            self.end()
+
+    def end(self) -> None:
+        """The same without a word."""
+        if not self.closed:
             self._pause()
+            self.closed = True
             self._close_if_sent()
 
     def _close_if_sent(self) -> None:
@@ -334,7 +353,7 @@ class Connection(asyncio.BufferedProtocol):
             if not self._may_serve:
                 return
             try:
-                request = self._stream.next_request()
+                request = self.next_request()
             except (MalformedRequest, UnsupportedVersion) as error:
                 self.close(str(error))
                 return
@@ -395,7 +414,7 @@ class Connection(asyncio.BufferedProtocol):
             self._reading = True
             self._transport.resume_reading()
 
-    def _exchange(self, coming: Request | Steps[Request | None]) -> Work[None]:
+    def _exchange(self, coming: Request | Work[Request | None]) -> Work[None]:
         """One request, from its frame to its response."""
         request: Request | None
         spent = None if self._server.throttles is None else LoopTime()
@@ -459,6 +478,10 @@ class Connection(asyncio.BufferedProtocol):
             size_bytes=self._stream.size_bytes,
         )
 
+    def versions(self, request: Request) -> Entity:
+        """The answer to ApiVersions, before anybody has logged in."""
+        return self._server.registry.handler(request.api_key).run(self._context(request))
+
     def _answer(self, request: Request, held: list[Entity], spent: LoopTime | None) -> Work[None]:
         """Have a request handled, and send what comes of it, which is added to ``held``.
 
@@ -478,7 +501,9 @@ class Connection(asyncio.BufferedProtocol):
             self.close(str(error))
             return
         except Exception as error:  # noqa: BLE001 - a handler's failure is its own request's only
-            entity = self._refusal(context, error)
+            entity = refusal(context, error, self._server.error_code)
+            if entity is None:
+                self.close(f"{APIS[context.api_key].name} failed and has no error field")
         if context.throttle is not None and not self.closed:
             entity, throttle_ms = throttled(context, entity)
             if throttle_ms:
@@ -511,20 +536,6 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 return result
         return None
-
-    def _refusal(self, context: Context, error: Exception) -> Entity | None:
-        """The answer to a request whose handler failed; None, and the end, where it has none."""
-        name = APIS[context.api_key].name
-        code = int(ErrorCode.unknown_server_error)
-        message: str | None = None
-        if isinstance(error, DomainError):
-            code, message = self._server.error_code(error), str(error)
-        else:
-            log.error("handler failed", api=name, version=context.version, exc_info=error)
-        entity = context.respond.error(code, message)
-        if entity is None:
-            self.close(f"{name} failed and has no error field")
-        return entity
 
     # --- bytes out ---
 

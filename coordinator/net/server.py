@@ -27,6 +27,7 @@ from fencepost.logcore.fs import handle_limit, held_handles
 from fencepost.logcore.machine import DomainError
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.security.logins import Logins
     from fencepost.coordinator.services import Services
 
 log = structlog.get_logger(__name__)
@@ -66,11 +67,13 @@ class Server:
         registry: Registry | None = None,
         limits: ConnectionLimits | None = None,
         error_code: Callable[[DomainError], int] = _always_unknown,
+        logins: Logins | None = None,
     ) -> None:
         self.broker = broker
         self.registry = Registry() if registry is None else registry
         self.limits = ConnectionLimits() if limits is None else limits
         self.error_code = error_code
+        self.logins = logins
         self.loop: asyncio.AbstractEventLoop
         self.turns: Turns
         self.responses: ResponseBudget

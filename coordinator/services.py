@@ -19,6 +19,7 @@ from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.history.recorder import History
 from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.runtime.background import Step
+from fencepost.coordinator.security.acls import AclControl
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.quotas import ClientQuotas
@@ -52,6 +53,10 @@ class Services:
         self._advertised = advertised
         self.authorizer = Authorizer.configured(storage.config)
         """Who knows what clients may do; None where they may do everything."""
+        self.acls = (
+            None if self.authorizer is None else AclControl(storage.metadata, self.authorizer)
+        )
+        """The rules that it goes by."""
         self.quotas = ClientQuotas(QuotaTable(storage.metadata), storage.config, storage.clock)
         """How much users and clients may take, and addresses."""
         self.fetches = Fetches(storage)

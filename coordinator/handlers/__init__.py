@@ -51,6 +51,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fencepost.coordinator.errors import ClusterAuthorizationError
 from fencepost.coordinator.metadata.topic_admin import unlimited
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.turns import Work
@@ -146,6 +147,11 @@ class Context:
     def may_on_cluster(self, operation: Operation, *, audited: bool = True) -> bool:
         """The same with the cluster."""
         return self.may(operation, ResourceType.CLUSTER, CLUSTER_NAME, audited=audited)
+
+    def require_on_cluster(self, operation: Operation) -> None:
+        """Raise ClusterAuthorizationError if the client may not do that with the cluster."""
+        if not self.may_on_cluster(operation):
+            raise ClusterAuthorizationError("Cluster authorization failed.")
 
     def may_on_some(self, operation: Operation, resource: ResourceType) -> bool:
         """Whether the client may do that with at least one resource of a type."""

@@ -381,7 +381,7 @@ def test_there_is_no_authorizer(client, version):
     }
     described = client.call("describe_acls", version, **any_acl)
     assert (described["error_code"], described["resources"]) == ("security_disabled", [])
-    assert described["error_message"] == "No Authorizer is configured."
+    assert described["error_message"] == "No Authorizer is configured on the broker"
     acl = ACL | {"resource_pattern_type": 3, "operation": 3, "permission_type": 3}
     created = client.call("create_acls", version, creations=[acl, acl])["results"]
     deleted = client.call("delete_acls", version, filters=[any_acl] * 3)["filter_results"]

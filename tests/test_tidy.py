@@ -134,6 +134,7 @@ ALLOWED_IMPORTS = {
         "coordinator.history.causes",
         "coordinator.metadata",
         "coordinator.runtime",
+        "coordinator.security",
         "coordinator.wire.api",
         "groups",
         "txn",

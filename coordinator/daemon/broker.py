@@ -297,7 +297,15 @@ class Broker:
             raise BrokerError(f"the data directory {directory} can not be used: {error}") from error
         meta = self._identify(directory)
         self._storage = Storage(self.fs, directory, self.config, self.clock, node_id=meta.node_id)
+        self._keep_private(f"{directory}/{_METADATA_DIRECTORY}")
         return meta.cluster_id
+
+    def _keep_private(self, directory: str) -> None:
+        """What users' passwords have become is in there."""
+        try:
+            self.fs.make_private(directory)
+        except OSError as error:
+            _log.warning("others may read the metadata", directory=directory, cause=str(error))
 
     def _refuse_foreign(self, directory: str) -> None:
         """Leave a directory alone that was never this broker's, and has something in it.

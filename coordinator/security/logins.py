@@ -86,6 +86,8 @@ class Logins:
         """Logins so far by listener and mechanism."""
         self.failed: Counter[tuple[str, str]] = Counter()
         """Logins that failed, the same; without a mechanism where none was agreed on."""
+        self.refused = 0
+        """Connections that were too many of their address [fencepost.unauthenticated…]."""
         self.expired = 0
         """Connections that were closed because they went on with a login that had ended."""
         self._lines_since_ms = -1_000_000
@@ -129,6 +131,7 @@ class Logins:
     def enter(self, host: str) -> bool:
         """Whether one more connection of an address may try to log in; counts it if so."""
         if self._trying[host] >= self._max_per_ip:
+            self.refused += 1
             return False
         self._trying[host] += 1
         return True

@@ -71,7 +71,9 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
 
 def _denied(ctx: Context) -> ErrorCode | None:
     """Why the client gets no identity, if it may have none."""
-    transactional_id = ctx.body.transactional_id
+    authorizer, transactional_id = ctx.broker.authorizer, ctx.body.transactional_id
+    if authorizer is None:
+        return None
     if transactional_id is not None:
         two_phases = (Operation.TWO_PHASE_COMMIT,) if getattr(ctx.body, "enable2_pc", False) else ()
         for operation in (Operation.WRITE, *two_phases):
@@ -79,7 +81,7 @@ def _denied(ctx: Context) -> ErrorCode | None:
                 return ErrorCode.transactional_id_authorization_failed
     elif not (
         ctx.may_on_cluster(Operation.IDEMPOTENT_WRITE, audited=False)
-        or ctx.may_on_some(Operation.WRITE, ResourceType.TOPIC)
+        or authorizer.allows_some(ctx.connection.session, Operation.WRITE, ResourceType.TOPIC)
     ):
         return ErrorCode.cluster_authorization_failed
     return None

@@ -11,7 +11,6 @@ from typing import Any
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire.steps import Steps
-from fencepost.groups.commands import Sight
 
 NOBODY_ASKED: Collection[str] = frozenset()
 """What is refused where nobody looks after it."""
@@ -26,30 +25,12 @@ def refused_topics(
     """
     if ctx.broker.authorizer is None:
         return NOBODY_ASKED
-    named: dict[str, int] = {}
+    found: dict[str, bool] = {}
     for name in names:
-        named[name] = named.get(name, 0) + 1
+        if name not in found:
+            found[name] = ctx.may(operation, ResourceType.TOPIC, name, audited=audited)
         yield
-    refused: set[str] = set()
-    for name, count in named.items():
-        if not ctx.may(operation, ResourceType.TOPIC, name, audited=audited, count=count):
-            refused.add(name)
-        yield
-    return refused
-
-
-def sight_of(ctx: Context) -> Sight | None:
-    """Which topics the client may see, now and later; None where everybody may."""
-    authorizer, session = ctx.broker.authorizer, ctx.connection.session
-    if authorizer is None:
-        return None
-
-    def may_see(name: str) -> bool:
-        return authorizer.allows(
-            session, Operation.DESCRIBE, ResourceType.TOPIC, name, audited=False
-        )
-
-    return Sight(authorizer.version, may_see)
+    return {name for name, may in found.items() if not may}
 
 
 def named_topics(topics: Iterable[Any]) -> Iterable[str]:

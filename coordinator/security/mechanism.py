@@ -10,6 +10,7 @@ from typing import Protocol
 
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.principal import Principal
+from fencepost.logcore.machine import DomainError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Identity:
     """When what it has shown ends, by the broker's clock; None for never."""
 
 
-class AuthenticationFailed(Exception):  # noqa: N818 - Kafka's word
+class AuthenticationFailed(DomainError):  # noqa: N818 - Kafka's word
     """A login has failed (SASL_AUTHENTICATION_FAILED).
 
     The message is the operator's: it may tell why, but holds nothing secret. ``told`` is what the
@@ -33,10 +34,6 @@ class AuthenticationFailed(Exception):  # noqa: N818 - Kafka's word
         super().__init__(cause)
         self.told = told
         self.user = user
-
-
-class TooManyLoginsError(Exception):
-    """A login can not be looked at now; the client may try again. It is closed without a word."""
 
 
 class Exchange(Protocol):

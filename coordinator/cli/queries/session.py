@@ -25,7 +25,6 @@ from fencepost.coordinator.wire.client.requests import (
     offset_fetch,
     rows_of,
 )
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
 
 MAX_FETCH_BYTES = 4 * 1024 * 1024
 """Of one answer; memory stays bounded whatever the topic holds."""
@@ -46,19 +45,11 @@ class Session:
     """A connection to a cluster for the length of one command."""
 
     def __init__(
-        self,
-        bootstrap: str,
-        timeout_s: float,
-        *,
-        client_id: str = "fencepost-cli",
-        security: Security = PLAINTEXT,
+        self, bootstrap: str, timeout_s: float, *, client_id: str = "fencepost-cli"
     ) -> None:
         self.bootstrap = bootstrap
-        self.security = security
         self.timeout_ms = int(timeout_s * 1000)
-        self.client = WireClient(
-            bootstrap, client_id=client_id, timeout_ms=self.timeout_ms, security=security
-        )
+        self.client = WireClient(bootstrap, client_id=client_id, timeout_ms=self.timeout_ms)
 
     def __enter__(self) -> Self:
         return self

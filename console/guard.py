@@ -14,6 +14,9 @@ from ipaddress import ip_address
 
 from aiohttp import web
 
+API = "/api/"
+"""What the token is needed for begins with this."""
+
 CSRF_HEADER = "X-Fencepost-Console"
 """Requests that may change something carry it, besides the token; its value says nothing."""
 
@@ -72,7 +75,7 @@ class Guard:
                 "wrong-host",
                 f"this console is not called {request.host!r}: --allow-host names more",
             )
-        if not request.path.startswith("/api/"):
+        if not request.path.startswith(API):
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         known = hmac.compare_digest(given.strip().encode(), self.token.encode())

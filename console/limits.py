@@ -8,6 +8,12 @@ MAX_CALLS = 4
 MAX_CLIENTS = 64
 """Streams at the same time: open pages, and searches."""
 
+MAX_STRANGERS = 32
+"""Connections that have not shown the token; the next one takes the place of the oldest."""
+
+STRANGER_S = 10.0
+"""How long a connection may take to show it, its TLS handshake among that."""
+
 MAX_SEARCHES = 8
 """Searches at the same time, which are the dear ones among the streams."""
 

@@ -7,25 +7,32 @@ import contextlib
 import json
 import secrets
 import signal
+import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 from aiohttp import web
 
 from fencepost.console import groups, limits, messages, overview, topics, transactions
-from fencepost.console.guard import HEADERS, Guard, Handler, Refusal, is_loopback
+from fencepost.console.door import Door
+from fencepost.console.guard import API, HEADERS, Guard, Handler, Refusal, is_loopback
 from fencepost.console.history import History
 from fencepost.console.limits import MAX_BODY_BYTES, MAX_SEARCHES, MIN_INTERVAL_S
 from fencepost.console.live import KEEPALIVE, TooManyClientsError, Watches, event
 from fencepost.console.paging import Params
 from fencepost.console.sessions import Sessions
 from fencepost.coordinator.cli.queries.session import Session
-from fencepost.coordinator.wire.client.channel import BrokerUnreachable, ConnectionLostError
+from fencepost.coordinator.wire.client.channel import (
+    AuthenticationError,
+    BrokerUnreachable,
+    ConnectionLostError,
+)
 from fencepost.coordinator.wire.client.router import ApiError
+from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
 from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
 
 STATIC = Path(__file__).parent / "static"
@@ -72,6 +79,10 @@ class Settings:
     """Names by which it may be asked, besides those of this machine."""
     undo_dir: Path = Path()
     timeout_s: float = 10.0
+    security: Security = PLAINTEXT
+    """How it connects to the brokers, and as whom."""
+    tls: ssl.SSLContext | None = None
+    """What browsers' connections are encrypted with."""
 
 
 def explained(error: Exception) -> tuple[int, dict[str, str]]:
@@ -81,6 +92,8 @@ def explained(error: Exception) -> tuple[int, dict[str, str]]:
         told = error.status_code, error.error, error.message
     elif isinstance(error, (BrokerUnreachable, ConnectionLostError)):
         told = 503, "unreachable", str(error)
+    elif isinstance(error, AuthenticationError):
+        told = 502, "login", str(error)
     elif isinstance(error, ApiError):
         name = error.code.name
         told = 404 if name in NOT_FOUND else 502, name.replace("_", "-"), str(error)
@@ -116,9 +129,11 @@ class Console:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.token = settings.token or secrets.token_urlsafe(32)
-        self.sessions = Sessions(settings.bootstrap, settings.timeout_s)
+        ask = partial(Sessions, settings.bootstrap, settings.timeout_s, security=settings.security)
+        self.sessions = ask()
         # A search that waits for new records holds its thread, and shall hold up no page.
-        self.searchers = Sessions(settings.bootstrap, settings.timeout_s, MAX_SEARCHES)
+        self.searchers = ask(MAX_SEARCHES)
+        self.door: Door | None = None
         self.history = History()
         self.watches = Watches()
         self.searches = 0
@@ -147,6 +162,8 @@ class Console:
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             self.guard.check(request)
+            if self.door is not None and request.path.startswith(API):
+                self.door.let_in(request.protocol)
             response = await handler(request)
         except web.HTTPException as error:
             if isinstance(error, Refusal):
@@ -278,11 +295,17 @@ async def served(settings: Settings) -> AsyncIterator[str]:
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, int(port)).start()
-        bound = runner.addresses[0][1]
-        name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - a wildcard
-        shown = f"[{name}]" if ":" in name else name
-        yield f"http://{shown}:{bound}/#token={console.token}"
+        console.door = Door(cast("web.Server", runner.server), settings.tls)
+        listener = await asyncio.get_running_loop().create_server(console.door, host, int(port))
+        try:
+            bound = listener.sockets[0].getsockname()[1]
+            name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - a wildcard
+            shown = f"[{name}]" if ":" in name else name
+            scheme = "http" if settings.tls is None else "https"
+            yield f"{scheme}://{shown}:{bound}/#token={console.token}"
+        finally:
+            listener.close()
+            console.door.close()
     finally:
         await runner.cleanup()
 
@@ -297,7 +320,7 @@ def run(settings: Settings) -> None:
         async with served(settings) as url:
             click.echo(f"console {url}")
             click.echo(f"of {settings.bootstrap}; Ctrl-C ends it", err=True)
-            if not is_loopback(settings.listen.rpartition(":")[0]):
+            if settings.tls is None and not is_loopback(settings.listen.rpartition(":")[0]):
                 click.echo(OPEN_TO_OTHERS, err=True)
             await stop.wait()
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from fencepost.console.limits import MAX_CALLS
 from fencepost.coordinator.cli.queries.session import Session
+from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
 from fencepost.coordinator.wire.errors import WireError
 
 T = TypeVar("T")
@@ -24,9 +25,17 @@ def knows(session: Session, topic: str) -> bool:
 class Sessions:
     """Sessions with one cluster; a session is one thread's at a time."""
 
-    def __init__(self, bootstrap: str, timeout_s: float, most: int = MAX_CALLS) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        timeout_s: float,
+        most: int = MAX_CALLS,
+        *,
+        security: Security = PLAINTEXT,
+    ) -> None:
         self.bootstrap = bootstrap
         self._timeout_s = timeout_s
+        self._security = security
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="console")
         self._lock = threading.Lock()
         self._idle: list[Session] = []
@@ -41,16 +50,17 @@ class Sessions:
         with self._lock:
             session = self._idle.pop() if self._idle else None
         if session is None:
-            session = Session(self.bootstrap, self._timeout_s)
+            session = Session(self.bootstrap, self._timeout_s, security=self._security)
         try:
-            found = question(session)
+            return question(session)
         except WireError:
-            # What is known of the cluster may be what is wrong: the next one begins anew.
-            session.client.close()
+            # What is known of the cluster may be what is wrong. The connections may be good: who
+            # may not see something asks for it every few seconds.
+            session.client.forget()
             raise
-        with self._lock:
-            self._idle.append(session)
-        return found
+        finally:
+            with self._lock:
+                self._idle.append(session)
 
     def close(self) -> None:
         """Close all connections; questions that are under way run into it."""

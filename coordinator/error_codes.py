@@ -54,6 +54,7 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     data_errors.InvalidRequiredAcksError: ErrorCode.invalid_required_acks,
     data_errors.TransactionalIdMissingError: ErrorCode.transactional_id_authorization_failed,
     data_errors.TopicAuthorizationError: ErrorCode.topic_authorization_failed,
+    data_errors.ClusterAuthorizationError: ErrorCode.cluster_authorization_failed,
     data_errors.GroupAuthorizationError: ErrorCode.group_authorization_failed,
     data_errors.TransactionalIdAuthorizationError: (
         ErrorCode.transactional_id_authorization_failed

@@ -72,6 +72,10 @@ class GroupAuthorizationError(DataError):
     """The client may not do that with the group (GROUP_AUTHORIZATION_FAILED)."""
 
 
+class ClusterAuthorizationError(DataError):
+    """The client may not do that with the cluster (CLUSTER_AUTHORIZATION_FAILED)."""
+
+
 class TransactionalIdAuthorizationError(DataError):
     """The client may not use the transactional id (TRANSACTIONAL_ID_AUTHORIZATION_FAILED)."""
 

@@ -7,7 +7,9 @@ Made inside the event loop that they belong to, on opened
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fencepost.coordinator.coordinators.groups import GroupCoordinator
 from fencepost.coordinator.coordinators.txns import TxnCoordinator
@@ -17,9 +19,14 @@ from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.history.recorder import History
 from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.runtime.background import Step
+from fencepost.coordinator.security.acls import AclControl
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.quotas import ClientQuotas
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.security.password_checks import PasswordChecks
+    from fencepost.coordinator.security.users import Users
 
 Address = tuple[str, int]
 """Host and port."""
@@ -46,6 +53,10 @@ class Services:
         self._advertised = advertised
         self.authorizer = Authorizer.configured(storage.config)
         """Who knows what clients may do; None where they may do everything."""
+        self.acls = (
+            None if self.authorizer is None else AclControl(storage.metadata, self.authorizer)
+        )
+        """The rules that it goes by."""
         self.quotas = ClientQuotas(QuotaTable(storage.metadata), storage.config, storage.clock)
         """How much users and clients may take, and addresses."""
         self.fetches = Fetches(storage)
@@ -66,6 +77,20 @@ class Services:
         await self.groups.start()  # first, for transactions that loading completes end there
         await self.txns.start()
 
+    @cached_property
+    def users(self) -> Users:
+        """Who may log in with a password."""
+        from fencepost.coordinator.security.users import Users  # noqa: PLC0415 - most brokers have none
+
+        return Users(self.metadata)
+
+    @cached_property
+    def password_checks(self) -> PasswordChecks:
+        """The thread that hashes passwords."""
+        from fencepost.coordinator.security.password_checks import PasswordChecks  # noqa: PLC0415 - the same
+
+        return PasswordChecks()
+
     def steps_of_a_stop(self) -> list[Step]:
         """The first steps of a stop: no request comes any more, but answers still go out."""
         return [
@@ -79,7 +104,12 @@ class Services:
         return [
             ("write the history", self.history.stop),
             ("drop unfinished appends", self.appends.close),
+            ("end checks of passwords", self._end_password_checks),
         ]
+
+    def _end_password_checks(self) -> None:
+        if "password_checks" in self.__dict__:
+            self.password_checks.close()
 
     def advertised(self, listener: str | None = None) -> Address:
         """Where clients that came by ``listener``, or by the first one, are told to connect to."""

@@ -12,7 +12,7 @@ Source: the request and response schemas of Apache Kafka, without what only the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +28,17 @@ NO_LEADER_EPOCH = -1
 """The leader epoch of an offset that was committed without one."""
 
 # --- membership ----------------------------------------------------------------------------------
+
+
+class Sight(NamedTuple):
+    """Which topics the sender of a command may see.
+
+    An expression of a group stands for what the one sees whose command has it matched. It is
+    matched anew when ``version`` changes: then somebody may see more, or less.
+    """
+
+    version: int
+    may_see: Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,8 @@ class JoinGroup:
     supports_skip_assignment: bool
     new_member_id: str
     reason: str = ""
+    sight: Sight | None = None
+    """What the sender may see of the topics; None for everything."""
 
 
 @dataclass(frozen=True, slots=True)

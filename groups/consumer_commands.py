@@ -17,6 +17,7 @@ from typing import Final
 from fencepost.groups.assignors.model import AssignorRegistry
 from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.uniform import UniformAssignor
+from fencepost.groups.commands import Sight
 from fencepost.groups.consumer_records import ConsumerMemberValue, TopicPartitions
 
 JOIN_EPOCH: Final = 0
@@ -122,6 +123,8 @@ class ConsumerHeartbeat:
     new_member_id: str = ""
     client_makes_member_id: bool = True
     """From v1: an empty ``member_id`` is refused."""
+    sight: Sight | None = None
+    """What the sender may see; None for everything."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import ClassVar, Final
 
 from fencepost.groups import consumer_records as cr
-from fencepost.groups.commands import ListedGroup, OffsetToCommit
+from fencepost.groups.commands import ListedGroup, OffsetToCommit, Sight
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.errors import (
     GroupError,
@@ -77,8 +77,11 @@ class ConsumerGroup(GroupBase):
         self.owners: dict[TopicIdPartition, str] = {}
         self.checked_version: int | None = None
         """The version of the topics as of which the metadata hash is known to be right."""
-        self.regexes_version: int | None = None
-        """The version of the topics as of which the regular expressions are resolved."""
+        self.regexes_version: tuple[int, int] | None = None
+        """The versions of the topics, and of the right to see them, as of which the regular
+        expressions are resolved."""
+        self.sight: Sight | None = None
+        """What the one may see for whom they are matched: the last who has sent anything."""
         self.regexes_checked_ms: int | None = None
         """When the regular expressions were last matched against all topics."""
         self.refused_regexes: dict[str, str] = {}

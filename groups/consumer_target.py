@@ -27,6 +27,7 @@ from fencepost.groups.assignors.remote import (
     TargetComputed,
     kept,
 )
+from fencepost.groups.commands import Sight
 from fencepost.groups.consumer_commands import ConsumerSettings, TopicImage
 from fencepost.groups.consumer_group import (
     INITIAL_EPOCH,
@@ -55,10 +56,11 @@ class GroupDraft:
     epoch: cr.GroupEpochValue
     assignment: cr.AssignmentEpochValue | None
     checked_version: int | None
-    regexes_version: int | None
+    regexes_version: tuple[int, int] | None
     regexes_checked_ms: int | None
     refused_regexes: dict[str, str]
     scan: RegexScan | None
+    sight: Sight | None
 
     @classmethod
     def of(cls, group: ConsumerGroup, topics: TopicImage) -> GroupDraft:
@@ -76,6 +78,7 @@ class GroupDraft:
             group.regexes_checked_ms,
             dict(group.refused_regexes),
             group.scan,
+            group.sight,
         )
 
     def remember(self) -> None:
@@ -86,6 +89,7 @@ class GroupDraft:
         group.regexes_checked_ms = self.regexes_checked_ms
         group.refused_regexes = self.refused_regexes
         group.scan = self.scan
+        group.sight = self.sight
 
     def topic_ids_of(self, member: cr.ConsumerMemberValue) -> frozenset[bytes]:
         """Return the ids of the existing topics that a member subscribes to."""

@@ -66,21 +66,24 @@ def _used(draft: GroupDraft) -> set[str]:
 
 
 def _begin(shard: Shard, decision: DecisionBuilder, draft: GroupDraft) -> None:
-    """Begin to match what is new, or everything if the topics have changed."""
+    """Begin to match what is new, or everything if the topics have changed, or who sees them."""
     used = _used(draft)
     checked_ms = draft.regexes_checked_ms
     if checked_ms is None:
         resolved_ms = (resolved.timestamp_ms for resolved in draft.regexes.values())
         checked_ms = max(resolved_ms, default=decision.now_ms)
-    is_stale = draft.regexes_version != draft.topics.version
+    sight = draft.sight
+    version = draft.topics.version, 0 if sight is None else sight.version
+    is_stale = draft.regexes_version != version
     # A wall clock may go back; then the last time looks as if it were still to come.
     is_early = 0 <= decision.now_ms - checked_ms < shard.limits.min_regex_refresh_interval_ms
     known = draft.regexes.keys() | draft.refused_regexes.keys()
     due = used if is_stale and not is_early else used - known
     if due:
-        draft.scan = RegexScan(due, draft.topics.topics, draft.topics.version)
+        may_see = None if sight is None else sight.may_see
+        draft.scan = RegexScan(due, draft.topics.topics, draft.topics.version, may_see)
     if due and due == used:
-        draft.regexes_version = draft.topics.version
+        draft.regexes_version = version
         draft.regexes_checked_ms = decision.now_ms
 
 
@@ -110,8 +113,11 @@ def _go_on(shard: Shard, decision: DecisionBuilder, draft: GroupDraft, reasons: 
     if is_done:
         draft.scan = None
         _begin(shard, decision, draft)  # what came up meanwhile
-    if draft.scan is not None:
-        decision.arm(draft.group.timer("regex"), PAUSE_MS)
+    group = draft.group
+    # A group that comes to be by this decision will not remember for whom the timer would go on.
+    is_remembered = draft.sight is None or shard.groups.get(group.group_id) is group
+    if draft.scan is not None and is_remembered:
+        decision.arm(group.timer("regex"), PAUSE_MS)
 
 
 def _take(

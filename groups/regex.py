@@ -452,9 +452,18 @@ class TopicRegex:
 
 
 class RegexScan:
-    """Finds out, slice by slice, which of many names match which of many expressions."""
+    """Finds out, slice by slice, which of many names match which of many expressions.
 
-    def __init__(self, patterns: Iterable[str], names: Iterable[str], version: int) -> None:
+    A name that nobody ``may_see`` matches none.
+    """
+
+    def __init__(
+        self,
+        patterns: Iterable[str],
+        names: Iterable[str],
+        version: int,
+        may_see: Callable[[str], bool] | None = None,
+    ) -> None:
         self.version = version
         """Of the names, for whoever takes what is found."""
         self.found: dict[str, tuple[str, ...]] = {}
@@ -462,6 +471,7 @@ class RegexScan:
         self.refused: dict[str, str] = {}
         """Why an expression can't be used."""
         self._regex: TopicRegex | None = None
+        self._may_see = may_see
         self._work = self._run(sorted(patterns), sorted(names))
 
     def go_on(self, steps: int) -> bool:
@@ -486,6 +496,6 @@ class RegexScan:
             matching: list[str] = []
             for name in names:
                 does_match = yield from regex.walk(name)
-                if does_match:
+                if does_match and (self._may_see is None or self._may_see(name)):
                     matching.append(name)
             self.found[pattern] = tuple(matching)

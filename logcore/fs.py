@@ -121,6 +121,9 @@ class FileSystem(Protocol):
     def make_directory(self, path: str) -> None:
         """Create a directory and its parents; one that is there is fine."""
 
+    def make_private(self, path: str) -> None:
+        """Let nobody but the owner into a directory."""
+
     def sync_directory(self, path: str) -> None:
         """Return once the names in the directory survive power loss."""
 
@@ -257,6 +260,9 @@ class OsFileSystem:
 
     def make_directory(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)  # noqa: PTH103 - the same
+
+    def make_private(self, path: str) -> None:
+        os.chmod(path, 0o700)  # noqa: PTH101 - the same
 
     def sync_directory(self, path: str) -> None:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

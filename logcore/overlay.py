@@ -234,6 +234,9 @@ class OverlayFileSystem:
             names, name = self._known(path)
             names[name] = _Folder()
 
+    def make_private(self, path: str) -> None:
+        """Nothing to be done: what is in memory is nobody else's."""
+
     def sync_directory(self, path: str) -> None:
         """There is no disk to wait for."""
 

@@ -24,7 +24,12 @@ from aiokafka import (
     ConsumerRecord,
     TopicPartition,
 )
-from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from aiokafka.errors import (
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+)
 
 from fencepost.pipelines.batching import Batcher, Limits
 from fencepost.pipelines.failures import (
@@ -35,12 +40,14 @@ from fencepost.pipelines.failures import (
     RetryPolicy,
     classify,
     is_fence,
+    not_authorized,
 )
 from fencepost.pipelines.handler import DeadLetter, Handler, HandlerCall
 from fencepost.pipelines.metrics import Metrics
 from fencepost.pipelines.offsets import NO_OFFSET, GroupOffsets, Membership
 from fencepost.pipelines.producers import close_consumer, close_producer, open_producer, send_all
 from fencepost.pipelines.records import Batch
+from fencepost.pipelines.security import PLAINTEXT, Security, aiokafka_options, check_login
 from fencepost.pipelines.serde import BYTES, Serde
 
 POLL_MS = 200
@@ -48,6 +55,9 @@ POLL_MS = 200
 
 REFRESH_MS = 1_000
 """How often a worker without partitions asks which partitions there are."""
+
+FIRST_CHECK_MS, LAST_CHECK_MS = 1_000, 30_000
+"""How often a worker without a connection asks whether it is refused; pauses double."""
 
 RECORD_OVERHEAD_BYTES = 70
 """What a record counts beside its key and value: about its frame and headers."""
@@ -64,7 +74,8 @@ class Options:
     rebalance, after any failure): what the handler keeps in memory has to be read back then.
     ``before_commit`` is called when a transaction's records are on the broker and nothing is
     committed; ``after_commit`` when it is. ``revoke_ms`` is how long a transaction may take to
-    end after the group has asked for its partitions; then it is aborted.
+    end after the group has asked for its partitions; then it is aborted. ``security`` is how every
+    client of the pipeline connects: ``Security.of({"security.protocol": "SASL_SSL", …})``.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -85,6 +96,7 @@ class Options:
     abort_ms: int = 10_000
     progress: Callable[[Metrics], object] | None = None
     progress_ms: int = 5_000
+    security: Security = PLAINTEXT
     consumer: Mapping[str, Any] = field(default_factory=dict)
     producer: Mapping[str, Any] = field(default_factory=dict)
 
@@ -129,7 +141,12 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self._out_value = options.output_value_serde or options.value_serde
         self._batcher: Batcher[ConsumerRecord] = Batcher(options.limits, _size)
         self._patience = Patience(options.retry)
-        self._offsets = GroupOffsets(bootstrap, group, timeout_ms=options.transaction_timeout_ms)
+        self._offsets = GroupOffsets(
+            bootstrap,
+            group,
+            timeout_ms=options.transaction_timeout_ms,
+            security=options.security,
+        )
         self._consumer: AIOKafkaConsumer = None
         self._producer: AIOKafkaProducer | None = None
         self._member = Membership(-1, "")
@@ -144,14 +161,21 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         """Offsets were sent in the producer's epoch, and nobody waits for the answer any more."""
         self._progress_at = 0.0
         self._refreshed_at = 0.0
+        self._check_at = 0.0
+        self._check_ms = FIRST_CHECK_MS
 
     async def __aenter__(self) -> Self:
-        """Connect. Raises GaveUpError when no broker has answered for ``retry.start_ms``."""
+        """Connect.
+
+        Raises GaveUpError when no broker has answered for ``retry.start_ms``, AuthenticationError
+        at once when one does not take us.
+        """
         retry = self.options.retry
         patience = Patience(replace(retry, give_up_ms=retry.start_ms))
         while True:
             self._consumer = self._new_consumer()
             try:
+                await check_login(self._bootstrap, self.options.security)
                 await self._consumer.start()
                 break
             except BaseException as error:
@@ -176,6 +200,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
                 "session_timeout_ms": self.options.session_timeout_ms,
                 "heartbeat_interval_ms": max(100, self.options.session_timeout_ms // 10),
                 "retry_backoff_ms": 50,
+                **aiokafka_options(self.options.security),
                 **self.options.consumer,
             }
         )
@@ -263,6 +288,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
     async def _turn(self) -> bool:
         """One step: settle, or gather and transact. Returns whether there was nothing to do."""
         self._tell()
+        self._check_rights()
         if not self._owning.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._owning.wait(), POLL_MS / 1000)
@@ -276,6 +302,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             return False  # a rebalance came between: these may be someone else's
         if not records:
             await self._refresh()
+            await self._check_login()
             if self._has_nothing_to_do():
                 self._patience.succeeded()
             return True
@@ -308,6 +335,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._transactional_id,
                 self.options.transaction_timeout_ms,
                 self.options.producer,
+                self.options.security,
             )
         assigned = frozenset(self._consumer.assignment())
         if assigned:
@@ -334,6 +362,27 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self._refreshed_at = now
         # A change makes the consumer join again; there is no public way to ask.
         await self._consumer._client.force_metadata_update()
+
+    def _check_rights(self) -> None:
+        """Raise what aiokafka keeps to itself until it is asked for records, or for ever."""
+        self._consumer._coordinator.check_errors()
+        hidden = self._consumer._client.cluster.unauthorized_topics.intersection(self._topics)
+        if hidden:
+            raise TopicAuthorizationFailedError(*sorted(hidden))
+
+    async def _check_login(self) -> None:
+        """End when the brokers do not take us any more, which aiokafka would try for ever.
+
+        Raises AuthenticationError and SecurityError.
+        """
+        now = time.monotonic() * 1000
+        connections = self._consumer._client._conns.values()
+        if self.options.security == PLAINTEXT or any(one.connected() for one in connections):
+            self._check_at, self._check_ms = now + FIRST_CHECK_MS, FIRST_CHECK_MS
+        elif now >= self._check_at:
+            self._check_ms = min(2 * self._check_ms, LAST_CHECK_MS)
+            await check_login(self._bootstrap, self.options.security)
+            self._check_at = time.monotonic() * 1000 + self._check_ms
 
     async def _first_offsets(self, sources: list[TopicPartition]) -> dict[TopicPartition, int]:
         ends = (
@@ -412,7 +461,8 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             await self._give_up_producer()
             self.metrics.reopened += 1
         if action is Action.STOP:
-            raise error
+            denied = not_authorized(error, self._topics, self.options.security.username)
+            raise denied or error from error
         if isinstance(error, RebalancedError):
             return
         self.metrics.fences += is_fence(error)

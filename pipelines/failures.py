@@ -6,16 +6,20 @@ unknown producer costs the producer, and what no repetition can heal ends the pi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from aiokafka import errors as kafka
+from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.wire.client.access import missing_right
 from fencepost.coordinator.wire.client.client import (
     ApiError,
+    AuthenticationError,
     BrokerUnreachable,
     ConnectionLostError,
+    SecurityError,
 )
 
 
@@ -33,6 +37,10 @@ class RecordRefusedError(PipelineError):
 
 class DataLostError(PipelineError):
     """Records between the group's offset and the beginning of the log were deleted unread."""
+
+
+class NotAuthorizedError(PipelineError):
+    """The broker does not let the pipeline do something; the message names the right."""
 
 
 class FencedTooOftenError(PipelineError):
@@ -125,7 +133,7 @@ def classify(error: BaseException) -> Action:
 def _of_one(error: BaseException) -> Action | None:
     if isinstance(error, RebalancedError | RetryBatch):
         return Action.AGAIN
-    if isinstance(error, PipelineError):
+    if isinstance(error, PipelineError | AuthenticationError | SecurityError):
         return Action.STOP
     if isinstance(error, ApiError):
         name = error.code.name
@@ -144,6 +152,44 @@ def _of_one(error: BaseException) -> Action | None:
     return None
 
 
+_DENIED: Mapping[type[BaseException], tuple[ErrorCode, str]] = {
+    kafka.TopicAuthorizationFailedError: (ErrorCode.topic_authorization_failed, "Produce"),
+    kafka.GroupAuthorizationFailedError: (ErrorCode.group_authorization_failed, "JoinGroup"),
+    kafka.TransactionalIdAuthorizationFailed: (
+        ErrorCode.transactional_id_authorization_failed,
+        "InitProducerId",
+    ),
+    kafka.ClusterAuthorizationFailedError: (
+        ErrorCode.cluster_authorization_failed,
+        "InitProducerId",
+    ),
+}
+"""aiokafka's errors about rights, with a request of that the right is asked for."""
+
+
+def not_authorized(
+    error: BaseException, sources: Collection[str] = (), username: str = ""
+) -> NotAuthorizedError | None:
+    """What right is missing and to whom, if that is what ``error`` is about; None if not.
+
+    Of topics, ``sources`` are read and others are written.
+    """
+    who = f" to user {username!r}" if username else ""
+    for one in causes(error):
+        if isinstance(one, ApiError):
+            missing = missing_right(one.api, one.code)
+        elif type(one) in _DENIED:
+            code, api = _DENIED[type(one)]
+            name = ", ".join(str(part) for part in one.args)
+            is_read = code is ErrorCode.topic_authorization_failed and name in sources
+            missing = missing_right("Fetch" if is_read else api, code, name)
+        else:
+            continue
+        if missing:
+            return NotAuthorizedError(f"{missing} is missing{who}: {one}")
+    return None
+
+
 def is_fence(error: BaseException) -> bool:
     """Whether another producer of the same transactional id has taken over."""
     return any(
@@ -158,11 +204,13 @@ class RetryPolicy:
     """How patient a pipeline is.
 
     ``give_up_ms`` without a committed transaction while there was work, or ``max_fences`` fences
-    within ``fence_window_ms``, and it stops. A start waits ``start_ms`` for a broker.
+    within ``fence_window_ms``, and it stops. A start waits ``start_ms`` for a broker. Pauses
+    grow to ``max_backoff_ms``, to ``max_login_backoff_ms`` where a login is refused.
     """
 
     backoff_ms: int = 50
     max_backoff_ms: int = 2_000
+    max_login_backoff_ms: int = 30_000
     give_up_ms: int = 300_000
     max_fences: int = 5
     fence_window_ms: int = 60_000
@@ -182,7 +230,7 @@ class Patience:
         """A transaction was committed, or there is nothing to do."""
         self._failures = 0
 
-    def failed(self, error: BaseException, now_ms: float) -> float:
+    def failed(self, error: BaseException, now_ms: float, *, is_login: bool = False) -> float:
         """Return how long to pause before the next attempt, in milliseconds.
 
         Raises :class:`GaveUpError` and :class:`FencedTooOftenError`.
@@ -192,7 +240,7 @@ class Patience:
             self._since_ms = now_ms
         elif now_ms - self._since_ms >= policy.give_up_ms:
             raise GaveUpError(
-                f"no progress for {policy.give_up_ms} ms, {self._failures} attempts"
+                f"no progress for {policy.give_up_ms} ms, {self._failures} attempts: {error}"
             ) from error
         if is_fence(error):
             recent = now_ms - policy.fence_window_ms
@@ -204,4 +252,5 @@ class Patience:
                 ) from error
         self._failures += 1
         doubled = policy.backoff_ms * 2.0 ** min(self._failures - 1, 16)
-        return float(min(policy.max_backoff_ms, doubled))
+        most = policy.max_login_backoff_ms if is_login else policy.max_backoff_ms
+        return float(min(most, doubled))

@@ -17,6 +17,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 
 from fencepost.coordinator.wire.client.client import ApiError, AsyncWireClient
 from fencepost.coordinator.wire.client.requests import offset_fetch, rows_of, txn_offset_commit
+from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
 
 ADD_OFFSETS_VERSION, TXN_COMMIT_VERSION, FETCH_VERSION = 3, 3, 7
 """AddOffsetsToTxn and TxnOffsetCommit of transaction version 1, which aiokafka speaks (EndTxn v0),
@@ -39,8 +40,10 @@ class Membership:
 class GroupOffsets:
     """The offsets of one group, through one connection. Several calls at a time are fine."""
 
-    def __init__(self, bootstrap: str, group: str, *, timeout_ms: int) -> None:
-        self._client = AsyncWireClient(bootstrap, client_id=f"{group}-offsets")
+    def __init__(
+        self, bootstrap: str, group: str, *, timeout_ms: int, security: Security = PLAINTEXT
+    ) -> None:
+        self._client = AsyncWireClient(bootstrap, client_id=f"{group}-offsets", security=security)
         self._group = group
         self._timeout_ms = timeout_ms
 

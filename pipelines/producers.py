@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka.errors import KafkaConnectionError, KafkaError, MessageSizeTooLargeError
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.structs import RecordMetadata
 
 from fencepost.pipelines.records import Output
+from fencepost.pipelines.security import PLAINTEXT, Security, aiokafka_options, check_login
 from fencepost.pipelines.serde import Serde
 
 STOP_S = 5.0
@@ -28,19 +29,29 @@ PRODUCER_DEFAULTS: Mapping[str, Any] = {
 
 
 async def open_producer(
-    bootstrap: str, transactional_id: str, transaction_timeout_ms: int, options: Mapping[str, Any]
+    bootstrap: str,
+    transactional_id: str,
+    transaction_timeout_ms: int,
+    options: Mapping[str, Any],
+    security: Security = PLAINTEXT,
 ) -> AIOKafkaProducer:
-    """Start a producer: it fences whoever had the id before, and settles its last transaction."""
+    """Start a producer: it fences whoever had the id before, and settles its last transaction.
+
+    Raises AuthenticationError where the broker does not take us, of which aiokafka says no more
+    than that it can't connect.
+    """
     producer = AIOKafkaProducer(
         bootstrap_servers=bootstrap,
         transactional_id=transactional_id,
         transaction_timeout_ms=transaction_timeout_ms,
-        **{**PRODUCER_DEFAULTS, **options},
+        **{**PRODUCER_DEFAULTS, **aiokafka_options(security), **options},
     )
     try:
         await producer.start()
-    except BaseException:
+    except BaseException as error:
         await close_producer(producer)
+        if isinstance(error, KafkaConnectionError):
+            await check_login(bootstrap, security)
         raise
     return producer
 
@@ -184,7 +195,11 @@ class _Spread:
 
 
 async def read_committed(
-    bootstrap: str, source: TopicPartition, *, timeout_ms: int = 60_000
+    bootstrap: str,
+    source: TopicPartition,
+    *,
+    timeout_ms: int = 60_000,
+    security: Security = PLAINTEXT,
 ) -> AsyncIterator[ConsumerRecord]:
     """Yield every committed record of a partition, from its beginning to its present end.
 
@@ -192,7 +207,11 @@ async def read_committed(
     still on their way, is waited for: its records count if it commits. Raises TimeoutError when
     it stays open longer than ``timeout_ms``.
     """
-    options = {"bootstrap_servers": bootstrap, "enable_auto_commit": False}
+    options = {
+        "bootstrap_servers": bootstrap,
+        "enable_auto_commit": False,
+        **aiokafka_options(security),
+    }
     async with AIOKafkaConsumer(**options, isolation_level="read_uncommitted") as observer:
         observer.assign([source])
         end = (await observer.end_offsets([source]))[source]

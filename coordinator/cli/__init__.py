@@ -32,6 +32,7 @@ COMMANDS = {
     "serve": "run the broker",
     "topics": "list, create, describe, alter, trim and delete topics",
     "txns": "look into transactions",
+    "users": "list users who log in with a password, add and remove them, change passwords",
 }
 
 
@@ -94,5 +95,7 @@ def main() -> None:
 
     Every command that asks a broker works on Apache Kafka as well. It finds it by --bootstrap, or
     else by $FENCEPOST_BOOTSTRAP, or else by the profile that --profile or $FENCEPOST_PROFILE names
-    in ~/.config/fencepost/profiles.toml ($FENCEPOST_PROFILES is another file).
+    in ~/.config/fencepost/profiles.toml ($FENCEPOST_PROFILES is another file). How it encrypts and
+    logs in stands in the profile as well, or in the file that --command-config or
+    $FENCEPOST_COMMAND_CONFIG names, by Kafka's own keys.
     """

@@ -10,6 +10,8 @@ import click
 from fencepost.coordinator.cli.output import shared_options
 
 if TYPE_CHECKING:
+    import ssl
+
     from fencepost.coordinator.cli.queries.session import Session
 
 
@@ -37,6 +39,17 @@ if TYPE_CHECKING:
     " Better by FENCEPOST_CONSOLE_TOKEN, for others see a command line.",
 )
 @click.option(
+    "--tls-cert",
+    metavar="FILE",
+    help="Have browsers encrypt: a PEM file with a certificate and its chain.",
+)
+@click.option("--tls-key", metavar="FILE", help="Its private key, if it is not in the same file.")
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Listen for other machines without encryption: whoever reads along has the token.",
+)
+@click.option(
     "--undo-dir",
     default=".",
     show_default=True,
@@ -50,14 +63,18 @@ def command(
     token: str | None,
     undo_dir: Path,
     hosts: tuple[str, ...],
+    tls_cert: str | None,
+    tls_key: str | None,
     *,
     allow_writes: bool,
+    insecure: bool,
 ) -> None:
     """Show a cluster, Fencepost or Apache Kafka, in a browser until Ctrl-C.
 
     Its first line is `console URL`; the URL holds the token that the page asks with.
     """
     try:
+        from fencepost.console.guard import is_loopback
         from fencepost.console.server import Settings, run
     except ModuleNotFoundError as error:
         if error.name != "aiohttp":
@@ -69,6 +86,12 @@ def command(
         host, port = parse_address(listen)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--listen") from error
+    tls = _context(tls_cert, tls_key)
+    if tls is None and not insecure and not is_loopback(host):
+        raise click.UsageError(
+            f"{listen} is for other machines, and whoever reads along would have the token: give"
+            " --tls-cert, or --insecure behind a tunnel (ssh -L) or a proxy with TLS"
+        )
     shown = f"[{host}]" if ":" in host else host
     try:
         run(
@@ -80,7 +103,37 @@ def command(
                 hosts=hosts,
                 undo_dir=undo_dir,
                 timeout_s=session.timeout_ms / 1000,
+                security=session.security,
+                tls=tls,
             )
         )
     except OSError as error:
         raise click.ClickException(f"{listen}: {error.strerror or error}") from error
+
+
+def _context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+    """What browsers' connections are encrypted with. Raises click.UsageError."""
+    if certificate is None:
+        if key is not None:
+            raise click.UsageError("--tls-key needs --tls-cert")
+        return None
+    import ssl
+
+    def password() -> str:
+        # Without this, OpenSSL would ask the terminal.
+        raise click.UsageError(
+            "the key of --tls-cert is encrypted: openssl pkey -in KEY decrypts it"
+        )
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key, password)
+    except ssl.SSLError as error:
+        raise click.UsageError(
+            f"--tls-cert: no PEM certificate and key that belong together: {error.reason or error}"
+        ) from error
+    except OSError as error:
+        named = f"--tls-cert {certificate}" + (f" --tls-key {key}" if key else "")
+        raise click.UsageError(f"{named}: {error.strerror}") from error
+    return context

@@ -9,10 +9,14 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 from click.core import ParameterSource
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.cli.profiles import Profile
+    from fencepost.coordinator.cli.queries.session import Session
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,7 +87,7 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def shared_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--bootstrap``, ``--profile`` and ``--timeout``: the function gets a session with it.
+    """Add ``--bootstrap``, ``--profile`` and so on: the function gets a session with it.
 
     The client's errors become exit codes.
     """
@@ -105,6 +109,14 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
         help="Take what is not said otherwise from this part of the profiles' file.",
     )
     @click.option(
+        "--command-config",
+        envvar="FENCEPOST_COMMAND_CONFIG",
+        show_envvar=True,
+        metavar="FILE",
+        help="Settings of a client by Kafka's names, as properties or TOML: how to encrypt and who"
+        " logs in.",
+    )
+    @click.option(
         "--timeout",
         show_default=str(DEFAULT_TIMEOUT_S),
         metavar="SECONDS",
@@ -113,27 +125,20 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
     )
     @functools.wraps(function)
     def wrapped(
-        bootstrap: str | None, profile: str | None, timeout: float | None, **options: object
+        bootstrap: str | None,
+        profile: str | None,
+        command_config: str | None,
+        timeout: float | None,
+        **options: object,
     ) -> R:
         # First: it keeps what no command uses out of the start.
-        from fencepost.coordinator.cli.queries.session import Session
+        import fencepost.coordinator.cli.queries.session  # noqa: F401
         from fencepost.coordinator.wire.client.client import BrokerUnreachable
         from fencepost.coordinator.wire.errors import WireError
 
-        servers, seconds = bootstrap, timeout
-        if profile is not None:
-            from fencepost.coordinator.cli.profiles import ProfileError, read_profile
-
-            try:
-                told = read_profile(profile)
-            except ProfileError as error:
-                raise click.UsageError(str(error)) from error
-            _tell_of_environment(told.bootstrap, servers)
-            servers, seconds = servers or told.bootstrap, seconds or told.timeout_s
-        try:
-            session = Session(servers or DEFAULT_BOOTSTRAP, seconds or DEFAULT_TIMEOUT_S)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--bootstrap") from error
+        files = _told(command_config, profile, bootstrap)
+        servers = bootstrap or next((one.bootstrap for one in files if one.bootstrap), None)
+        session = _session(servers, timeout, files)
         try:
             with session:
                 return function(session, **options)
@@ -148,6 +153,55 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
             raise click.ClickException(str(error)) from error
 
     return wrapped
+
+
+def _session(servers: str | None, timeout: float | None, files: Sequence[Profile]) -> Session:
+    """A session as the command line says, and where it is silent the first of ``files``."""
+    from fencepost.coordinator.cli.queries.session import Session
+    from fencepost.coordinator.wire.client.security import PLAINTEXT, SecurityError
+
+    seconds = timeout or next((one.timeout_s for one in files if one.timeout_s), DEFAULT_TIMEOUT_S)
+    security = next((one.security for one in files if one.security), PLAINTEXT)
+    for warning in security.warnings():
+        click.echo(f"warning: {warning}", err=True)
+    try:
+        return Session(servers or DEFAULT_BOOTSTRAP, seconds, security=security)
+    except SecurityError as error:
+        raise click.UsageError(str(error)) from error
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--bootstrap") from error
+
+
+def _told(command_config: str | None, profile: str | None, servers: str | None) -> list[Profile]:
+    """What the file of settings and the profile say, as far as they were named."""
+    if command_config is None and profile is None:
+        return []
+    from pathlib import Path
+
+    from fencepost.coordinator.cli.profiles import (
+        ProfileError,
+        profiles_file,
+        read_profile,
+        read_settings,
+    )
+
+    found, files = [], []
+    try:
+        if command_config is not None:
+            files.append(Path(command_config))
+            found.append(read_settings(files[-1]))
+        if profile is not None:
+            files.append(profiles_file())
+            found.append(read_profile(profile))
+            _tell_of_environment(found[-1].bootstrap, servers)
+    except ProfileError as error:
+        raise click.UsageError(str(error)) from error
+    for file, told in zip(files, found, strict=True):
+        if told.is_open:
+            click.echo(
+                f"warning: others can read {file}, which holds a secret: chmod 600", err=True
+            )
+    return found
 
 
 def _tell_of_environment(profile: str | None, servers: str | None) -> None:

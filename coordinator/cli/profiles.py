@@ -1,35 +1,51 @@
-"""Profiles: which cluster a command speaks to, by a name of the user's own.
+"""Which cluster a command speaks to and as whom: profiles, and files of a client's settings.
 
-The file is TOML, with a table for each profile::
+The file of profiles is TOML, with a table for each profile::
 
     [staging]
     bootstrap = "kafka-1.example:9092,kafka-2.example:9092"
     timeout = 30
+    security.protocol = "SASL_SSL"
+    sasl.mechanism = "SCRAM-SHA-512"
+    sasl.username = "alice"
+    sasl.password = "…"
 
-What the command line says wins over the environment, and that over the profile.
+A file of settings is what Kafka's own tools take as ``--command-config``: properties, or the same
+keys in TOML. What the command line says wins over the environment, that over the file of settings,
+and that over the profile.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PLAINTEXT = "PLAINTEXT"
+from fencepost.coordinator.wire.client.security import (
+    PREFIXES,
+    SECRETS,
+    Security,
+    SecurityError,
+)
+
 MAX_FILE_BYTES = 1 << 20
 
 
 class ProfileError(ValueError):
-    """The file or the profile in it can not be used; the message says where."""
+    """The file or the profile in it can not be used; the message says where, and no secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a profile says; None where it says nothing."""
+    """What a profile or a file of settings says; None where it says nothing."""
 
     bootstrap: str | None = None
     timeout_s: float | None = None
+    security: Security | None = None
+    is_open: bool = False
+    """Whether its file holds a secret that others than its owner can read."""
 
 
 def profiles_file() -> Path:
@@ -47,27 +63,80 @@ def profiles_file() -> Path:
 def read_profile(name: str) -> Profile:
     """The profile ``name`` of the file. Raises :class:`ProfileError`."""
     path = profiles_file()
+    tables = _toml(path, _content(path, f"the profiles in {path}"))
+    if not isinstance(tables.get(name), dict):
+        known = ", ".join(sorted(tables)) or "none"
+        raise ProfileError(f"{path} has no profile {name!r}; there is: {known}")
+    where = f"{path}, profile {name!r}"
+    settings = _flat(tables[name])
+    bootstrap, timeout = settings.pop("bootstrap", None), settings.pop("timeout", None)
+    if bootstrap is not None and not isinstance(bootstrap, str):
+        raise ProfileError(f"{where}: bootstrap must be a text, as host:port")
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0.1
+    ):
+        raise ProfileError(f"{where}: timeout must be a number of seconds, at least 0.1")
+    for key in sorted(settings):
+        if not key.startswith(PREFIXES):
+            known = "bootstrap, timeout, and a client's security.*, sasl.* and ssl.*"
+            raise ProfileError(f"{where}: unknown key {key}; known are {known}")
+    return Profile(
+        bootstrap,
+        None if timeout is None else float(timeout),
+        _security(settings, where),
+        _is_open(path, settings),
+    )
+
+
+def read_settings(path: Path) -> Profile:
+    """A file of a client's settings, by Kafka's names. Raises :class:`ProfileError`.
+
+    What is for clients of other kinds stands there too, and is passed over.
+    """
+    from fencepost.coordinator.config import properties
+
+    raw = _content(path, f"the settings in {path}")
+    settings: Mapping[str, object]
+    if path.suffix == ".toml":
+        settings = _flat(_toml(path, raw))
+    else:
+        try:
+            settings = properties.parse(raw)
+        except ValueError:
+            raise ProfileError(f"{path} is no file of properties: a wrong \\u escape") from None
+    bootstrap, timeout = settings.get("bootstrap.servers"), settings.get("default.api.timeout.ms")
+    if timeout is not None and not str(timeout).isdecimal():
+        raise ProfileError(f"{path}: default.api.timeout.ms must be a number of milliseconds")
+    return Profile(
+        None if bootstrap is None else str(bootstrap),
+        None if timeout is None else max(0.1, int(str(timeout)) / 1000),
+        _security(settings, str(path)),
+        _is_open(path, settings),
+    )
+
+
+def _content(path: Path, what: str) -> bytes:
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ProfileError(f"the profiles in {path} can not be read: {error.strerror}") from error
+        raise ProfileError(f"{what} can not be read: {error.strerror}") from error
     if len(raw) > MAX_FILE_BYTES:
         raise ProfileError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+    return raw
+
+
+def _toml(path: Path, raw: bytes) -> dict[str, object]:
     try:
-        tables = tomllib.loads(raw.decode())
+        return tomllib.loads(raw.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ProfileError(f"{path} is no TOML: {error}") from error
-    if not isinstance(tables.get(name), dict):
-        known = ", ".join(sorted(tables)) or "none"
-        raise ProfileError(f"{path} has no profile {name!r}; there is: {known}")
-    return _profile(f"{path}, profile {name!r}", _flat(tables[name]))
+        raise ProfileError(f"{path} is no TOML: {error}") from None
 
 
-def _flat(table: dict[str, object], prefix: str = "") -> dict[str, object]:
+def _flat(table: object, prefix: str = "") -> dict[str, object]:
     """Dotted keys as one: ``security.protocol`` is a table in a table to TOML."""
     found: dict[str, object] = {}
-    for key, value in table.items():
+    for key, value in table.items() if isinstance(table, dict) else ():
         if isinstance(value, dict):
             found |= _flat(value, f"{prefix}{key}.")
         else:
@@ -75,19 +144,24 @@ def _flat(table: dict[str, object], prefix: str = "") -> dict[str, object]:
     return found
 
 
-def _profile(where: str, settings: dict[str, object]) -> Profile:
-    bootstrap, timeout = settings.pop("bootstrap", None), settings.pop("timeout", None)
-    protocol = settings.pop("security.protocol", PLAINTEXT)
-    if bootstrap is not None and not isinstance(bootstrap, str):
-        raise ProfileError(f"{where}: bootstrap must be a text, as host:port")
-    if timeout is not None and (
-        isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0.1
-    ):
-        raise ProfileError(f"{where}: timeout must be a number of seconds, at least 0.1")
-    if protocol != PLAINTEXT:
-        # Silence would send what was meant to be secret over an open connection.
-        raise ProfileError(f"{where}: security.protocol can only be {PLAINTEXT} in this release")
-    if settings:
-        known = "bootstrap, timeout, security.protocol"
-        raise ProfileError(f"{where}: unknown key {min(settings)}; known are {known}")
-    return Profile(bootstrap, None if timeout is None else float(timeout))
+def _security(settings: Mapping[str, object], where: str) -> Security | None:
+    texts: dict[str, str] = {}
+    for key, value in settings.items():
+        if not key.startswith(PREFIXES):
+            continue
+        if isinstance(value, list) and all(isinstance(one, str) for one in value):
+            texts[key] = ",".join(value)
+        elif isinstance(value, bool):
+            texts[key] = str(value).lower()
+        elif isinstance(value, (str, int)):
+            texts[key] = str(value)
+        else:
+            raise ProfileError(f"{where}: {key} must be a text")
+    try:
+        return Security.of(texts) if texts else None
+    except SecurityError as error:
+        raise ProfileError(f"{where}: {error}") from None
+
+
+def _is_open(path: Path, settings: Mapping[str, object]) -> bool:
+    return any(settings.get(key) for key in SECRETS) and bool(path.stat().st_mode & 0o044)

@@ -12,6 +12,9 @@ import click
 SETTING = "FENCEPOST_SET_"
 """How a variable of the environment begins that is a setting."""
 
+USERS = "FENCEPOST_ADD_SCRAM"
+"""The variable with users to add, one a line."""
+
 # As coordinator/config/logs.py has them, which a command line need not load.
 LEVELS = ("FATAL", "ERROR", "WARN", "INFO", "DEBUG", "TRACE")
 FORMATS = ("auto", "text", "json")
@@ -50,6 +53,14 @@ FORMATS = ("auto", "text", "json")
     help="Settings, in TOML or as Apache Kafka's server.properties; --config wins over it.",
 )
 @click.option(
+    "--add-scram",
+    multiple=True,
+    metavar="USER|@FILE",
+    help="A user, as SCRAM-SHA-512=[name=admin,password=...], if there is none of that name yet;"
+    " may be repeated. Whoever lists the processes reads it: @FILE has users in its lines, and so"
+    f" may the variable {USERS}.",
+)
+@click.option(
     "--log-level",
     default="INFO",
     show_default=True,
@@ -86,6 +97,7 @@ def command(
     insecure: bool,
     pairs: tuple[str, ...],
     config_file: Path | None,
+    add_scram: tuple[str, ...],
     log_level: str,
     log_format: str,
     test_hooks: str | None,
@@ -120,11 +132,27 @@ def command(
         listen=listen,
         pairs=(*_from_environment(os.environ), *pairs),
         config_file=config_file,
+        add_scram=_users_to_add(os.environ.pop(USERS, ""), add_scram),
         log_level=log_level.upper(),
         log_format=log_format,
         hooks=hooks,
     )
     sys.exit(status)
+
+
+def _users_to_add(in_environment: str, given: tuple[str, ...]) -> list[str]:
+    """Each user as it was written. Raises click.BadParameter for a file that can not be read."""
+    found = in_environment.splitlines()
+    for one in given:
+        if not one.startswith("@"):
+            found.append(one)
+            continue
+        try:
+            found += Path(one[1:]).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "no text"
+            raise click.BadParameter(f"{one[1:]}: {reason}", param_hint="--add-scram") from error
+    return [line for line in map(str.strip, found) if line and not line.startswith("#")]
 
 
 def _from_environment(environment: Mapping[str, str]) -> list[str]:

@@ -38,12 +38,11 @@ ssl.truststore.password PASSWORD -
 ssl.client.auth STRING none of=none,requested,required
     Whether clients show a certificate. A listener with SASL goes by its own setting only.
 ssl.protocol STRING TLSv1.3
-    The newest version of TLS: TLSv1.2, TLSv1.3, or TLS for the newest of all.
+    The newest version of TLS.
 ssl.enabled.protocols LIST TLSv1.2,TLSv1.3 of=TLSv1.2,TLSv1.3
     The versions of TLS.
 ssl.cipher.suites LIST ""
-    By their registered names or OpenSSL's; empty for what OpenSSL takes for good. Of TLS 1.3 there
-    are all as soon as one is named, and none if only others are.
+    Those of TLS 1.2, by OpenSSL's names; empty for what OpenSSL takes for good.
 ssl.principal.mapping.rules STRING DEFAULT
     How the name in a client's certificate becomes that of a user.
 ssl.allow.dn.changes BOOLEAN false
@@ -55,8 +54,9 @@ sasl.enabled.mechanisms LIST GSSAPI
     is not served here.
 sasl.jaas.config PASSWORD -
     Users of PLAIN, or options of OAUTHBEARER, in Kafka's form.
-sasl.server.max.receive.size INT 524288 unit=bytes low=1
-    The largest request of a client that has not logged in.
+sasl.server.max.receive.size INT 65536 unit=bytes low=1
+    The largest request of a client that has not logged in, which may not hold more memory than
+    twice that; 524288 in Apache Kafka.
 connections.max.reauth.ms LONG 0 unit=ms low=0
     A login holds for so long; 0 for ever, or as long as its token.
 connection.failed.authentication.delay.ms INT 100 unit=ms low=0
@@ -86,6 +86,10 @@ max.connection.creation.rate INT 2147483647 unit=connections/s low=0 dynamic
 """
 
 _BROKER = """
+fencepost.authentication.timeout.ms INT 10000 unit=ms low=1
+    A login that takes longer is broken off. Kafka has connections.max.idle.ms alone.
+fencepost.unauthenticated.connections.per.ip INT 1000 low=1
+    Connections of one address that have not logged in yet.
 max.connections.per.ip.overrides STRING "" dynamic
     HOST:COUNT, with commas between: other bounds than max.connections.per.ip for some addresses.
 authorizer.class.name STRING ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,9 +58,10 @@ from fencepost.logcore.clock import Clock, SystemClock
 from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem, OsFileSystem
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.daemon.certificates import Certificates
     from fencepost.coordinator.daemon.in_thread import BrokerThread
     from fencepost.coordinator.metrics.endpoint import Endpoint
+    from fencepost.coordinator.security.added_users import AddedUser
+    from fencepost.coordinator.security.logins import Logins
 
 _log = structlog.get_logger(__name__)
 
@@ -101,6 +102,8 @@ class Broker:
     :class:`fencepost.coordinator.config.key.ConfigError` here.
     ``insecure`` lets a listener that asks nobody who they are be open to other machines, which is
     refused otherwise; so does the key ``fencepost.insecure``.
+    ``add_scram`` names users as Kafka's ``kafka-storage format --add-scram`` does; those who are
+    there already stay as they are.
     ``fs`` and ``clock`` are the operating system's unless a test brings its own.
     """
 
@@ -111,6 +114,7 @@ class Broker:
         config: Mapping[str, object] | None = None,
         *,
         insecure: bool = False,
+        add_scram: Sequence[str] = (),
         fs: FileSystem | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -128,15 +132,11 @@ class Broker:
             self._listen = {first.name: replace(first, host=host, port=port)}
         check_closed(self.config, self._listen.values())
         for one in self._listen.values():
-            if one.is_sasl:
+            if one.is_tls:
                 raise ConfigError("listeners", one.name, f"{one.protocol} is not served yet")
-        self.certificates: Certificates | None = None
-        """Of listeners that encrypt; None where none does."""
-        if any(one.is_tls for one in self._listen.values()):
-            # Most brokers need none of it.
-            from fencepost.coordinator.daemon.certificates import Certificates  # noqa: PLC0415
-
-            self.certificates = Certificates(self.config, self._listen.values(), self.clock)
+            if one.is_sasl:
+                _check_logins(self.config, one.name)
+        self._added_users = _added_users(add_scram)
         self._lock: int | None = None
         self._storage: Storage | None = None
         self._services: Services | None = None
@@ -154,12 +154,17 @@ class Broker:
         config: Mapping[str, object] | None = None,
         *,
         insecure: bool = False,
+        add_scram: Sequence[str] = (),
         clock: Clock | None = None,
     ) -> BrokerThread:
         """A broker on an event loop of its own in a thread of its own; a context manager."""
         from fencepost.coordinator.daemon.in_thread import BrokerThread  # noqa: PLC0415 - the daemon needs no threads
 
-        return BrokerThread(lambda: cls(data_dir, listen, config, insecure=insecure, clock=clock))
+        return BrokerThread(
+            lambda: cls(
+                data_dir, listen, config, insecure=insecure, add_scram=add_scram, clock=clock
+            )
+        )
 
     @property
     def storage(self) -> Storage:
@@ -244,6 +249,7 @@ class Broker:
                 self.storage, cluster_id=cluster_id, advertised=self.advertised_on
             )
             await services.start()
+            self._add_users(services)
             await self._serve(services)
             if self._metrics is not None and self._server is not None:
                 self._metrics.serves(services, self._server)
@@ -291,7 +297,15 @@ class Broker:
             raise BrokerError(f"the data directory {directory} can not be used: {error}") from error
         meta = self._identify(directory)
         self._storage = Storage(self.fs, directory, self.config, self.clock, node_id=meta.node_id)
+        self._keep_private(f"{directory}/{_METADATA_DIRECTORY}")
         return meta.cluster_id
+
+    def _keep_private(self, directory: str) -> None:
+        """What users' passwords have become is in there."""
+        try:
+            self.fs.make_private(directory)
+        except OSError as error:
+            _log.warning("others may read the metadata", directory=directory, cause=str(error))
 
     def _refuse_foreign(self, directory: str) -> None:
         """Leave a directory alone that was never this broker's, and has something in it.
@@ -349,10 +363,22 @@ class Broker:
             unstable_versions=config.bool("unstable.api.versions.enable"),
             unstable_apis=(ApiKey.INIT_PRODUCER_ID,) if two_phase else (),
         )
-        self._server = Server(services, registry=registry, limits=limits, error_code=error_code)
+        self._server = Server(
+            services,
+            registry=registry,
+            limits=limits,
+            error_code=error_code,
+            logins=self._logins(services),
+        )
+        services.quotas.listen(self._limit_clients)
+        self._limit_clients()
         if self._metrics is not None:
             self._metrics.watch(self._server)
-        await self._listen_all(self._server)
+        for one in self._listen.values():
+            try:
+                await self._server.start(one)
+            except OSError as error:
+                raise BrokerError(f"can not listen on {one.host}:{one.port}: {error}") from error
         self._maintenance = Maintenance(services.logs, config, self.clock)
         self._maintenance.start()
         self.cleaner = Cleaner(services.logs, config, self.clock)
@@ -370,20 +396,28 @@ class Broker:
             after_clean_shutdown=services.logs.was_clean,
         )
 
-    async def _listen_all(self, server: Server) -> None:
-        certificates = self.certificates
-        if certificates is not None:
-            try:
-                await certificates.load()
-            except ConfigError as error:
-                raise BrokerError(str(error)) from error
-            certificates.start()
-        for one in self._listen.values():
-            tls = None if certificates is None else certificates.tls.get(one.name)
-            try:
-                await server.start(one, tls)
-            except OSError as error:
-                raise BrokerError(f"can not listen on {one.host}:{one.port}: {error}") from error
+    def _limit_clients(self) -> None:
+        """Have quotas asked about only where there are any."""
+        quotas = self.services.quotas
+        if self._server is not None:
+            self._server.throttles = quotas if quotas.limits_clients else None
+
+    def _add_users(self, services: Services) -> None:
+        if self._added_users:
+            from fencepost.coordinator.security.added_users import add_users  # noqa: PLC0415 - most starts add none
+
+            _log.info("users added", names=add_users(services.users, self._added_users))
+
+    def _logins(self, services: Services) -> Logins | None:
+        """How clients log in, where any have to."""
+        with_sasl = [one.name for one in self._listen.values() if one.is_sasl]
+        if not with_sasl:
+            return None
+        from fencepost.coordinator.security.logins import Logins  # noqa: PLC0415 - most brokers let anybody in
+
+        return Logins.of_listeners(
+            with_sasl, self.config, services.users, services.password_checks, self.clock
+        )
 
     async def prepare_first_contact(self) -> None:
         """Load what the first client will need, a piece a turn; for a process of the broker's own.
@@ -417,8 +451,6 @@ class Broker:
             steps.append(("stop accepting", self._server.stop_accepting))
         if services is not None:
             steps.append(("answer long polls", services.fetches.delayed.close))
-        if self.certificates is not None:
-            steps.append(("stop looking at certificates", self.certificates.stop))
         if self._maintenance is not None:
             steps.append(("stop maintenance", self._maintenance.stop))
         if self.cleaner is not None:
@@ -447,6 +479,23 @@ class Broker:
 
     async def __aexit__(self, *_error: object) -> None:
         await self.stop()
+
+
+def _added_users(texts: Sequence[str]) -> list[AddedUser]:
+    if not texts:
+        return []
+    from fencepost.coordinator.security.added_users import AddedUserError, parse_added_user  # noqa: PLC0415 - most starts add none
+
+    try:
+        return [parse_added_user(text) for text in texts]
+    except AddedUserError as error:
+        raise BrokerError(f"a user to add (--add-scram): {error}") from None
+
+
+def _check_logins(config: BrokerConfig, listener: str) -> None:
+    from fencepost.coordinator.security.logins import check_logins  # noqa: PLC0415 - most brokers let anybody in
+
+    check_logins(config, listener)
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -60,6 +60,7 @@ def serve(
     listen: str | None = None,
     pairs: Sequence[str] = (),
     config_file: Path | None = None,
+    add_scram: Sequence[str] = (),
     log_level: str = "INFO",
     log_format: str = "auto",
     hooks: Hooks | None = None,
@@ -68,7 +69,7 @@ def serve(
 
     Without ``data_dir`` it is ``log.dirs``, without ``listen`` what ``listeners`` says, or else
     :data:`DEFAULT_LISTEN`. ``log_level`` is one of Kafka's, ``log_format`` one of
-    :data:`logs.FORMATS`.
+    :data:`logs.FORMATS`; ``add_scram`` is :class:`Broker`'s.
     """
     logs.configure(terminal=logs.FORMATS[log_format])
     logs.set_level(log_level)
@@ -83,7 +84,7 @@ def serve(
         directory = _directory(data_dir, told)
         if not told.get("listeners"):
             listen = listen or DEFAULT_LISTEN
-        broker = Broker(directory, listen, told, clock=clock)
+        broker = Broker(directory, listen, told, add_scram=add_scram, clock=clock)
     except (ConfigError, BrokerError) as error:
         _log.error("wrong settings", cause=str(error))
         return EXIT_USAGE
@@ -202,8 +203,6 @@ class _Reloads:
             _log.error("settings not read again", cause=str(error))
         else:
             _log.info("settings read again", changed=changed, at_next_start=at_next_start)
-        if self._broker.certificates is not None:
-            await self._broker.certificates.refresh()
         self._notifier.ready(_listening(self._broker))
 
 

@@ -40,6 +40,9 @@ from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation, LogReadInfo
 
+PARTITION_BYTES = 40
+"""About what a partition takes in an answer beside its records."""
+
 MAX_COPIED_BYTES = 262_144
 """Bytes of short reads that one response holds in memory; any more stay in their files."""
 
@@ -61,6 +64,8 @@ class Fetch:
     may_read: Callable[[str | None], bool] | None = None
     """Whether its sender may read a topic, or follow one; None where everybody may. It is asked of
     None for an id that no topic has."""
+    may_tell: Callable[[int], bool] | None = None
+    """Asked before an answer of so many bytes is told; if it may not be, nothing is."""
 
 
 @dataclass(slots=True)
@@ -98,6 +103,8 @@ class Fetches:
         if not (reading.is_answer or self.delayed.closed):
             yield from reading.wait()
             yield from reading.read()
+        if fetch.may_tell is not None and not fetch.may_tell(reading.size_bytes):
+            return reading.untold()
         return (yield from reading.told())
 
     def _begin(self, fetch: Fetch) -> Steps[tuple[FetchSession | None, list[PartitionFetch]]]:
@@ -192,6 +199,7 @@ class _Reading:
         self._answers: list[FetchedPartition] = []
         self._bytes = 0
         self._copied_bytes = 0
+        self._news = 0
         self._urgent = False
 
     @property
@@ -207,7 +215,7 @@ class _Reading:
     def read(self) -> Steps[None]:
         """Read every partition once."""
         self._answers = []
-        self._bytes, self._copied_bytes, self._urgent = 0, 0, False
+        self._bytes, self._copied_bytes, self._news, self._urgent = 0, 0, 0, False
         for asked in self._asked:
             try:
                 answer = self._read_one(asked)
@@ -215,6 +223,10 @@ class _Reading:
                 answer = FetchedPartition(asked, error=error)
             # To wait would bring this client no more, or it has to hear of something.
             self._urgent |= answer.partition is None or answer.read.is_behind
+            # A session is not told again what it knows.
+            self._news += (
+                self._session is None or answer.error is not None or bool(answer.read.records)
+            )
             self._answers.append(answer)
             yield
 
@@ -269,6 +281,22 @@ class _Reading:
         finally:
             poll.cancel()
 
+    @property
+    def size_bytes(self) -> int:
+        """About the size of the answer."""
+        return self._bytes + PARTITION_BYTES * self._news
+
+    def untold(self) -> Fetched:
+        """The answer that says nothing; the same can be asked again. Raises as :meth:`told`."""
+        if self._session is None:
+            return Fetched(NO_SESSION, [])
+        self._check_session(self._session)
+        return Fetched(self._fetches.sessions.id_of(self._session), [])
+
+    def _check_session(self, session: FetchSession) -> None:
+        if session.epoch != self._epoch:
+            raise InvalidFetchSessionEpochError(f"fetch session {session.id} went on meanwhile")
+
     def told(self) -> Steps[Fetched]:
         """What to say of which partition. InvalidFetchSessionEpochError if it was overtaken."""
         session, sessions = self._session, self._fetches.sessions
@@ -279,8 +307,7 @@ class _Reading:
         self._answers += self._refused
         if session is None:
             return Fetched((yield from self._opened()), self._answers)
-        if session.epoch != self._epoch:
-            raise InvalidFetchSessionEpochError(f"fetch session {session.id} went on meanwhile")
+        self._check_session(session)
         told: list[FetchedPartition] = []
         for answer in self._answers:
             if session.is_news(answer):

@@ -46,14 +46,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fencepost.coordinator.errors import ClusterAuthorizationError
+from fencepost.coordinator.metadata.topic_admin import unlimited
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import CLUSTER_NAME, Operation, ResourceType
 from fencepost.coordinator.security.principal import Session
+from fencepost.coordinator.security.throttle import Throttle
 from fencepost.coordinator.wire.api import APIS, Api, ApiKey
 from fencepost.coordinator.wire.messages import ResponseFactory
 from fencepost.coordinator.wire.schema import Entity
@@ -107,6 +111,8 @@ class Context:
     """Where the request came from."""
     size_bytes: int = 0
     """The request's size on the wire."""
+    throttle: Throttle | None = None
+    """The request against its client's quotas; None where nobody has one."""
 
     @property
     def advertised(self) -> tuple[str, int]:
@@ -142,12 +148,28 @@ class Context:
         """The same with the cluster."""
         return self.may(operation, ResourceType.CLUSTER, CLUSTER_NAME, audited=audited)
 
+    def require_on_cluster(self, operation: Operation) -> None:
+        """Raise ClusterAuthorizationError if the client may not do that with the cluster."""
+        if not self.may_on_cluster(operation):
+            raise ClusterAuthorizationError("Cluster authorization failed.")
+
     def may_on_some(self, operation: Operation, resource: ResourceType) -> bool:
         """Whether the client may do that with at least one resource of a type."""
         authorizer = self.broker.authorizer
         return authorizer is None or authorizer.allows_some(
             self.connection.session, operation, resource
         )
+
+    def takes_partitions(self, *, strict_since: int) -> Callable[[int], None]:
+        """Counts partitions that the request creates or deletes against its client's quota.
+
+        From version ``strict_since`` on it raises ThrottlingQuotaExceededError where they have to
+        wait; clients of older ones do not know that, and wait once they have their answer.
+        """
+        throttle = self.throttle
+        if throttle is None:
+            return unlimited
+        return partial(throttle.take_partitions, is_strict=self.version >= strict_since)
 
     @property
     def origin(self) -> Origin:

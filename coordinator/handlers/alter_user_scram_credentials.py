@@ -1,76 +1,123 @@
 """AlterUserScramCredentials (51): give users passwords, or take them away.
 
-Nobody can authenticate with one here, so none is kept: UNSUPPORTED_SASL_MECHANISM.
+The password comes hashed by the client; what is kept of it can not log in. Open connections go on
+until they log in again.
 
 Source: ``ScramControlManager.alterCredentials``; KIP-554.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.errors import TopicLimitExceededError
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.security.acl import Operation
+from fencepost.coordinator.security.users import (
+    MAX_ITERATIONS,
+    MAX_SALT_BYTES,
+    MECHANISM_BY_NUMBER,
+    Credential,
+    Key,
+    Users,
+)
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.scram import MIN_ITERATIONS
 from fencepost.coordinator.wire.steps import Steps
 
-SCRAM_MECHANISMS: Final = frozenset({1, 2})
-"""SCRAM-SHA-256 and SCRAM-SHA-512, by their numbers in ``ScramMechanism``."""
+WRITTEN_TOGETHER: Final = 500
+"""Users that are written before others get their turn."""
 
-MIN_ITERATIONS, MAX_ITERATIONS = 4_096, 16_384
-"""How often the password of a user has been hashed, at least and at most."""
+Refusal = tuple[ErrorCode, str]
 
-_KEPT_NONE = ErrorCode.unsupported_sasl_mechanism, "this broker authenticates nobody"
 _TWICE = (
     ErrorCode.duplicate_resource,
     "A user credential cannot be altered twice in the same request",
+)
+_NOT_THERE = (
+    ErrorCode.resource_not_found,
+    "Attempt to delete a user credential that does not exist",
 )
 
 
 @handles(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, versions=(0, 0), permission="ALTER Cluster")
 def run(ctx: Context) -> Steps[Entity]:
-    """Refuse each user once: for the first thing that is wrong, or because none is kept."""
-    make = ctx.respond
-    refused: dict[str, tuple[ErrorCode, str]] = {}
-    for one in ctx.body.deletions:
-        refused.setdefault(one.name, _against_deletion(one.name, one.mechanism))
-        yield
-    for one in ctx.body.upsertions:
-        if one.name not in refused:
-            refused[one.name] = _against_upsertion(one.name, one.mechanism, one.iterations)
-        elif refused[one.name] is _KEPT_NONE:
-            refused[one.name] = _TWICE
-        yield
+    """Change what can be changed; each user has one result, for the first thing that is wrong."""
+    users = ctx.broker.users
+    refused: dict[str, Refusal] = {}
+    changes: dict[str, Any] = {}
+    if not ctx.may_on_cluster(Operation.ALTER):
+        message = "Cluster authorization failed."
+        refused = dict.fromkeys(_named(ctx.body), (ErrorCode.cluster_authorization_failed, message))
+    else:
+        for one in (*ctx.body.deletions, *ctx.body.upsertions):
+            if one.name in changes:
+                refused[one.name] = _TWICE
+                del changes[one.name]
+            elif one.name not in refused:
+                if wrong := _against(one, users):
+                    refused[one.name] = wrong
+                else:
+                    changes[one.name] = one
+            yield
+    yield from _change(users, changes, refused)
     results = []
-    for name, (code, message) in refused.items():
+    for name in dict.fromkeys(_named(ctx.body)):
+        code, told = refused.get(name) or (ErrorCode.none, None)
         results.append(
-            make.AlterUserScramCredentialsResult(user=name, error_code=code, error_message=message)
+            ctx.respond.AlterUserScramCredentialsResult(
+                user=name, error_code=code, error_message=told
+            )
         )
         yield
-    return make.AlterUserScramCredentialsResponse(results=tuple(results))
+    return ctx.respond.AlterUserScramCredentialsResponse(results=tuple(results))
 
 
-def _against_deletion(name: str, mechanism: int) -> tuple[ErrorCode, str]:
-    return _against(name, mechanism) or (
-        ErrorCode.resource_not_found,
-        "Attempt to delete a user credential that does not exist",
-    )
+def _named(body: Any) -> Iterable[str]:
+    return (one.name for one in (*body.deletions, *body.upsertions))
 
 
-def _against_upsertion(name: str, mechanism: int, iterations: int) -> tuple[ErrorCode, str]:
-    if wrong := _against(name, mechanism):
-        return wrong
+def _change(users: Users, changes: dict[str, Any], refused: dict[str, Refusal]) -> Steps[None]:
+    """Write them, many at a time; what does not fit is refused."""
+    put: dict[Key, Credential | None] = {}
+    removed: dict[Key, Credential | None] = {}
+    for name, one in changes.items():
+        mechanism = MECHANISM_BY_NUMBER[int(one.mechanism)]
+        key = name, mechanism.number
+        if hasattr(one, "iterations"):
+            put[key] = Credential.of(mechanism, one.salt, one.iterations, one.salted_password)
+        else:
+            removed[key] = None
+        yield
+    try:
+        users.check_room(put)
+    except TopicLimitExceededError as error:
+        refusal = ErrorCode.policy_violation, str(error)
+        refused.update({name: refusal for name, _ in put})
+        put = {}
+    items = [*removed.items(), *put.items()]
+    for start in range(0, len(items), WRITTEN_TOGETHER):
+        users.change(dict(items[start : start + WRITTEN_TOGETHER]))
+        yield
+
+
+def _against(one: Any, users: Users) -> Refusal | None:
+    """What is wrong with a deletion or an upsertion."""
+    if not one.name:
+        return ErrorCode.unacceptable_credential, "Username must not be empty"
+    mechanism = MECHANISM_BY_NUMBER.get(int(one.mechanism))
+    if mechanism is None:
+        return ErrorCode.unsupported_sasl_mechanism, "Unknown SCRAM mechanism"
+    iterations = getattr(one, "iterations", None)
+    if iterations is None:
+        return _NOT_THERE if users.credential(one.name, mechanism) is None else None
     if iterations < MIN_ITERATIONS:
         return ErrorCode.unacceptable_credential, "Too few iterations"
     if iterations > MAX_ITERATIONS:
         return ErrorCode.unacceptable_credential, "Too many iterations"
-    return _KEPT_NONE
-
-
-def _against(name: str, mechanism: int) -> tuple[ErrorCode, str] | None:
-    if not name:
-        return ErrorCode.unacceptable_credential, "Username must not be empty"
-    if mechanism not in SCRAM_MECHANISMS:
-        return ErrorCode.unsupported_sasl_mechanism, "Unknown SCRAM mechanism"
+    if len(one.salt) > MAX_SALT_BYTES:
+        return ErrorCode.unacceptable_credential, "Too long a salt"
     return None

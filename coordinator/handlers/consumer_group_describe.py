@@ -70,7 +70,9 @@ def _described(
         assignor_name=result.assignor_name,
         members=tuple(members),
         authorized_operations=(
-            authorized.GROUP if ctx.body.include_authorized_operations else authorized.NOT_ASKED
+            authorized.of_group(ctx, group_id)
+            if ctx.body.include_authorized_operations
+            else authorized.NOT_ASKED
         ),
     )
 

@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer
-from fencepost.coordinator.handlers.rights import refused_topics
+from fencepost.coordinator.handlers.rights import refused_topics, sight_of
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
@@ -73,6 +73,7 @@ def _command(ctx: Context) -> ConsumerHeartbeat:
         ),
         new_member_id="" if body.member_id else str(uuid.uuid4()),
         client_makes_member_id=ctx.version >= 1,
+        sight=sight_of(ctx),
     )
 
 

@@ -1,4 +1,4 @@
-"""CreatePartitions (37): a topic gets more partitions.
+"""CreatePartitions (37): a topic gets more partitions. Version 3 waits.
 
 Source: ``ReplicationControlManager.createPartitions``.
 """
@@ -16,6 +16,8 @@ from fencepost.coordinator.handlers.answers import each_topic
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
+
+FIRST_TO_WAIT = 3
 
 
 @handles(ApiKey.CREATE_PARTITIONS, versions=(0, 3), permission="ALTER Topic")
@@ -37,6 +39,7 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Entity:
             topic.count,
             assignments=None if assignments is None else [one.broker_ids for one in assignments],
             validate_only=ctx.body.validate_only,
+            take=ctx.takes_partitions(strict_since=FIRST_TO_WAIT),
         )
     except DomainError as error:
         code, message = error_code(error), str(error)

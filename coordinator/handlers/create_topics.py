@@ -1,4 +1,4 @@
-"""CreateTopics (19). Version 5 answers counts and settings, 7 the topic id.
+"""CreateTopics (19). Version 5 answers counts and settings, 6 waits, 7 the topic id.
 
 Source: ``ReplicationControlManager.createTopics``.
 """
@@ -20,6 +20,8 @@ from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
+
+FIRST_TO_WAIT = 6
 
 
 @handles(ApiKey.CREATE_TOPICS, versions=(2, 7), permission="CREATE Cluster or Topic")
@@ -47,6 +49,7 @@ def _create(ctx: Context, name: str, topic: Any | None) -> Entity:
             assignment=_assignment(topic),
             configs=configs,
             validate_only=ctx.body.validate_only,
+            take=ctx.takes_partitions(strict_since=FIRST_TO_WAIT),
         )
     except DomainError as error:
         return ctx.respond.CreatableTopicResult(

@@ -1,4 +1,4 @@
-"""DeleteTopics (20). Version 3 knows TOPIC_DELETION_DISABLED, 5 messages, 6 topic ids.
+"""DeleteTopics (20). Version 3 knows TOPIC_DELETION_DISABLED, 5 messages and waits, 6 topic ids.
 
 Source: ``ControllerApis.deleteTopics``.
 """
@@ -29,6 +29,7 @@ TURN_MS = 16
 """How long topics are deleted before others get their turn, in milliseconds."""
 
 FIRST_WITH_DELETION_DISABLED = 3
+FIRST_TO_WAIT = 5
 FIRST_BY_ID = 6
 
 Asked = tuple[str | None, uuid.UUID | None]
@@ -124,5 +125,5 @@ def _delete(ctx: Context, one: Asked, *, is_double: bool) -> Topic:
         if known is None:
             raise UnknownTopicIdError("This server does not host this topic ID.")
         name = known.name
-    topic: Topic = ctx.broker.topics.delete(name)
+    topic: Topic = ctx.broker.topics.delete(name, ctx.takes_partitions(strict_since=FIRST_TO_WAIT))
     return topic

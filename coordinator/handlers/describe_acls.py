@@ -1,24 +1,51 @@
-"""DescribeAcls (29): who may do what. Nobody looks after that here.
+"""DescribeAcls (29): who may do what.
 
-The answer is that of an Apache Kafka without an authorizer: SECURITY_DISABLED, to which tools say
-that rights can not be managed. An empty list would say that they can.
+Without an authorizer the answer is Apache Kafka's: SECURITY_DISABLED, to which tools say that
+rights can not be managed. An empty list would say that they can.
 
-Source: ``AclApis.handleDescribeAcls``; KIP-140.
+Source: ``AclApis.handleDescribeAcls``; KIP-140, KIP-290.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, filter_of
+from fencepost.coordinator.security.acl import Acl, Operation, PatternType, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
-
-NO_AUTHORIZER: Final = "No Authorizer is configured."
+from fencepost.coordinator.wire.steps import Steps
 
 
 @handles(ApiKey.DESCRIBE_ACLS, versions=(1, 3), permission="DESCRIBE Cluster")
-def run(ctx: Context) -> Entity:
-    """Say that there are none, and will be none."""
-    return ctx.respond.error(ErrorCode.security_disabled, NO_AUTHORIZER)
+def run(ctx: Context) -> Steps[Entity]:
+    """Answer with the rules that the filter means, by what they are about."""
+    make, acls = ctx.respond, ctx.broker.acls
+    ctx.require_on_cluster(Operation.DESCRIBE)
+    if acls is None:
+        return make.error(ErrorCode.security_disabled, f"{NO_AUTHORIZER} on the broker")
+    found: dict[tuple[ResourceType, str, PatternType], list[Entity]] = {}
+    for acl in (yield from acls.find(filter_of(ctx.body))):
+        resource = acl.resource_type, acl.resource_name, acl.pattern_type
+        found.setdefault(resource, []).append(_described(ctx, acl))
+        yield
+    resources = []
+    for (kind, name, pattern), described in found.items():
+        resources.append(
+            make.DescribeAclsResource(
+                resource_type=kind, resource_name=name, pattern_type=pattern, acls=tuple(described)
+            )
+        )
+        yield
+    return make.DescribeAclsResponse(
+        error_code=ErrorCode.none, error_message=None, resources=tuple(resources)
+    )
+
+
+def _described(ctx: Context, acl: Acl) -> Entity:
+    return ctx.respond.AclDescription(
+        principal=acl.principal,
+        host=acl.host,
+        operation=acl.operation,
+        permission_type=acl.permission,
+    )

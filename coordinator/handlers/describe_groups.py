@@ -41,7 +41,7 @@ def _described(
 ) -> Work[Entity]:
     respond = ctx.respond
     asked = getattr(ctx.body, "include_authorized_operations", False)
-    operations = authorized.GROUP if asked else authorized.NOT_ASKED
+    operations = authorized.of_group(ctx, group_id) if asked else authorized.NOT_ASKED
     if isinstance(result, DomainError):
         return _refused(ctx, group_id, result, operations)
     members = []

@@ -98,7 +98,7 @@ def _unknown(ctx: Context, name: str) -> Entity:
     except InvalidTopicError:
         code = ErrorCode.invalid_topic_exception
     return ctx.respond.DescribeTopicPartitionsResponseTopic(
-        error_code=code, name=name, topic_authorized_operations=authorized.TOPIC
+        error_code=code, name=name, topic_authorized_operations=authorized.of_topic(ctx, name)
     )
 
 
@@ -128,5 +128,5 @@ def _described(ctx: Context, topic: Topic, indexes: range) -> Entity:
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
         partitions=tuple(partitions),
-        topic_authorized_operations=authorized.TOPIC,
+        topic_authorized_operations=authorized.of_topic(ctx, topic.name),
     )

@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials (50): which users have a password. None has.
+"""DescribeUserScramCredentials (50): by which mechanisms users may log in with a password.
 
 Source: ``ScramImage.describe``; KIP-554.
 """
@@ -8,26 +8,41 @@ from __future__ import annotations
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
+
+_TWICE = "Cannot describe SCRAM credentials for the same user twice in a single request: "
+_NOT_THERE = "Attempt to describe a user credential that does not exist: "
 
 
 @handles(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, versions=(0, 0), permission="DESCRIBE Cluster")
 def run(ctx: Context) -> Steps[Entity]:
-    """Answer each user that was asked for once, with RESOURCE_NOT_FOUND."""
-    make = ctx.respond
+    """Answer each user once: those who were asked for, or all."""
+    make, users = ctx.respond, ctx.broker.users
+    if not ctx.may_on_cluster(Operation.DESCRIBE):
+        return make.error(ErrorCode.cluster_authorization_failed, "Cluster authorization failed.")
     times: dict[str, int] = {}
     for user in ctx.body.users or ():
         times[user.name] = times.get(user.name, 0) + 1
         yield
+    if not times:
+        times = {name: 1 for name, _, _ in users.listed()}
     results = []
     for name, count in times.items():
-        code, message = ErrorCode.resource_not_found, "a user without SCRAM credentials"
+        found = users.iterations(name)
+        code, message = ErrorCode.none, None
         if count > 1:
-            code, message = ErrorCode.duplicate_resource, "a user who is asked for twice"
+            code, message, found = ErrorCode.duplicate_resource, _TWICE + name, []
+        elif not found:
+            code, message = ErrorCode.resource_not_found, _NOT_THERE + name
+        infos = [
+            make.CredentialInfo(mechanism=number, iterations=iterations)
+            for number, iterations in found
+        ]
         results.append(
             make.DescribeUserScramCredentialsResult(
-                user=name, error_code=code, error_message=message, credential_infos=()
+                user=name, error_code=code, error_message=message, credential_infos=tuple(infos)
             )
         )
         yield

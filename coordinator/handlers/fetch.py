@@ -45,6 +45,7 @@ def run(ctx: Context) -> Work[Entity]:
     by_id = ctx.version >= FIRST_BY_ID
     state = getattr(body, "replica_state", None)
     is_follower = (body.replica_id if state is None else state.replica_id) >= 0
+    throttle = ctx.throttle
     fetch = Fetch(
         asked=_asked(ctx),
         forgotten=(
@@ -57,10 +58,12 @@ def run(ctx: Context) -> Work[Entity]:
         session_epoch=getattr(body, "session_epoch", FINAL_EPOCH),
         isolation_level=getattr(body, "isolation_level", 0),
         is_follower=is_follower,
-        max_bytes=body.max_bytes,
+        # More than that would never be told, however long the client waits.
+        max_bytes=body.max_bytes if throttle is None else min(body.max_bytes, throttle.most_bytes),
         min_bytes=body.min_bytes,
         max_wait_ms=request_ms(body.max_wait),
         may_read=None if ctx.broker.authorizer is None else _rights(ctx, is_follower=is_follower),
+        may_tell=None if throttle is None else throttle.may_fetch,
     )
     try:
         fetched = yield from ctx.broker.fetches.run(fetch)

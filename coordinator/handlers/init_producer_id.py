@@ -71,9 +71,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
 
 def _denied(ctx: Context) -> ErrorCode | None:
     """Why the client gets no identity, if it may have none."""
-    authorizer, transactional_id = ctx.broker.authorizer, ctx.body.transactional_id
-    if authorizer is None:
-        return None
+    transactional_id = ctx.body.transactional_id
     if transactional_id is not None:
         two_phases = (Operation.TWO_PHASE_COMMIT,) if getattr(ctx.body, "enable2_pc", False) else ()
         for operation in (Operation.WRITE, *two_phases):
@@ -81,7 +79,7 @@ def _denied(ctx: Context) -> ErrorCode | None:
                 return ErrorCode.transactional_id_authorization_failed
     elif not (
         ctx.may_on_cluster(Operation.IDEMPOTENT_WRITE, audited=False)
-        or authorizer.allows_some(ctx.connection.session, Operation.WRITE, ResourceType.TOPIC)
+        or ctx.may_on_some(Operation.WRITE, ResourceType.TOPIC)
     ):
         return ErrorCode.cluster_authorization_failed
     return None

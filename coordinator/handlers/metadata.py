@@ -17,7 +17,7 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.errors import InvalidTopicError
+from fencepost.coordinator.errors import InvalidTopicError, ThrottlingQuotaExceededError
 from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import forced, open_coordinator
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
@@ -66,7 +66,7 @@ def run(ctx: Context) -> Work[Entity]:
         controller_id=broker.node_id,
         topics=tuple(topics),
         cluster_authorized_operations=(
-            authorized.CLUSTER if include_cluster else authorized.NOT_ASKED
+            authorized.of_cluster(ctx) if include_cluster else authorized.NOT_ASKED
         ),
         error_code=ErrorCode.none,
     )
@@ -130,6 +130,9 @@ def _unknown(ctx: Context, name: str) -> Steps[Entity]:
             yield from _create(ctx, name)
     except InvalidTopicError:
         return _refused(ctx, name, None, ErrorCode.invalid_topic_exception)
+    except ThrottlingQuotaExceededError:
+        if ctx.throttle is not None:
+            ctx.throttle.asks_again()
     except DomainError as error:
         _log.warning("topic not created", topic=name, cause=str(error))
         return _refused(ctx, name, None, error_code(error))
@@ -139,7 +142,7 @@ def _unknown(ctx: Context, name: str) -> Steps[Entity]:
 def _create(ctx: Context, name: str) -> Steps[None]:
     if not (yield from open_coordinator(ctx, name)) and name != METADATA_TOPIC:
         with ctx.broker.metadata.unforced():
-            ctx.broker.topics.create(name)
+            ctx.broker.topics.create(name, take=ctx.takes_partitions(strict_since=0))
 
 
 def _refused(ctx: Context, name: str | None, topic_id: Any, code: ErrorCode) -> Entity:
@@ -148,7 +151,7 @@ def _refused(ctx: Context, name: str | None, topic_id: Any, code: ErrorCode) -> 
         name=name,
         topic_id=topic_id,
         topic_authorized_operations=(
-            _operations(ctx)
+            _operations(ctx, name)
             if name and code is not ErrorCode.topic_authorization_failed
             else authorized.NOT_ASKED
         ),
@@ -181,11 +184,11 @@ def _described(ctx: Context, topic: Topic) -> Steps[Entity]:
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
         partitions=tuple(partitions),
-        topic_authorized_operations=_operations(ctx),
+        topic_authorized_operations=_operations(ctx, name),
     )
 
 
-def _operations(ctx: Context) -> int:
+def _operations(ctx: Context, name: str) -> int:
     """What may be done with a topic that was named, whether it exists or not."""
     asked = getattr(ctx.body, "include_topic_authorized_operations", False)
-    return authorized.TOPIC if asked else authorized.NOT_ASKED
+    return authorized.of_topic(ctx, name) if asked else authorized.NOT_ASKED

@@ -79,14 +79,14 @@ def _allowed(ctx: Context, append: Append) -> Steps[Append]:
     """What the client may append of it; the other parts are refused.
 
     Without the right to the transactional id nothing is appended, also of what is not in the
-    transaction. That it names none at all is found later.
+    transaction.
     """
     parts, transactional_id = append.parts, append.transactional_id
     error: DomainError
-    if (
-        append.producers
-        and transactional_id is not None
-        and not ctx.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
+    if append.producers and transactional_id is None:
+        return append  # all of it is refused for that, whatever the topics
+    if append.producers and not ctx.may(
+        Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id or ""
     ):
         error = TransactionalIdAuthorizationError("the client may not use the transactional id")
         refused = parts

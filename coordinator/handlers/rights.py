@@ -11,6 +11,7 @@ from typing import Any
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire.steps import Steps
+from fencepost.groups.commands import Sight
 
 NOBODY_ASKED: Collection[str] = frozenset()
 """What is refused where nobody looks after it."""
@@ -25,12 +26,30 @@ def refused_topics(
     """
     if ctx.broker.authorizer is None:
         return NOBODY_ASKED
-    found: dict[str, bool] = {}
+    named: dict[str, int] = {}
     for name in names:
-        if name not in found:
-            found[name] = ctx.may(operation, ResourceType.TOPIC, name, audited=audited)
+        named[name] = named.get(name, 0) + 1
         yield
-    return {name for name, may in found.items() if not may}
+    refused: set[str] = set()
+    for name, count in named.items():
+        if not ctx.may(operation, ResourceType.TOPIC, name, audited=audited, count=count):
+            refused.add(name)
+        yield
+    return refused
+
+
+def sight_of(ctx: Context) -> Sight | None:
+    """Which topics the client may see, now and later; None where everybody may."""
+    authorizer, session = ctx.broker.authorizer, ctx.connection.session
+    if authorizer is None:
+        return None
+
+    def may_see(name: str) -> bool:
+        return authorizer.allows(
+            session, Operation.DESCRIBE, ResourceType.TOPIC, name, audited=False
+        )
+
+    return Sight(authorizer.version, may_see)
 
 
 def named_topics(topics: Iterable[Any]) -> Iterable[str]:

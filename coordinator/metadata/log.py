@@ -16,7 +16,7 @@ Source: the tasks are those of ``QuorumController`` with ``ReplicationControlMan
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +32,7 @@ from fencepost.coordinator.metadata.names import (
 from fencepost.coordinator.metadata.records import (
     SETTINGS,
     apply,
+    change_table,
     feature_record,
     live_records,
     producer_ids_record,
@@ -338,6 +339,23 @@ class MetadataLog:
     def change_table(self, kind: str, changes: Mapping[str, Mapping[str, Any] | None]) -> None:
         """Let entries of a table be as this says, None for gone; the caller has checked them."""
         self._append([table_record(kind, name, value) for name, value in changes.items()])
+        for listener in self._table_listeners.get(kind, ()):
+            listener()
+
+    def change_table_in_steps(
+        self, kind: str, changes: Mapping[str, Mapping[str, Any] | None]
+    ) -> Generator[None, None, None]:
+        """The same for many changes, which are made all at once behind the last step.
+
+        It does not wait for the disk: whoever answers them does. Raises ``LogError``.
+        """
+        records = []
+        for name, value in changes.items():
+            records.append(table_record(kind, name, value))
+            yield
+        self.partition.append_records(records, now_ms=self._clock.now_ms())
+        self._records += len(records)
+        change_table(self._state, kind, changes)
         for listener in self._table_listeners.get(kind, ()):
             listener()
 

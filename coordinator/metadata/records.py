@@ -21,8 +21,8 @@ RECORD_VERSION = 1
 
 TOPIC, SETTINGS, PRODUCER_IDS, STARTS = "topic", "broker-configs", "producer-ids", "starts"
 FEATURE = "feature"
-ACL, SCRAM, QUOTA = "acl", "scram", "quota"
-TABLES = frozenset({ACL, SCRAM, QUOTA})
+ACL, SCRAM, QUOTA, SECRET = "acl", "scram", "quota", "secret"
+TABLES = frozenset({ACL, SCRAM, QUOTA, SECRET})
 """Kinds whose values others look into (``coordinator/security``)."""
 
 
@@ -152,11 +152,7 @@ def apply(image: MetadataImage, record: Record) -> None:
         else:
             image.settings[name] = dict(value["configs"])
     elif kind in TABLES:
-        table = image.tables.setdefault(kind, {})
-        if value is None:
-            table.pop(name, None)
-        else:
-            table[name] = value
+        change_table(image, kind, {name: value})
     elif kind == FEATURE and value is not None:
         image.levels[name] = int(value["level"])
         image.features_epoch = int(value["epoch"])
@@ -166,3 +162,15 @@ def apply(image: MetadataImage, record: Record) -> None:
         image.starts = value["count"]
     else:
         raise MetadataError(f"{METADATA_TOPIC} holds an unknown record {kind!r}")
+
+
+def change_table(
+    image: MetadataImage, kind: str, changes: Mapping[str, Mapping[str, Any] | None]
+) -> None:
+    """Change one of :data:`TABLES`, as the records of these entries say."""
+    table = image.tables.setdefault(kind, {})
+    for name, value in changes.items():
+        if value is None:
+            table.pop(name, None)
+        else:
+            table[name] = value

@@ -10,7 +10,7 @@ Source: ``ReplicationControlManager.createTopics``/``createPartitions``/``delete
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -35,6 +35,14 @@ MAX_NAME_CHARACTERS = 249
 """Characters of a topic name: with partition number and suffix it still fits a file name of 255."""
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
+
+Take = Callable[[int], None]
+"""Counts partitions that are about to be created or deleted; raises where they may not be."""
+
+
+def unlimited(_partitions: int) -> None:
+    """Nobody counts."""
+
 
 FROM_BROKER = -1
 """A number that the request leaves to the broker's configuration."""
@@ -79,13 +87,14 @@ class TopicAdmin:
         assignment: Mapping[int, Sequence[int]] | None = None,
         configs: Mapping[str, str] | None = None,
         validate_only: bool = False,
+        take: Take = unlimited,
     ) -> Topic | int:
         """Create a topic; returns it, or with ``validate_only`` the partitions it would have.
 
-        ``assignment`` lists broker ids by partition; both numbers must then be −1. Raises
-        InvalidTopicError, TopicAlreadyExistsError, InvalidPartitionsError,
-        InvalidReplicationFactorError, InvalidReplicaAssignmentError, InvalidRequestError,
-        ConfigError, TopicLimitExceededError.
+        ``assignment`` lists broker ids by partition; both numbers must then be −1. ``take`` counts
+        what is only checked as well, as in Kafka. Raises what it does, InvalidTopicError,
+        TopicAlreadyExistsError, InvalidPartitionsError, InvalidReplicationFactorError,
+        InvalidReplicaAssignmentError, InvalidRequestError, ConfigError, TopicLimitExceededError.
         """
         check_name(name)
         if name == METADATA_TOPIC:
@@ -107,6 +116,7 @@ class TopicAdmin:
             self._check_replication_factor(replication_factor)
         check_topic_configs(self._config, configs or {})
         self.check_request_size(partitions)
+        take(partitions)
         if validate_only:
             self._metadata.check_room(1, partitions)
             return partitions
@@ -162,6 +172,7 @@ class TopicAdmin:
         *,
         assignments: Sequence[Sequence[int]] | None = None,
         validate_only: bool = False,
+        take: Take = unlimited,
     ) -> None:
         """Raise the number of partitions to ``count``.
 
@@ -189,6 +200,7 @@ class TopicAdmin:
                 self.check_replicas(index, replicas)
         self.check_request_size(added)
         self._metadata.check_room(0, added)
+        take(added)
         if not validate_only:
             self._metadata.set_partitions(name, count)
 
@@ -205,7 +217,7 @@ class TopicAdmin:
             _warn_without_effect(name, configs)
             self._metadata.set_topic_configs(name, configs)
 
-    def delete(self, name: str) -> Topic:
+    def delete(self, name: str, take: Take = unlimited) -> Topic:
         """Remove a topic's record; ``Services.drop_topics`` has to remove the rest afterwards.
 
         Raises TopicDeletionDisabledError, UnknownTopicOrPartitionError, InvalidTopicError for
@@ -213,8 +225,10 @@ class TopicAdmin:
         """
         if not self._config.bool("delete.topic.enable"):
             raise TopicDeletionDisabledError("delete.topic.enable is off")
-        if self._metadata.known(name).is_internal:
+        known = self._metadata.known(name)
+        if known.is_internal:
             raise InvalidTopicError(f"{name} holds the coordinators' state")
+        take(known.partitions)
         topic = self._metadata.delete_topic(name)
         _log.info("topic deleted", topic=name, topic_id=str(topic.topic_id))
         return topic

@@ -20,6 +20,7 @@ from fencepost.coordinator.wire.api import APIS
 
 if TYPE_CHECKING:
     from fencepost.coordinator.net.server import Server
+    from fencepost.coordinator.security.logins import Logins
     from fencepost.coordinator.services import Services
 
 FAMILIES: Final = read_families("""
@@ -46,13 +47,14 @@ fencepost_connections_accepted_total counter
     Connections that were accepted.
 fencepost_connections_refused_total counter limit
     Connections that were refused, by the limit that was the reason.
-fencepost_handshake_failures_total counter listener
-    Clients with which a listener that encrypts could not come to terms.
-fencepost_certificate_not_after_seconds gauge listener
-    Until when the certificate of a listener is good, in seconds since 1970.
-fencepost_certificate_stale gauge listener
-    1 while the files or settings of a listener's certificate are others by now and can't be used:
-    the log says why. What was there goes on.
+fencepost_logins_total counter listener mechanism
+    Logins by SASL that succeeded.
+fencepost_login_failures_total counter listener mechanism
+    Logins that failed; without a mechanism where none was agreed on.
+fencepost_logins_under_way gauge
+    Connections that have not logged in yet.
+fencepost_logins_expired_total counter
+    Connections that were closed because they went on with a login that had ended.
 fencepost_requests_total counter api version
     Requests that were answered.
 fencepost_request_seconds histogram api
@@ -203,22 +205,15 @@ def of_server(server: Server) -> Iterator[Series]:
     yield one("fencepost_connections", len(server.connections))
     yield one("fencepost_connections_accepted_total", server.accepted)
     limits = ("max.connections", "max.connections.per.ip", "open files")
+    refused = {limit: server.refusals[limit] for limit in limits}
+    if server.logins is not None:
+        refused["fencepost.unauthenticated.connections.per.ip"] = server.logins.refused
     yield some(
         "fencepost_connections_refused_total",
-        *((labels(limit=limit), server.refusals[limit]) for limit in limits),
+        *((labels(limit=limit), count) for limit, count in refused.items()),
     )
-    encrypted = [(labels(listener=name), tls) for name, tls in server.tls.items()]
-    yield some(
-        "fencepost_handshake_failures_total",
-        *((name, tls.handshake_failures) for name, tls in encrypted),
-    )
-    yield some(
-        "fencepost_certificate_not_after_seconds",
-        *((name, tls.not_after_s) for name, tls in encrypted),
-    )
-    yield some(
-        "fencepost_certificate_stale", *((name, int(tls.is_stale)) for name, tls in encrypted)
-    )
+    if server.logins is not None:
+        yield from _of_logins(server.logins)
     if server.watch is not None:
         yield some(
             "fencepost_requests_total",
@@ -237,6 +232,19 @@ def of_server(server: Server) -> Iterator[Series]:
     for what, budget in (("request", server.budget), ("response", server.responses)):
         yield one(f"fencepost_{what}_memory_bytes", budget.held_bytes)
         yield one(f"fencepost_{what}_memory_waiting", budget.waiting)
+
+
+def _of_logins(logins: Logins) -> Iterator[Series]:
+    for name, counts in (("logins", logins.succeeded), ("login_failures", logins.failed)):
+        yield some(
+            f"fencepost_{name}_total",
+            *(
+                (labels(listener=listener, mechanism=mechanism), count)
+                for (listener, mechanism), count in sorted(counts.items())
+            ),
+        )
+    yield one("fencepost_logins_under_way", logins.trying)
+    yield one("fencepost_logins_expired_total", logins.expired)
 
 
 def of_broker(services: Services, version: str) -> Iterator[Series]:

@@ -27,16 +27,20 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import structlog
-from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry
 from fencepost.coordinator.net.memory_budget import RequestBudget
+from fencepost.coordinator.net.refusals import refusal
 from fencepost.coordinator.net.request_stream import RequestStream
 from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.net.response_budget import LARGE_ANSWERS, ResponseBudget
+from fencepost.coordinator.net.throttling import is_gone, throttle_of, throttled
+from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.runtime.turns import Job, Turns, Wait, Work
-from fencepost.coordinator.security.principal import Principal, Session, plain_host
+from fencepost.coordinator.security.principal import Session, plain_host
+from fencepost.coordinator.security.quotas import ClientQuotas
+from fencepost.coordinator.security.throttle import LoopTime
 from fencepost.coordinator.wire.api import APIS
 from fencepost.coordinator.wire.codec import Request
 from fencepost.coordinator.wire.errors import EncodeError, MalformedRequest, UnsupportedVersion
@@ -45,10 +49,11 @@ from fencepost.coordinator.wire.limits import FIRST_BUFFER_BYTES, ConnectionLimi
 from fencepost.coordinator.wire.messages import response_factory
 from fencepost.coordinator.wire.pieces import let_go
 from fencepost.coordinator.wire.schema import Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.net.authentication import Gate
+    from fencepost.coordinator.security.logins import Logins
     from fencepost.coordinator.services import Services
 
 log = structlog.get_logger(__name__)
@@ -80,6 +85,9 @@ class Owner(Protocol):
     budget: RequestBudget
     responses: ResponseBudget
     watch: RequestWatch | None
+    throttles: ClientQuotas | None
+    logins: Logins | None
+    """Who may log in how; None where nobody has to."""
 
     def admit(self, connection: Connection) -> bool:
         """Whether a new connection may stay; counts it if so."""
@@ -99,6 +107,11 @@ class Connection(asyncio.BufferedProtocol):
         self._limits = server.limits
         self._stream = RequestStream(server.registry.versions, server.limits)
         self._frames = self._stream.frames
+        self.next_request: Callable[[], Request | Work[Request | None] | None] = (
+            self._stream.next_request
+        )
+        """Where its requests come from: a gate, until somebody has logged in."""
+        self._gate: Gate | None = None
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._loop = server.loop
         self._job: Job | None = None
@@ -119,6 +132,8 @@ class Connection(asyncio.BufferedProtocol):
         """Responses that wait for it."""
         self._again: asyncio.Handle | None = None
         self._sends_again: asyncio.Handle | None = None
+        self._muted: asyncio.TimerHandle | None = None
+        """Until when nothing is read, for the client has taken more than its quota."""
         self.closed = False
         self.peer_host = ""
         self.peer_port = 0
@@ -144,18 +159,20 @@ class Connection(asyncio.BufferedProtocol):
             return
         # The transport tells us of every byte that the socket does not take, and when all are gone.
         self._transport.set_write_buffer_limits(high=0)
+        if self._server.logins is not None:
+            from fencepost.coordinator.net.authentication import open_gate  # noqa: PLC0415 - most brokers let anybody in
 
-    def identified(self, principal: Principal) -> None:
-        """The client has shown who it is."""
-        self.session = replace(self.session, principal=principal)
+            self._gate = open_gate(self, self._stream, self._server.logins, self._loop)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone. A coroutine runs on, without an answer; work in steps ends."""
         if exc is not None:
             log.debug("connection lost", peer=self.peer, error=str(exc))
         self.closed = True
+        if self._gate is not None:
+            self._gate.close()
         self._stream.drop_unsent()
-        for handle in (self._again, self._sends_again):
+        for handle in (self._again, self._sends_again, self._muted):
             if handle is not None:
                 handle.cancel()
         if self._job is not None and self._answer_comes is None:
@@ -167,9 +184,14 @@ class Connection(asyncio.BufferedProtocol):
     def close(self, reason: str) -> None:
         """Serve nothing more; close when the client has taken what is written."""
         if not self.closed:
-            self.closed = True
             log.info("closing connection", peer=self.peer, reason=reason)
+            self.end()
+
+    def end(self) -> None:
+        """The same without a word."""
+        if not self.closed:
             self._pause()
+            self.closed = True
             self._close_if_sent()
 
     def _close_if_sent(self) -> None:
@@ -221,6 +243,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         if quiet_ms > limits.max_idle_ms:
             self.close("idle")
+        elif self._muted is not None:
+            if is_gone(self._transport):
+                self.cut_off("the client has gone, and was not read")
         elif self._is_slow(now) and server.budget.contended:
             self.close("a request arrives too slowly while others wait for its memory")
         elif self._frames.pending and self._reading and quiet_ms > limits.frame_timeout_ms:
@@ -297,6 +322,16 @@ class Connection(asyncio.BufferedProtocol):
             self._reading = False
             self._transport.pause_reading()
 
+    def _mute(self, throttle_ms: int) -> None:
+        """Read nothing for so long: the client has taken more than its quota (KIP-219)."""
+        self._pause()
+        self._muted = call_later(self._loop, throttle_ms, "read a client on", self._unmute)
+
+    def _unmute(self) -> None:
+        self._muted = None
+        self.last_active = self._large_since = self._loop.time()
+        self._serve()
+
     # --- requests ---
 
     def _serve(self) -> None:
@@ -318,7 +353,7 @@ class Connection(asyncio.BufferedProtocol):
             if not self._may_serve:
                 return
             try:
-                request = self._stream.next_request()
+                request = self.next_request()
             except (MalformedRequest, UnsupportedVersion) as error:
                 self.close(str(error))
                 return
@@ -352,6 +387,7 @@ class Connection(asyncio.BufferedProtocol):
             and self._writable
             and (not self._stream.unsent or self._gathered > 0)
             and not self._waiting
+            and self._muted is None
             and not self.closed
         )
 
@@ -374,18 +410,19 @@ class Connection(asyncio.BufferedProtocol):
         return not self._waiting
 
     def _resume(self) -> None:
-        if not self._reading and not self.closed:
+        if not self._reading and self._muted is None and not self.closed:
             self._reading = True
             self._transport.resume_reading()
 
-    def _exchange(self, coming: Request | Steps[Request | None]) -> Work[None]:
+    def _exchange(self, coming: Request | Work[Request | None]) -> Work[None]:
         """One request, from its frame to its response."""
         request: Request | None
+        spent = None if self._server.throttles is None else LoopTime()
         if isinstance(coming, Request):
             request = coming
         else:
             try:
-                request = yield from coming
+                request = yield from coming if spent is None else spent.timed(coming)
             except (MalformedRequest, UnsupportedVersion) as error:
                 self.close(str(error))
                 return
@@ -396,10 +433,10 @@ class Connection(asyncio.BufferedProtocol):
         watch = self._server.watch
         since = 0.0 if watch is None else time.perf_counter()
         held: list[Entity] = []
-        answer = self._answer(request, held)
+        answer = self._answer(request, held, spent)
         if request.api_key in LARGE_ANSWERS:
             answer = self._within_budget(answer)
-        yield from answer
+        yield from answer if spent is None else spent.timed(answer)
         if watch is not None:
             watch.note(request.api_key, request.api_version, time.perf_counter() - since)
         if self._job is not None and self._job.has_given_way:
@@ -441,13 +478,22 @@ class Connection(asyncio.BufferedProtocol):
             size_bytes=self._stream.size_bytes,
         )
 
-    def _answer(self, request: Request, held: list[Entity]) -> Work[None]:
-        """Have a request handled, and send what comes of it, which is added to ``held``."""
+    def versions(self, request: Request) -> Entity:
+        """The answer to ApiVersions, before anybody has logged in."""
+        return self._server.registry.handler(request.api_key).run(self._context(request))
+
+    def _answer(self, request: Request, held: list[Entity], spent: LoopTime | None) -> Work[None]:
+        """Have a request handled, and send what comes of it, which is added to ``held``.
+
+        ``spent`` has the time that it takes, where its client may have a quota of that.
+        """
         context = self._context(request)
+        if spent is not None:
+            context.throttle = throttle_of(context, self._server.throttles, spent)
         try:
             entity: Any = self._server.registry.handler(context.api_key).run(context)
             if isinstance(entity, GeneratorType) or hasattr(type(entity), "__await__"):
-                entity = yield from self._result(entity)
+                entity = yield from self._result(entity, spent)
         except asyncio.CancelledError:
             self.close("the request was cancelled")
             return
@@ -455,7 +501,13 @@ class Connection(asyncio.BufferedProtocol):
             self.close(str(error))
             return
         except Exception as error:  # noqa: BLE001 - a handler's failure is its own request's only
-            entity = self._refusal(context, error)
+            entity = refusal(context, error, self._server.error_code)
+            if entity is None:
+                self.close(f"{APIS[context.api_key].name} failed and has no error field")
+        if context.throttle is not None and not self.closed:
+            entity, throttle_ms = throttled(context, entity)
+            if throttle_ms:
+                self._mute(throttle_ms)
         if self.closed or entity is None:
             return
         try:
@@ -466,14 +518,17 @@ class Connection(asyncio.BufferedProtocol):
             return
         held.append(entity)
         self._send()
+        if context.throttle is not None:
+            context.throttle.sent()
 
-    def _result(self, result: Any) -> Work[Entity | None]:
+    def _result(self, result: Any, spent: LoopTime | None) -> Work[Entity | None]:
         """The answer of a handler that works in steps, or waits."""
         while not self.closed:
             if isinstance(result, GeneratorType):
                 result = yield from result
             elif hasattr(type(result), "__await__"):
-                self._answer_comes = asyncio.ensure_future(result)
+                coming = result if spent is None else spent.awaited(result)
+                self._answer_comes = asyncio.ensure_future(coming)
                 if not self._answer_comes.done():
                     yield self._answer_comes
                 done, self._answer_comes = self._answer_comes, None
@@ -481,20 +536,6 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 return result
         return None
-
-    def _refusal(self, context: Context, error: Exception) -> Entity | None:
-        """The answer to a request whose handler failed; None, and the end, where it has none."""
-        name = APIS[context.api_key].name
-        code = int(ErrorCode.unknown_server_error)
-        message: str | None = None
-        if isinstance(error, DomainError):
-            code, message = self._server.error_code(error), str(error)
-        else:
-            log.error("handler failed", api=name, version=context.version, exc_info=error)
-        entity = context.respond.error(code, message)
-        if entity is None:
-            self.close(f"{name} failed and has no error field")
-        return entity
 
     # --- bytes out ---
 

@@ -90,7 +90,7 @@ class RequestStream:
         served = self._versions.get(error.api_key)
         if error.api_key != ApiKey.API_VERSIONS or served is None:
             raise error
-        self._put(unsupported_api_versions(served, error.correlation_id))
+        self.put(unsupported_api_versions(served, error.correlation_id))
         yield
 
     def answer(self, request: Request, entity: Entity) -> Steps[None]:
@@ -98,9 +98,10 @@ class RequestStream:
         chunks = yield from encode_response_in_steps(
             request.api_key, request.api_version, request.correlation_id, entity
         )
-        self._put(chunks)
+        self.put(chunks)
 
-    def _put(self, chunks: Sequence[Chunk | InFile]) -> None:
+    def put(self, chunks: Sequence[Chunk | InFile]) -> None:
+        """Have a frame sent."""
         self.unsent += chunks
         for chunk in chunks:
             if type(chunk) is bytes or isinstance(chunk, Chunk):

@@ -21,13 +21,13 @@ from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.net.response_budget import ResponseBudget
 from fencepost.coordinator.runtime.background import call_later, spawn, survived
 from fencepost.coordinator.runtime.turns import Turns
+from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.wire.limits import ConnectionLimits
 from fencepost.logcore.fs import handle_limit, held_handles
 from fencepost.logcore.machine import DomainError
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.net.tls_stream import Handshakes, TlsStream
-    from fencepost.coordinator.security.tls import ListenerTls
+    from fencepost.coordinator.security.logins import Logins
     from fencepost.coordinator.services import Services
 
 log = structlog.get_logger(__name__)
@@ -67,11 +67,13 @@ class Server:
         registry: Registry | None = None,
         limits: ConnectionLimits | None = None,
         error_code: Callable[[DomainError], int] = _always_unknown,
+        logins: Logins | None = None,
     ) -> None:
         self.broker = broker
         self.registry = Registry() if registry is None else registry
         self.limits = ConnectionLimits() if limits is None else limits
         self.error_code = error_code
+        self.logins = logins
         self.loop: asyncio.AbstractEventLoop
         self.turns: Turns
         self.responses: ResponseBudget
@@ -79,6 +81,8 @@ class Server:
         self.connections: set[Connection] = set()
         self.watch: RequestWatch | None = None
         """Counts requests, where somebody wants to know."""
+        self.throttles: ClientQuotas | None = None
+        """Quotas of users and clients, where there are any."""
         self.accepted = 0
         """Connections so far that may stay."""
         self.refusals: Counter[str] = Counter()
@@ -88,21 +92,14 @@ class Server:
         self._arriving: set[asyncio.Task[None]] = set()
         self.addresses: dict[str, tuple[str, int]] = {}
         """Where each listener listens, or listened last; in the order of their starts."""
-        self.tls: dict[str, ListenerTls] = {}
-        """What each of those that encrypt does that with."""
-        self._handshakes: Handshakes | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
-    async def start(
-        self, listener: ListenerConfig, tls: ListenerTls | None = None
-    ) -> tuple[str, int]:
-        """Listen where ``listener`` says, encrypted with ``tls``; return the address in use.
+    async def start(self, listener: ListenerConfig) -> tuple[str, int]:
+        """Listen where ``listener`` says; return the address in use.
 
         May be called again for another listener. Raises OSError if the address cannot be bound.
         """
-        if listener.is_tls and tls is None:
-            raise ValueError(f"nothing to encrypt {listener.name} with")
         if not self._listeners:
             self.loop = asyncio.get_running_loop()
             self.turns = Turns(self.loop)
@@ -118,8 +115,6 @@ class Server:
         finally:
             bound.close()
         self._listeners += made
-        if tls is not None:
-            self.tls[listener.name] = tls
         self.addresses[listener.name] = made[0].address
         return made[0].address
 
@@ -190,18 +185,7 @@ class Server:
         task.add_done_callback(self._arriving.discard)
 
     async def _connect(self, listener: ListenerConfig, client: socket.socket) -> None:
-        connection = Connection(self, listener)
-        protocol = self._encrypted(connection) if listener.is_tls else connection
-        await self.loop.connect_accepted_socket(lambda: protocol, client)
-
-    def _encrypted(self, connection: Connection) -> TlsStream:
-        from fencepost.coordinator.net import tls_stream  # noqa: PLC0415 - most brokers need none of it
-
-        if self._handshakes is None:
-            timeout_ms = self.limits.handshake_timeout_ms
-            self._handshakes = tls_stream.Handshakes(self.loop, timeout_ms)
-        tls = self.tls[connection.listener.name]
-        return tls_stream.TlsStream(connection, tls, self._handshakes)
+        await self.loop.connect_accepted_socket(lambda: Connection(self, listener), client)
 
     def admit(self, connection: Connection) -> bool:
         """Whether a new connection may stay; counts it if so."""

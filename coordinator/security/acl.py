@@ -85,3 +85,36 @@ class Acl:
     host: str
     operation: Operation
     permission: Permission
+
+
+@dataclass(frozen=True, slots=True)
+class AclFilter:
+    """Which rules are meant: those that are like this in all that it says.
+
+    Source: ``AclBindingFilter``.
+    """
+
+    resource_type: ResourceType = ResourceType.ANY
+    pattern_type: PatternType = PatternType.ANY
+    """MATCH for all patterns that the name fits."""
+    resource_name: str | None = None
+    principal: str | None = None
+    host: str | None = None
+    """To the letter; ``*`` are rules for every address, and no others."""
+    operation: Operation = Operation.ANY
+    permission: Permission = Permission.ANY
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it says something that nobody knows."""
+        numbers = self.resource_type, self.pattern_type, self.operation, self.permission
+        return 0 in numbers
+
+    def takes(self, rule: Acl) -> bool:
+        """Whether a rule about a resource that is meant is meant itself."""
+        return (
+            self.principal in {None, rule.principal}
+            and self.host in {None, rule.host}
+            and self.operation in {Operation.ANY, rule.operation}
+            and self.permission in {Permission.ANY, rule.permission}
+        )

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.principal import Principal
-from fencepost.logcore.machine import DomainError
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class Identity:
     """When what it has shown ends, by the broker's clock; None for never."""
 
 
-class AuthenticationFailed(DomainError):  # noqa: N818 - Kafka's word
+class AuthenticationFailed(Exception):  # noqa: N818 - Kafka's word
     """A login has failed (SASL_AUTHENTICATION_FAILED).
 
     The message is the operator's: it may tell why, but holds nothing secret. ``told`` is what the
@@ -34,6 +33,10 @@ class AuthenticationFailed(DomainError):  # noqa: N818 - Kafka's word
         super().__init__(cause)
         self.told = told
         self.user = user
+
+
+class TooManyLoginsError(Exception):
+    """A login can not be looked at now; the client may try again. It is closed without a word."""
 
 
 class Exchange(Protocol):

@@ -171,6 +171,11 @@ class ClientQuotas:
         # Time on the loop is no debt that is paid back: whoever took much waits for a sample.
         return min(throttle_ms, self.window.sample_ms) if key == REQUEST else throttle_ms
 
+    def took_nothing(self, key: str, user: str, client_id: str) -> bool:
+        """Whether a client, with those who share its budget, was quiet for a whole window."""
+        budget = self.budget(key, user, client_id)
+        return budget is None or budget.rate.per_second(self._clock.monotonic_ms()) == 0
+
     def note(self, key: str, user: str, client_id: str, amount: float) -> None:
         """Count without a verdict; less than nothing takes back."""
         budget = self.budget(key, user, client_id)
@@ -269,7 +274,3 @@ class Mutations:
         budget.rate.record(partitions, now_ms)
         if not self._is_strict:
             self._until_ms = now_ms + bucket.throttle_ms(budget.limit, now_ms)
-
-    def throttled(self, throttle_ms: int) -> None:
-        """Note that the client waits."""
-        self._budget.throttled(throttle_ms)

@@ -16,6 +16,7 @@ from fencepost.coordinator.security.acl import (
     ANYBODY,
     ANYTHING,
     Acl,
+    AclFilter,
     Operation,
     PatternType,
     Permission,
@@ -109,6 +110,9 @@ class _Prefixes:
         return made
 
 
+_NONE: Final = _Prefixes()
+
+
 class _Held:
     """All rules of one holder."""
 
@@ -194,12 +198,37 @@ class RuleTable:
         if _ALL_NAMES in allowed:
             return True
         # What is denied by a prefix is denied to all that is within it.
-        prefixes = finish(
-            _Prefixes().changed([text for how, text in denied if how is PatternType.PREFIXED])
-        )
+        prefixes = finish(_NONE.changed(_texts(denied)))
         return any(
             pattern not in denied and not any(prefixes.of(pattern[1])) for pattern in allowed
         )
+
+    def find(self, wanted: AclFilter) -> Steps[list[Acl]]:
+        """The rules that a filter means."""
+        found = []
+        for rules in self._meant(wanted):
+            for rule in rules:
+                if wanted.takes(rule):
+                    found.append(rule)
+                yield
+        return found
+
+    def _meant(self, wanted: AclFilter) -> Iterator[Collection[Acl]]:
+        """The rules about each resource that a filter means."""
+        name, how = wanted.resource_name, wanted.pattern_type
+        for kind, by_pattern in self._by_resource.items():
+            if wanted.resource_type not in {ResourceType.ANY, kind}:
+                continue
+            if name is None:
+                for pattern, rules in by_pattern.items():
+                    if how in {PatternType.ANY, PatternType.MATCH, pattern[0]}:
+                        yield rules
+            elif how is PatternType.MATCH:
+                yield from self._about(kind, name)
+            else:
+                for one in (PatternType.LITERAL, PatternType.PREFIXED):
+                    if how in {PatternType.ANY, one} and (one, name) in by_pattern:
+                        yield by_pattern[one, name]
 
     def _held(self, principal: str, host: str, kind: ResourceType) -> Iterator[_Held]:
         by_holder = self._by_holder
@@ -212,7 +241,7 @@ class RuleTable:
     def _about(self, kind: ResourceType, name: str) -> Iterator[dict[Acl, None]]:
         by_pattern = self._by_resource.get(kind)
         if by_pattern:
-            for pattern in _patterns_of(name, self._prefixes[kind]):
+            for pattern in _patterns_of(name, self._prefixes.get(kind, _NONE)):
                 if pattern in by_pattern:
                     yield by_pattern[pattern]
 
@@ -246,6 +275,8 @@ class _Draft:
         self._kinds: set[ResourceType] = set()
         self._patterns: set[tuple[ResourceType, Pattern]] = set()
         self._holders: set[Holder] = set()
+        self._with_prefixes: dict[Holder, None] = {}
+        """Whose rules with prefixes came or went; all others keep the prefixes that they have."""
 
     def add(self, rule: Acl) -> None:
         self._rules(rule)[rule] = None
@@ -270,14 +301,16 @@ class _Draft:
 
     def finish(self) -> Steps[None]:
         table = self._table
-        for kind in self._kinds:
-            by_pattern = table._by_resource[kind]
-            table._prefixes[kind] = yield from _prefixes(by_pattern, table._prefixes.get(kind))
-        for holder in self._holders:
+        for kind in dict.fromkeys(kind for kind, _, _ in self._with_prefixes):
+            table._prefixes[kind] = yield from table._prefixes.get(kind, _NONE).changed(
+                _texts(table._by_resource[kind])
+            )
+        for holder in self._with_prefixes:
             held = table._by_holder[holder]
-            if held.grants:
-                held.prefixes = yield from _prefixes(held.grants, held.prefixes)
-            else:
+            held.prefixes = yield from held.prefixes.changed(_texts(held.grants))
+            yield
+        for holder in self._holders:
+            if not table._by_holder[holder].grants:
                 del table._by_holder[holder]
             yield
 
@@ -300,10 +333,10 @@ class _Draft:
             self._holders.add(holder)
             known = by_holder.get(holder)
             by_holder[holder] = (
-                _Held({}, _Prefixes())
-                if known is None
-                else _Held(dict(known.grants), known.prefixes)
+                _Held({}, _NONE) if known is None else _Held(dict(known.grants), known.prefixes)
             )
+        if rule.pattern_type is PatternType.PREFIXED:
+            self._with_prefixes[holder] = None
         return by_holder[holder].grants
 
 
@@ -324,9 +357,8 @@ def _patterns_of(name: str, prefixes: _Prefixes) -> Iterator[Pattern]:
         yield PatternType.PREFIXED, prefix
 
 
-def _prefixes(patterns: Iterable[Pattern], known: _Prefixes | None) -> Steps[_Prefixes]:
-    texts = [text for how, text in patterns if how is PatternType.PREFIXED]
-    return (yield from (_Prefixes() if known is None else known).changed(texts))
+def _texts(patterns: Iterable[Pattern]) -> list[str]:
+    return [text for how, text in patterns if how is PatternType.PREFIXED]
 
 
 def _bits(rule: Acl, *, implied: bool = True) -> int:

@@ -30,10 +30,11 @@ class FrameBuffer:
     the next call of :meth:`writable`; whoever keeps any of it must copy.
     """
 
-    __slots__ = ("_buffer", "_end", "_max_bytes", "_start", "_wanted")
+    __slots__ = ("_buffer", "_end", "_start", "_wanted", "max_bytes")
 
     def __init__(self, max_bytes: int = MAX_REQUEST_BYTES) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        """Of a frame without its length; may be changed between two of them."""
         self._buffer = bytearray(_SMALL_BUFFER_BYTES)
         self._start = 0
         self._end = 0
@@ -77,10 +78,8 @@ class FrameBuffer:
             self._wanted = 0
             return None
         size: int = _LENGTH(self._buffer, self._start)[0]
-        if not 0 <= size <= self._max_bytes:
-            # What TLS begins with: a record of a handshake, in one of its versions.
-            hint = "; a client that speaks TLS?" if size >> 16 == 0x1603 else ""
-            raise MalformedRequest(f"a frame of {size} bytes; the limit is {self._max_bytes}{hint}")
+        if not 0 <= size <= self.max_bytes:
+            raise MalformedRequest(f"a frame of {size} bytes; the limit is {self.max_bytes}")
         if have < size + _PREFIX_BYTES:
             self._wanted = size + _PREFIX_BYTES
             return None

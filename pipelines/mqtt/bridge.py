@@ -40,7 +40,7 @@ import hashlib
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,12 @@ import aiomqtt
 import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
 
-from fencepost.coordinator.wire.client.client import ApiError, AsyncWireClient
+from fencepost.coordinator.wire.client.client import (
+    ApiError,
+    AsyncWireClient,
+    AuthenticationError,
+    SecurityError,
+)
 from fencepost.pipelines.failures import Action, Patience, RetryPolicy, classify
 from fencepost.pipelines.mqtt.ledger import Ledger, LedgerError, digest
 from fencepost.pipelines.mqtt.routes import Mapped, RouteError
@@ -56,6 +61,7 @@ from fencepost.pipelines.mqtt.session import (
     SESSION_EXPIRY_S,
     Address,
     Event,
+    LoginRefusedError,
     Publish,
     Release,
     Session,
@@ -64,6 +70,7 @@ from fencepost.pipelines.mqtt.session import (
 )
 from fencepost.pipelines.producers import close_producer, open_producer, read_committed, send_all
 from fencepost.pipelines.records import MAX_REASON_CHARS, REASON, Headers, Output
+from fencepost.pipelines.security import PLAINTEXT, Security
 from fencepost.pipelines.serde import BYTES
 
 _log = structlog.get_logger()
@@ -129,6 +136,8 @@ class BridgeOptions:
     Messages whose topic gives no Kafka topic, and those whose record would be larger than
     ``max_record_bytes``, go to ``dead_letter``; without one they end the bridge, unacknowledged.
     The topics' ``max.message.bytes`` must leave room for such a record (a broker's default does).
+    ``security`` is how the bridge connects to Kafka. ``renewed`` tells where and how to connect
+    from now on, for both sides; it is asked before each connection.
     """
 
     max_records: int = 5_000
@@ -138,6 +147,8 @@ class BridgeOptions:
     transaction_timeout_ms: int = 30_000
     dead_letter: str | None = None
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    security: Security = PLAINTEXT
+    renewed: Callable[[], tuple[Address, Security]] | None = None
 
     def __post_init__(self) -> None:
         if self.max_record_bytes < MIN_RECORD_BYTES:
@@ -174,7 +185,10 @@ class Bridge:
         self._transactional_id = f"mqtt-bridge.{address.client_id}"
         self.ledger = Ledger()
         """What is known of packet and message ids; made anew for each connection."""
+        self._security = self._options.security
         self._patience = Patience(self._options.retry)
+        self._has_worked = False
+        """Both sides have taken us once, so that a refusal may be of a password that changes."""
 
     def stop(self) -> None:
         """Ask for the end."""
@@ -184,7 +198,9 @@ class Bridge:
         """Bridge until :meth:`stop` or a signal. Connects anew, with pauses, after failures.
 
         Raises what no repetition can heal: a refused subscription, a message without a route and
-        without a dead-letter topic, a missing permission.
+        without a dead-letter topic, a missing permission, a login that was never taken. One that
+        was taken before is tried again, with longer and longer pauses: it may be about to change
+        on both sides.
         """
         loop = asyncio.get_running_loop()
         if handle_signals:
@@ -192,21 +208,34 @@ class Bridge:
                 loop.add_signal_handler(number, self.stop)
         while not self.is_stopping.is_set():
             try:
+                if self._options.renewed is not None:
+                    self._address, self._security = self._options.renewed()
                 await self._create_ledger()
                 await self._life()
             except Exception as error:
-                if isinstance(error, SubscriptionRefusedError | RouteError | LedgerError):
+                is_login = isinstance(
+                    error, LoginRefusedError | AuthenticationError | SecurityError
+                )
+                if self._is_final(error) and not (is_login and self._has_worked):
                     raise
-                if not isinstance(error, aiomqtt.MqttError) and classify(error) is Action.STOP:
-                    raise
-                pause_ms = self._patience.failed(error, time.monotonic() * 1000)
+                pause_ms = self._patience.failed(error, time.monotonic() * 1000, is_login=is_login)
                 self.counters.restarts += 1
                 _log.warning("bridge begins anew", error=repr(error)[:300], pause_ms=pause_ms)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.is_stopping.wait(), pause_ms / 1000)
 
+    @staticmethod
+    def _is_final(error: Exception) -> bool:
+        if isinstance(error, aiomqtt.MqttError):
+            return isinstance(error, SubscriptionRefusedError | LoginRefusedError)
+        return isinstance(error, RouteError | LedgerError) or classify(error) is Action.STOP
+
     async def _create_ledger(self) -> None:
-        async with AsyncWireClient(self._bootstrap) as client:
+        """Create the ledger's topic if it is not there; only then that right is needed."""
+        async with AsyncWireClient(self._bootstrap, security=self._security) as client:
+            known = (await client.metadata()).topics.get(self.ledger_topic)
+            if known is not None and not known.error:
+                return
             answer = await client.call(
                 "CreateTopics",
                 CREATE_TOPICS_VERSION,
@@ -239,14 +268,17 @@ class Bridge:
             self._transactional_id,
             options.transaction_timeout_ms,
             {"max_request_size": max(MAX_REQUEST_BYTES, options.max_record_bytes)},
+            self._security,
         )
         try:
             place = TopicPartition(self.ledger_topic, 0)
-            values = [record.value async for record in read_committed(self._bootstrap, place)]
+            reading = read_committed(self._bootstrap, place, security=self._security)
+            values = [record.value async for record in reading]
             self.ledger = Ledger.restore(values)
             in_doubt = await self._announce(producer)
             async with Session(self._address) as session:
                 self.session = session
+                self._has_worked = True
                 self._tell_of_session(session, is_first=not values)
                 await self._bind(session, producer, in_doubt=in_doubt)
                 await self._work(session, producer)

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import aiomqtt
@@ -24,6 +25,9 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
+from fencepost.coordinator.wire.client.tls import ssl_context
+from fencepost.coordinator.wire.client.tls_errors import refusal
 from fencepost.pipelines.mqtt.routes import Mapped
 
 BARRIER = "fencepost/barrier"
@@ -34,6 +38,11 @@ EVENT_BYTES = 100
 
 SESSION_EXPIRY_S = 0xFFFFFFFF
 """MQTT 5: the broker never forgets the session by itself."""
+
+
+REFUSALS = frozenset({134, 135, 138, 140})
+"""Reason codes of CONNACK: bad user name or password, not authorized, banned, bad method. paho
+translates those of 3.1.1 into them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,7 @@ class Address:
     client_id: str = "fencepost-bridge"
     version: int = 5
     username: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     keepalive_s: int = 30
     max_in_flight: int = 2_000
     """MQTT 5's Receive Maximum: how many unacknowledged messages the broker may send."""
@@ -91,6 +100,8 @@ class Address:
     """At so many waiting events the socket is not read until half of them are gone."""
     max_queued_bytes: int = 64 * 1024 * 1024
     """At so many bytes it is not read either: 2,000 messages under way may be of any size."""
+    security: Security = PLAINTEXT
+    """With the protocol ``SSL``, the connection is encrypted; MQTT has no SASL."""
 
 
 class Session:
@@ -109,6 +120,7 @@ class Session:
         self.session_expiry_s: int | None = None
         """MQTT 5: the broker's own rule after how long without us it drops the session."""
         self._is_settled = False
+        self._tls_failure: ssl.SSLError | None = None
         self._client = self._make()
         self._paho: Any = self._client._client  # what is taken over is not public
         self._send_pubrec = self._paho._send_pubrec
@@ -123,6 +135,7 @@ class Session:
             "username": address.username,
             "password": address.password,
             "keepalive": address.keepalive_s,
+            "tls_context": ssl_context(address.security),
         }
         if address.version == 5:
             properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
@@ -177,9 +190,32 @@ class Session:
             return on_connect(*arguments)
 
         client._handle_publish, client._handle_pubrel = publish, release
+        self._remember_tls_failures()
         client._handle_suback = subscribed
         client.on_connect, client.on_message = connected, self._on_message
         client.on_disconnect = disconnected
+
+    def _remember_tls_failures(self) -> None:
+        """Keep what paho logs, and aiomqtt makes a text of, and nobody could tell from others.
+
+        With TLS 1.3 the broker's refusal of a certificate comes as the answer to CONNECT.
+        """
+        connect, receive = self._client._client_connect, self._paho._sock_recv
+
+        def noted(work: Any) -> Any:
+            def done(*arguments: Any) -> Any:
+                try:
+                    return work(*arguments)
+                except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+                    raise  # cut off, by whatever
+                except ssl.SSLError as error:
+                    self._tls_failure = error
+                    raise
+
+            return done
+
+        self._paho._sock_recv = noted(receive)
+        self._client._client_connect = noted(connect)  # type: ignore[method-assign]
 
     def _fail_connecting(self) -> None:
         if not self._client._connected.done():
@@ -218,7 +254,13 @@ class Session:
     def _resume(self) -> None:
         sock, self._paused_socket = self._paused_socket, None
         if sock is not None and sock is self._paho.socket():
-            asyncio.get_running_loop().add_reader(sock.fileno(), self._paho.loop_read)
+            asyncio.get_running_loop().add_reader(sock.fileno(), self._read, sock)
+
+    def _read(self, sock: Any) -> None:
+        """Read what the socket has, and what TLS has taken out of it already."""
+        self._paho.loop_read()
+        while sock is self._paho.socket() and getattr(sock, "pending", int)():
+            self._paho.loop_read()
 
     async def speaks(self) -> bool:
         """Whether the broker sends anything of the session before it is subscribed to anew.
@@ -305,11 +347,26 @@ class Session:
     async def __aenter__(self) -> Self:
         try:
             await self._client.__aenter__()
-        except BaseException:
+        except BaseException as error:
             # A connection that is given up must not take the session from the next one.
             self._paho._sock_close()
+            reason = self._refusal(error)
+            if reason:
+                where = f"{self._address.host}:{self._address.port}"
+                raise LoginRefusedError(f"MQTT {where}: {reason}") from error
             raise
         return self
+
+    def _refusal(self, error: BaseException) -> str | None:
+        """Why another attempt with the same credentials would end as this one; None if not."""
+        if self._tls_failure is not None:
+            return refusal(self._tls_failure, self._address.host)
+        code = getattr(getattr(error, "rc", None), "value", None)
+        if isinstance(error, aiomqtt.MqttCodeError) and code in REFUSALS:
+            user = self._address.username
+            told = f"user {user!r}" if user else "no user name was given"
+            return f"the broker refuses the login ({told}): {error}"
+        return None
 
     async def __aexit__(self, *_exc: object) -> None:
         with contextlib.suppress(aiomqtt.MqttError):
@@ -318,3 +375,7 @@ class Session:
 
 class SubscriptionRefusedError(aiomqtt.MqttError):
     """The broker does not grant what a route asks for; waiting would not help."""
+
+
+class LoginRefusedError(aiomqtt.MqttError):
+    """The broker does not take our credentials, or we do not take its certificate."""

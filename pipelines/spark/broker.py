@@ -10,17 +10,21 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.client.access import missing_right
 from fencepost.coordinator.wire.client.client import (
     ApiError,
+    AuthenticationError,
     BrokerUnreachable,
     ConnectionLostError,
     RequestFactory,
+    SecurityError,
     WireClient,
 )
 from fencepost.coordinator.wire.client.cluster import TopicMetadata
@@ -32,7 +36,8 @@ from fencepost.coordinator.wire.client.requests import (
     offset_fetch,
     rows_of,
 )
-from fencepost.pipelines.spark.errors import BrokerError
+from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
+from fencepost.pipelines.spark.errors import AccessError, BrokerError
 from fencepost.pipelines.spark.offsets import Offsets, Partition
 
 Build = Callable[[RequestFactory], Any]
@@ -61,10 +66,18 @@ class Connection:
     """A blocking connection to a cluster; not for several threads at once."""
 
     def __init__(
-        self, bootstrap: str, *, client_id: str, timeout_ms: int = DEFAULT_TIMEOUT_MS
+        self,
+        bootstrap: str,
+        *,
+        client_id: str,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        security: Security = PLAINTEXT,
     ) -> None:
         self.timeout_ms = timeout_ms
-        self._client = WireClient(bootstrap, client_id=client_id, timeout_ms=timeout_ms)
+        with _refusals():
+            self._client = WireClient(
+                bootstrap, client_id=client_id, timeout_ms=timeout_ms, security=security
+            )
 
     def close(self) -> None:
         """Close all sockets."""
@@ -73,13 +86,12 @@ class Connection:
     def call(self, api: str, build: Build, *, at_most: int | None = None, **target: Any) -> Any:
         """One call at the highest version that suits, and is not above ``at_most``.
 
-        Raises :class:`BrokerError` when nobody answers, ``ApiError`` for an error answer.
+        Raises :class:`BrokerError` when nobody answers, :class:`AccessError` where a login is
+        refused or a right is missing, ``ApiError`` for another error answer.
         """
         at_most = NAMED.get(api) if at_most is None else at_most
-        try:
+        with _refusals():
             return self._client.call(api, at_most=at_most, entity=build, **target)
-        except (BrokerUnreachable, ConnectionLostError) as error:
-            raise BrokerError(str(error)) from error
 
     def insist(self, api: str, build: Build, **target: Any) -> Any:
         """Call what may be repeated, whatever became of the attempts before, until it is answered.
@@ -106,16 +118,31 @@ class Connection:
     # --- topics and offsets ---
 
     def topics(self, *, refresh: bool = False) -> Mapping[str, TopicMetadata]:
-        """Every topic of the cluster by name."""
-        try:
+        """Every topic of the cluster by name, but for those that this user may not know of."""
+        with _refusals():
             return self._client.metadata(refresh=refresh).topics
-        except (BrokerUnreachable, ConnectionLostError) as error:
-            raise BrokerError(str(error)) from error
+
+    def check_visible(self, names: Iterable[str]) -> None:
+        """Tell topics that are hidden from those that are not there: :class:`AccessError`.
+
+        Who asks for all topics is not told of those that he may not DESCRIBE; who names one, is.
+        """
+        answer = self.call(
+            "Metadata",
+            lambda f: f.message(
+                topics=[f.MetadataRequestTopic(name=name) for name in names],
+                allow_auto_topic_creation=False,
+            ),
+            check=False,
+        )
+        for topic in answer.topics:
+            check_right("Metadata", topic.error_code, topic.name)
 
     def partitions(self, topic: str) -> list[int]:
         """The partitions of ``topic``, sorted; :class:`BrokerError` if there is no such topic."""
         known = self.topics().get(topic) or self.topics(refresh=True).get(topic)
         if known is None or known.error:
+            self.check_visible([topic])
             raise BrokerError(f"topic {topic!r} does not exist")
         return sorted(known.partitions)
 
@@ -164,6 +191,7 @@ class Connection:
             if not code:
                 found[place] = row.offset
             elif not code.retriable:
+                check_right("ListOffsets", code, place[0])
                 raise ApiError(code, "ListOffsets", f"{place[0]}-{place[1]}")
         return found
 
@@ -188,6 +216,7 @@ class Connection:
             if error.code is not ErrorCode.unknown_topic_or_partition:
                 raise
             return Fetched(error.code, b"", (), -1)
+        check_right("Fetch", row.error_code, partition[0])
         return Fetched(
             ErrorCode(row.error_code),
             row.records or b"",
@@ -208,16 +237,40 @@ class Connection:
         rows = dict(rows_of(of_group(answer)))
         for row in rows.values():
             if row.error_code:
+                check_right("OffsetFetch", row.error_code)
                 raise ApiError(row.error_code, "OffsetFetch", f"group {group}")
         return rows
 
 
-_open: dict[tuple[str, str, int, int], Connection] = {}
+def check_right(api: str, code: int, name: str = "") -> None:
+    """Raise :class:`AccessError` for an error code that says that a right is missing."""
+    missing = missing_right(api, ErrorCode(code), name)
+    if missing:
+        raise AccessError(f"{api}: {ErrorCode(code).name.upper()}: {missing} is missing")
 
 
-def connection(bootstrap: str, client_id: str, timeout_ms: int) -> Connection:
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Make the wire client's errors those of this package."""
+    try:
+        yield
+    except (BrokerUnreachable, ConnectionLostError) as error:
+        raise BrokerError(str(error)) from error
+    except (AuthenticationError, SecurityError) as error:
+        raise AccessError(str(error)) from None
+    except ApiError as error:
+        check_right(error.api, error.code)
+        raise
+
+
+_open: dict[tuple[str, str, int, Security, int], Connection] = {}
+
+
+def connection(bootstrap: str, client_id: str, timeout_ms: int, security: Security) -> Connection:
     """This thread's connection to that cluster: Spark uses its workers for many tasks."""
-    key = bootstrap, client_id, timeout_ms, threading.get_ident()
+    key = bootstrap, client_id, timeout_ms, security, threading.get_ident()
     if key not in _open:
-        _open[key] = Connection(bootstrap, client_id=client_id, timeout_ms=timeout_ms)
+        _open[key] = Connection(
+            bootstrap, client_id=client_id, timeout_ms=timeout_ms, security=security
+        )
     return _open[key]

@@ -26,14 +26,14 @@ _NAMES = frozenset(
     partition.assignment.strategy partitioner.adaptive.partitioning.enable
     partitioner.availability.timeout.ms partitioner.class partitioner.ignore.keys
     receive.buffer.bytes reconnect.backoff.max.ms reconnect.backoff.ms request.timeout.ms retries
-    retry.backoff.max.ms retry.backoff.ms security.protocol security.providers send.buffer.bytes
+    retry.backoff.max.ms retry.backoff.ms send.buffer.bytes
     session.timeout.ms share.acknowledgement.mode share.acquire.mode
     socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms
     transaction.timeout.ms transaction.two.phase.commit.enable transactional.id value.deserializer
     value.serializer
     """.split()  # noqa: SIM905 - eighty lines of quotation marks say no more
 )
-_FAMILIES = ("ssl.", "sasl.", "internal.")
+_FAMILIES = ("internal.",)
 """Beginnings of names whose number grows with each release."""
 
 INSTEAD = {

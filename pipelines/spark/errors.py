@@ -23,5 +23,9 @@ class SharedTransactionError(SparkPipelineError):
     """Something would write into a shared transaction that must not: it is refused."""
 
 
+class AccessError(SparkPipelineError):
+    """A login is refused, or a right is missing: no repetition helps before that is mended."""
+
+
 class BrokerError(SparkPipelineError):
     """The broker refused a request, or could not be reached in time."""

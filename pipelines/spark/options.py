@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fencepost.coordinator.wire.client.cluster import parse_bootstrap
+from fencepost.coordinator.wire.client.security import PLAINTEXT, PREFIXES, Security, SecurityError
 from fencepost.pipelines.spark import client_options
 from fencepost.pipelines.spark.broker import (
     DEFAULT_TIMEOUT_MS,
@@ -51,8 +52,12 @@ def _names(text: str) -> frozenset[str]:
 
 
 _SHARED = _names("""
-    kafka.bootstrap.servers kafka.client.id kafka.default.api.timeout.ms kafka.security.protocol
+    kafka.bootstrap.servers kafka.client.id kafka.default.api.timeout.ms
 """)
+_KAFKA = "kafka."
+_OF_SECURITY = tuple(f"{_KAFKA}{prefix}" for prefix in PREFIXES)
+_PROTOCOL = "kafka.security.protocol"
+"""Without it the other ones have no effect, in Kafka's clients as here."""
 _OF_SOURCE = _names("""
     subscribe subscribepattern assign startingoffsets endingoffsets startingtimestamp
     endingtimestamp startingoffsetsbytimestamp endingoffsetsbytimestamp
@@ -77,31 +82,33 @@ class _Reader:
     """Typed looks into the options, each with an error that names option and value."""
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str) -> None:
-        self._options = {key.lower(): value for key, value in options.items() if value is not None}
+        self.options = {key.lower(): value for key, value in options.items() if value is not None}
         allowed = {*_SHARED, *known}
-        others = sorted(set(self._options) - allowed - _OF_SPARK)
+        others = sorted(set(self.options) - allowed - _OF_SPARK)
+        if _PROTOCOL in self.options:
+            others = [name for name in others if not name.startswith(_OF_SECURITY)]
         for name in others:
             if name in client_options.INSTEAD:
                 raise OptionError(f"{name} can't be set: {client_options.INSTEAD[name]}")
         idle = [
             name
             for name in others
-            if name in client_options.OF_CONNECTOR or client_options.is_known(name)
+            if name in client_options.OF_CONNECTOR
+            or client_options.is_known(name)
+            or name.startswith(_OF_SECURITY)
         ]
         unknown = [name for name in others if name not in idle]
         if unknown:
             raise OptionError(
                 f"the {what} has no option {', '.join(map(repr, unknown))}; it knows"
-                f" {', '.join(sorted(allowed))}, and lets the other options of Kafka's clients pass"
+                f" {', '.join(sorted(allowed))}, kafka.security.protocol, kafka.sasl.* and"
+                " kafka.ssl.*, and lets the other options of Kafka's clients pass"
             )
         for name in idle:
             client_options.tell_once(f"the {what}'s option {name} has no effect")
-        protocol = self.text("kafka.security.protocol", "PLAINTEXT")
-        if protocol.upper() != "PLAINTEXT":
-            raise OptionError(f"kafka.security.protocol {protocol!r}: only PLAINTEXT is supported")
 
     def get(self, name: str) -> str | None:
-        return self._options.get(name.lower())
+        return self.options.get(name.lower())
 
     def text(self, name: str, default: str) -> str:
         value = self.get(name)
@@ -158,6 +165,19 @@ class _Reader:
         return value
 
 
+def security_of(options: Mapping[str, str]) -> Security:
+    """Encryption and login, of options in small letters; what is wrong is told without a value.
+
+    Raises :class:`OptionError`.
+    """
+    if _PROTOCOL not in options:
+        return PLAINTEXT
+    try:
+        return Security.of({name.removeprefix(_KAFKA): options[name] for name in options})
+    except SecurityError as error:
+        raise OptionError(f"{_KAFKA}{error}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """Where to begin or to end, before a broker was asked.
@@ -178,11 +198,12 @@ class ClusterOptions:
     bootstrap: str
     client_id: str
     timeout_ms: int
+    security: Security
 
     @property
     def link(self) -> Connection:
         """This thread's connection to the cluster."""
-        return connection(self.bootstrap, self.client_id, self.timeout_ms)
+        return connection(self.bootstrap, self.client_id, self.timeout_ms, self.security)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +283,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         bootstrap=read.bootstrap(),
         client_id=read.text("kafka.client.id", "fencepost-spark-source"),
         timeout_ms=read.number("kafka.default.api.timeout.ms", DEFAULT_TIMEOUT_MS),
+        security=security_of(read.options),
         topics=topics,
         pattern=pattern,
         assigned=assigned,
@@ -394,6 +416,7 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         bootstrap=read.bootstrap(),
         client_id=read.text("kafka.client.id", "fencepost-spark-sink"),
         timeout_ms=read.number("kafka.delivery.timeout.ms", DEFAULT_TIMEOUT_MS),
+        security=security_of(read.options),
         topic=topic,
         progress_topic=progress,
         mode=read.choice("mode", "auto", MODES),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkAttributeError
 
-from fencepost.pipelines.spark.broker import DEFAULT_TIMEOUT_MS, Connection
+from fencepost.pipelines.spark.broker import Connection
 from fencepost.pipelines.spark.errors import OptionError
+from fencepost.pipelines.spark.options import security_of
 from fencepost.pipelines.spark.partitioner import partitions_of
 from fencepost.pipelines.spark.rows import PREPARED
 
@@ -16,18 +18,30 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def prepare(df: DataFrame, *, bootstrap: str, topic: str, writers: int | None = None) -> DataFrame:
+def prepare(
+    df: DataFrame,
+    *,
+    bootstrap: str,
+    topic: str,
+    writers: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
     """Choose each row's partition of ``topic`` as Kafka's Java producer does, and shuffle by it.
 
     To be the last step before ``writeStream`` or ``write``: the sink refuses rows that were moved
     afterwards. Rows keep a ``partition`` that is set already; those without a key are
     spread by their value.
     ``writers`` tasks write, at most one per partition (default: as many as there are cores).
+    ``options`` are the sink's, of which those count that say how to connect.
     Raises :class:`OptionError` for settings under which Spark could write rows twice.
     """
     spark = df.sparkSession
     check_session(spark)
-    link = Connection(bootstrap, client_id="fencepost-spark-prepare", timeout_ms=DEFAULT_TIMEOUT_MS)
+    link = Connection(
+        bootstrap,
+        client_id="fencepost-spark-prepare",
+        security=security_of({key.lower(): value for key, value in (options or {}).items()}),
+    )
     try:
         count = len(link.partitions(topic))
     finally:

@@ -71,6 +71,7 @@ class Planner:
             is_new = not any(topic in missing for topic, _ in before)
             if not lost and not missing:
                 return found
+            self.options.link.check_visible({*missing, *(topic for topic, _ in lost)})
             if (missing and is_new) or time.monotonic() > deadline:
                 break
             time.sleep(RETRY_PAUSE_S)

@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-FATAL = ("OptionError", "ProgressError", "DataLossError")
+FATAL = ("OptionError", "ProgressError", "DataLossError", "AccessError")
 """Names of our errors that no restart cures; Spark hands them over as text."""
 
 MAX_RESTARTS = 10

@@ -31,6 +31,7 @@ from fencepost.pipelines.spark.broker import (
     READ_UNCOMMITTED,
     RETRY_PAUSE_S,
     Connection,
+    check_right,
 )
 from fencepost.pipelines.spark.columns import Piece
 from fencepost.pipelines.spark.errors import BrokerError, SharedTransactionError
@@ -227,6 +228,7 @@ class Sender:
                         self._check_new(part, row.base_offset)
                         continue
                     if not code.retriable:
+                        check_right("Produce", code, topic.name)
                         told = getattr(row, "error_message", None)
                         raise _refused(f"Produce to {part[0]}-{part[1]}", code, told)
                     again[part] = group[part]
@@ -255,8 +257,11 @@ class Sender:
             at_most=3,
             to_transaction=self._ticket.transactional_id,
         )
-        for code in filter(None, added(answer)):
-            raise _refused("AddPartitionsToTxn", ErrorCode(code))
+        codes = [ErrorCode(code) for code in added(answer) if code]
+        # Of several topics those that are not refused are told "not attempted".
+        for code in sorted(codes, key=lambda one: one is ErrorCode.operation_not_attempted):
+            check_right("AddPartitionsToTxn", code)
+            raise _refused("AddPartitionsToTxn", code)
         self._joined |= set(parts)
 
 
@@ -284,8 +289,9 @@ def commit_offsets(
         )
     except ApiError as error:
         raise _refused(error.api, error.code) from error
-    for _, row in rows_of(answer):
+    for (topic, _), row in rows_of(answer):
         if row.error_code:
+            check_right("TxnOffsetCommit", row.error_code, topic)
             raise _refused("TxnOffsetCommit", ErrorCode(row.error_code))
 
 

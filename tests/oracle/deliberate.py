@@ -84,7 +84,6 @@ NO_FOLLOWER = "whoever follows has no business here, so nobody tells it where th
 NO_LEVEL = "an isolation level that there is not escapes Apache Kafka as an unexpected exception"
 
 NO_AUTHORIZER = "a broker without an authorizer refuses what it is asked of ACLs, known or not"
-NO_PASSWORDS = "nobody can authenticate here, so a password is not taken"
 
 DELIBERATE = (
     Deviation(
@@ -93,8 +92,6 @@ DELIBERATE = (
         '"connection closed"',
         NO_AUTHORIZER,
     ),
-    Deviation("credentials", '"unsupported_sasl_mechanism"', '"none"', NO_PASSWORDS),
-    Deviation("credentials", '"resource_not_found"', '"none"', NO_PASSWORDS),
     Deviation("records_that_lie", '"invalid_record"', '"none"', UNREADABLE),
     *(Deviation("records_that_lie", "-1", str(offset), UNREADABLE) for offset in range(5)),
     Deviation("records_that_lie", "0", "5", UNREADABLE),

@@ -23,7 +23,6 @@ ONE_REPLICA = "eligible leader replicas (KIP-966) make it a dynamic setting; the
 NO_SHARE_GROUPS = "share groups are not served, and so not advertised"
 NO_STREAMS_GROUPS = "streams groups are not served, and so not advertised"
 NO_TOKENS = "delegation tokens are not served; Apache Kafka refuses them on such a listener as well"
-NO_PASSWORDS = "nobody can authenticate here, so a password is not taken"
 NO_TELEMETRY = "clients are not asked for their metrics, so no subscription is taken"
 NO_REPLICATION = "there is no replication that could be slowed down"
 UNKNOWN_KEY = "a broker setting that nothing reads is refused by name"
@@ -44,7 +43,6 @@ OTHERWISE = (
     Otherwise("configs", r".*--entity-name 1: [-+] log\.retention\.ms=100000000 ", OTHER_UNIT),
     Otherwise("configs", r".*--entity-default --add-config a\.b=1: ", UNKNOWN_KEY),
     Otherwise("configs", r".*: - a\.b=null ", UNKNOWN_KEY),
-    Otherwise("configs", r".*-config SCRAM-SHA-256", NO_PASSWORDS),
     Otherwise("metadata_quorum", r".*: [-+] CurrentVoters: .*(PLAINTEXT|CONTROLLER)", ONE_LISTENER),
     Otherwise("reassign_partitions", r".*--throttle 1000000: ", NO_REPLICATION),
     Otherwise("client_metrics", r".*--alter .*", NO_TELEMETRY),
@@ -66,7 +64,6 @@ OTHERWISE = (
             (r"StreamsGroup\w+", NO_STREAMS_GROUPS),
             (r"\w+DelegationToken", NO_TOKENS),
             (r"(Add|Remove|Update)RaftVoter", "voters of the quorum stay the same"),
-            (r"Sasl(Handshake|Authenticate)", NO_PASSWORDS),
         )
     ),
 )

@@ -16,13 +16,15 @@ from fencepost.coordinator.security.acl import (
     ANYTHING,
     CLUSTER_NAME,
     Acl,
+    AclFilter,
     Operation,
     PatternType,
     Permission,
     ResourceType,
 )
-from fencepost.coordinator.security.authorizer import Authorizer
+from fencepost.coordinator.security.authorizer import STANDARD
 from fencepost.coordinator.security.principal import ANONYMOUS, Principal
+from fencepost.coordinator.wire.steps import finish
 from tests.support.cluster import Cluster
 from tests.support.waits import until
 
@@ -67,17 +69,12 @@ class Guarded:
     """A broker in a thread; nobody but :data:`ADMIN` may do anything before :meth:`allow`."""
 
     def __init__(self, directory: Path, config: Mapping[str, str]) -> None:
-        self._broker = Broker(directory, config=config)
+        guard = {"authorizer.class.name": STANDARD, "super.users": str(ADMIN)}
+        self._broker = Broker(directory, config={**config, **guard})
         self._thread = BrokerThread(lambda: self._broker)
-        self._authorizer = Authorizer(super_users=[ADMIN])
 
     def __enter__(self) -> Self:
         self._thread.start()
-
-        async def guard() -> None:
-            self._broker.services.authorizer = self._authorizer
-
-        self._thread.call(guard)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -95,7 +92,10 @@ class Guarded:
         """Let these be all rules."""
 
         async def set_rules() -> None:
-            self._authorizer.replace(rules)
+            acls = self._broker.services.acls
+            assert acls is not None
+            finish(acls.delete([AclFilter()]))
+            assert finish(acls.create(rules)) == [None] * len(rules)
 
         self._thread.call(set_rules)
 

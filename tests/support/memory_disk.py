@@ -209,6 +209,9 @@ class MemoryDisk:
         self.contents[inode] = bytearray()
         self._name(NameStep(parent, inode, None, name))
 
+    def make_private(self, path: str) -> None:
+        """Nothing to be done: what is in memory is nobody else's."""
+
     def sync_directory(self, path: str) -> None:
         if path not in self.names:
             raise FileNotFoundError(2, "no such directory", path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import shutil
 import signal
@@ -31,7 +33,10 @@ def executable() -> str:
 class Mosquitto:
     """One broker; its port is its own over restarts."""
 
-    def __init__(self, home: Path, *, max_inflight_messages: int = 1_000) -> None:
+    def __init__(
+        self, home: Path, *, max_inflight_messages: int = 1_000, listener: str = ""
+    ) -> None:
+        """``listener``: more lines of its configuration, instead of letting everybody in."""
         self._executable = executable()
         home.mkdir(parents=True)
         held = hold_port()
@@ -41,7 +46,7 @@ class Mosquitto:
         self._config = home / "mosquitto.conf"
         user = "user root\n" if os.geteuid() == 0 else ""
         self._config.write_text(
-            f"listener {self.port} 127.0.0.1\nallow_anonymous true\n{user}"
+            f"listener {self.port} 127.0.0.1\n{listener or 'allow_anonymous true'}\n{user}"
             f"persistence true\npersistence_location {home}/\nautosave_interval 3600\n"
             f"max_inflight_messages {max_inflight_messages}\nmax_queued_messages 0\n"
         )
@@ -51,6 +56,13 @@ class Mosquitto:
         self.child = Child([self._executable, "-c", str(self._config), "-v"])
         self.child.wait_for_line(r"mosquitto version \S+ running", deadline_s=60)
         return self
+
+    def reload(self) -> None:
+        """Have it read its password file again."""
+        assert self.child is not None
+        told = len(self.child.lines)
+        os.kill(self.child.pid, signal.SIGHUP)
+        self.child.wait_for_line(r"Reloading config", deadline_s=60, since=told)
 
     def save(self) -> None:
         """Have it write down its state, which it otherwise does at an orderly end only."""
@@ -72,3 +84,15 @@ class Mosquitto:
         """Kill -9."""
         if self.child is not None:
             self.child.kill()
+
+
+def password_file(path: Path, **users: str) -> Path:
+    """A file as ``mosquitto_passwd`` writes it (``$7$``: PBKDF2 with SHA-512)."""
+    lines = []
+    for name, password in users.items():
+        salt = os.urandom(12)
+        hashed = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 101)
+        told = "$".join(base64.b64encode(part).decode() for part in (salt, hashed))
+        lines.append(f"{name}:$7$101${told}\n")
+    path.write_text("".join(lines))
+    return path

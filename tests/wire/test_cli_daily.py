@@ -244,8 +244,10 @@ def test_what_is_said_nearer_wins(bootstrap, profiles, options, env, status):
     ("text", "says"),
     [
         ("[a]\nbootstrp = 'x:1'", "unknown key bootstrp; known are bootstrap, timeout"),
-        ("[a]\nsasl.mechanism = 'PLAIN'", "unknown key sasl.mechanism"),
-        ("[a]\nsecurity.protocol = 'SSL'", "security.protocol can only be PLAINTEXT"),
+        ("[a]\nsasl.mechanism = 'PLAIN'", "security.protocol: is not set"),
+        ("[a]\nsecurity.protocol = 'TLS'", "security.protocol: one of PLAINTEXT, SSL"),
+        ("[a]\nsasl.mechansim = 'PLAIN'", "did you mean sasl.mechanism?"),
+        ("[a]\nsasl.password = 2020-01-01", "sasl.password must be a text"),
         ("[a]\nbootstrap = 9092", "bootstrap must be a text"),
         ("[a]\ntimeout = 0", "timeout must be a number"),
         ("[a]\ntimeout = true", "timeout must be a number"),

@@ -25,6 +25,7 @@ from fencepost.coordinator.wire.client.requests import (
     offset_fetch,
     rows_of,
 )
+from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
 
 MAX_FETCH_BYTES = 4 * 1024 * 1024
 """Of one answer; memory stays bounded whatever the topic holds."""
@@ -45,11 +46,19 @@ class Session:
     """A connection to a cluster for the length of one command."""
 
     def __init__(
-        self, bootstrap: str, timeout_s: float, *, client_id: str = "fencepost-cli"
+        self,
+        bootstrap: str,
+        timeout_s: float,
+        *,
+        client_id: str = "fencepost-cli",
+        security: Security = PLAINTEXT,
     ) -> None:
         self.bootstrap = bootstrap
+        self.security = security
         self.timeout_ms = int(timeout_s * 1000)
-        self.client = WireClient(bootstrap, client_id=client_id, timeout_ms=self.timeout_ms)
+        self.client = WireClient(
+            bootstrap, client_id=client_id, timeout_ms=self.timeout_ms, security=security
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -122,6 +122,10 @@ class _Client:
         """(lowest, highest) version by API key, as the broker advertises them."""
         return (await self._router.node(to_node, self._router.deadline())).versions
 
+    def forget(self) -> None:
+        """Look up anew which brokers, topics and coordinators there are; connections stay."""
+        self._router.forget_all()
+
     async def _features(self, *, to_node: int = ANY_NODE) -> dict[str, int]:
         """The finalized level of each feature."""
         return (await self._router.node(to_node, self._router.deadline())).features

@@ -471,6 +471,11 @@ class Router:
         else:
             self._coordinators.pop(coordinator, None)
 
+    def forget_all(self) -> None:
+        """Nothing that is known of the cluster is to be relied on."""
+        self._metadata = None
+        self._coordinators.clear()
+
     def close(self) -> None:
         """Close all connections."""
         for node in self._nodes.values():

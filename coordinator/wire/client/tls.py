@@ -6,12 +6,15 @@ once, at its start, has to hold for what it reads later. A Java client has to be
 
 from __future__ import annotations
 
+import os
 import ssl
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fencepost.coordinator.wire.client.security import Security, SecurityError, Tls, conversion
-from fencepost.coordinator.wire.pem import certificates, hidden, store_type
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -97,7 +100,7 @@ def _believe(context: ssl.SSLContext, tls: Tls) -> None:
     key = "ssl.truststore.location" if tls.truststore else "ssl.truststore.certificates"
     text = _read(key, tls.truststore) if tls.truststore else tls.authorities
     try:
-        context.load_verify_locations(cadata="".join(certificates(text)))
+        context.load_verify_locations(cadata=_certificates(text))
     except (ssl.SSLError, ValueError):
         raise SecurityError(f"{key}: no certificate in PEM is there{_of(tls.truststore)}") from None
 
@@ -120,7 +123,7 @@ def _identify(context: ssl.SSLContext, tls: Tls) -> None:
         if tls.keystore:
             context.load_cert_chain(tls.keystore, tls.key_file or None, password=password)
         else:
-            with hidden(f"{tls.key.strip()}\n{tls.chain.strip()}\n") as path:
+            with _hidden(f"{tls.key.strip()}\n{tls.chain.strip()}\n") as path:
                 context.load_cert_chain(path, password=password)
     except ssl.SSLError as error:
         reason = (error.reason or "").replace("_", " ").lower() or "it can't be read"
@@ -128,6 +131,13 @@ def _identify(context: ssl.SSLContext, tls: Tls) -> None:
         raise SecurityError(
             f"{key}: no key and certificate that belong together{_of(tls.keystore)}: {reason}{hint}"
         ) from None
+
+
+def _certificates(text: str) -> str:
+    """The certificates of a PEM text: what stands between and before them is for people."""
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    found = [part.partition(end)[0] for part in text.split(begin)[1:]]
+    return "".join(f"{begin}{part}{end}\n" for part in found)
 
 
 def _of(path: str) -> str:
@@ -139,7 +149,19 @@ def _read(key: str, path: str) -> str:
         raw = Path(path).read_bytes()
     except OSError as error:
         raise SecurityError(f"{key}: {path}: {error.strerror}") from None
-    form = store_type(raw)
-    if form is not None:
+    if raw[:4] == b"\xfe\xed\xfe\xed" or raw[:1] == b"\x30":
+        form = "JKS" if raw[:1] == b"\xfe" else "PKCS12"
         raise SecurityError(f"{key}: {path} is no PEM but {form}{conversion(form, path)}")
     return raw.decode("utf-8", "replace")
+
+
+@contextmanager
+def _hidden(text: str) -> Iterator[str]:
+    """A file that nobody else can read, for as long as OpenSSL needs a path."""
+    descriptor, path = tempfile.mkstemp(prefix="fencepost-")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        yield path
+    finally:
+        Path(path).unlink()

@@ -9,7 +9,7 @@ from consumer_driver import ConsumerDriver, T, TopicImage, V, changed, settle
 from group_driver import Entry, G
 
 from fencepost.groups import consumer_records as cr
-from fencepost.groups.commands import DeleteGroup
+from fencepost.groups.commands import DeleteGroup, Sight
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.errors import InvalidRegularExpressionError
 from fencepost.groups.limits import GroupLimits
@@ -180,3 +180,51 @@ def test_expressions_that_do_not_fit_one_batch_come_one_after_another():
     assert 0 < sum(len(one.topics) == 3 for one in found.values()) < 5
     driver.advance(100)
     assert all(len(one.topics) == 3 for one in driver.consumer_group().regexes.values())
+
+
+# --- what the sender may see ---------------------------------------------------------------------
+
+
+def test_an_expression_stands_for_what_the_sender_may_see_and_follows_the_rules():
+    driver = ConsumerDriver(image=MANY)
+    seen = {"topic-01", "topic-02"}
+
+    def sight(version: int) -> Sight:
+        return Sight(version, seen.__contains__)
+
+    pattern = "topic-0.*"
+    driver.join("m", subscribed_topic_names=None, subscribed_topic_regex=pattern, sight=sight(1))
+
+    def beat(version: int) -> tuple[str, ...]:
+        driver.advance(1_000)
+        driver.beat("m", driver.consumer_group().current("m").member_epoch, sight=sight(version))
+        return driver.consumer_group().regexes[pattern].topics
+
+    assert beat(1) == ("topic-01", "topic-02")
+    epoch = driver.consumer_group().epoch
+    seen |= {"topic-03", "other"}
+    assert beat(1) == ("topic-01", "topic-02")
+    assert beat(2) == ("topic-01", "topic-02", "topic-03")
+    assert driver.consumer_group().epoch == epoch + 1
+    seen.clear()
+    assert beat(3) == ()
+    assert driver.consumer_group().epoch == epoch + 2
+    assert beat(3) == ()
+    assert driver.consumer_group().epoch == epoch + 2
+
+
+def test_what_a_timer_goes_on_with_is_still_what_the_sender_may_see():
+    driver, pattern = ConsumerDriver(SLOW, image=MANY), "topic-[0-3].*"
+    sight = Sight(1, {"topic-39"}.__contains__)
+    driver.join("m", subscribed_topic_names=None, subscribed_topic_regex=pattern, sight=sight)
+    # The group was new, so nobody remembers what the sender may see before it says more.
+    driver.advance(1_000)
+    assert not driver.consumer_group().regexes
+    driver.beat("m", 2, sight=sight)
+    assert driver.consumer_group().scan is not None
+    driver.advance(1_000)
+    assert driver.consumer_group().regexes[pattern].topics == ("topic-39",)
+    driver.image = changed(driver.image, **{"topic-39": None, "topic-3x": (V, 1)})
+    driver.beat("m", driver.consumer_group().current("m").member_epoch, sight=sight)
+    driver.advance(1_000)
+    assert driver.consumer_group().regexes[pattern].topics == ()

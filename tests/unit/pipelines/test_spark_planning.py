@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fencepost.coordinator.wire.client.security import PLAINTEXT
 from fencepost.pipelines.spark import client_options
 from fencepost.pipelines.spark import offsets as plan
 from fencepost.pipelines.spark.broker import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
@@ -25,6 +27,15 @@ from fencepost.pipelines.spark.options import (
 from fencepost.pipelines.spark.progress import Progress, Standing, check_same, standing
 
 BOOTSTRAP = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+SECRET = "hunter2"
+SECURE = {
+    "kafka.security.protocol": "SASL_SSL",
+    "kafka.sasl.mechanism": "SCRAM-SHA-512",
+    "kafka.sasl.jaas.config": (
+        "org.apache.kafka.common.security.scram.ScramLoginModule required"
+        f' username="alice" password="{SECRET}";'
+    ),
+}
 
 
 def source(streaming: bool = True, **options: str) -> SourceOptions:
@@ -49,6 +60,36 @@ def test_defaults_are_those_of_the_stock_connector_but_for_isolation() -> None:
     assert not streaming.include_headers
     assert streaming.isolation == READ_COMMITTED
     assert source(kafka_isolation_level="read_uncommitted").isolation == READ_UNCOMMITTED
+
+
+def test_security_has_the_stock_connectors_names_and_shows_no_secret() -> None:
+    options = {key.upper(): value for key, value in SECURE.items()}
+    for found in (source(**options), sink(**options)):
+        security = found.security
+        assert (security.protocol, security.mechanism) == ("SASL_SSL", "SCRAM-SHA-512")
+        assert (security.username, security.password) == ("alice", SECRET)
+        assert SECRET not in repr(found)
+        assert pickle.loads(pickle.dumps(found)) == found
+    assert source().security == PLAINTEXT
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kafka.sasl.jaas.config": f'x.PlainLoginModule required password="{SECRET}";'},
+        {"kafka.sasl.jaas.config": f'x.ScramLoginModule required password="{SECRET}"'},
+        {"kafka.sasl.jaas.confg": SECRET},
+        {"kafka.ssl.key.pasword": SECRET},
+        {"kafka.ssl.keystore.key": SECRET},
+        {"kafka.ssl.truststore.password": SECRET},
+        {"kafka.sasl.username": "bob", "kafka.sasl.password": SECRET, "kafka.sasl.mechanism": "X"},
+    ],
+)
+def test_what_is_wrong_with_a_secret_is_told_without_it(wrong: dict[str, str]) -> None:
+    for read in (source, sink):
+        with pytest.raises(OptionError, match=r"kafka\.(sasl|ssl)\.") as refused:
+            read(**(SECURE | wrong))
+        assert SECRET not in str(refused.value)
 
 
 def test_names_come_in_any_case() -> None:
@@ -90,7 +131,14 @@ def test_names_come_in_any_case() -> None:
         ({"maxOffsetsPerTrigger": "many"}, "whole number"),
         ({"failOnDataLoss": "maybe"}, "true or false"),
         ({"kafka.isolation.level": "serializable"}, "one of read_committed"),
-        ({"kafka.security.protocol": "SASL_SSL"}, "only PLAINTEXT"),
+        ({"kafka.security.protocol": "TLS"}, "kafka.security.protocol: one of PLAINTEXT, SSL"),
+        ({"kafka.security.protocol": "SASL_SSL"}, "kafka.sasl.mechanism: .* GSSAPI"),
+        (
+            {"kafka.security.protocol": "SSL", "kafka.ssl.truststore.type": "JKS"},
+            "kafka.ssl.truststore.type: only PEM",
+        ),
+        (SECURE | {"kafka.sasl.jaas.confg": "x"}, "did you mean sasl.jaas.config"),
+        (SECURE | {"kafka.sasl.jaas.config": "PlainLoginModule required x;"}, "NAME="),
         ({"kafka.bootstrap.servers": ""}, "is missing"),
         ({"kafka.bootstrap.servers": "host:port"}, "not host:port"),
     ],

@@ -9,6 +9,8 @@ import pytest
 
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.security import users as users_module
+from fencepost.coordinator.security.users import MAX_SALT_BYTES
 from fencepost.coordinator.wire.limits import MAX_ERROR_TEXT_CHARACTERS
 from tests.support.cluster import Cluster, unique
 from tests.support.faults import FaultyDisk
@@ -379,7 +381,7 @@ def test_there_is_no_authorizer(client, version):
     }
     described = client.call("describe_acls", version, **any_acl)
     assert (described["error_code"], described["resources"]) == ("security_disabled", [])
-    assert described["error_message"] == "No Authorizer is configured."
+    assert described["error_message"] == "No Authorizer is configured on the broker"
     acl = ACL | {"resource_pattern_type": 3, "operation": 3, "permission_type": 3}
     created = client.call("create_acls", version, creations=[acl, acl])["results"]
     deleted = client.call("delete_acls", version, filters=[any_acl] * 3)["filter_results"]
@@ -387,7 +389,7 @@ def test_there_is_no_authorizer(client, version):
     assert [one["error_code"] for one in deleted] == ["security_disabled"] * 3
 
 
-def test_nobody_has_a_password(client):
+def test_passwords_of_users(client):
     def described(users: list[str] | None) -> dict[str, str]:
         named = None if users is None else [{"name": one} for one in users]
         answer = client.call("describe_user_scram_credentials", 0, users=named)
@@ -417,13 +419,53 @@ def test_nobody_has_a_password(client):
     assert {one["user"]: one["error_code"] for one in answer["results"]} == {
         "a": "resource_not_found",
         "b": "unsupported_sasl_mechanism",
-        "c": "unsupported_sasl_mechanism",
+        "c": "none",
         "": "unacceptable_credential",
         "twice": "duplicate_resource",
-        "most": "unsupported_sasl_mechanism",
+        "most": "none",
         "more": "unacceptable_credential",
         "less": "unacceptable_credential",
     }
     for one in answer["results"]:
-        assert 0 < len(one["error_message"]) <= MAX_ERROR_TEXT_CHARACTERS
-    assert described(None) == {}
+        told = one["error_message"]
+        assert told is None if one["error_code"] == "none" else len(told) > 0
+    assert described(None) == described([]) == {"c": "none", "most": "none"}
+    answer = client.call("describe_user_scram_credentials", 0, users=None)
+    assert [one["credential_infos"] for one in answer["results"]] == [
+        [{"mechanism": 2, "iterations": 4096}],
+        [{"mechanism": 1, "iterations": 16_384}],
+    ]
+    gone = [{"name": "c", "mechanism": 1}, {"name": "most", "mechanism": 1}]
+    answer = client.call("alter_user_scram_credentials", 0, deletions=gone, upsertions=[])
+    assert {one["user"]: one["error_code"] for one in answer["results"]} == {
+        "c": "resource_not_found",
+        "most": "none",
+    }
+    assert described(None) == {"c": "none"}
+
+
+@pytest.mark.parametrize(
+    ("size", "code"), [(MAX_SALT_BYTES, "none"), (MAX_SALT_BYTES + 1, "unacceptable_credential")]
+)
+def test_the_longest_salt(client, size: int, code: str) -> None:
+    one = {"name": "a", "mechanism": 1, "iterations": 4096, "salted_password": b"password"}
+    answer = client.call(
+        "alter_user_scram_credentials", 0, deletions=[], upsertions=[{**one, "salt": bytes(size)}]
+    )
+    assert [one["error_code"] for one in answer["results"]] == [code]
+
+
+def test_users_are_bounded(client, monkeypatch: pytest.MonkeyPatch) -> None:
+    all_users = client.call("describe_user_scram_credentials", 0, users=None)["results"]
+    there = sum(len(one["credential_infos"]) for one in all_users)
+    monkeypatch.setattr(users_module, "MAX_CREDENTIALS", there + 3)
+    password = {"iterations": 4096, "salt": b"salt", "salted_password": b"password"}
+
+    def put(*names: str) -> list[str]:
+        many = [{"name": name, "mechanism": 1, **password} for name in names]
+        answer = client.call("alter_user_scram_credentials", 0, deletions=[], upsertions=many)
+        return [one["error_code"] for one in answer["results"]]
+
+    assert put("new-a", "new-b", "new-c") == ["none"] * 3
+    assert put("new-d") == ["policy_violation"]
+    assert put("new-a", "new-b", "new-c") == ["none"] * 3

@@ -28,6 +28,7 @@ RULES = [
 
 @pytest.fixture(autouse=True)
 def restored():
+    logs.set_level("INFO")
     yield
     logs.set_level("INFO")
     structlog.reset_defaults()

@@ -1,0 +1,115 @@
+"""Who comes in: connections are counted from their first moment, and soon show the token or go.
+
+A TLS handshake that does not go on is a connection like any other, which is why it begins here and
+not in asyncio's server, which tells of a connection when its handshake is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from typing import cast
+
+from aiohttp import web
+
+from fencepost.console.limits import MAX_STRANGERS, STRANGER_S
+
+
+class Door:
+    """Makes the protocols of a server that answers by ``server``; in TLS with a ``context``."""
+
+    def __init__(self, server: web.Server, context: ssl.SSLContext | None = None) -> None:
+        self.server = server
+        self.context = context
+        self.strangers: dict[asyncio.BaseProtocol, _Visitor] = {}
+        """Who has not shown the token yet, by the protocol that answers; the oldest first."""
+        self.handshakes: set[asyncio.Task[None]] = set()
+
+    def __call__(self) -> asyncio.Protocol:
+        """A protocol for a connection that has just been accepted."""
+        return _Visitor(self)
+
+    def let_in(self, protocol: asyncio.BaseProtocol | None) -> None:
+        """Whoever is answered by ``protocol`` has shown the token."""
+        visitor = self.strangers.pop(protocol, None) if protocol is not None else None
+        if visitor is not None:
+            visitor.patience.cancel()
+
+    def close(self) -> None:
+        """End every connection that has not shown the token."""
+        for visitor in list(self.strangers.values()):
+            visitor.end()
+        for task in self.handshakes:
+            task.cancel()
+
+
+class _Visitor(asyncio.Protocol):
+    """One connection: what comes goes to the protocol that answers, once it is encrypted."""
+
+    patience: asyncio.TimerHandle
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._inner = door.server()
+        self._transport: asyncio.Transport | None = None
+        self._is_open = False
+
+    def connection_made(self, made: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast("asyncio.Transport", made)
+        door, loop = self._door, asyncio.get_running_loop()
+        if len(door.strangers) >= MAX_STRANGERS:
+            # Who is in earnest asks at once, and has the token.
+            next(iter(door.strangers.values())).end()
+        door.strangers[self._inner] = self
+        self.patience = loop.call_later(STRANGER_S, self.end)
+        if door.context is None:
+            self._open(transport)
+        else:
+            transport.pause_reading()
+            task = loop.create_task(self._encrypt(transport, door.context))
+            door.handshakes.add(task)
+            task.add_done_callback(door.handshakes.discard)
+
+    async def _encrypt(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        # What becomes of a handshake that fails is known to its client alone.
+        with contextlib.suppress(OSError):
+            encrypted = await asyncio.get_running_loop().start_tls(
+                transport, self, context, server_side=True, ssl_handshake_timeout=STRANGER_S
+            )
+            if encrypted is not None:
+                self._transport = encrypted
+                self._open(encrypted)
+                return
+        self._leave()
+
+    def _open(self, transport: asyncio.Transport) -> None:
+        self._is_open = True
+        self._inner.connection_made(transport)
+
+    def end(self) -> None:
+        """Close the connection, whatever it is doing."""
+        self._leave()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _leave(self) -> None:
+        self.patience.cancel()
+        self._door.strangers.pop(self._inner, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        if self._is_open:
+            self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> None:
+        self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()

@@ -1,0 +1,53 @@
+"""What the requests for rules share: rules and filters from their fields."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, TypeVar
+
+from fencepost.coordinator.security.acl import (
+    Acl,
+    AclFilter,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+
+NO_AUTHORIZER = "No Authorizer is configured"
+
+N = TypeVar("N", bound=IntEnum)
+
+
+def rule_of(creation: Any) -> Acl:
+    """The rule that a creation asks for."""
+    return Acl(
+        _number(ResourceType, creation.resource_type),
+        _number(PatternType, creation.resource_pattern_type),
+        creation.resource_name,
+        creation.principal,
+        creation.host,
+        _number(Operation, creation.operation),
+        _number(Permission, creation.permission_type),
+    )
+
+
+def filter_of(wanted: Any) -> AclFilter:
+    """The filter of a request, or one of many."""
+    return AclFilter(
+        _number(ResourceType, wanted.resource_type_filter),
+        _number(PatternType, wanted.pattern_type_filter),
+        wanted.resource_name_filter,
+        wanted.principal_filter,
+        wanted.host_filter,
+        _number(Operation, wanted.operation),
+        _number(Permission, wanted.permission_type),
+    )
+
+
+def _number(kind: type[N], number: int) -> N:
+    """What a number means; UNKNOWN for one that nobody knows."""
+    try:
+        return kind(number)
+    except ValueError:
+        return kind(0)

@@ -1,0 +1,19 @@
+"""SaslAuthenticate (36) where nobody has to log in, or somebody has: ILLEGAL_SASL_STATE.
+
+Source: ``KafkaApis.handleSaslAuthenticateRequest``.
+"""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.wire import ApiKey, Entity
+
+TOLD = "SaslAuthenticate request received after successful authentication"
+
+
+@handles(ApiKey.SASL_AUTHENTICATE, versions=(0, 2), permission="NONE")
+def run(ctx: Context) -> Entity:
+    """Refuse; the connection stays."""
+    return ctx.respond.error(ErrorCode.illegal_sasl_state, TOLD)

@@ -1,0 +1,438 @@
+"""What a connection of a listener with SASL is asked before anything else is served.
+
+:class:`Authenticator` is the exchange without its connection: frames in, answers out. Before the
+login only the header of a request is looked at, and the bodies of ApiVersions, SaslHandshake and
+SaslAuthenticate. :class:`Gate` stands between a connection and its requests.
+
+Where Apache Kafka closes a connection, it is closed here; what a client is told is the same.
+
+Source: ``SaslServerAuthenticator``, ``KafkaChannel``, ``Selector``; KIP-43, KIP-152, KIP-368.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.net.request_stream import RequestStream
+from fencepost.coordinator.runtime.background import call_later
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.logins import Failure, ListenerLogins, Logins
+from fencepost.coordinator.security.mechanism import (
+    AuthenticationFailed,
+    Exchange,
+    Identity,
+    TooManyLoginsError,
+)
+from fencepost.coordinator.security.principal import Session
+from fencepost.coordinator.wire.api import APIS, ApiKey
+from fencepost.coordinator.wire.codec import (
+    ALL_VERSIONS,
+    Request,
+    decode_request,
+    encode_response,
+    unsupported_api_versions,
+)
+from fencepost.coordinator.wire.errors import MalformedRequest, UnsupportedVersion
+from fencepost.coordinator.wire.messages import response_factory
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.wire.writer import Chunk, InFile
+
+log = structlog.get_logger(__name__)
+
+MIN_REAUTHENTICATION_MS: Final = 1_000
+"""A login begins anew no sooner than so long after the last time it did."""
+
+_FIRST_REQUESTS: Mapping[int, tuple[int, int]] = {
+    key: ALL_VERSIONS[key] for key in (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE)
+}
+_TOKENS: Mapping[int, tuple[int, int]] = {
+    ApiKey.SASL_AUTHENTICATE: ALL_VERSIONS[ApiKey.SASL_AUTHENTICATE]
+}
+_SIZE = struct.Struct(">i")
+
+Answer = list[Chunk | InFile]
+"""A frame to send."""
+
+
+class LoginRefused(Exception):  # noqa: N818 - as CloseConnection
+    """The end of a connection: what the client is told, if anything, and why."""
+
+    def __init__(
+        self, cause: str, *, answer: Iterable[Chunk | InFile] = (), user: str | None = None
+    ) -> None:
+        super().__init__(cause)
+        self.answer = list(answer)
+        self.user = user
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedIn:
+    """Who has logged in, how, and for how long."""
+
+    identity: Identity
+    mechanism: str
+    lifetime_ms: int | None
+    """None for ever."""
+
+
+class Authenticator:
+    """One login. ``previous`` is the session that it prolongs, if that is what it does.
+
+    ``versions`` answers ApiVersions, ``now_ms`` is the broker's time.
+    """
+
+    def __init__(
+        self,
+        rules: ListenerLogins,
+        versions: Callable[[Request], Entity],
+        now_ms: Callable[[], int],
+        previous: Session | None = None,
+    ) -> None:
+        self._rules, self._versions, self._now_ms = rules, versions, now_ms
+        self._previous = previous
+        self._has_told_versions = False
+        self._exchange: Exchange | None = None
+        self._is_bare = False
+        """Whether tokens come without a header: after a handshake of version 0."""
+        self._is_other_mechanism = False
+        self.mechanism: str | None = None
+        """What the client wants to log in by, once that is agreed on."""
+        self.result: LoggedIn | None = None
+
+    def take(self, frame: bytes) -> Work[Answer]:
+        """The answer to the next frame. Raises LoginRefused."""
+        if self._is_other_mechanism:
+            raise LoginRefused("another mechanism than that of the login before")
+        if self._exchange is None:
+            return self._first(frame)
+        answer = yield from (self._bare if self._is_bare else self._token)(frame, self._exchange)
+        return answer
+
+    # --- before the mechanism is agreed on ---
+
+    def _first(self, frame: bytes) -> Answer:
+        try:
+            request = decode_request(frame, _FIRST_REQUESTS)
+        except UnsupportedVersion as error:
+            if error.api_key == ApiKey.API_VERSIONS and not self._has_told_versions:
+                served = ALL_VERSIONS[ApiKey.API_VERSIONS]
+                return unsupported_api_versions(served, error.correlation_id)
+            raise LoginRefused(f"{_api(error)} before the handshake") from error
+        except MalformedRequest as error:
+            raise LoginRefused(f"no request of Kafka: {error}") from error
+        if request.api_key == ApiKey.SASL_HANDSHAKE:
+            return self.handshake(request)
+        if self._has_told_versions:
+            raise LoginRefused("ApiVersions a second time")
+        entity = self._versions(request)
+        self._has_told_versions = entity.error_code == ErrorCode.none
+        return _encode(request, entity)
+
+    def handshake(self, request: Request) -> Answer:
+        """Agree on a mechanism. Raises LoginRefused."""
+        name = request.body.mechanism
+        found = self._rules.mechanisms.get(name)
+        code = ErrorCode.none if found is not None else ErrorCode.unsupported_sasl_mechanism
+        make = response_factory(request.api_key, request.api_version)
+        answer = _encode(
+            request, make.message(error_code=code, mechanisms=tuple(self._rules.mechanisms))
+        )
+        if found is None:
+            raise LoginRefused(f"the mechanism {name[:50]!a} is not enabled", answer=answer)
+        self.mechanism = name
+        if self._previous is not None and self._previous.mechanism != name:
+            self._is_other_mechanism = True
+        else:
+            self._is_bare = request.api_version == 0
+            self._exchange = found.begin()
+        return answer
+
+    # --- tokens ---
+
+    def _token(self, frame: bytes, exchange: Exchange) -> Work[Answer]:
+        try:
+            request = decode_request(frame, _TOKENS)
+        except UnsupportedVersion as error:
+            raise LoginRefused(
+                f"{_api(error)} during the login", answer=_illegal_state(error)
+            ) from error
+        except MalformedRequest as error:
+            raise LoginRefused(f"no request of Kafka: {error}") from error
+        make = response_factory(request.api_key, request.api_version)
+        try:
+            data = yield from self._step(exchange, request.body.auth_bytes)
+        except AuthenticationFailed as error:
+            code = ErrorCode.sasl_authentication_failed
+            told = make.error(code, error.told or self._usual_text)
+            raise LoginRefused(
+                str(error), answer=_encode(request, told), user=error.user
+            ) from error
+        lifetime_ms = self._finish(exchange)
+        return _encode(
+            request,
+            make.message(
+                error_code=ErrorCode.none,
+                error_message=None,
+                auth_bytes=data,
+                session_lifetime_ms=lifetime_ms,
+            ),
+        )
+
+    def _bare(self, token: bytes, exchange: Exchange) -> Work[Answer]:
+        try:
+            data = yield from self._step(exchange, token)
+        except AuthenticationFailed as error:
+            raise LoginRefused(str(error), user=error.user) from error
+        self._finish(exchange)
+        return [_SIZE.pack(len(data)) + data]
+
+    def _step(self, exchange: Exchange, token: bytes) -> Work[bytes]:
+        try:
+            data = yield from exchange.step(bytes(token))
+        except TooManyLoginsError as error:
+            raise LoginRefused(str(error)) from error
+        before, now = self._previous, exchange.identity
+        if before is not None and now is not None and before.principal != now.principal:
+            told = (
+                "Cannot change principals during re-authentication from"
+                f" {before.principal.kind}.{before.principal.name}:"
+                f" {now.principal.kind}.{now.principal.name}"
+            )
+            raise AuthenticationFailed("another user", told=told, user=now.principal.name)
+        return data
+
+    def _finish(self, exchange: Exchange) -> int:
+        """How long the login holds, in milliseconds; 0 for ever, and if it is not over yet."""
+        if exchange.identity is None or self.mechanism is None:
+            return 0
+        now_ms = self._now_ms()
+        ends = exchange.identity.expires_at_ms
+        bounds = [] if ends is None else [ends - now_ms]
+        if most := (self._rules.max_reauth_ms or {}).get(self.mechanism):
+            bounds.append(most)
+        lifetime_ms = max(0, min(bounds, default=0))
+        self.result = LoggedIn(exchange.identity, self.mechanism, lifetime_ms if bounds else None)
+        return lifetime_ms
+
+    @property
+    def _usual_text(self) -> str:
+        """What a failed login is told: never why."""
+        what = "authentication" if self._previous is None else "re-authentication"
+        return (
+            f"Authentication failed during {what} due to invalid credentials with SASL"
+            f" mechanism {self.mechanism}"
+        )
+
+
+def _encode(request: Request, entity: Entity) -> Answer:
+    return encode_response(request.api_key, request.api_version, request.correlation_id, entity)
+
+
+def _api(error: UnsupportedVersion) -> str:
+    api = APIS.get(error.api_key)
+    return f"{api.name if api else f'API key {error.api_key}'} at version {error.version}"
+
+
+def _illegal_state(error: UnsupportedVersion) -> Answer:
+    """ILLEGAL_SASL_STATE as the answer of another API, where it has room for that."""
+    low, high = ALL_VERSIONS.get(error.api_key, (1, 0))
+    if error.api_key == ApiKey.SASL_AUTHENTICATE or not low <= error.version <= high:
+        return []
+    make = response_factory(error.api_key, error.version)
+    entity = make.error(ErrorCode.illegal_sasl_state, "the login is not over")
+    if entity is None:
+        return []
+    return encode_response(error.api_key, error.version, error.correlation_id, entity)
+
+
+# --- in a connection ---
+
+
+class Gated(Protocol):
+    """A connection, as its gate sees it."""
+
+    session: Session
+    peer_host: str
+    next_request: Callable[[], Request | Work[Request | None] | None]
+    """Where its requests come from."""
+
+    @property
+    def peer(self) -> str:
+        """Its address."""
+
+    def versions(self, request: Request) -> Entity:
+        """The answer to ApiVersions."""
+
+    def end(self) -> None:
+        """Serve nothing more; close when the client has taken what is written."""
+
+    def cut_off(self, reason: str) -> None:
+        """Close at once, and say why."""
+
+
+class Gate:
+    """Gives a connection its requests when somebody has logged in, and logs in until then."""
+
+    def __init__(
+        self,
+        connection: Gated,
+        stream: RequestStream,
+        logins: Logins,
+        rules: ListenerLogins,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._connection, self._stream, self._loop = connection, stream, loop
+        self._logins, self._rules = logins, rules
+        self._usual_bytes = stream.frames.max_bytes
+        self._login: Authenticator | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_counted = False
+        self._began_again_ms: int | None = None
+        self._ends_ms = 0
+        """When the login ends, if it does: whoever sets the wall clock does not change that."""
+
+    def open(self) -> bool:
+        """Begin; False if the client's address has too many connections that do so."""
+        self._is_counted = self._logins.enter(self._connection.peer_host)
+        if self._is_counted:
+            self._connection.next_request = self.next_request
+            self._begin()
+        return self._is_counted
+
+    def close(self) -> None:
+        """The connection has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._is_counted:
+            self._is_counted = False
+            self._logins.leave(self._connection.peer_host)
+
+    def _begin(self, previous: Session | None = None) -> Authenticator:
+        rules = self._rules
+        self._stream.frames.max_bytes = rules.max_receive_bytes
+        self._login = Authenticator(
+            rules, self._connection.versions, lambda: self._logins.now_ms, previous
+        )
+        self._timer = call_later(self._loop, rules.timeout_ms, "login", self._is_late)
+        return self._login
+
+    def _is_late(self) -> None:
+        login = self._login
+        self._fail("it took too long", None if login is None else login.mechanism)
+        self._connection.cut_off("a login took too long")
+
+    def next_request(self) -> Request | Work[Request | None] | None:
+        """The next request; steps where it is answered here, as :class:`RequestStream` has it."""
+        if self._login is None:
+            return self._next_of_user()
+        try:
+            frame = self._stream.frames.next_frame()
+        except MalformedRequest as error:
+            return self._refuse(LoginRefused(str(error)), self._login)
+        if frame is None:
+            return None
+        self._stream.size_bytes = len(frame)
+        return self._answer(self._login.take(bytes(frame)), self._login)
+
+    def _next_of_user(self) -> Request | Work[Request | None] | None:
+        """The next request of a client whose login ends some day."""
+        coming = self._stream.next_request()
+        if coming is None:
+            return None
+        session, logins = self._connection.session, self._logins
+        if isinstance(coming, Request) and coming.api_key == ApiKey.SASL_HANDSHAKE:
+            now_ms, before_ms = logins.monotonic_ms, self._began_again_ms
+            if before_ms is None or now_ms - before_ms >= MIN_REAUTHENTICATION_MS:
+                self._began_again_ms = now_ms
+                login = self._begin(session)
+                return self._answer(_handshake(login, coming), login)
+        if logins.monotonic_ms > self._ends_ms:
+            logins.expired += 1
+            self._connection.end()
+            return None
+        return coming
+
+    def _answer(self, work: Work[Answer], login: Authenticator) -> Work[None]:
+        """Take one step of a login, and answer it."""
+        try:
+            self._stream.put((yield from work))
+        except LoginRefused as error:
+            yield from self._refuse(error, login)
+            return
+        except Exception:
+            log.exception("login broken off", peer=self._connection.peer)
+            yield from self._refuse(LoginRefused("an error of the broker"), login)
+            return
+        if login.result is not None:
+            self._admit(login.result)
+
+    def _admit(self, result: LoggedIn) -> None:
+        self.close()
+        self._login = self._timer = None
+        self._stream.frames.max_bytes = self._usual_bytes
+        connection, name = self._connection, result.mechanism
+        expires_at_ms = None
+        if result.lifetime_ms is None:
+            connection.next_request = self._stream.next_request
+        else:
+            expires_at_ms = self._logins.now_ms + result.lifetime_ms
+            self._ends_ms = self._logins.monotonic_ms + result.lifetime_ms
+        self._logins.succeeded[self._rules.listener, name] += 1
+        connection.session = replace(
+            connection.session,
+            principal=result.identity.principal,
+            mechanism=name,
+            expires_at_ms=expires_at_ms,
+        )
+
+    def _refuse(self, error: LoginRefused, login: Authenticator) -> Work[None]:
+        """Have the client wait, tell it no, and close; nothing is read meanwhile."""
+        self._fail(str(error), login.mechanism, error.user)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._rules.failure_delay_ms:
+            pause: asyncio.Future[None] = self._loop.create_future()
+            call_later(self._loop, self._rules.failure_delay_ms, "failed login", _Done(pause))
+            yield pause
+        self._stream.put(error.answer)
+        self._connection.end()
+
+    def _fail(self, cause: str, mechanism: str | None, user: str | None = None) -> None:
+        peer, listener = self._connection.peer, self._rules.listener
+        self._logins.has_failed(Failure(peer, listener, mechanism, cause, user))
+
+
+def open_gate(
+    connection: Gated, stream: RequestStream, logins: Logins, loop: asyncio.AbstractEventLoop
+) -> Gate | None:
+    """Let nothing be served before the client has logged in, if its listener wants that."""
+    rules = logins.of(connection.session.listener)
+    if rules is None:
+        return None
+    gate = Gate(connection, stream, logins, rules, loop)
+    if not gate.open():
+        connection.cut_off("too many connections of its address have not logged in")
+    return gate
+
+
+class _Done:
+    """Sets a future that somebody may have cancelled."""
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self._future = future
+
+    def __call__(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+
+def _handshake(login: Authenticator, request: Request) -> Work[Answer]:
+    yield from ()
+    return login.handshake(request)

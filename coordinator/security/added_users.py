@@ -1,0 +1,88 @@
+"""The first users, as ``kafka-storage format --add-scram`` spells them.
+
+``SCRAM-SHA-512=[name=admin,password=…]``, with ``iterations=``, ``salt=`` (base64) and
+``saltedpassword=`` (base64, with its salt) as further components; a value may stand in quotation
+marks, and has no comma.
+
+Source: ``ScramParser``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable
+
+from fencepost.coordinator.security.users import MAX_ITERATIONS, Credential, Users, new_salt
+from fencepost.coordinator.wire.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_password
+
+AddedUser = tuple[str, Credential]
+"""A name and what is kept of the password."""
+
+_COMPONENTS = frozenset({"name", "password", "iterations", "salt", "saltedpassword"})
+
+
+class AddedUserError(ValueError):
+    """A text is no such user. The message holds no value of it."""
+
+
+def parse_added_user(text: str) -> AddedUser:
+    """The user of one argument. Raises AddedUserError."""
+    name, found, rest = text.strip().partition("=")
+    mechanism = SCRAM_MECHANISMS.get(name)
+    if not found or mechanism is None:
+        raise AddedUserError(f"it must begin with one of {', '.join(SCRAM_MECHANISMS)} and =")
+    if not (rest.startswith("[") and rest.endswith("]")):
+        raise AddedUserError("behind the mechanism it must be [name=…,password=…]")
+    parts = dict(_component(one) for one in rest[1:-1].split(","))
+    unknown = sum(one not in _COMPONENTS for one in parts)
+    if unknown:
+        known = ", ".join(sorted(_COMPONENTS))
+        raise AddedUserError(f"{unknown} of its components are none of {known}")
+    if not parts.get("name"):
+        raise AddedUserError("it has no name")
+    iterations = _iterations(parts.get("iterations", str(MIN_ITERATIONS)))
+    salt = _decoded("salt", parts["salt"]) if "salt" in parts else new_salt()
+    if parts.get("password"):
+        salted = salted_password(mechanism, parts["password"], salt, iterations)
+    elif "saltedpassword" not in parts:
+        raise AddedUserError("it has neither password nor saltedpassword")
+    elif "salt" not in parts:
+        raise AddedUserError("it has saltedpassword without salt")
+    else:
+        salted = _decoded("saltedpassword", parts["saltedpassword"])
+    return parts["name"], Credential.of(mechanism, salt, iterations, salted)
+
+
+def _component(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found:
+        raise AddedUserError("a component is not NAME=VALUE; a value can have no comma")
+    if len(value) >= 2 and value.startswith('"') and value.endswith('"'):
+        value = value[1:-1]
+    return name, value
+
+
+def _iterations(text: str) -> int:
+    if not text.isdecimal() or not MIN_ITERATIONS <= int(text) <= MAX_ITERATIONS:
+        bounds = f"{MIN_ITERATIONS} and {MAX_ITERATIONS}"
+        raise AddedUserError(f"iterations must be a number between {bounds}")
+    return int(text)
+
+
+def _decoded(name: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise AddedUserError(f"{name} is no base64") from None
+
+
+def add_users(users: Users, added: Iterable[AddedUser]) -> list[str]:
+    """Give those a credential that have none of its mechanism yet; who that was.
+
+    A user who is there is left alone: the password may have been changed since.
+    """
+    new = [(name, one) for name, one in added if users.credential(name, one.mechanism) is None]
+    for name, one in new:
+        users.change({(name, one.mechanism.number): one})
+    return [name for name, _ in new]

@@ -1,0 +1,250 @@
+"""Who may log in how, by which listener; how many try; and who hears of those that fail.
+
+Source: ``SaslChannelBuilder``, ``BrokerSecurityConfigs``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+
+import structlog
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.security.mechanism import Mechanism
+from fencepost.coordinator.security.password_checks import PasswordChecks
+from fencepost.coordinator.security.plain_login import PLAIN, PlainLogin
+from fencepost.coordinator.security.scram_login import ScramLogin
+from fencepost.coordinator.security.users import Users
+from fencepost.coordinator.wire.jaas import JaasError, parse_jaas
+from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS
+from fencepost.logcore.clock import Clock
+
+MECHANISMS: Final = "sasl.enabled.mechanisms"
+JAAS: Final = "sasl.jaas.config"
+PER_IP: Final = "fencepost.unauthenticated.connections.per.ip"
+
+SERVED: Final = (PLAIN, *SCRAM_MECHANISMS)
+"""The mechanisms that there are."""
+
+LINES_PER_SECOND: Final = 10
+"""Failed logins that are told of one by one; of more there is a count."""
+
+SHOWN_CHARACTERS: Final = 100
+"""Characters of a user's name that a line shows: it is as the client sent it."""
+
+_USER = "user_"
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerLogins:
+    """How clients of one listener log in."""
+
+    listener: str
+    mechanisms: Mapping[str, Mechanism]
+    """Those that are enabled, by name and in their order."""
+    max_receive_bytes: int = 65_536
+    """The largest frame before the login [sasl.server.max.receive.size]."""
+    failure_delay_ms: int = 100
+    """[connection.failed.authentication.delay.ms]."""
+    timeout_ms: int = 10_000
+    """How long a login may take in all [fencepost.authentication.timeout.ms]."""
+    max_reauth_ms: Mapping[str, int] | None = None
+    """How long a login by a mechanism holds, where that is bounded [connections.max.reauth.ms]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A login that failed, for the operator."""
+
+    peer: str
+    """Host and port."""
+    listener: str
+    mechanism: str | None
+    """None where the client has not said how it wants to log in."""
+    cause: str
+    user: str | None = None
+    """As the client sent it."""
+
+
+class Logins:
+    """The logins of all listeners of a broker."""
+
+    def __init__(
+        self, listeners: Iterable[ListenerLogins], *, clock: Clock, max_per_ip: int = 1_000
+    ) -> None:
+        self._listeners = {one.listener: one for one in listeners}
+        self._clock = clock
+        self._max_per_ip = max_per_ip
+        self._trying: Counter[str] = Counter()
+        self.succeeded: Counter[tuple[str, str]] = Counter()
+        """Logins so far by listener and mechanism."""
+        self.failed: Counter[tuple[str, str]] = Counter()
+        """Logins that failed, the same; without a mechanism where none was agreed on."""
+        self.refused = 0
+        """Connections that were too many of their address [fencepost.unauthenticated…]."""
+        self.expired = 0
+        """Connections that were closed because they went on with a login that had ended."""
+        self._lines_since_ms = -1_000_000
+        self._lines = 0
+
+    @classmethod
+    def of_listeners(
+        cls,
+        names: Iterable[str],
+        config: BrokerConfig,
+        users: Users,
+        checks: PasswordChecks,
+        clock: Clock,
+    ) -> Logins:
+        """Those of the listeners with SASL, by their settings. Raises ConfigError."""
+        users.prepare()
+        made = [listener_logins(config, name, users, checks) for name in names]
+        return cls(made, clock=clock, max_per_ip=config.int(PER_IP))
+
+    def of(self, listener: str) -> ListenerLogins | None:
+        """How clients of a listener log in; None where they need not."""
+        return self._listeners.get(listener)
+
+    @property
+    def now_ms(self) -> int:
+        """The broker's time."""
+        return self._clock.now_ms()
+
+    @property
+    def monotonic_ms(self) -> int:
+        """The broker's time for what lies between."""
+        return self._clock.monotonic_ms()
+
+    @property
+    def trying(self) -> int:
+        """Connections that have not logged in yet."""
+        return self._trying.total()
+
+    # --- those that try ---
+
+    def enter(self, host: str) -> bool:
+        """Whether one more connection of an address may try to log in; counts it if so."""
+        if self._trying[host] >= self._max_per_ip:
+            self.refused += 1
+            return False
+        self._trying[host] += 1
+        return True
+
+    def leave(self, host: str) -> None:
+        """A connection has logged in, or has ended."""
+        self._trying[host] -= 1
+        if not self._trying[host]:
+            del self._trying[host]
+
+    # --- how it went ---
+
+    def has_failed(self, failure: Failure) -> None:
+        """Count a failed login, and tell of it if few were told of in this second."""
+        self.failed[failure.listener, failure.mechanism or ""] += 1
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._lines_since_ms >= 1_000:
+            if self._lines > LINES_PER_SECOND:
+                _log.warning("more logins failed", count=self._lines - LINES_PER_SECOND)
+            self._lines_since_ms, self._lines = now_ms, 0
+        self._lines += 1
+        if self._lines <= LINES_PER_SECOND:
+            _log.warning(
+                "login failed",
+                peer=failure.peer,
+                listener=failure.listener,
+                mechanism=failure.mechanism,
+                user=_shown(failure.user),
+                cause=failure.cause,
+            )
+
+
+def _shown(user: str | None) -> str | None:
+    """A name as it may stand in a line, whatever is in it."""
+    if user is None:
+        return None
+    return ascii(user[:SHOWN_CHARACTERS]) + ("…" if len(user) > SHOWN_CHARACTERS else "")
+
+
+# --- out of the configuration ---
+
+
+def check_logins(config: BrokerConfig, listener: str) -> None:
+    """Raise ConfigError if a listener with SASL has mechanisms or users that can not be."""
+    names = cast("tuple[str, ...]", config.on_listener(listener, MECHANISMS))
+    if not names:
+        raise ConfigError(MECHANISMS, "", f"listener {listener} needs one")
+    served = ", ".join(SERVED)
+    for name in names:
+        if name == "GSSAPI":
+            reason = (
+                f"GSSAPI (Kerberos) is not served, and it is Kafka's default: name what listener"
+                f" {listener} has, of {served}"
+            )
+            raise ConfigError(MECHANISMS, name, reason)
+        if name not in SERVED:
+            raise ConfigError(MECHANISMS, name, f"listener {listener} can have {served}")
+    if PLAIN in names:
+        configured_passwords(config, listener)
+
+
+def listener_logins(
+    config: BrokerConfig, listener: str, users: Users, checks: PasswordChecks
+) -> ListenerLogins:
+    """How clients of a listener with SASL log in, by its settings. Raises ConfigError."""
+    check_logins(config, listener)
+    names = cast("tuple[str, ...]", config.on_listener(listener, MECHANISMS))
+    made = {name: _mechanism(config, listener, name, users, checks) for name in names}
+    lifetimes = {
+        name: _number(config, listener, "connections.max.reauth.ms", name) for name in names
+    }
+    return ListenerLogins(
+        listener,
+        made,
+        max_receive_bytes=_number(config, listener, "sasl.server.max.receive.size"),
+        failure_delay_ms=_number(config, listener, "connection.failed.authentication.delay.ms"),
+        timeout_ms=config.int("fencepost.authentication.timeout.ms"),
+        max_reauth_ms={name: most for name, most in lifetimes.items() if most},
+    )
+
+
+def _number(config: BrokerConfig, listener: str, key: str, mechanism: str = "") -> int:
+    return cast("int", config.on_listener(listener, key, mechanism))
+
+
+def _mechanism(
+    config: BrokerConfig, listener: str, name: str, users: Users, checks: PasswordChecks
+) -> Mechanism:
+    if name == PLAIN:
+        return PlainLogin(users, checks, configured_passwords(config, listener))
+    return ScramLogin(SCRAM_MECHANISMS[name], users)
+
+
+def configured_passwords(config: BrokerConfig, listener: str) -> dict[str, str]:
+    """The passwords of ``listener.name.NAME.plain.sasl.jaas.config``, by user.
+
+    Raises ConfigError, which quotes none.
+    """
+    text = cast("str | None", config.on_listener(listener, JAAS, PLAIN))
+    if text is None:
+        return {}
+    key = f"listener.name.{listener.lower()}.{PLAIN.lower()}.{JAAS}"
+    try:
+        login = parse_jaas(text)
+    except JaasError as error:
+        raise ConfigError(key, "[hidden]", str(error)) from None
+    if login.family != PLAIN:
+        raise ConfigError(key, "[hidden]", f"{login.module} is no module of {PLAIN}")
+    passwords = {
+        name.removeprefix(_USER): one
+        for name, one in login.options.items()
+        if name.startswith(_USER)
+    }
+    if "" in passwords or "" in passwords.values():
+        raise ConfigError(key, "[hidden]", "a user has no name, or no password")
+    return passwords

@@ -1,0 +1,94 @@
+"""PLAIN: a client tells its name and password, which only TLS keeps from others.
+
+A password is checked against the user's credential of SCRAM, or against those that the
+configuration names as Kafka does. The work is the same for every name.
+
+Source: ``PlainSaslServer``, ``PlainServerCallbackHandler``; RFC 4616.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.mechanism import AuthenticationFailed, Identity
+from fencepost.coordinator.security.password_checks import PasswordChecks
+from fencepost.coordinator.security.principal import USER, Principal
+from fencepost.coordinator.security.scram_login import OTHER_USER
+from fencepost.coordinator.security.users import Users
+from fencepost.coordinator.wire.scram import stored_key
+
+PLAIN = "PLAIN"
+_PARTS = 3
+_WRONG = "Authentication failed: Invalid username or password"
+
+
+class PlainLogin:
+    """The mechanism; ``passwords`` are those of the configuration, by user."""
+
+    def __init__(
+        self, users: Users, checks: PasswordChecks, passwords: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = PLAIN
+        self.users, self.checks = users, checks
+        self._digests = {user: _digest(one) for user, one in (passwords or {}).items()}
+
+    def begin(self) -> PlainExchange:
+        """A login that has just begun."""
+        return PlainExchange(self)
+
+    def is_configured(self, user: str, password: str) -> bool:
+        """Whether the configuration names the user with this password."""
+        known = self._digests.get(user, bytes(hashlib.sha256().digest_size))
+        return hmac.compare_digest(known, _digest(password))
+
+    def knows(self, user: str) -> bool:
+        """Whether the configuration names the user."""
+        return user in self._digests
+
+
+class PlainExchange:
+    """One login: a single token."""
+
+    def __init__(self, login: PlainLogin) -> None:
+        self.identity: Identity | None = None
+        self._login = login
+
+    def step(self, token: bytes) -> Work[bytes]:
+        """Nothing, if the password is right. Raises AuthenticationFailed, TooManyLoginsError."""
+        parts = token.decode(errors="replace").split("\0", _PARTS)
+        if len(parts) != _PARTS:
+            told = f"Invalid SASL/PLAIN response: expected {_PARTS} tokens, got {len(parts)}"
+            raise AuthenticationFailed(told, told=told)
+        authorized, user, password = parts
+        if not user:
+            told = "Authentication failed: username not specified"
+            raise AuthenticationFailed(told, told=told)
+        if not password:
+            told = "Authentication failed: password not specified"
+            raise AuthenticationFailed(told, told=told, user=user)
+        login = self._login
+        stand_in = login.users.stand_in(user)
+        found = login.users.any_credential(user)
+        credential = stand_in if found is None else found
+        check = login.checks.begin(credential, password)
+        yield check
+        stored = stored_key(credential.mechanism, check.result())
+        is_right = hmac.compare_digest(stored, credential.stored_key) and found is not None
+        is_configured = login.is_configured(user, password)
+        if not (is_right or is_configured):
+            is_known = found is not None or login.knows(user)
+            cause = "the password is wrong" if is_known else "there is no such user"
+            raise AuthenticationFailed(cause, told=_WRONG, user=user)
+        if authorized not in {"", user}:
+            raise AuthenticationFailed(
+                "the client wants to be another user", told=OTHER_USER, user=user
+            )
+        self.identity = Identity(Principal(USER, user))
+        return b""
+
+
+def _digest(password: str) -> bytes:
+    return hashlib.sha256(password.encode()).digest()

@@ -1,0 +1,102 @@
+"""SCRAM-SHA-256 and -512: a client shows that it knows its password without telling it.
+
+A user that there is not is told as much as one that there is, and fails where a wrong password
+does.
+
+Source: ``ScramSaslServer``; Apache Kafka fails an unknown user at the first message.
+"""
+
+from __future__ import annotations
+
+import hmac
+
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.mechanism import AuthenticationFailed, Identity
+from fencepost.coordinator.security.principal import USER, Principal
+from fencepost.coordinator.security.users import Credential, Users
+from fencepost.coordinator.wire.scram import (
+    MIN_ITERATIONS,
+    ClientFinal,
+    ClientFirst,
+    ScramError,
+    ScramMechanism,
+    ServerFirst,
+    is_proof,
+    new_nonce,
+    server_final,
+    server_signature,
+    signed_text,
+)
+
+OTHER_USER = (
+    "Authentication failed: Client requested an authorization id that is different from username"
+)
+"""What a client is told that wants to be somebody else; the same of any user."""
+
+
+class ScramLogin:
+    """One of the two mechanisms."""
+
+    def __init__(self, mechanism: ScramMechanism, users: Users) -> None:
+        self.name = mechanism.name
+        self._mechanism, self._users = mechanism, users
+
+    def begin(self) -> ScramExchange:
+        """A login that has just begun."""
+        return ScramExchange(self._mechanism, self._users)
+
+
+class ScramExchange:
+    """One login."""
+
+    def __init__(self, mechanism: ScramMechanism, users: Users) -> None:
+        self.identity: Identity | None = None
+        self._mechanism, self._users = mechanism, users
+        self._first: ClientFirst
+        self._credential: Credential
+        self._answer: ServerFirst | None = None
+        self._doubt = ""
+        """Why the login will fail, for the operator."""
+
+    def step(self, token: bytes) -> Work[bytes]:
+        """The broker's first or last message. Raises AuthenticationFailed."""
+        yield from ()
+        try:
+            return self._begin(token) if self._answer is None else self._end(token, self._answer)
+        except ScramError as error:
+            user = None if self._answer is None else self._first.user
+            raise AuthenticationFailed(str(error), user=user) from error
+
+    def _begin(self, token: bytes) -> bytes:
+        first = ClientFirst.parse(token)
+        if first.authorized not in {"", first.user}:
+            raise AuthenticationFailed(
+                "the client wants to be another user", told=OTHER_USER, user=first.user
+            )
+        stand_in = self._users.stand_in(first.user, self._mechanism)
+        found = self._users.credential(first.user, self._mechanism)
+        if first.extensions.get("tokenauth", "").lower() == "true":
+            self._doubt = "there are no delegation tokens"
+        elif found is None:
+            self._doubt = f"the user has no credential of {self._mechanism.name}"
+        elif found.iterations < MIN_ITERATIONS:
+            self._doubt = f"the credential has too few iterations: {found.iterations}"
+        self._credential = stand_in if self._doubt or found is None else found
+        self._first = first
+        nonce = first.nonce + new_nonce()
+        self._answer = ServerFirst.of(nonce, self._credential.salt, self._credential.iterations)
+        return self._answer.encode()
+
+    def _end(self, token: bytes, answer: ServerFirst) -> bytes:
+        user, credential = self._first.user, self._credential
+        final = ClientFinal.parse(token)
+        if not hmac.compare_digest(final.nonce, answer.nonce):
+            raise AuthenticationFailed("the nonce is not the broker's", user=user)
+        if final.channel_binding != self._first.header.encode():
+            raise AuthenticationFailed("the channel binding is another", user=user)
+        signed = signed_text(self._first, answer, final)
+        is_right = is_proof(self._mechanism, credential.stored_key, signed, final.proof)
+        if self._doubt or not is_right:
+            raise AuthenticationFailed(self._doubt or "the password is wrong", user=user)
+        self.identity = Identity(Principal(USER, user))
+        return server_final(server_signature(self._mechanism, credential.server_key, signed))

@@ -1,0 +1,173 @@
+"""One request against the quotas of its client: what it took, and how long the client waits for it.
+
+The answer goes out at once and says so; then the connection is read no further for that long.
+
+Source: ``RequestHandlerHelper``, ``KafkaApis``; KIP-124, KIP-219.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Generator
+from types import CoroutineType
+from typing import Any, TypeVar
+
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.quota_entities import FETCH, MUTATION, PRODUCE, REQUEST
+from fencepost.coordinator.security.quotas import ClientQuotas, Mutations
+
+T = TypeVar("T")
+
+
+class LoopTime:
+    """How long something kept the event loop, its waits left out."""
+
+    __slots__ = ("_seconds", "_since")
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The time up to now."""
+        since = self._since
+        return self._seconds + (0.0 if since is None else time.perf_counter() - since)
+
+    def timed(self, work: Generator[Any, Any, T]) -> Work[T]:
+        """The same steps; the time of each counts, and their waits do not."""
+        received: Any = None
+        failure: BaseException | None = None
+        while True:
+            self._since = time.perf_counter()
+            try:
+                wait = work.send(received) if failure is None else work.throw(failure)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            finally:
+                self._seconds, self._since = self.seconds, None
+            received = failure = None
+            try:
+                received = yield wait
+            except GeneratorExit:
+                work.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - it is for the steps inside
+                failure = error
+
+    def awaited(self, result: Awaitable[T]) -> Awaitable[T]:
+        """The same for a coroutine; anything else that is awaited takes no time."""
+        return _Timed(self, result) if isinstance(result, CoroutineType) else result
+
+
+class _Timed(Awaitable[T]):
+    def __init__(self, time_of: LoopTime, coroutine: Awaitable[T]) -> None:
+        self._time_of, self._coroutine = time_of, coroutine
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._time_of.timed(self._coroutine.__await__())
+
+
+class Throttle:
+    """One request. ``counts_time`` is False where the time on the loop is nobody's fault."""
+
+    __slots__ = (
+        "_client_id",
+        "_counted_s",
+        "_counts_time",
+        "_loop_time",
+        "_mutations",
+        "_quotas",
+        "_throttle_ms",
+        "_user",
+    )
+
+    def __init__(
+        self,
+        quotas: ClientQuotas,
+        loop_time: LoopTime,
+        user: str,
+        client_id: str | None,
+        *,
+        counts_time: bool = True,
+    ) -> None:
+        self._quotas, self._loop_time = quotas, loop_time
+        self._user, self._client_id = user, client_id or ""
+        self._counts_time = counts_time
+        self._counted_s = 0.0
+        self._throttle_ms: int | None = None
+        self._mutations: Mutations | None = None
+
+    # --- for handlers ---
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of records that a Fetch brings at most."""
+        return self._quotas.most_bytes(self._user, self._client_id)
+
+    def may_fetch(self, size: int) -> bool:
+        """Whether a client may be told ``size`` bytes of records; if not it is told nothing.
+
+        A batch that is larger than the quota of a whole window goes to whoever was quiet for that
+        long: with Apache Kafka its consumer waits for ever.
+        """
+        was_quiet = self._quotas.took_nothing(FETCH, self._user, self._client_id)
+        time_ms = self._time_ms()
+        bytes_ms = self._quotas.take(FETCH, self._user, self._client_id, size)
+        if not self._decide((REQUEST, time_ms), (FETCH, bytes_ms)) or (was_quiet and not time_ms):
+            return True
+        self._quotas.note(FETCH, self._user, self._client_id, -size)
+        return False
+
+    def take_partitions(self, count: int, *, is_strict: bool) -> None:
+        """Count partitions that are to be created or deleted; a request may say it many times.
+
+        Raises ThrottlingQuotaExceededError for a strict request that has to wait.
+        """
+        if self._mutations is None:
+            self._mutations = self._quotas.mutations(
+                self._user, self._client_id, is_strict=is_strict
+            )
+        if self._mutations is not None:
+            self._mutations.take(count)
+
+    def asks_again(self) -> None:
+        """Have the client not wait for topics that it did not get: it has other things to do."""
+        self._mutations = None
+
+    # --- for the connection ---
+
+    def decided(self, produced: int | None, *, is_answered: bool) -> int:
+        """Count what a request took before its answer goes out; how long its client waits, in ms.
+
+        ``produced`` are the bytes of a Produce request. Without an answer its time is not counted.
+        """
+        if self._throttle_ms is not None:
+            return self._throttle_ms
+        causes = [(REQUEST, self._time_ms() if is_answered else 0)]
+        if produced is not None:
+            took_ms = self._quotas.take(PRODUCE, self._user, self._client_id, produced)
+            causes.append((PRODUCE, took_ms))
+        if self._mutations is not None:
+            causes.append((MUTATION, self._mutations.throttle_ms))
+        return self._decide(*causes)
+
+    def sent(self) -> None:
+        """Count the time that the answer took: for the next request."""
+        if self._counts_time and self._counted_s:
+            rest_s = self._loop_time.seconds - self._counted_s
+            self._quotas.note(REQUEST, self._user, self._client_id, 100 * rest_s)
+
+    def _time_ms(self) -> int:
+        if not self._counts_time:
+            return 0
+        self._counted_s = self._loop_time.seconds
+        return self._quotas.take(REQUEST, self._user, self._client_id, 100 * self._counted_s)
+
+    def _decide(self, *causes: tuple[str, int]) -> int:
+        key, throttle_ms = max(causes, key=lambda one: one[1])
+        self._throttle_ms = throttle_ms
+        if throttle_ms:
+            self._quotas.throttled(key, self._user, self._client_id, throttle_ms)
+        return throttle_ms

@@ -1,0 +1,162 @@
+"""CreateAcls, DescribeAcls and DeleteAcls on the wire, and what they change at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fencepost.coordinator.security.acl import Operation
+from tests.support.cluster import Cluster, unique
+from tests.support.guarded import Guarded, cluster, topic
+
+VERSIONS = [1, 2, 3]
+ANY_FILTER = {
+    "resource_type_filter": 1,
+    "pattern_type_filter": 1,
+    "operation": 1,
+    "permission_type": 1,
+}
+FIELDS = ("resource_type", "pattern_type", "resource_name", "principal", "host", "operation")
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory) -> Iterator[Guarded]:
+    with Guarded(tmp_path_factory.mktemp("data"), {}) as broker:
+        yield broker
+
+
+@pytest.fixture
+def admin(guarded) -> Iterator[Cluster]:
+    with guarded.admin() as connected:
+        yield connected
+        connected.call("delete_acls", 3, filters=[ANY_FILTER])
+
+
+@pytest.fixture
+def nobody(guarded) -> Iterator[Cluster]:
+    with Cluster(guarded.bootstrap) as connected:
+        yield connected
+
+
+def acl(name: str, operation: int = 3, **fields) -> dict:
+    return {
+        "resource_type": 2,
+        "resource_pattern_type": 3,
+        "resource_name": name,
+        "principal": "User:ANONYMOUS",
+        "host": "*",
+        "operation": operation,
+        "permission_type": 3,
+        **fields,
+    }
+
+
+def by_name(name: str, **fields) -> dict:
+    return {**ANY_FILTER, "resource_name_filter": name, **fields}
+
+
+def errors(answers: list[dict]) -> list[str]:
+    return [one["error_code"] for one in answers]
+
+
+def create(client: Cluster, *acls: dict, version: int = 3) -> list[dict]:
+    return client.call("create_acls", version, creations=list(acls))["results"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_rules_come_and_go(admin, version):
+    name = unique("t")
+    made = create(admin, acl(name), acl(name, 4), acl(name, 4), acl("", 4), version=version)
+    assert errors(made) == ["none", "none", "none", "invalid_request"]
+    assert [one["error_message"] for one in made] == [None] * 3 + ["Invalid empty resource name"]
+    create(admin, acl(name[:1], resource_pattern_type=4, permission_type=2), version=version)
+
+    described = admin.call("describe_acls", version, **by_name(name, pattern_type_filter=2))
+    assert (described["error_code"], described["error_message"]) == ("none", None)
+    found = {
+        (one["resource_name"], one["pattern_type"]): [
+            (each["principal"], each["host"], each["operation"], each["permission_type"])
+            for each in one["acls"]
+        ]
+        for one in described["resources"]
+    }
+    assert found == {
+        (name, 3): [("User:ANONYMOUS", "*", 3, 3), ("User:ANONYMOUS", "*", 4, 3)],
+        (name[:1], 4): [("User:ANONYMOUS", "*", 3, 2)],
+    }
+
+    filters = [by_name(name, operation=4), by_name("nothing"), by_name(name, operation=0)]
+    gone = admin.call("delete_acls", version, filters=filters)["filter_results"]
+    assert errors(gone) == ["none", "none", "invalid_request"]
+    assert [len(one["matching_acls"]) for one in gone] == [1, 0, 0]
+    (one,) = gone[0]["matching_acls"]
+    assert one["error_code"] == "none"
+    assert [one[key] for key in FIELDS] == [2, 3, name, "User:ANONYMOUS", "*", 4]
+    described = admin.call("describe_acls", version, **by_name(name))
+    assert len(described["resources"][0]["acls"]) == 1
+
+
+def test_open_connections_feel_a_change_at_once(admin, nobody):
+    name = admin.create_topic(unique("t"))
+    asked = [{"name": name}]
+
+    def seen() -> str:
+        (one,) = nobody.call("metadata", 12, topics=asked)["topics"]
+        return one["error_code"]
+
+    assert seen() == "topic_authorization_failed"
+    create(admin, acl(name))
+    assert seen() == "none"
+    create(admin, acl("*", 8, permission_type=2))
+    assert seen() == "topic_authorization_failed"
+    admin.call("delete_acls", 3, filters=[by_name("*")])
+    assert seen() == "none"
+    admin.call("delete_acls", 3, filters=[by_name(name)])
+    assert seen() == "topic_authorization_failed"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_who_may_do_it(guarded, nobody, version):
+    def outcome() -> list[str]:
+        described = nobody.call("describe_acls", version, **ANY_FILTER)
+        made = create(nobody, acl(""), acl(""), version=version)
+        gone = nobody.call("delete_acls", version, filters=[by_name("x")] * 2)["filter_results"]
+        assert len(made) == len(gone) == 2
+        assert len(set(errors(made))) == len(set(errors(gone))) == 1
+        return [described["error_code"], *errors(made[:1]), *errors(gone[:1])]
+
+    refused = "cluster_authorization_failed"
+    guarded.allow()
+    assert outcome() == [refused] * 3
+    guarded.allow(topic(Operation.ALL, "*"))
+    assert outcome() == [refused] * 3
+    guarded.allow(cluster(Operation.DESCRIBE))
+    assert outcome() == ["none", refused, refused]
+    guarded.allow(cluster(Operation.ALTER))
+    assert outcome() == ["none", "invalid_request", "none"]
+    guarded.allow()
+
+
+@pytest.mark.parametrize("field", ["resource_type", "operation", "permission_type"])
+@pytest.mark.parametrize("number", [0, 1, 99, -1])
+def test_numbers_that_say_nothing(admin, field, number):
+    (made,) = create(admin, acl("t", **{field: number}))
+    assert made["error_code"] == "invalid_request"
+    assert admin.call("describe_acls", 3, **ANY_FILTER)["resources"] == []
+    if number != 1:
+        name = "resource_type_filter" if field == "resource_type" else field
+        asked = {**ANY_FILTER, name: number}
+        assert admin.call("describe_acls", 3, **asked)["error_code"] == "invalid_request"
+
+
+@pytest.mark.slow
+def test_more_than_one_request_may_change(admin):
+    many = [acl(f"t{at}") for at in range(10_001)]
+    assert set(errors(create(admin, *many))) == {"policy_violation"}
+    assert errors(create(admin, *many[:10_000])) == ["none"] * 10_000
+    assert errors(create(admin, many[-1])) == ["none"]
+    gone = admin.call("delete_acls", 3, filters=[ANY_FILTER, by_name("t1")])["filter_results"]
+    assert errors(gone) == ["invalid_request"] * 2
+    gone = admin.call("delete_acls", 3, filters=[by_name("t10000")])["filter_results"]
+    assert len(gone[0]["matching_acls"]) == 1

@@ -1,0 +1,459 @@
+"""Quotas of clients at work: answers tell how long to wait, nothing is read meanwhile (KIP-219).
+
+The scenarios are those of Kafka's ``RequestQuotaTest``, ``ControllerMutationQuotaTest``,
+``BaseQuotaTest``, and ``SocketServerTest`` where it throttles. The broker's clock stands still, so
+that rates are exact; connections wait in real time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.handlers import Registry
+from fencepost.coordinator.wire.api import APIS, ApiKey
+from fencepost.coordinator.wire.messages import response_factory
+from fencepost.testing.clock import TestClock
+from tests.support.batches import batch
+from tests.support.cluster import Cluster, unique
+from tests.support.raw import ConnectionLostError, encode
+from tests.support.waits import until
+from tests.unit.coordinator.handlers.test_handlers_quotas import alter, entry
+
+WINDOW_S = 10
+"""What a rate is taken over where the clock stands still."""
+
+
+class Started(BrokerThread):
+    """A broker that a test looks into."""
+
+    def __init__(self, directory: Path, clock: TestClock, **config: str) -> None:
+        self.served = Broker(directory, config=config, clock=clock)
+        super().__init__(lambda: self.served)
+
+
+@pytest.fixture(scope="module")
+def clock() -> TestClock:
+    return TestClock()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory, clock) -> Iterator[Started]:
+    config = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
+    with Started(tmp_path_factory.mktemp("data"), clock, **config) as started:
+        yield started
+
+
+@pytest.fixture
+def admin(broker) -> Iterator[Cluster]:
+    with Cluster(broker.bootstrap, client_id="admin") as connected:
+        yield connected
+
+
+@pytest.fixture
+def topic(admin) -> str:
+    return admin.create_topic(unique("t"), 2)
+
+
+@contextmanager
+def limited(
+    broker: Started, admin: Cluster, clock: TestClock, **quotas: float
+) -> Iterator[Cluster]:
+    """A client that has quotas, and nobody else."""
+    name = unique("limited")
+    assert alter(admin, entry({"client-id": name}, **quotas)) == ["none"]
+    with Cluster(broker.bootstrap, client_id=name) as client:
+        yield client
+    assert alter(admin, entry({"client-id": name}, **dict.fromkeys(quotas))) == ["none"]
+    clock.advance(seconds=60)
+
+
+def produced(client: Cluster, topic: str, size: int, acks: int = -1, **more: Any) -> int:
+    """Bytes of a Produce request that was sent."""
+    data = batch([b"x" * size])
+    body = {
+        "transactional_id": None,
+        "acks": acks,
+        "timeout": 10_000,
+        "topic_data": [{"name": topic, "partition_data": [{"index": 0, "records": data}]}],
+    }
+    client.send("produce", 9, **body, **more)
+    return len(encode("produce", 9, 1, client.client_id, body))
+
+
+def fetched(broker: Started, client: Cluster, topic: str, **more: Any) -> Any:
+    """The answer of a Fetch, on a connection of its own: that one does not wait."""
+    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+    body = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20}
+    topics = [{"topic": topic, "partitions": [part]}]
+    with Cluster(broker.bootstrap, client_id=client.client_id) as alone:
+        return alone.call("fetch", 11, **{**body, "session_epoch": -1, "topics": topics, **more})
+
+
+def wait_ms(amount: float, quota: float) -> int:
+    return round((amount / WINDOW_S - quota) / quota * WINDOW_S * 1000)
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+def test_who_produces_too_much_is_answered_at_once_and_read_later(broker, admin, clock, topic):
+    with limited(broker, admin, clock, producer_byte_rate=1000) as client:
+        size = produced(client, topic, 10_000)
+        expected_ms = wait_ms(size, 1000)
+        assert 0 < expected_ms < 2000
+        client.send("metadata", 8, topics=[])
+        answer = client.receive()
+        since = time.monotonic()
+        assert answer["throttle_time"] == expected_ms
+        part = answer["responses"][0]["partition_responses"][0]
+        assert (part["error_code"], part["base_offset"]) == ("none", 0)
+        assert client.receive()["throttle_time"] == 0
+        assert time.monotonic() - since >= expected_ms / 1000 - 0.02
+        assert produced(admin, topic, 10_000) > 10_000
+        assert admin.receive()["throttle_time"] == 0
+
+
+def test_who_wants_no_answer_is_read_later_all_the_same(broker, admin, clock, topic):
+    with limited(broker, admin, clock, producer_byte_rate=1000) as client:
+        since = time.monotonic()
+        expected_ms = wait_ms(produced(client, topic, 10_000, acks=0), 1000)
+        client._waiting.clear()
+        assert client.call("metadata", 8, topics=[])["throttle_time"] == 0
+        assert time.monotonic() - since >= expected_ms / 1000 - 0.02
+        assert admin.offset(topic) == 1
+
+
+def test_who_fetches_too_much_gets_nothing_and_has_taken_nothing(broker, admin, clock, topic):
+    for _ in range(10):
+        admin.produce(topic, [b"x" * 1000])
+    with limited(broker, admin, clock, consumer_byte_rate=300) as client:
+        # One request brings no more than a whole window allows.
+        first = fetched(broker, client, topic)
+        records = first["responses"][0]["partitions"][0]["records"]
+        assert first["throttle_time"] == 0
+        assert 2000 < len(records) <= 3000
+        second = fetched(broker, client, topic)
+        assert second["throttle_time"] > 0
+        assert second["responses"] == []
+        assert (second["error_code"], second["session_id"]) == ("none", 0)
+        # What was not told does not count: the wait is the same again.
+        third = fetched(broker, client, topic)
+        assert third["throttle_time"] == second["throttle_time"]
+        clock.advance(seconds=11)
+        assert fetched(broker, client, topic)["responses"] == first["responses"]
+
+
+def test_a_session_goes_on_where_it_was(broker, admin, clock, topic):
+    admin.produce(topic, [b"x" * 1000])
+    with limited(broker, admin, clock, consumer_byte_rate=200) as client:
+        opened = fetched(broker, client, topic, session_epoch=0)
+        assert opened["session_id"]
+        assert opened["throttle_time"] == 0
+        more = {"session_id": opened["session_id"], "topics": []}
+        admin.produce(topic, [b"y" * 1000])
+        fetched(broker, client, topic)
+        throttled = fetched(broker, client, topic, **more, session_epoch=1)
+        assert throttled["throttle_time"] > 0
+        assert throttled["session_id"] == opened["session_id"]
+        assert throttled["responses"] == []
+        clock.advance(seconds=11)
+        told = fetched(broker, client, topic, **more, session_epoch=2)
+        assert told["responses"][0]["partitions"][0]["records"]
+
+
+def test_a_batch_above_the_quota_of_a_window_arrives_after_quiet(broker, admin, clock, topic):
+    admin.produce(topic, [b"x" * 1000])
+    with limited(broker, admin, clock, consumer_byte_rate=99) as client:
+        first = fetched(broker, client, topic)
+        assert first["throttle_time"] > 0
+        assert first["responses"][0]["partitions"][0]["records"]
+        assert fetched(broker, client, topic)["responses"] == []
+        clock.advance(seconds=11)
+        assert fetched(broker, client, topic)["responses"] == first["responses"]
+
+
+def test_who_waits_for_records_is_counted_when_they_come(broker, admin, clock, topic):
+    with limited(broker, admin, clock, consumer_byte_rate=150) as client:
+        part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+        client.send(
+            "fetch",
+            11,
+            replica_id=-1,
+            max_wait=60_000,
+            min_bytes=1,
+            max_bytes=1 << 20,
+            session_epoch=-1,
+            topics=[{"topic": topic, "partitions": [part]}],
+        )
+        until(lambda: len(broker.served.services.fetches.delayed) == 1, "the fetch waits")
+        admin.produce(topic, [b"x" * 1000])
+        answer = client.receive()
+        assert answer["throttle_time"] == 0
+        assert answer["responses"][0]["partitions"][0]["records"]
+        assert fetched(broker, client, topic)["throttle_time"] > 0
+
+
+# --- time on the loop ----------------------------------------------------------------------------
+
+TELLING = sorted(
+    key
+    for key in Registry().versions
+    if any(
+        field.name == "throttle_time"
+        for field in dataclasses.fields(response_factory(key, APIS[key].max_version)._cls)
+    )
+)
+
+
+@pytest.mark.parametrize("key", TELLING, ids=lambda key: ApiKey(key).name.lower())
+def test_every_answer_that_can_tells_how_long_to_wait(broker, admin, clock, key):
+    """RequestQuotaTest.testResponseThrottleTime, with requests of zeros and empty texts."""
+    body: dict[str, Any] = {}
+    if key == ApiKey.API_VERSIONS:
+        body = {"client_software_name": "raw", "client_software_version": "1"}
+    if key == ApiKey.PRODUCE:
+        body = {"acks": 1}
+    with limited(broker, admin, clock, request_percentage=0.000_001) as client:
+        answer = client.call(ApiKey(key).name.lower(), Registry().versions[key][1], **body)
+    assert 0 < answer["throttle_time"] <= 1000
+
+
+def test_no_other_client_waits(broker, admin, clock):
+    """RequestQuotaTest.testUnthrottledClient."""
+    with limited(broker, admin, clock, request_percentage=0.000_001) as client:
+        assert client.call("metadata", 8, topics=[])["throttle_time"] > 0
+        assert admin.call("metadata", 8, topics=[])["throttle_time"] == 0
+
+
+@pytest.mark.parametrize("what", ["produce", "fetch"])
+def test_of_two_quotas_the_longer_wait_counts(broker, admin, clock, topic, what):
+    """RequestQuotaTest.testResponseThrottleTimeWhenBoth…QuotasViolated."""
+    key = {"produce": "producer_byte_rate", "fetch": "consumer_byte_rate"}[what]
+    for _ in range(3):
+        admin.produce(topic, [b"x" * 100])
+    with limited(broker, admin, clock, request_percentage=0.000_001, **{key: 1}) as client:
+        if what == "produce":
+            produced(client, topic, 100)
+            answer = client.receive()
+        else:
+            answer = fetched(broker, client, topic)
+        # Time on the loop alone costs a second at most.
+        assert answer["throttle_time"] > 1000
+
+
+def test_a_marker_costs_no_time(broker, admin, clock):
+    """RequestQuotaTest.testExemptRequestTime."""
+    with limited(broker, admin, clock, request_percentage=0.000_001) as client:
+        for _ in range(3):
+            assert client.call("write_txn_markers", 1, markers=[]) == {"markers": []}
+        assert not [
+            one
+            for one in broker.served.services.quotas.budgets["request_percentage"]
+            if one[1] == client.client_id
+        ]
+
+
+def test_time_on_the_loop_is_that_of_the_request(broker, admin, clock):
+    quotas = broker.served.services.quotas
+    with limited(broker, admin, clock, request_percentage=99) as client:
+
+        def spent() -> float:
+            budget = quotas.budgets["request_percentage"].get(("", client.client_id))
+            return 0 if budget is None else sum(one.value for one in budget.rate._samples)
+
+        client.call("metadata", 8, topics=[])
+        one = until(spent, "the request is counted")
+        for _ in range(10):
+            client.call("list_groups", 4)
+            client.call("delete_topics", 5, topic_names=["nowhere"])
+        assert spent() > one
+        # In percent of a second: twenty small requests are far from one.
+        assert spent() < 100
+
+
+# --- changes of topics ---------------------------------------------------------------------------
+
+RATE, BURST = 2, 22
+
+
+def created(client: Cluster, version: int, *names: str, partitions: int = 30) -> Any:
+    topics = [
+        {"name": name, "num_partitions": partitions, "replication_factor": 1} for name in names
+    ]
+    return client.call("create_topics", version, timeout=10_000, topics=topics)
+
+
+def deleted(client: Cluster, version: int, *names: str) -> Any:
+    return client.call("delete_topics", version, timeout=10_000, topic_names=list(names))
+
+
+def grown(client: Cluster, version: int, *names: str) -> Any:
+    topics = [{"name": name, "count": 31} for name in names]
+    return client.call("create_partitions", version, timeout=10_000, topics=topics)
+
+
+CHANGES = {"create": (created, 6), "delete": (deleted, 5), "grow": (grown, 3)}
+
+
+def codes(answer: Any) -> list[str]:
+    parts = answer.get("topics") or answer.get("responses") or answer.get("results")
+    return [one["error_code"] for one in parts]
+
+
+def prepare(admin: Cluster, what: str, names: list[str]) -> None:
+    if what != "create":
+        created(admin, 5, *names, partitions=30 if what == "delete" else 1)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_strict_request_is_refused_what_comes_too_soon(broker, admin, clock, what):
+    """ControllerMutationQuotaTest.testStrict…Request: 30 of 22 are owed 8, for 4 seconds."""
+    names = [unique(what) for _ in range(2)]
+    prepare(admin, what, names)
+    change, version = CHANGES[what]
+    with limited(broker, admin, clock, controller_mutation_rate=RATE) as client:
+        first = change(client, version, *names)
+        assert first["throttle_time"] == 4000
+        assert codes(first) == ["none", "throttling_quota_exceeded"]
+        clock.advance(ms=3999)
+        with Cluster(broker.bootstrap, client_id=client.client_id) as again:
+            assert codes(change(again, version, names[1])) == ["throttling_quota_exceeded"]
+        clock.advance(ms=1)
+        with Cluster(broker.bootstrap, client_id=client.client_id) as again:
+            last = change(again, version, names[1])
+        assert (codes(last), last["throttle_time"]) == (["none"], 0)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_an_older_request_gets_all_and_waits(broker, admin, clock, what):
+    """ControllerMutationQuotaTest.testPermissive…Request: 60 of 22 are owed 38, for 19 s."""
+    names = [unique(what) for _ in range(2)]
+    prepare(admin, what, names)
+    change, version = CHANGES[what]
+    with limited(broker, admin, clock, controller_mutation_rate=RATE) as client:
+        answer = change(client, version - 1, *names)
+        assert codes(answer) == ["none"] * 2
+        assert answer["throttle_time"] == 19_000
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_without_a_quota_topics_change_at_any_rate(broker, admin, clock, what):
+    """ControllerMutationQuotaTest.testUnbounded…Request."""
+    names = [unique(what) for _ in range(2)]
+    prepare(admin, what, names)
+    change, version = CHANGES[what]
+    with limited(broker, admin, clock, controller_mutation_rate=RATE):
+        answer = change(admin, version, *names)
+        assert (codes(answer), answer["throttle_time"]) == (["none"] * 2, 0)
+
+
+def test_what_is_only_checked_counts_and_what_is_wrong_does_not(broker, admin, clock):
+    with limited(broker, admin, clock, controller_mutation_rate=RATE) as client:
+        topic = {"name": unique("t"), "num_partitions": 22, "replication_factor": 1}
+        wrong = [topic | {"replication_factor": 2}] * 1
+        answer = client.call("create_topics", 6, timeout=1, topics=wrong)
+        assert codes(answer) == ["invalid_replication_factor"]
+        for _ in range(2):
+            answer = client.call("create_topics", 6, timeout=1, topics=[topic], validate_only=True)
+            assert codes(answer) == ["none"]
+        answer = client.call("create_topics", 6, timeout=1, topics=[topic])
+        assert codes(answer) == ["throttling_quota_exceeded"]
+
+
+def test_a_topic_that_would_come_by_itself_comes_later(broker, admin, clock):
+    with limited(broker, admin, clock, controller_mutation_rate=RATE) as client:
+        created(client, 6, unique("t"), partitions=24)
+        name = unique("auto")
+    with limited(broker, admin, clock, controller_mutation_rate=RATE) as client:
+        # The connection of the first does not wait: only what it asks for does.
+        created(client, 5, unique("t"), partitions=23)
+        with Cluster(broker.bootstrap, client_id=client.client_id) as again:
+            for _ in range(2):
+                answer = again.call("metadata", 8, topics=[{"name": name}])
+                assert answer["throttle_time"] == 0
+                assert answer["topics"][0]["error_code"] == "unknown_topic_or_partition"
+            clock.advance(seconds=1)
+            again.call("metadata", 8, topics=[{"name": name}])
+            until(lambda: again.leaders(name) == 1, "the topic is there")
+
+
+# --- connections that are not read ---------------------------------------------------------------
+
+
+def muted(broker: Started, client: Cluster) -> list[Any]:
+    """The connection of a client, if it is not read."""
+    port = client._socket.getsockname()[1]
+    open_ones = broker.served.server.connections
+    return [one for one in open_ones if one.peer_port == port and one._muted is not None]
+
+
+def sweep(broker: Started, connection: Any, after_s: float = 0) -> None:
+    """Have the broker look after a connection that was quiet for so long."""
+
+    async def look() -> None:
+        connection.check_idle(connection.last_active + after_s)
+
+    broker.call(look)
+
+
+def test_a_client_that_is_not_read_and_goes_is_noticed(broker, admin, clock, topic):
+    with limited(broker, admin, clock, producer_byte_rate=1) as client:
+        produced(client, topic, 1000)
+        assert client.receive()["throttle_time"] > 900_000
+        (connection,) = muted(broker, client)
+        client.send("metadata", 8, topics=[])
+        sweep(broker, connection)
+        assert muted(broker, client) == [connection]
+    sweep(broker, connection)
+    until(lambda: connection not in broker.served.server.connections, "it is closed")
+
+
+def test_a_client_that_is_not_read_for_too_long_is_idle(broker, admin, clock, topic):
+    with limited(broker, admin, clock, producer_byte_rate=1) as client:
+        produced(client, topic, 1000)
+        client.receive()
+        (connection,) = muted(broker, client)
+        limit_s = broker.served.server.limits.max_idle_ms / 1000
+        sweep(broker, connection, limit_s)
+        assert muted(broker, client) == [connection]
+        sweep(broker, connection, limit_s + 1)
+        with pytest.raises(ConnectionLostError):
+            client.receive_frame()
+    until(lambda: connection not in broker.served.server.connections, "it is closed")
+
+
+def test_a_broker_stops_at_once_though_a_client_is_not_read(tmp_path):
+    with (
+        Started(tmp_path, TestClock()) as broker,
+        Cluster(broker.bootstrap, client_id="c") as client,
+    ):
+        topic = client.create_topic("t")
+        assert alter(client, entry({"client-id": "c"}, producer_byte_rate=1)) == ["none"]
+        produced(client, topic, 1000)
+        client.receive()
+        client.send("metadata", 8, topics=[])
+        server = broker.served.server
+        since = time.monotonic()
+        broker.stop()
+        assert time.monotonic() - since < server.limits.drain_timeout_ms / 1000
+        with pytest.raises(ConnectionLostError):
+            client.receive_frame()
+
+
+def test_without_quotas_nothing_is_asked(broker, admin, clock):
+    assert broker.served.server.throttles is None
+    with limited(broker, admin, clock, producer_byte_rate=1):
+        assert broker.served.server.throttles is broker.served.services.quotas
+    assert broker.served.server.throttles is None
+    assert alter(admin, entry({"ip": "1.2.3.4"}, connection_creation_rate=5)) == ["none"]
+    assert broker.served.server.throttles is None
+    assert alter(admin, entry({"ip": "1.2.3.4"}, connection_creation_rate=None)) == ["none"]

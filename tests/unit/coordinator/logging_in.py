@@ -1,0 +1,138 @@
+"""What tests of logins share: users on a real metadata log, and a client of one exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fencepost.coordinator.net.authentication import Answer, Authenticator, LoginRefused
+from fencepost.coordinator.security.logins import ListenerLogins
+from fencepost.coordinator.security.mechanism import Mechanism
+from fencepost.coordinator.security.principal import Session
+from fencepost.coordinator.security.scram_login import ScramLogin
+from fencepost.coordinator.security.users import Credential, Users
+from fencepost.coordinator.wire import scram
+from fencepost.coordinator.wire.codec import Request
+from fencepost.coordinator.wire.messages import response_factory
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.wire.scram import (
+    SCRAM_MECHANISMS,
+    SCRAM_SHA_256,
+    SCRAM_SHA_512,
+    ScramMechanism,
+)
+from fencepost.coordinator.wire.steps import finish
+from tests.support.clock import ManualClock
+from tests.support.raw import Answer as Told
+from tests.support.raw import decode, encode
+from tests.unit.coordinator.services import storage
+
+
+def users_in(directory: Path, **passwords: str) -> Users:
+    """Users by name, each with credentials of both mechanisms."""
+    users = Users(storage(directory).metadata)
+    users.prepare()
+    for name, password in passwords.items():
+        for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512):
+            give(users, name, password, mechanism)
+    return users
+
+
+def give(
+    users: Users, name: str, password: str, mechanism: ScramMechanism, iterations: int = 4096
+) -> None:
+    salted = scram.salted_password(mechanism, password, b"salt of a user", iterations)
+    one = Credential.of(mechanism, b"salt of a user", iterations, salted)
+    users.change({(name, mechanism.number): one})
+
+
+class ScramClient:
+    """The client's side of SCRAM; a test may bend its tokens."""
+
+    def __init__(self, user: str, password: str, mechanism: ScramMechanism) -> None:
+        self.first = scram.ClientFirst.of(user, scram.new_nonce())
+        self._password, self._mechanism = password, mechanism
+        self.signature = b""
+
+    def final(self, token: bytes, nonce: str | None = None) -> bytes:
+        answer = scram.ServerFirst.parse(token)
+        nonce = answer.nonce if nonce is None else nonce
+        salted = scram.salted_password(
+            self._mechanism, self._password, answer.salt, answer.iterations
+        )
+        signed = scram.signed_text(self.first, answer, scram.ClientFinal.of(nonce))
+        proof = scram.client_proof(self._mechanism, salted, signed)
+        key = scram.server_key(self._mechanism, salted)
+        self.signature = scram.server_signature(self._mechanism, key, signed)
+        return scram.ClientFinal.of(nonce, proof).encode()
+
+
+class Desk:
+    """One connection's login, without the connection."""
+
+    def __init__(
+        self,
+        mechanisms: Mapping[str, Mechanism],
+        *,
+        clock: ManualClock | None = None,
+        previous: Session | None = None,
+        max_reauth_ms: Mapping[str, int] | None = None,
+    ) -> None:
+        self.clock = ManualClock() if clock is None else clock
+        rules = ListenerLogins("SASL", mechanisms, max_reauth_ms=max_reauth_ms)
+        self.login = Authenticator(rules, self._versions, self.clock.now_ms, previous)
+        self.versions: list[tuple[str, str]] = []
+        self.ended = ""
+        """Why the connection was closed."""
+
+    def _versions(self, request: Request) -> Entity:
+        make = response_factory(request.api_key, request.api_version)
+        name = getattr(request.body, "client_software_name", "none")
+        if " " in name:
+            return make.error(42)
+        self.versions.append((name, str(request.api_version)))
+        return make.message(error_code=0, api_keys=())
+
+    def frame(self, frame: bytes) -> bytes | None:
+        """The answer to a frame, without its length; None if there is none."""
+        assert not self.ended, "the connection is closed"
+        try:
+            answer: Answer = finish(self.login.take(frame))
+        except LoginRefused as error:
+            self.ended = str(error)
+            answer = error.answer
+        if not answer:
+            return None
+        data = b"".join(bytes(one) for one in answer if not hasattr(one, "take"))
+        assert int.from_bytes(data[:4]) == len(data) - 4
+        return data[4:]
+
+    def ask(self, api: str, version: int, **body: Any) -> Told | None:
+        """The answer to a request."""
+        found = self.frame(encode(api, version, 7, "client", body))
+        if found is None:
+            return None
+        number, told = decode(api, version, found)
+        assert number == 7
+        return told
+
+    def handshake(self, mechanism: str, version: int = 1) -> Told:
+        told = self.ask("sasl_handshake", version, mechanism=mechanism)
+        assert told is not None
+        return told
+
+    def token(self, token: bytes, version: int = 2) -> Told | None:
+        return self.ask("sasl_authenticate", version, auth_bytes=token)
+
+    def scram(self, client: ScramClient, version: int = 2) -> Told | None:
+        """All of it, behind the handshake."""
+        told = self.token(client.first.encode(), version)
+        assert told is not None
+        if told["error_code"] != "none":
+            return told
+        return self.token(client.final(told["auth_bytes"]), version)
+
+
+def scram_mechanisms(users: Users) -> dict[str, Mechanism]:
+    return {name: ScramLogin(one, users) for name, one in SCRAM_MECHANISMS.items()}

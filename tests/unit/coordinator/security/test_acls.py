@@ -1,0 +1,450 @@
+"""Rules are made and taken away. The scenarios are those of Kafka's AclControlManagerTest, and the
+ones of AuthorizerTest that are about the rules that there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
+from fencepost.coordinator.metadata.records import ACL
+from fencepost.coordinator.security.acl import (
+    ANYTHING,
+    Acl,
+    AclFilter,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from fencepost.coordinator.security.acls import AclControl, AclLimits
+from fencepost.coordinator.security.authorizer import Authorizer
+from fencepost.coordinator.wire.steps import finish
+from fencepost.logcore.errors import StorageError
+from tests.support.stalls import watched_loop
+from tests.unit.coordinator.security.slow_authorizer import rule, session
+from tests.unit.coordinator.security.test_authorizer import HOSTS, NAMES, USERS, drawn
+from tests.unit.coordinator.services import storage
+
+ANY = AclFilter()
+READ_T = rule("ALLOW READ User:alice * TOPIC LITERAL t")
+
+
+class Kept:
+    """A metadata log with rules, and their authorizer."""
+
+    def __init__(self, directory: Path, **limits: int) -> None:
+        self._directory, self._limits = directory, AclLimits(**limits)
+        self.open()
+
+    def open(self) -> None:
+        self.storage: Storage = storage(self._directory)
+        self.authorizer = Authorizer()
+        self.control = AclControl(self.storage.metadata, self.authorizer, self._limits)
+
+    def restart(self) -> None:
+        self.storage.metadata.force()
+        self.storage.logs.close()
+        self.open()
+
+    def create(self, *rules: Acl) -> list[str | None]:
+        made = finish(self.control.create(rules))
+        return [None if one is None else str(one) for one in made]
+
+    def delete(self, *filters: AclFilter) -> list:
+        return [
+            one if isinstance(one, Exception) else set(one)
+            for one in finish(self.control.delete(filters))
+        ]
+
+    def found(self, wanted: AclFilter = ANY) -> set[Acl]:
+        found = finish(self.control.find(wanted))
+        assert len(found) == len(set(found))
+        return set(found)
+
+    @property
+    def records(self) -> int:
+        return self.storage.metadata.partition.log_end_offset
+
+
+@pytest.fixture
+def kept(tmp_path) -> Iterator[Kept]:
+    made = Kept(tmp_path)
+    yield made
+    made.storage.logs.close()
+
+
+def exactly(one: Acl) -> AclFilter:
+    return AclFilter(
+        one.resource_type,
+        one.pattern_type,
+        one.resource_name,
+        one.principal,
+        one.host,
+        one.operation,
+        one.permission,
+    )
+
+
+# --- what a rule and a filter may be -------------------------------------------------------------
+
+GOOD = rule("ALLOW ALTER User:* * TOPIC LITERAL *")
+NO_COLON = (
+    "Could not parse principal from `{}` (no colon is present separating the principal type from"
+    " the principal name)"
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"pattern_type": PatternType.UNKNOWN}, "Invalid patternType UNKNOWN"),
+        ({"pattern_type": PatternType.ANY}, "Invalid patternType ANY"),
+        ({"pattern_type": PatternType.MATCH}, "Invalid patternType MATCH"),
+        ({"resource_type": ResourceType.UNKNOWN}, "Invalid resourceType UNKNOWN"),
+        ({"resource_type": ResourceType.ANY}, "Invalid resourceType ANY"),
+        ({"operation": Operation.UNKNOWN}, "Invalid operation UNKNOWN"),
+        ({"operation": Operation.ANY}, "Invalid operation ANY"),
+        ({"permission": Permission.UNKNOWN}, "Invalid permissionType UNKNOWN"),
+        ({"permission": Permission.ANY}, "Invalid permissionType ANY"),
+        ({"resource_name": ""}, "Invalid empty resource name"),
+        (
+            {"resource_type": ResourceType.CLUSTER, "resource_name": "other"},
+            "The only valid name for the CLUSTER resource is kafka-cluster",
+        ),
+        (
+            {"principal": "invalid"},
+            NO_COLON.format("invalid"),
+        ),
+        (
+            {"principal": ""},
+            NO_COLON.format(""),
+        ),
+        ({"resource_type": ResourceType.CLUSTER, "resource_name": "kafka-cluster"}, None),
+        ({"resource_type": ResourceType.GROUP, "operation": Operation.WRITE}, None),
+        ({"principal": ":"}, None),
+        ({"host": "anything at all"}, None),
+        ({"resource_name": "ü" * 512}, None),
+        ({"resource_name": "ü" * 512 + "x"}, "the resource_name has more than 1024 bytes"),
+        ({"principal": "User:" + "x" * 1020}, "the principal has more than 1024 bytes"),
+        ({"host": "x" * 1025}, "the host has more than 1024 bytes"),
+    ],
+)
+def test_what_a_rule_may_be(kept, changes, why):
+    wanted = replace(GOOD, **changes)
+    assert kept.create(READ_T, wanted) == [None, why]
+    assert kept.found() == {READ_T} | ({wanted} if why is None else set())
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        AclFilter(pattern_type=PatternType.UNKNOWN),
+        AclFilter(resource_type=ResourceType.UNKNOWN),
+        AclFilter(operation=Operation.UNKNOWN),
+        AclFilter(permission=Permission.UNKNOWN),
+    ],
+)
+def test_what_a_filter_may_be(kept, unknown):
+    kept.create(READ_T)
+    with pytest.raises(InvalidRequestError, match="the filter has an unknown"):
+        kept.found(unknown)
+    refused, gone = kept.delete(unknown, ANY)
+    assert isinstance(refused, InvalidRequestError)
+    assert gone == {READ_T}
+
+
+# --- making and taking away ----------------------------------------------------------------------
+
+
+def test_rules_hold_at_once_and_after_a_start(kept):
+    who = session("alice")
+    kept.create(READ_T)
+    for _ in range(2):
+        assert kept.authorizer.allows(who, Operation.READ, ResourceType.TOPIC, "t")
+        assert kept.found() == {READ_T}
+        kept.restart()
+    kept.delete(exactly(READ_T))
+    for _ in range(2):
+        assert not kept.authorizer.allows(who, Operation.READ, ResourceType.TOPIC, "t")
+        assert kept.found() == set()
+        kept.restart()
+
+
+def test_the_entries_have_the_fields_of_kafkas_record(kept):
+    kept.create(rule("DENY WRITE Role:x 10.0.0.1 GROUP PREFIXED g"))
+    ((name, fields),) = kept.storage.metadata.table(ACL).items()
+    assert len(name) == 36
+    assert fields == {
+        "resourceType": 3, "resourceName": "g", "patternType": 4, "principal": "Role:x",
+        "host": "10.0.0.1", "operation": 4, "permissionType": 2,
+    }  # fmt: skip
+
+
+def test_some_can_be_made_and_others_not(kept):
+    good = [rule(f"ALLOW READ User:a * TOPIC {how} t") for how in ("LITERAL", "PREFIXED")]
+    bad = replace(GOOD, pattern_type=PatternType.UNKNOWN)
+    assert kept.create(*good, bad) == [None, None, "Invalid patternType UNKNOWN"]
+    gone, refused = kept.delete(
+        AclFilter(pattern_type=PatternType.LITERAL), AclFilter(resource_type=ResourceType.UNKNOWN)
+    )
+    assert gone == {good[0]}
+    assert isinstance(refused, InvalidRequestError)
+    assert kept.found() == {good[1]}
+
+
+def test_a_rule_is_there_once(kept):
+    before = kept.records
+    assert kept.create(READ_T, READ_T) == [None, None]
+    assert kept.records == before + 1
+    assert kept.create(READ_T) == [None]
+    assert kept.records == before + 1
+
+
+def test_a_rule_that_two_filters_mean_is_told_twice_and_taken_away_once(kept):
+    kept.create(READ_T)
+    before = kept.records
+    assert kept.delete(ANY, exactly(READ_T)) == [{READ_T}, {READ_T}]
+    assert kept.records == before + 1
+    assert kept.delete(ANY) == [set()]
+    assert kept.records == before + 1
+
+
+def test_too_many_at_once(tmp_path):
+    kept = Kept(tmp_path, max_changes_per_request=10)
+    rules = [
+        rule(f"ALLOW READ User:alice 127.0.0.1 TOPIC LITERAL mytopic_{at}") for at in range(12)
+    ]
+    with pytest.raises(PolicyViolationError, match="max_changes_per_request"):
+        kept.create(*rules[:11])
+    assert kept.found() == set()
+    assert kept.create(*rules[:10]) == [None] * 10
+    assert kept.create(*rules) == [None] * 12, "what is there already does not count"
+    with pytest.raises(InvalidRequestError, match="Cannot remove more than 10 acls in a single"):
+        kept.delete(*map(exactly, rules))
+    with pytest.raises(InvalidRequestError, match="Cannot remove more than 10 acls in a single"):
+        kept.delete(ANY)
+    assert kept.found() == set(rules)
+    kept.delete(*map(exactly, rules[:10]), *map(exactly, rules[:10]))
+    assert kept.found() == set(rules[10:])
+
+
+def test_too_many_in_all(tmp_path):
+    kept = Kept(tmp_path, max_acls=3)
+    rules = [rule(f"ALLOW READ User:u{at} * TOPIC LITERAL t") for at in range(4)]
+    kept.create(*rules[:2])
+    with pytest.raises(PolicyViolationError, match="max_acls"):
+        kept.create(*rules[2:])
+    assert kept.create(rules[2]) == [None]
+    assert kept.create(*rules[:3]) == [None] * 3, "there is nothing to be made"
+    kept.delete(exactly(rules[0]))
+    assert kept.create(rules[3]) == [None]
+
+
+def test_too_many_bytes(tmp_path):
+    kept = Kept(tmp_path, max_change_bytes=len("tUser:alice*"))
+    assert kept.create(READ_T) == [None]
+    with pytest.raises(PolicyViolationError, match="max_change_bytes"):
+        kept.create(rule("ALLOW READ User:alice * TOPIC LITERAL tt"))
+    with pytest.raises(PolicyViolationError, match="max_change_bytes"):
+        kept.create(
+            *[rule(f"ALLOW {what} User:alice * TOPIC LITERAL t") for what in ("WRITE", "ALL")]
+        )
+
+
+def test_what_can_not_be_written_does_not_hold(kept, monkeypatch):
+    kept.create(READ_T)
+
+    def fail(*_args: object, **_fields: object) -> None:
+        raise StorageError("no")
+
+    monkeypatch.setattr(kept.storage.metadata.partition, "append_records", fail)
+    for change in (lambda: kept.create(GOOD), lambda: kept.delete(ANY)):
+        with pytest.raises(StorageError):
+            change()
+        assert kept.found() == {READ_T}
+    monkeypatch.undo()
+    kept.create(GOOD)
+    assert kept.delete(ANY) == [{READ_T, GOOD}]
+
+
+async def test_changes_come_one_after_the_other(kept):
+    """The second one waits; a client that goes while it waits, or works, is in nobody's way."""
+    other = rule("ALLOW READ User:bob * TOPIC LITERAL t")
+    first = kept.control.create([READ_T])
+    next(first)
+    waits = [kept.control.create([other]) for _ in range(3)]
+    futures = [next(one) for one in waits]
+    assert all(isinstance(one, asyncio.Future) for one in futures)
+    futures[0].cancel()
+    waits[0].close()
+    finish(first)
+    next(waits[1])
+    assert isinstance(next(waits[2]), asyncio.Future)
+    waits[1].close()
+    assert finish(waits[2]) == [None]
+    assert kept.found() == {READ_T, other}
+
+
+# --- filters -------------------------------------------------------------------------------------
+
+
+def test_rules_by_principal(kept):
+    rules = [
+        rule(text)
+        for text in (
+            "ALLOW READ User:alice host1 TOPIC LITERAL t",
+            "ALLOW WRITE User:alice host1 TOPIC LITERAL t",
+            "ALLOW READ User:bob host2 TOPIC LITERAL t",
+            "ALLOW READ User:bob * TOPIC LITERAL t",
+            "ALLOW READ User:* * TOPIC LITERAL t",
+        )
+    ]
+    kept.create(*rules)
+    assert kept.found(AclFilter(principal="User:alice")) == set(rules[:2])
+    assert kept.found(AclFilter(principal="User:bob")) == set(rules[2:4])
+    assert kept.found(AclFilter(principal="User:*")) == {rules[4]}
+    assert kept.found(AclFilter(host="*")) == set(rules[3:])
+    assert kept.found(AclFilter(operation=Operation.WRITE)) == {rules[1]}
+    assert kept.found(AclFilter(permission=Permission.DENY)) == set()
+
+
+def test_filters_by_resource(kept):
+    one, two = "foo-1", "bar-2"
+    acl1 = rule(f"ALLOW READ User:alice * TOPIC LITERAL {one}")
+    acl2 = rule(f"ALLOW WRITE User:alice 192.168.0.1 TOPIC LITERAL {one}")
+    acl3 = rule(f"ALLOW DESCRIBE User:alice * TOPIC LITERAL {two}")
+    acl4 = rule("ALLOW READ User:* * TOPIC PREFIXED bar-")
+    kept.create(acl1, acl2, acl3, acl4)
+    topic = ResourceType.TOPIC
+    assert kept.found() == {acl1, acl2, acl3, acl4}
+    assert kept.found(AclFilter(topic, PatternType.LITERAL, one)) == {acl1, acl2}
+    assert kept.found(AclFilter(topic, PatternType.PREFIXED, "bar-")) == {acl4}
+    matching = AclFilter(pattern_type=PatternType.MATCH, resource_name=two)
+    assert kept.found(matching) == {acl3, acl4}
+    answers = kept.delete(
+        matching,
+        exactly(acl1),
+        AclFilter(topic, PatternType.LITERAL, two),
+        AclFilter(topic, PatternType.ANY, "baz"),
+    )
+    assert answers == [{acl3, acl4}, {acl1}, {acl3}, set()]
+    assert kept.found() == {acl2}
+
+
+@pytest.mark.parametrize("where", ["LITERAL t", "LITERAL *", "PREFIXED t"])
+def test_rules_of_one_resource(kept, where):
+    """Some of them go, others are kept; those of other resources stay as they are."""
+    read, write, deny = (
+        rule(f"{text} User:alice * TOPIC {where}")
+        for text in ("ALLOW READ", "ALLOW WRITE", "DENY READ")
+    )
+    kept.create(rule("ALLOW READ User:alice * GROUP LITERAL t"))
+    kept.create(read, write)
+    kept.create(write, deny)
+    how, name = where.split(" ")
+    mine = AclFilter(ResourceType.TOPIC, PatternType[how], name)
+    assert kept.found(mine) == {read, write, deny}
+    kept.delete(exactly(read))
+    assert kept.found(mine) == {write, deny}
+    assert kept.delete(mine) == [{write, deny}]
+    assert len(kept.found()) == 1
+
+
+def matches(wanted: AclFilter, one: Acl) -> bool:
+    """``ResourcePatternFilter`` and ``AccessControlEntryFilter``, to the letter."""
+    if wanted.resource_type not in {ResourceType.ANY, one.resource_type}:
+        return False
+    how, name = wanted.pattern_type, wanted.resource_name
+    if how not in {PatternType.ANY, PatternType.MATCH, one.pattern_type}:
+        return False
+    if name is not None:
+        if how is not PatternType.MATCH:
+            if name != one.resource_name:
+                return False
+        elif one.pattern_type is PatternType.LITERAL:
+            if one.resource_name not in {name, ANYTHING}:
+                return False
+        elif not name.startswith(one.resource_name):
+            return False
+    return (
+        wanted.principal in {None, one.principal}
+        and wanted.host in {None, one.host}
+        and wanted.operation in {Operation.ANY, one.operation}
+        and wanted.permission in {Permission.ANY, one.permission}
+    )
+
+
+def drawn_filter(draw: random.Random) -> AclFilter:
+    return AclFilter(
+        draw.choice([ResourceType.ANY, ResourceType.TOPIC, ResourceType.GROUP]),
+        draw.choice([one for one in PatternType if one]),
+        draw.choice([None, *NAMES, "abc"]),
+        draw.choice([None, None, *(f"User:{user}" for user in USERS)]),
+        draw.choice([None, None, None, *HOSTS]),
+        draw.choice([Operation.ANY, Operation.ANY, Operation.READ, Operation.ALL]),
+        draw.choice([Permission.ANY, Permission.ANY, Permission.ALLOW]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_table_is_the_model(tmp_path, seed):
+    """What is taken away is what filters mean, and nothing else (CVE-2024-27309)."""
+    draw, kept, model = random.Random(seed), Kept(tmp_path), set[Acl]()
+    for _ in range(12):
+        wanted = drawn_filter(draw)
+        assert kept.found(wanted) == {one for one in model if matches(wanted, one)}, wanted
+        match draw.randrange(4):
+            case 0:
+                kept.restart()
+            case 1:
+                filters = [drawn_filter(draw) for _ in range(draw.randrange(3))]
+                meant = [{one for one in model if matches(each, one)} for each in filters]
+                assert kept.delete(*filters) == meant
+                model.difference_update(*meant)
+            case _:
+                made = [drawn(draw) for _ in range(draw.choice([1, 2, 9]))]
+                kept.create(*made)
+                model.update(made)
+        assert kept.found() == model
+        assert kept.authorizer.rules.count == len(model)
+    kept.storage.logs.close()
+
+
+# --- large tables --------------------------------------------------------------------------------
+
+
+def large(count: int) -> Iterable[Acl]:
+    for at in range(count):
+        how = "PREFIXED" if at % 2 else "LITERAL"
+        yield rule(f"ALLOW READ User:u{at % 100} 10.0.0.{at % 50} TOPIC {how} name{at}")
+
+
+@pytest.mark.slow
+def test_ten_thousand_rules_keep_nobody_waiting(kept):
+    """The turns of a request are slices of its steps; the longest is a step that is not divided."""
+    rules = list(large(10_000))
+    with watched_loop() as watch:
+        for steps in (
+            kept.control.create(rules),
+            kept.control.create(rules),
+            kept.control.find(ANY),
+            kept.control.delete([ANY]),
+        ):
+            more = True
+            while more:
+
+                def step(steps=steps) -> None:
+                    nonlocal more
+                    more = next(steps, StopIteration) is not StopIteration
+
+                watch.time(step, steps)
+    assert kept.found() == set()
+    watch.check()

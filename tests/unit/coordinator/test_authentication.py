@@ -1,0 +1,438 @@
+"""What a connection is asked before it is served, frame by frame (SaslServerAuthenticatorTest).
+
+`docs/security-tests.md` says which case of Apache Kafka's tests stands where.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.mechanism import Identity, Mechanism
+from fencepost.coordinator.security.principal import USER, Principal, Session
+from fencepost.coordinator.security.scram_login import OTHER_USER
+from fencepost.coordinator.wire.scram import SCRAM_SHA_256, SCRAM_SHA_512, ScramMechanism
+from tests.support.clock import ManualClock
+from tests.support.raw import encode
+from tests.unit.coordinator.logging_in import Desk, ScramClient, give, scram_mechanisms, users_in
+
+NAMES = ["SCRAM-SHA-256", "SCRAM-SHA-512"]
+BOTH = pytest.mark.parametrize("mechanism", [SCRAM_SHA_256, SCRAM_SHA_512], ids=NAMES)
+USUAL = "Authentication failed during authentication due to invalid credentials with SASL mechanism"
+
+
+@pytest.fixture
+def enabled(tmp_path: Path) -> Mapping[str, Mechanism]:
+    return scram_mechanisms(users_in(tmp_path, alice="right", bob="right"))
+
+
+class TokenExchange:
+    """A token that is a name, and a time that ends the login."""
+
+    def __init__(self) -> None:
+        self.identity: Identity | None = None
+
+    def step(self, token: bytes) -> Work[bytes]:
+        yield from ()
+        name, _, ends = token.decode().partition(" ")
+        self.identity = Identity(Principal(USER, name), int(ends) if ends else None)
+        return b""
+
+
+class Tokens:
+    """A mechanism whose credentials end by themselves."""
+
+    name = "TOKEN"
+
+    def begin(self) -> TokenExchange:
+        return TokenExchange()
+
+
+# --- from the first frame to the login ---
+
+
+@BOTH
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_a_login(enabled: Mapping[str, Mechanism], mechanism: ScramMechanism, version: int) -> None:
+    desk = Desk(enabled)
+    assert desk.ask("api_versions", 3, client_software_name="x", client_software_version="1")
+    assert desk.handshake(mechanism.name) == {"error_code": "none", "mechanisms": NAMES}
+    client = ScramClient("alice", "right", mechanism)
+    told = desk.scram(client, version)
+    assert told is not None
+    assert told["error_code"] == "none"
+    assert told["auth_bytes"] == b"v=" + _base64(client.signature)
+    assert told.get("session_lifetime", 0) == 0
+    result = desk.login.result
+    assert result is not None
+    assert result.identity == Identity(Principal(USER, "alice"))
+    assert (result.mechanism, result.lifetime_ms) == (mechanism.name, None)
+
+
+def _base64(data: bytes) -> bytes:
+    import base64
+
+    return base64.b64encode(data)
+
+
+@pytest.mark.parametrize("first", [[], ["api_versions"]])
+def test_bare_tokens_after_a_handshake_of_version_0(
+    enabled: Mapping[str, Mechanism], first: list[str]
+) -> None:
+    desk = Desk(enabled)
+    for api in first:
+        assert desk.ask(api, 0)
+    assert desk.handshake("SCRAM-SHA-256", 0)["error_code"] == "none"
+    client = ScramClient("alice", "right", SCRAM_SHA_256)
+    token = desk.frame(client.first.encode())
+    assert token is not None
+    assert desk.frame(client.final(token)) == b"v=" + _base64(client.signature)
+    assert desk.login.result is not None
+
+
+def test_a_bare_token_that_fails_is_not_answered(enabled: Mapping[str, Mechanism]) -> None:
+    desk = Desk(enabled)
+    desk.handshake("SCRAM-SHA-256", 0)
+    client = ScramClient("alice", "wrong", SCRAM_SHA_256)
+    token = desk.frame(client.first.encode())
+    assert token is not None
+    assert desk.frame(client.final(token)) is None
+    assert desk.ended == "the password is wrong"
+
+
+@pytest.mark.parametrize("frame", [b"", b"\x60\x00\x01", bytes(10), b"GET / HTTP/1.1\r\n\r\n"])
+def test_what_is_no_request_ends_the_connection(
+    enabled: Mapping[str, Mechanism], frame: bytes
+) -> None:
+    desk = Desk(enabled)
+    assert desk.frame(frame) is None
+    assert desk.ended
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "body"),
+    [
+        ("metadata", 1, {"topics": []}),
+        ("list_groups", 0, {}),
+        ("sasl_authenticate", 2, {"auth_bytes": b"x"}),
+    ],
+)
+@pytest.mark.parametrize("after_versions", [False, True])
+def test_other_requests_before_the_handshake(
+    enabled: Mapping[str, Mechanism],
+    api: str,
+    version: int,
+    body: dict[str, object],
+    *,
+    after_versions: bool,
+) -> None:
+    desk = Desk(enabled)
+    if after_versions:
+        desk.ask("api_versions", 0)
+    assert desk.ask(api, version, **body) is None
+    assert "before the handshake" in desk.ended
+
+
+def test_versions_are_told_once(enabled: Mapping[str, Mechanism]) -> None:
+    desk = Desk(enabled)
+    assert desk.ask("api_versions", 0)
+    assert desk.ask("api_versions", 0) is None
+    assert desk.ended == "ApiVersions a second time"
+
+
+def test_versions_may_be_asked_for_again_after_an_error(enabled: Mapping[str, Mechanism]) -> None:
+    desk = Desk(enabled)
+    unsupported = struct.pack(">hhih", 18, 99, 3, -1)
+    for _ in range(3):
+        found = desk.frame(unsupported)
+        assert found is not None
+        assert found[4:6] == struct.pack(">h", 35)
+    told = desk.ask("api_versions", 3, client_software_name="a b", client_software_version="1")
+    assert told is not None
+    assert told["error_code"] == "invalid_request"
+    assert desk.ask("api_versions", 4, client_software_name="x", client_software_version="1")
+    assert desk.frame(unsupported) is None
+    assert desk.ended
+
+
+def test_a_handshake_of_an_unknown_version(enabled: Mapping[str, Mechanism]) -> None:
+    desk = Desk(enabled)
+    assert desk.frame(struct.pack(">hhih", 17, 10, 3, -1) + b"\0\0") is None
+    assert desk.ended
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("name", ["PLAIN", "GSSAPI", "scram-sha-256", "", "x" * 1000])
+def test_a_mechanism_that_is_not_enabled(
+    enabled: Mapping[str, Mechanism], name: str, version: int
+) -> None:
+    desk = Desk(enabled)
+    told = desk.handshake(name, version)
+    assert told == {"error_code": "unsupported_sasl_mechanism", "mechanisms": NAMES}
+    assert desk.ended
+    assert len(desk.ended) < 200
+
+
+# --- tokens ---
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "body", "code"),
+    [
+        ("api_versions", 0, {}, "illegal_sasl_state"),
+        ("sasl_handshake", 1, {"mechanism": "SCRAM-SHA-256"}, "illegal_sasl_state"),
+        ("list_groups", 0, {}, "illegal_sasl_state"),
+        ("metadata", 1, {"topics": []}, None),
+    ],
+)
+def test_other_requests_during_the_login(
+    enabled: Mapping[str, Mechanism],
+    api: str,
+    version: int,
+    body: dict[str, object],
+    code: str | None,
+) -> None:
+    """Metadata has no error of its own: where Apache Kafka answers for each topic, it is closed."""
+    desk = Desk(enabled)
+    desk.handshake("SCRAM-SHA-256")
+    told = desk.ask(api, version, **body)
+    assert (told and told["error_code"]) == code
+    assert "during the login" in desk.ended
+
+
+def test_a_token_of_an_unknown_version(enabled: Mapping[str, Mechanism]) -> None:
+    desk = Desk(enabled)
+    desk.handshake("SCRAM-SHA-256")
+    assert desk.frame(struct.pack(">hhih", 36, 99, 3, -1) + bytes(4)) is None
+    assert desk.ended
+
+
+def test_a_token_that_is_no_request(enabled: Mapping[str, Mechanism]) -> None:
+    desk = Desk(enabled)
+    desk.handshake("SCRAM-SHA-256")
+    assert desk.frame(b"n,,n=alice,r=nonce") is None
+    assert desk.ended
+
+
+def test_a_truncated_body(enabled: Mapping[str, Mechanism]) -> None:
+    desk = Desk(enabled)
+    desk.handshake("SCRAM-SHA-256")
+    whole = encode("sasl_authenticate", 2, 1, "c", {"auth_bytes": b"n,,n=alice,r=nonce"})
+    assert desk.frame(whole[:-3]) is None
+    assert desk.ended.startswith("no request of Kafka")
+
+
+# --- SCRAM (ScramSaslServerTest) ---
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("user", "password"),
+    [("alice", "wrong"), ("alice", ""), ("nobody", "right"), ("Alice", "right")],
+)
+def test_wrong_users_and_passwords_fail_in_one_way(
+    enabled: Mapping[str, Mechanism], mechanism: ScramMechanism, user: str, password: str
+) -> None:
+    desk = Desk(enabled)
+    desk.handshake(mechanism.name)
+    client = ScramClient(user, password, mechanism)
+    first = desk.token(client.first.encode())
+    assert first is not None
+    assert first["error_code"] == "none"
+    told = desk.token(client.final(first["auth_bytes"]))
+    assert told is not None
+    assert told["error_code"] == "sasl_authentication_failed"
+    assert told["error_message"] == f"{USUAL} {mechanism.name}"
+    assert told["auth_bytes"] == b""
+    assert desk.login.result is None
+
+
+def test_a_user_of_another_mechanism_is_as_unknown(tmp_path: Path) -> None:
+    users = users_in(tmp_path)
+    give(users, "alice", "right", SCRAM_SHA_256)
+    desk = Desk(scram_mechanisms(users))
+    desk.handshake("SCRAM-SHA-512")
+    told = desk.scram(ScramClient("alice", "right", SCRAM_SHA_512))
+    assert told is not None
+    assert told["error_message"] == f"{USUAL} SCRAM-SHA-512"
+    assert desk.ended == "the user has no credential of SCRAM-SHA-512"
+
+
+@pytest.mark.parametrize("name", ["a,b", "a=b", "=2C", "a b", "semi;colon", "User:x", '"q"'])
+def test_names_with_special_characters(tmp_path: Path, name: str) -> None:
+    desk = Desk(scram_mechanisms(users_in(tmp_path, **{name: "p,=w"})))
+    desk.handshake("SCRAM-SHA-256")
+    desk.scram(ScramClient(name, "p,=w", SCRAM_SHA_256))
+    assert desk.login.result is not None
+    assert desk.login.result.identity.principal == Principal(USER, name)
+
+
+@pytest.mark.parametrize(
+    "bend", [lambda nonce: "", lambda nonce: nonce[:-1], lambda nonce: "x" + nonce]
+)
+def test_another_nonce_in_the_last_message(enabled: Mapping[str, Mechanism], bend: object) -> None:
+    """CVE-2024-56128: the proof itself is right for what the client has sent."""
+    desk = Desk(enabled)
+    desk.handshake("SCRAM-SHA-256")
+    client = ScramClient("alice", "right", SCRAM_SHA_256)
+    first = desk.token(client.first.encode())
+    assert first is not None
+    sent = first["auth_bytes"].decode()
+    nonce = bend(sent[2 : sent.index(",")])  # type: ignore[operator]
+    told = desk.token(client.final(first["auth_bytes"], nonce))
+    assert told is not None
+    assert told["error_code"] == "sasl_authentication_failed"
+    assert desk.login.result is None
+
+
+@pytest.mark.parametrize("user", ["alice", "nobody"])
+def test_somebody_else_is_nobody_more(enabled: Mapping[str, Mechanism], user: str) -> None:
+    """The same of users that there are and that there are not."""
+    desk = Desk(enabled)
+    desk.handshake("SCRAM-SHA-256")
+    told = desk.token(f"n,a=bob,n={user},r=nonce".encode())
+    assert told is not None
+    assert told["error_message"] == OTHER_USER
+
+
+def test_a_user_may_name_itself(enabled: Mapping[str, Mechanism]) -> None:
+    desk = Desk(enabled)
+    desk.handshake("SCRAM-SHA-256")
+    told = desk.token(b"n,a=alice,n=alice,r=nonce")
+    assert told is not None
+    assert told["error_code"] == "none"
+
+
+def test_there_are_no_tokens_to_log_in_with(enabled: Mapping[str, Mechanism]) -> None:
+    """With `tokenauth=true` the name is that of a delegation token, never that of a user."""
+    desk = Desk(enabled)
+    desk.handshake("SCRAM-SHA-256")
+    client = ScramClient("alice", "right", SCRAM_SHA_256)
+    client.first = type(client.first).of("alice", "nonce", {"tokenauth": "true"})
+    told = desk.scram(client)
+    assert told is not None
+    assert told["error_code"] == "sasl_authentication_failed"
+
+
+def test_a_credential_with_too_few_iterations(tmp_path: Path) -> None:
+    users = users_in(tmp_path)
+    give(users, "weak", "right", SCRAM_SHA_256, iterations=4095)
+    desk = Desk(scram_mechanisms(users))
+    desk.handshake("SCRAM-SHA-256")
+    told = desk.scram(ScramClient("weak", "right", SCRAM_SHA_256))
+    assert told is not None
+    assert told["error_code"] == "sasl_authentication_failed"
+
+
+@pytest.mark.parametrize("token", [b"", b"n,,", b"\0", b"p=tls-unique,,n=alice,r=n", b"\xff" * 50])
+def test_first_tokens_that_are_none(enabled: Mapping[str, Mechanism], token: bytes) -> None:
+    desk = Desk(enabled)
+    desk.handshake("SCRAM-SHA-256")
+    told = desk.token(token)
+    assert told is not None
+    assert told["error_message"] == f"{USUAL} SCRAM-SHA-256"
+
+
+@pytest.mark.parametrize(
+    "bend",
+    [
+        lambda token: b"",
+        lambda token: token.replace(b"c=biws", b"c=eSws"),
+        lambda token: token[:-4] + b"AAA=",
+        lambda token: token.split(b",p=")[0] + b",p=",
+    ],
+)
+def test_last_tokens_that_are_bent(enabled: Mapping[str, Mechanism], bend: object) -> None:
+    desk = Desk(enabled)
+    desk.handshake("SCRAM-SHA-256")
+    client = ScramClient("alice", "right", SCRAM_SHA_256)
+    first = desk.token(client.first.encode())
+    assert first is not None
+    told = desk.token(bend(client.final(first["auth_bytes"])))  # type: ignore[operator]
+    assert told is not None
+    assert told["error_code"] == "sasl_authentication_failed"
+
+
+# --- how long it holds, and beginning anew (KIP-368) ---
+
+
+@pytest.mark.parametrize(
+    ("ends_in_ms", "most_ms", "lifetime_ms"),
+    [
+        (None, None, None),
+        (None, 60_000, 60_000),
+        (50_000, None, 50_000),
+        (50_000, 60_000, 50_000),
+        (70_000, 60_000, 60_000),
+        (-1, 60_000, 0),
+        (10**14, None, 10**14),
+        (None, 10**14, 10**14),
+    ],
+)
+def test_how_long_a_login_holds(
+    ends_in_ms: int | None, most_ms: int | None, lifetime_ms: int | None
+) -> None:
+    bounds = {} if most_ms is None else {"TOKEN": most_ms}
+    desk = Desk({"TOKEN": Tokens()}, max_reauth_ms=bounds)
+    desk.handshake("TOKEN")
+    ends = "" if ends_in_ms is None else f" {desk.clock.now_ms() + ends_in_ms}"
+    told = desk.token(f"alice{ends}".encode())
+    assert told is not None
+    assert told["session_lifetime"] == (lifetime_ms or 0)
+    assert desk.login.result is not None
+    assert desk.login.result.lifetime_ms == lifetime_ms
+
+
+def again(enabled: Mapping[str, Mechanism], user: str, mechanism: str = "SCRAM-SHA-256") -> Desk:
+    session = Session("127.0.0.1", "SASL", Principal(USER, user), mechanism, 1)
+    return Desk(enabled, clock=ManualClock(), previous=session)
+
+
+def test_the_same_user_logs_in_again(enabled: Mapping[str, Mechanism]) -> None:
+    desk = again(enabled, "alice")
+    desk.handshake("SCRAM-SHA-256")
+    desk.scram(ScramClient("alice", "right", SCRAM_SHA_256))
+    assert desk.login.result is not None
+
+
+def test_another_user_can_not(enabled: Mapping[str, Mechanism]) -> None:
+    desk = again(enabled, "alice")
+    desk.handshake("SCRAM-SHA-256")
+    told = desk.scram(ScramClient("bob", "right", SCRAM_SHA_256))
+    assert told is not None
+    assert told["error_code"] == "sasl_authentication_failed"
+    assert told["error_message"] == (
+        "Cannot change principals during re-authentication from User.alice: User.bob"
+    )
+    assert desk.login.result is None
+
+
+def test_another_user_can_not_with_bare_tokens(enabled: Mapping[str, Mechanism]) -> None:
+    desk = again(enabled, "alice")
+    desk.handshake("SCRAM-SHA-256", 0)
+    client = ScramClient("bob", "right", SCRAM_SHA_256)
+    token = desk.frame(client.first.encode())
+    assert token is not None
+    assert desk.frame(client.final(token)) is None
+    assert desk.login.result is None
+    assert desk.ended
+
+
+def test_another_mechanism_is_the_end(enabled: Mapping[str, Mechanism]) -> None:
+    """The handshake is answered; what comes next is not."""
+    desk = again(enabled, "alice", "SCRAM-SHA-512")
+    assert desk.handshake("SCRAM-SHA-256")["error_code"] == "none"
+    assert desk.token(b"n,,n=alice,r=nonce") is None
+    assert desk.ended == "another mechanism than that of the login before"
+
+
+def test_a_wrong_password_of_a_second_login_says_so(enabled: Mapping[str, Mechanism]) -> None:
+    desk = again(enabled, "alice")
+    desk.handshake("SCRAM-SHA-256")
+    told = desk.scram(ScramClient("alice", "wrong", SCRAM_SHA_256))
+    assert told is not None
+    assert "during re-authentication" in told["error_message"]

@@ -79,6 +79,7 @@ ALLOWED_IMPORTS = {
         "coordinator.errors",
         "coordinator.runtime",
         "coordinator.wire.jaas",
+        "coordinator.wire.pem",
         "coordinator.wire.scram",
         "coordinator.wire.steps",
         "logcore",

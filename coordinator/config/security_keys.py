@@ -38,11 +38,12 @@ ssl.truststore.password PASSWORD -
 ssl.client.auth STRING none of=none,requested,required
     Whether clients show a certificate. A listener with SASL goes by its own setting only.
 ssl.protocol STRING TLSv1.3
-    The newest version of TLS.
+    The newest version of TLS: TLSv1.2, TLSv1.3, or TLS for the newest of all.
 ssl.enabled.protocols LIST TLSv1.2,TLSv1.3 of=TLSv1.2,TLSv1.3
     The versions of TLS.
 ssl.cipher.suites LIST ""
-    Those of TLS 1.2, by OpenSSL's names; empty for what OpenSSL takes for good.
+    By their registered names or OpenSSL's; empty for what OpenSSL takes for good. Of TLS 1.3 there
+    are all as soon as one is named, and none if only others are.
 ssl.principal.mapping.rules STRING DEFAULT
     How the name in a client's certificate becomes that of a user.
 ssl.allow.dn.changes BOOLEAN false

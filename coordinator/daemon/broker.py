@@ -58,6 +58,7 @@ from fencepost.logcore.clock import Clock, SystemClock
 from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem, OsFileSystem
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.daemon.certificates import Certificates
     from fencepost.coordinator.daemon.in_thread import BrokerThread
     from fencepost.coordinator.metrics.endpoint import Endpoint
     from fencepost.coordinator.security.added_users import AddedUser
@@ -132,11 +133,16 @@ class Broker:
             self._listen = {first.name: replace(first, host=host, port=port)}
         check_closed(self.config, self._listen.values())
         for one in self._listen.values():
-            if one.is_tls:
-                raise ConfigError("listeners", one.name, f"{one.protocol} is not served yet")
             if one.is_sasl:
                 _check_logins(self.config, one.name)
         self._added_users = _added_users(add_scram)
+        self.certificates: Certificates | None = None
+        """Of listeners that encrypt; None where none does."""
+        if any(one.is_tls for one in self._listen.values()):
+            # Most brokers need none of it.
+            from fencepost.coordinator.daemon.certificates import Certificates  # noqa: PLC0415
+
+            self.certificates = Certificates(self.config, self._listen.values(), self.clock)
         self._lock: int | None = None
         self._storage: Storage | None = None
         self._services: Services | None = None
@@ -374,11 +380,7 @@ class Broker:
         self._limit_clients()
         if self._metrics is not None:
             self._metrics.watch(self._server)
-        for one in self._listen.values():
-            try:
-                await self._server.start(one)
-            except OSError as error:
-                raise BrokerError(f"can not listen on {one.host}:{one.port}: {error}") from error
+        await self._listen_all(self._server)
         self._maintenance = Maintenance(services.logs, config, self.clock)
         self._maintenance.start()
         self.cleaner = Cleaner(services.logs, config, self.clock)
@@ -419,6 +421,21 @@ class Broker:
             with_sasl, self.config, services.users, services.password_checks, self.clock
         )
 
+    async def _listen_all(self, server: Server) -> None:
+        certificates = self.certificates
+        if certificates is not None:
+            try:
+                await certificates.load()
+            except ConfigError as error:
+                raise BrokerError(str(error)) from error
+            certificates.start()
+        for one in self._listen.values():
+            tls = None if certificates is None else certificates.tls.get(one.name)
+            try:
+                await server.start(one, tls)
+            except OSError as error:
+                raise BrokerError(f"can not listen on {one.host}:{one.port}: {error}") from error
+
     async def prepare_first_contact(self) -> None:
         """Load what the first client will need, a piece a turn; for a process of the broker's own.
 
@@ -451,6 +468,8 @@ class Broker:
             steps.append(("stop accepting", self._server.stop_accepting))
         if services is not None:
             steps.append(("answer long polls", services.fetches.delayed.close))
+        if self.certificates is not None:
+            steps.append(("stop looking at certificates", self.certificates.stop))
         if self._maintenance is not None:
             steps.append(("stop maintenance", self._maintenance.stop))
         if self.cleaner is not None:

@@ -203,6 +203,8 @@ class _Reloads:
             _log.error("settings not read again", cause=str(error))
         else:
             _log.info("settings read again", changed=changed, at_next_start=at_next_start)
+        if self._broker.certificates is not None:
+            await self._broker.certificates.refresh()
         self._notifier.ready(_listening(self._broker))
 
 

@@ -55,6 +55,13 @@ fencepost_logins_under_way gauge
     Connections that have not logged in yet.
 fencepost_logins_expired_total counter
     Connections that were closed because they went on with a login that had ended.
+fencepost_handshake_failures_total counter listener
+    Clients with which a listener that encrypts could not come to terms.
+fencepost_certificate_not_after_seconds gauge listener
+    Until when the certificate of a listener is good, in seconds since 1970.
+fencepost_certificate_stale gauge listener
+    1 while the files or settings of a listener's certificate are others by now and can't be used:
+    the log says why. What was there goes on.
 fencepost_requests_total counter api version
     Requests that were answered.
 fencepost_request_seconds histogram api
@@ -214,6 +221,18 @@ def of_server(server: Server) -> Iterator[Series]:
     )
     if server.logins is not None:
         yield from _of_logins(server.logins)
+    encrypted = [(labels(listener=name), tls) for name, tls in server.tls.items()]
+    yield some(
+        "fencepost_handshake_failures_total",
+        *((name, tls.handshake_failures) for name, tls in encrypted),
+    )
+    yield some(
+        "fencepost_certificate_not_after_seconds",
+        *((name, tls.not_after_s) for name, tls in encrypted),
+    )
+    yield some(
+        "fencepost_certificate_stale", *((name, int(tls.is_stale)) for name, tls in encrypted)
+    )
     if server.watch is not None:
         yield some(
             "fencepost_requests_total",

@@ -38,7 +38,7 @@ from fencepost.coordinator.net.response_budget import LARGE_ANSWERS, ResponseBud
 from fencepost.coordinator.net.throttling import is_gone, throttle_of, throttled
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.runtime.turns import Job, Turns, Wait, Work
-from fencepost.coordinator.security.principal import Session, plain_host
+from fencepost.coordinator.security.principal import Principal, Session, plain_host
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.throttle import LoopTime
 from fencepost.coordinator.wire.api import APIS
@@ -163,6 +163,10 @@ class Connection(asyncio.BufferedProtocol):
             from fencepost.coordinator.net.authentication import open_gate  # noqa: PLC0415 - most brokers let anybody in
 
             self._gate = open_gate(self, self._stream, self._server.logins, self._loop)
+
+    def identified(self, principal: Principal) -> None:
+        """The client has shown who it is."""
+        self.session = replace(self.session, principal=principal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone. A coroutine runs on, without an answer; work in steps ends."""

@@ -27,7 +27,9 @@ from fencepost.logcore.fs import handle_limit, held_handles
 from fencepost.logcore.machine import DomainError
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.net.tls_stream import Handshakes, TlsStream
     from fencepost.coordinator.security.logins import Logins
+    from fencepost.coordinator.security.tls import ListenerTls
     from fencepost.coordinator.services import Services
 
 log = structlog.get_logger(__name__)
@@ -92,14 +94,21 @@ class Server:
         self._arriving: set[asyncio.Task[None]] = set()
         self.addresses: dict[str, tuple[str, int]] = {}
         """Where each listener listens, or listened last; in the order of their starts."""
+        self.tls: dict[str, ListenerTls] = {}
+        """What each of those that encrypt does that with."""
+        self._handshakes: Handshakes | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
-    async def start(self, listener: ListenerConfig) -> tuple[str, int]:
-        """Listen where ``listener`` says; return the address in use.
+    async def start(
+        self, listener: ListenerConfig, tls: ListenerTls | None = None
+    ) -> tuple[str, int]:
+        """Listen where ``listener`` says, encrypted with ``tls``; return the address in use.
 
         May be called again for another listener. Raises OSError if the address cannot be bound.
         """
+        if listener.is_tls and tls is None:
+            raise ValueError(f"nothing to encrypt {listener.name} with")
         if not self._listeners:
             self.loop = asyncio.get_running_loop()
             self.turns = Turns(self.loop)
@@ -115,6 +124,8 @@ class Server:
         finally:
             bound.close()
         self._listeners += made
+        if tls is not None:
+            self.tls[listener.name] = tls
         self.addresses[listener.name] = made[0].address
         return made[0].address
 
@@ -185,7 +196,18 @@ class Server:
         task.add_done_callback(self._arriving.discard)
 
     async def _connect(self, listener: ListenerConfig, client: socket.socket) -> None:
-        await self.loop.connect_accepted_socket(lambda: Connection(self, listener), client)
+        connection = Connection(self, listener)
+        protocol = self._encrypted(connection) if listener.is_tls else connection
+        await self.loop.connect_accepted_socket(lambda: protocol, client)
+
+    def _encrypted(self, connection: Connection) -> TlsStream:
+        from fencepost.coordinator.net import tls_stream  # noqa: PLC0415 - most brokers need none of it
+
+        if self._handshakes is None:
+            timeout_ms = self.limits.handshake_timeout_ms
+            self._handshakes = tls_stream.Handshakes(self.loop, timeout_ms)
+        tls = self.tls[connection.listener.name]
+        return tls_stream.TlsStream(connection, tls, self._handshakes)
 
     def admit(self, connection: Connection) -> bool:
         """Whether a new connection may stay; counts it if so."""

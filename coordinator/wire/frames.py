@@ -79,7 +79,9 @@ class FrameBuffer:
             return None
         size: int = _LENGTH(self._buffer, self._start)[0]
         if not 0 <= size <= self.max_bytes:
-            raise MalformedRequest(f"a frame of {size} bytes; the limit is {self.max_bytes}")
+            # What TLS begins with: a record of a handshake, in one of its versions.
+            hint = "; a client that speaks TLS?" if size >> 16 == 0x1603 else ""
+            raise MalformedRequest(f"a frame of {size} bytes; the limit is {self.max_bytes}{hint}")
         if have < size + _PREFIX_BYTES:
             self._wanted = size + _PREFIX_BYTES
             return None

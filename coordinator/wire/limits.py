@@ -79,5 +79,7 @@ class ConnectionLimits:
     """How long a large frame, or a response, may be slow even then."""
     frame_timeout_ms: int = 30_000
     """A frame that has begun must keep growing: no byte for this long closes the connection."""
+    handshake_timeout_ms: int = 10_000
+    """How long a client may take to shake hands, from its connection on; asyncio has 60 s."""
     drain_timeout_ms: int = 2_000
     """How long a stopping server waits for responses under way."""

@@ -14,6 +14,7 @@ import importlib
 import io
 import itertools
 import socket
+import ssl
 import struct
 import types
 import typing
@@ -155,13 +156,23 @@ def decode(api: str, version: int, frame: bytes) -> tuple[int, Answer]:
 class RawClient:
     """One connection."""
 
-    def __init__(self, bootstrap: str, *, client_id: str = "raw", deadline_s: float = 20) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        client_id: str = "raw",
+        deadline_s: float = 20,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """``tls`` is what the connection to ``localhost`` is encrypted with, if it is."""
         host, port = bootstrap.rsplit(":", 1)
         self.client_id = client_id
         self._correlation = itertools.count(1)
         self._waiting: list[tuple[str, int, int]] = []
         self._socket = socket.create_connection((host, int(port)), deadline_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self._socket = tls.wrap_socket(self._socket, server_hostname="localhost")
 
     def __enter__(self) -> Self:
         return self

@@ -6,15 +6,12 @@ once, at its start, has to hold for what it reads later. A Java client has to be
 
 from __future__ import annotations
 
-import os
 import ssl
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fencepost.coordinator.wire.client.security import Security, SecurityError, Tls, conversion
+from fencepost.coordinator.wire.pem import certificates, hidden, store_type
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -100,7 +97,7 @@ def _believe(context: ssl.SSLContext, tls: Tls) -> None:
     key = "ssl.truststore.location" if tls.truststore else "ssl.truststore.certificates"
     text = _read(key, tls.truststore) if tls.truststore else tls.authorities
     try:
-        context.load_verify_locations(cadata=_certificates(text))
+        context.load_verify_locations(cadata="".join(certificates(text)))
     except (ssl.SSLError, ValueError):
         raise SecurityError(f"{key}: no certificate in PEM is there{_of(tls.truststore)}") from None
 
@@ -123,7 +120,7 @@ def _identify(context: ssl.SSLContext, tls: Tls) -> None:
         if tls.keystore:
             context.load_cert_chain(tls.keystore, tls.key_file or None, password=password)
         else:
-            with _hidden(f"{tls.key.strip()}\n{tls.chain.strip()}\n") as path:
+            with hidden(f"{tls.key.strip()}\n{tls.chain.strip()}\n") as path:
                 context.load_cert_chain(path, password=password)
     except ssl.SSLError as error:
         reason = (error.reason or "").replace("_", " ").lower() or "it can't be read"
@@ -131,13 +128,6 @@ def _identify(context: ssl.SSLContext, tls: Tls) -> None:
         raise SecurityError(
             f"{key}: no key and certificate that belong together{_of(tls.keystore)}: {reason}{hint}"
         ) from None
-
-
-def _certificates(text: str) -> str:
-    """The certificates of a PEM text: what stands between and before them is for people."""
-    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-    found = [part.partition(end)[0] for part in text.split(begin)[1:]]
-    return "".join(f"{begin}{part}{end}\n" for part in found)
 
 
 def _of(path: str) -> str:
@@ -149,19 +139,7 @@ def _read(key: str, path: str) -> str:
         raw = Path(path).read_bytes()
     except OSError as error:
         raise SecurityError(f"{key}: {path}: {error.strerror}") from None
-    if raw[:4] == b"\xfe\xed\xfe\xed" or raw[:1] == b"\x30":
-        form = "JKS" if raw[:1] == b"\xfe" else "PKCS12"
+    form = store_type(raw)
+    if form is not None:
         raise SecurityError(f"{key}: {path} is no PEM but {form}{conversion(form, path)}")
     return raw.decode("utf-8", "replace")
-
-
-@contextmanager
-def _hidden(text: str) -> Iterator[str]:
-    """A file that nobody else can read, for as long as OpenSSL needs a path."""
-    descriptor, path = tempfile.mkstemp(prefix="fencepost-")  # mode 0600
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        yield path
-    finally:
-        Path(path).unlink()

@@ -1,0 +1,155 @@
+"""The certificates of encrypted listeners: loaded at the start, and again when they are renewed.
+
+Files and settings are looked at every :data:`LOOK_MS`, at SIGHUP, and when a dynamic setting of the
+broker changes. What is new is loaded and checked in a thread first. If it can't be used, what was
+there goes on, and the log and a metric say so. Connections that are open stay as they are.
+
+Source: ``SslFactory``, ``DynamicBrokerConfig``; Kafka itself does not look at files by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
+
+import structlog
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.config.listener_config import ListenerConfig
+from fencepost.coordinator.runtime.background import Repeated, Threads, spawn
+from fencepost.coordinator.security.tls import (
+    ListenerTls,
+    Stamp,
+    TlsSettings,
+    load,
+    stamps_of,
+    tls_settings,
+)
+from fencepost.logcore.clock import Clock
+
+LOOK_MS: Final = 30_000
+"""How often files are looked at, in milliseconds."""
+
+EXPIRY_WARNING_DAYS: Final = 30
+"""From how many days before its end on a certificate is warned of, once a day."""
+
+_DAY_S: Final = 86_400
+
+_log = structlog.get_logger(__name__)
+
+
+class Certificates:
+    """What the listeners that encrypt do that with. Raises ConfigError for their settings."""
+
+    def __init__(
+        self, config: BrokerConfig, listeners: Iterable[ListenerConfig], clock: Clock
+    ) -> None:
+        self._config, self._clock = config, clock
+        self._listeners = {one.name: one for one in listeners if one.is_tls}
+        for one in self._listeners.values():
+            tls_settings(config, one)
+        self.tls: dict[str, ListenerTls] = {}
+        """By the name of the listener, once they are loaded."""
+        self._refused: dict[str, tuple[TlsSettings, tuple[Stamp | None, ...]]] = {}
+        """What could not be used, so that it is not tried again and again."""
+        self._warned_s: dict[str, float] = {}
+        self._threads = Threads("certificates")
+        self._lock = asyncio.Lock()
+        self._looks = Repeated("look at certificates", self.refresh, lambda: LOOK_MS)
+        self._again: asyncio.Task[None] | None = None
+        self._is_running = False
+
+    async def load(self) -> None:
+        """Load all of them. Raises ConfigError."""
+        for name, listener in self._listeners.items():
+            settings = tls_settings(self._config, listener)
+            self.tls[name] = ListenerTls(await self._threads.run(partial(load, settings)))
+            self._warn_of_expiry(name)
+
+    def start(self) -> None:
+        """Look after them from now on."""
+        self._is_running = True
+        self._config.listen(self.look)
+        self._looks.start(LOOK_MS)
+
+    async def stop(self) -> None:
+        """End that."""
+        self._is_running = False
+        await self._looks.stop()
+        if self._again is not None:
+            await asyncio.wait({self._again})
+        self._threads.close()
+
+    def look(self) -> None:
+        """Look at all of them now."""
+        if self._is_running and (self._again is None or self._again.done()):
+            self._again = spawn(self._look_again(), "look at certificates")
+
+    async def _look_again(self) -> None:
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Take over what is new and can be used."""
+        async with self._lock:
+            for name in self.tls:
+                await self._refresh(name)
+                self._warn_of_expiry(name)
+
+    async def _refresh(self, name: str) -> None:
+        tls, found = self.tls[name], None
+        try:
+            settings = tls_settings(self._config, self._listeners[name])
+            found = settings, await self._threads.run(partial(stamps_of, settings))
+            if found == (tls.loaded.settings, tls.loaded.stamps):
+                tls.is_stale = False
+                self._refused.pop(name, None)
+                return
+            if found == self._refused.get(name):
+                return
+            loaded = await self._threads.run(partial(load, settings))
+            tls.check(loaded, self._now_s)
+        except ConfigError as error:
+            if found is not None:
+                self._refused[name] = found
+            tls.is_stale = True
+            tls.failed_reloads += 1
+            _log.error("certificate not read again", listener=name, cause=str(error))
+            return
+        tls.take(loaded)
+        tls.is_stale = False
+        tls.reloads += 1
+        self._refused.pop(name, None)
+        self._warned_s.pop(name, None)
+        _log.info("certificate read again", listener=name, subject=loaded.certificate.subject)
+
+    async def check(self, config: BrokerConfig) -> None:
+        """Raise ConfigError where what ``config`` says could not take the place of what is there.
+
+        Nothing changes. What says the same as now is not looked at.
+        """
+        for name, tls in self.tls.items():
+            settings = tls_settings(config, self._listeners[name])
+            if settings != tls.loaded.settings:
+                tls.check(await self._threads.run(partial(load, settings)), self._now_s)
+
+    @property
+    def _now_s(self) -> float:
+        return self._clock.now_ms() / 1000
+
+    def _warn_of_expiry(self, name: str) -> None:
+        left_s = self.tls[name].not_after_s - self._now_s
+        if left_s >= EXPIRY_WARNING_DAYS * _DAY_S:
+            return
+        if self._now_s - self._warned_s.get(name, -_DAY_S) < _DAY_S:
+            return
+        self._warned_s[name] = self._now_s
+        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.tls[name].not_after_s))
+        if left_s <= 0:
+            _log.error("certificate has expired", listener=name, not_after=until)
+        else:
+            days = int(left_s // _DAY_S)
+            _log.warning("certificate expires", listener=name, not_after=until, days_left=days)

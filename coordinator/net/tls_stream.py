@@ -1,0 +1,304 @@
+"""TLS between a socket and its connection: to asyncio a protocol, to the connection a transport.
+
+asyncio has this as well, for everybody. Its connections hear of a client when the handshake is
+over, so nothing that bounds connections would count those that are half open; each of them has a
+buffer of 256 KiB; and handshakes that come together are all done in one turn of the loop. Here the
+connection is there from the first byte, what is received goes through one buffer for all, and
+handshakes take turns.
+
+What is encrypted waits in the socket's transport like any response, so a client that does not read
+holds back its own connection as without TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any, Final, cast
+
+import structlog
+
+from fencepost.coordinator.net.connection import Connection
+from fencepost.coordinator.runtime.background import call_later
+from fencepost.coordinator.security.tls import ListenerTls, reason_of
+
+log = structlog.get_logger(__name__)
+
+HANDSHAKES_MS: Final = 2
+"""How long handshakes may keep the loop, in milliseconds, before others get their turn: two to four
+of them."""
+
+RECEIVED_BYTES: Final = 32_768
+"""Read from a socket at once. As much is kept of a client whose request has to wait."""
+
+ENCRYPTED_BYTES: Final = 65_536
+"""Encrypted at once: OpenSSL keeps as much for as long as the connection lasts."""
+
+_HANDSHAKE_RECORD: Final = 0x16
+
+
+class Handshakes:
+    """Lets the handshakes of one loop take turns with everybody else."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeout_ms: int) -> None:
+        self.loop = loop
+        self.timeout_ms = timeout_ms
+        self.buffer = memoryview(bytearray(RECEIVED_BYTES))
+        """Where all of them receive: each takes out at once what has come for it."""
+        self._queue: deque[TlsStream] = deque()
+
+    def queue(self, stream: TlsStream) -> None:
+        """Have a stream look at what it has received."""
+        self._queue.append(stream)
+        if len(self._queue) == 1:
+            self.loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        until = time.perf_counter() + HANDSHAKES_MS / 1000
+        while self._queue:
+            # It stays in the queue meanwhile, so that nobody else arms the loop.
+            self._queue[0].shake_hands()
+            self._queue.popleft()
+            if self._queue and time.perf_counter() >= until:
+                self.loop.call_soon(self._next)
+                return
+
+
+class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
+    """The encrypted way between one client and its connection."""
+
+    def __init__(self, connection: Connection, tls: ListenerTls, handshakes: Handshakes) -> None:
+        super().__init__()
+        self._connection: Connection | None = connection
+        self._tls, self._handshakes = tls, handshakes
+        self._socket: asyncio.Transport = cast("asyncio.Transport", None)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._cipher: ssl.SSLObject
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_begun = False
+        self._is_queued = False
+        self._is_shaken = False
+        self._is_reading = True
+        self._is_writable = True
+        self._is_closing = False
+
+    # --- for the socket ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected, and was not heard yet."""
+        self._socket = cast("asyncio.Transport", transport)
+        connection = self._connection
+        if connection is None:
+            return
+        connection.connection_made(self)
+        if connection.closed:
+            return
+        self._cipher = self._tls.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        shared = self._handshakes
+        self._timer = call_later(shared.loop, shared.timeout_ms, "handshake", self._time_is_up)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - one size for all
+        """Where the event loop receives into."""
+        return self._handshakes.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """``nbytes`` have arrived, encrypted."""
+        received = self._handshakes.buffer[:nbytes]
+        if not self._has_begun:
+            self._has_begun = True
+            if received[0] != _HANDSHAKE_RECORD:
+                self._fail("it does not begin with TLS: a client that speaks PLAINTEXT?")
+                return
+        self._incoming.write(received)
+        if self._is_shaken:
+            self._deliver()
+        elif not self._is_queued:
+            self._is_queued = True
+            self._handshakes.queue(self)
+
+    def eof_received(self) -> bool:
+        """The client sends nothing more; as without TLS that is the end."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The socket is full: a client that does not read is not heard either."""
+        self._is_writable = False
+        self._socket.pause_reading()
+        if self._connection is not None:
+            self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._is_writable = True
+        if self._is_reading:
+            self._socket.resume_reading()
+        if self._connection is not None:
+            self._connection.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        self._end_timer()
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if not self._is_shaken and not self._is_closing:
+            self._count(connection, "the client went away" if exc is None else str(exc))
+        self._is_closing = True
+        connection.connection_lost(exc)
+
+    # --- handshakes ---
+
+    def shake_hands(self) -> None:
+        """Look at what has come of a handshake; only :class:`Handshakes` calls this."""
+        self._is_queued = False
+        connection = self._connection
+        if connection is None or self._is_closing:
+            return
+        try:
+            self._cipher.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return
+        except ssl.SSLError as error:
+            self._flush()
+            self._fail(reason_of(error))
+            return
+        self._flush()
+        if not connection.listener.is_sasl:
+            principal = self._tls.principal_of(self._cipher.getpeercert(binary_form=True))
+            if principal is None:
+                self._fail("no rule of ssl.principal.mapping.rules is for its certificate")
+                return
+            connection.identified(principal)
+        self._is_shaken = True
+        self._end_timer()
+        self._deliver()
+
+    def _time_is_up(self) -> None:
+        self._fail(f"it was not done within {self._handshakes.timeout_ms} ms")
+
+    def _fail(self, reason: str) -> None:
+        if self._connection is not None:
+            self._count(self._connection, reason)
+        self._is_closing = True
+        self._end_timer()
+        self._socket.close()
+
+    def _count(self, connection: Connection, reason: str) -> None:
+        self._tls.handshake_failures += 1
+        name = connection.listener.name
+        log.info("handshake failed", listener=name, peer=connection.peer, reason=reason)
+
+    def _end_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- bytes in ---
+
+    def _deliver(self) -> None:
+        """Give the connection what has come for it, until it pauses."""
+        while self._is_reading and not self._is_closing and self._connection is not None:
+            view = self._connection.get_buffer(-1)
+            count = self._decrypt(view)
+            if count:
+                self._connection.buffer_updated(count)
+            if count < len(view):
+                break
+        self._flush()
+
+    def _decrypt(self, view: memoryview) -> int:
+        """Fill ``view`` with what has come; how much that is."""
+        count = 0
+        try:
+            while count < len(view):
+                taken = self._cipher.read(len(view) - count, view[count:])
+                if not taken:
+                    self._handshakes.loop.call_soon(self.close)  # The client has said goodbye.
+                    break
+                count += int(taken)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            if self._connection is not None:
+                self._connection.close(f"TLS: {reason_of(error)}")
+        return count
+
+    def pause_reading(self) -> None:
+        """Deliver nothing for now."""
+        self._is_reading = False
+        self._socket.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Deliver what has come, and what comes."""
+        self._is_reading = True
+        self._handshakes.loop.call_soon(self._deliver)
+        if self._is_writable:
+            self._socket.resume_reading()
+
+    def is_reading(self) -> bool:
+        """Whether the connection wants what comes."""
+        return self._is_reading and not self._is_closing
+
+    # --- bytes out ---
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Encrypt ``data`` and send it."""
+        if self._is_closing:
+            return
+        view, parts = memoryview(data), []
+        try:
+            for start in range(0, len(view), ENCRYPTED_BYTES):
+                self._cipher.write(view[start : start + ENCRYPTED_BYTES])
+                parts.append(self._outgoing.read())
+        except ssl.SSLError as error:
+            if self._connection is not None:
+                self._connection.cut_off(f"TLS: {reason_of(error)}")
+            return
+        self._socket.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _flush(self) -> None:
+        """Send what TLS itself has to say."""
+        if self._outgoing.pending and not self._socket.is_closing():
+            self._socket.write(self._outgoing.read())
+
+    def get_write_buffer_size(self) -> int:
+        """Encrypted bytes that the socket has not taken."""
+        return self._socket.get_write_buffer_size()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Of the socket."""
+        self._socket.set_write_buffer_limits(high, low)
+
+    # --- the end ---
+
+    def is_closing(self) -> bool:
+        """Whether nothing more is sent."""
+        return self._is_closing or self._socket.is_closing()
+
+    def close(self) -> None:
+        """Say goodbye, and close when all is sent."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._end_timer()
+        if self._is_shaken:
+            with suppress(ssl.SSLError):  # the client's goodbye is not waited for
+                self._cipher.unwrap()
+            self._flush()
+        self._socket.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._is_closing = True
+        self._end_timer()
+        self._socket.abort()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Of the socket, and ``ssl_object``."""
+        if name == "ssl_object":
+            return self._cipher
+        return self._socket.get_extra_info(name, default)

@@ -1,0 +1,45 @@
+"""Cipher suites by the names that Kafka's users know, and by OpenSSL's.
+
+Source: RFC 8446 appendix B.4, the IANA registry of TLS cipher suites, ``ciphers(1)`` of OpenSSL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+NEWER: Final = frozenset(
+    {
+        "TLS_AES_128_GCM_SHA256",
+        "TLS_AES_256_GCM_SHA384",
+        "TLS_CHACHA20_POLY1305_SHA256",
+        "TLS_AES_128_CCM_SHA256",
+        "TLS_AES_128_CCM_8_SHA256",
+    }
+)
+"""Those of TLS 1.3: they can be had all together only, and none of TLS 1.2 is among them."""
+
+_REGISTERED: Final = re.compile(r"TLS_(?:(\w+)_)?WITH_(\w+)")
+
+
+def chosen_suites(names: Iterable[str]) -> tuple[tuple[str, ...], bool]:
+    """Suites of TLS 1.2 by OpenSSL's names, and whether some of TLS 1.3 are named."""
+    given = list(names)
+    older = tuple(openssl_name(name) for name in given if name not in NEWER)
+    return older, len(older) < len(given)
+
+
+def openssl_name(name: str) -> str:
+    """``ECDHE-RSA-AES128-GCM-SHA256`` for ``TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256``.
+
+    A name of another form is one of OpenSSL's, or of none.
+    """
+    found = _REGISTERED.fullmatch(name)
+    if found is None:
+        return name
+    exchange, cipher = found[1] or "", found[2]
+    cipher = re.sub(r"(AES|CAMELLIA|ARIA)_(\d+)", r"\1\2", cipher).replace("_CBC", "")
+    cipher = re.sub(r"(CHACHA20_POLY1305)_SHA256", r"\1", cipher)
+    parts = [] if exchange == "RSA" else [exchange]
+    return "_".join((*parts, cipher)).replace("_", "-")

@@ -1,0 +1,116 @@
+"""How the name in a client's certificate becomes that of a user.
+
+A list of ``RULE:PATTERN/REPLACEMENT/[LU]`` and ``DEFAULT`` with commas between. The first whose
+pattern is like the whole name decides. Patterns are Python's, which Java's are like in all that
+such rules use.
+
+Source: ``SslPrincipalMapper``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
+
+_RULE: Final = r"(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?).*?|(.*?)"
+_SPLITTER: Final = re.compile(rf"\s*({_RULE})\s*(?:,\s*|$)")
+_PARSER: Final = re.compile(_RULE)
+_NAMED_GROUP: Final = re.compile(r"\(\?<(?=[A-Za-z])")
+
+Rule = Callable[[str], str | None]
+"""From a distinguished name to a user's, or None where the rule is not for it."""
+
+
+class PrincipalMapping:
+    """The rules of one listener. Raises ValueError for what is none."""
+
+    def __init__(self, rules: str) -> None:
+        self._rules = list(_rules(rules))
+
+    def name_of(self, distinguished_name: str) -> str | None:
+        """The user's name; None where no rule is for it, and so nobody may come in."""
+        for rule in self._rules:
+            name = rule(distinguished_name)
+            if name is not None:
+                return name
+        return None
+
+
+def split_rules(text: str) -> list[str]:
+    """The single rules, empty ones among them."""
+    return [found[1] for found in _SPLITTER.finditer(text.strip())]
+
+
+def _rules(text: str) -> Iterator[Rule]:
+    for rule in split_rules(text):
+        parts = _PARSER.match(rule)
+        if parts is None or parts.end() != len(rule):
+            rest = rule if parts is None else rule[parts.end() :]
+            raise ValueError(f"Invalid rule: `{rule}`, unmatched substring: `{rest}`")
+        if parts[1] is not None:
+            yield str
+        elif parts[2] is not None:
+            yield _rule(rule, parts[2], parts[3], parts[4])
+
+
+def _rule(rule: str, pattern: str, replacement: str, case: str) -> Rule:
+    try:
+        # Without re.ASCII \w would have more letters than Java's.
+        compiled = re.compile(_NAMED_GROUP.sub("(?P<", pattern), re.ASCII)
+    except re.error as error:
+        raise ValueError(f"Invalid rule: `{rule}`: {error}") from error
+    expand = _template(rule, replacement, compiled)
+    fold = {"L": str.lower, "U": str.upper}.get(case, str)
+
+    def apply(distinguished_name: str) -> str | None:
+        if compiled.fullmatch(distinguished_name) is None:
+            return None
+        return fold(compiled.sub(expand, distinguished_name))
+
+    return apply
+
+
+def _template(
+    rule: str, replacement: str, pattern: re.Pattern[str]
+) -> Callable[[re.Match[str]], str]:
+    """A replacement in Java's words: ``$1``, ``${name}``, a backslash before plain characters.
+
+    Of ``$12`` as many digits count as there are groups; one beyond the last is text.
+    """
+    parts: list[str | int] = []
+    at = 0
+    while at < len(replacement):
+        character = replacement[at]
+        at += 1
+        if character == "\\" and at < len(replacement):
+            parts.append(replacement[at])
+            at += 1
+        elif character == "$":
+            group, at = _group(rule, replacement, at, pattern)
+            parts.append(group)
+        else:
+            parts.append(character)
+
+    def expand(found: re.Match[str]) -> str:
+        return "".join(found[one] or "" if isinstance(one, int) else one for one in parts)
+
+    return expand
+
+
+def _group(rule: str, text: str, at: int, pattern: re.Pattern[str]) -> tuple[str | int, int]:
+    """What stands behind a dollar: a group or, where there is none of that number, text."""
+    named = re.compile(r"\{([A-Za-z][A-Za-z0-9]*)\}").match(text, at)
+    if named is not None and named[1] in pattern.groupindex:
+        return pattern.groupindex[named[1]], named.end()
+    digits = re.compile(r"[0-9]+").match(text, at)
+    if digits is None:
+        raise ValueError(f"Invalid rule: `{rule}`: no group behind a dollar")
+    if int(digits[0][0]) > pattern.groups:
+        if not pattern.groups:
+            raise ValueError(f"Invalid rule: `{rule}`: there is no group ${digits[0]}")
+        return f"${digits[0][0]}", at + 1
+    count = 1
+    while count < len(digits[0]) and int(digits[0][: count + 1]) <= pattern.groups:
+        count += 1
+    return int(digits[0][:count]), at + count

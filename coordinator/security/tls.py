@@ -1,0 +1,441 @@
+"""What a listener encrypts with, from Kafka's ``ssl.*`` keys and the files that they name.
+
+In three steps: :func:`tls_settings` reads the keys, and refuses what contradicts itself;
+:func:`load` reads the files and makes a context of them, which takes time and waits for the disk;
+:class:`ListenerTls` holds what new connections get, and decides what may take its place.
+
+No message quotes what a file or a value of the type PASSWORD holds.
+
+Source: ``DefaultSslEngineFactory``, ``SslFactory``, ``ChannelBuilders``.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NoReturn
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import HIDDEN, ConfigError
+from fencepost.coordinator.config.listener_config import ListenerConfig
+from fencepost.coordinator.config.listeners import client_auth
+from fencepost.coordinator.security.certificate import (
+    Certificate,
+    CertificateError,
+    read_certificate,
+)
+from fencepost.coordinator.security.cipher_suites import chosen_suites
+from fencepost.coordinator.security.principal import ANONYMOUS, USER, Principal
+from fencepost.coordinator.security.principal_mapping import PrincipalMapping
+from fencepost.coordinator.wire.pem import (
+    CONVERSIONS,
+    certificates,
+    hidden,
+    private_keys,
+    store_type,
+)
+
+MAX_STORE_BYTES: Final = 4 << 20
+"""Bytes of a file with a key or certificates; all authorities that browsers trust take 250 KiB."""
+
+_VERIFY: Final = {
+    "none": ssl.CERT_NONE,
+    "requested": ssl.CERT_OPTIONAL,
+    "required": ssl.CERT_REQUIRED,
+}
+_VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+_NEWEST: Final = {**{name: name for name in _VERSIONS}, "TLS": "TLSv1.3"}
+"""What ``ssl.protocol`` may be, and the newest version that it allows."""
+
+_KEYSTORE, _TRUSTSTORE = "ssl.keystore.location", "ssl.truststore.location"
+_KEY, _CHAIN = "ssl.keystore.key", "ssl.keystore.certificate.chain"
+_AUTHORITIES, _KEY_PASSWORD = "ssl.truststore.certificates", "ssl.key.password"
+
+Stamp = tuple[int, int, int]
+"""Of a file: when it was changed, its number, its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """The keys of one listener. Two are equal where all values are; no secret is printed."""
+
+    listener: str
+    keystore: str
+    """A file with key and chain; empty where ``key`` and ``chain`` are given."""
+    key: str = field(repr=False)
+    chain: str = field(repr=False)
+    key_password: str = field(repr=False)
+    truststore: str
+    authorities: str = field(repr=False)
+    client_auth: str
+    versions: tuple[str, ...]
+    suites: tuple[str, ...]
+    rules: str
+    allows_dn_changes: bool
+    allows_san_changes: bool
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that it names."""
+        return tuple(filter(None, (self.keystore, self.truststore)))
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a listener can encrypt with, made of its settings at one moment."""
+
+    settings: TlsSettings
+    stamps: tuple[Stamp | None, ...]
+    """Of the files when they were read."""
+    context: ssl.SSLContext
+    certificate: Certificate
+    """What the broker shows."""
+
+
+# --- the keys ------------------------------------------------------------------------------------
+
+
+def tls_settings(config: BrokerConfig, listener: ListenerConfig) -> TlsSettings:
+    """What the configuration says for a listener. Raises ConfigError; no file is looked at."""
+
+    def text(name: str) -> str:
+        return str(config.on_listener(listener.name, name) or "")
+
+    _check_stores(text)
+    enabled = config.on_listener(listener.name, "ssl.enabled.protocols")
+    newest = _NEWEST.get(text("ssl.protocol"))
+    if newest is None:
+        _refuse("ssl.protocol", text("ssl.protocol"), f"one of {', '.join(_NEWEST)} is served")
+    versions = sorted(version for version in _names(enabled) if version <= newest)
+    if not versions:
+        _refuse("ssl.enabled.protocols", enabled, f"none is left under ssl.protocol={newest}")
+    suites = _names(config.on_listener(listener.name, "ssl.cipher.suites"))
+    rules = text("ssl.principal.mapping.rules")
+    try:
+        PrincipalMapping(rules)
+    except ValueError as error:
+        _refuse("ssl.principal.mapping.rules", rules, str(error))
+    found = TlsSettings(
+        listener=listener.name,
+        keystore=text(_KEYSTORE),
+        key=text(_KEY),
+        chain=text(_CHAIN),
+        key_password=text(_KEY_PASSWORD),
+        truststore=text(_TRUSTSTORE),
+        authorities=text(_AUTHORITIES),
+        client_auth=client_auth(config, listener),
+        versions=tuple(versions),
+        suites=suites,
+        rules=rules,
+        allows_dn_changes=bool(config.on_listener(listener.name, "ssl.allow.dn.changes")),
+        allows_san_changes=bool(config.on_listener(listener.name, "ssl.allow.san.changes")),
+    )
+    if found.client_auth != "none" and not (found.truststore or found.authorities):
+        _refuse(
+            _TRUSTSTORE,
+            "",
+            f"ssl.client.auth is {found.client_auth}: say with it or with {_AUTHORITIES} whose"
+            " clients may come; with none, every authority of this system would do",
+        )
+    return found
+
+
+def _check_stores(text: Callable[[str], str]) -> None:
+    for store in ("keystore", "truststore"):
+        form, key = text(f"ssl.{store}.type").upper(), f"ssl.{store}.type"
+        if form != "PEM":
+            line = CONVERSIONS[store].get(form, CONVERSIONS[store]["JKS"])
+            file = text(f"ssl.{store}.location") or "FILE"
+            _refuse(key, form, f"PEM is read; this makes it: {line.format(file=file)}")
+    if text("ssl.keystore.password"):
+        reason = "SSL key store password cannot be specified with PEM format, only"
+        _refuse("ssl.keystore.password", HIDDEN, f"{reason} {_KEY_PASSWORD} may be specified")
+    if text("ssl.truststore.password"):
+        reason = "SSL trust store password cannot be specified for PEM format"
+        _refuse("ssl.truststore.password", HIDDEN, reason)
+    if text(_KEY) and not text(_CHAIN):
+        _refuse(
+            _KEY, HIDDEN, "SSL private key is specified, but certificate chain is not specified"
+        )
+    if text(_CHAIN) and not text(_KEY):
+        _refuse(
+            _CHAIN, HIDDEN, "SSL certificate chain is specified, but private key is not specified"
+        )
+    if text(_KEY) and text(_KEYSTORE):
+        reason = "Both SSL key store location and separate private key are specified"
+        _refuse(_KEYSTORE, text(_KEYSTORE), reason)
+    if text(_AUTHORITIES) and text(_TRUSTSTORE):
+        reason = "Both SSL trust store location and separate trust certificates are specified"
+        _refuse(_TRUSTSTORE, text(_TRUSTSTORE), reason)
+    if not text(_KEY) and not text(_KEYSTORE):
+        reason = f"an encrypted listener shows a certificate: give it, or {_KEY} and {_CHAIN}"
+        _refuse(_KEYSTORE, "", reason)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else ()
+
+
+def _refuse(key: str, value: object, reason: str) -> NoReturn:
+    raise ConfigError(key, value, reason)
+
+
+# --- the files -----------------------------------------------------------------------------------
+
+
+def stamps_of(settings: TlsSettings) -> tuple[Stamp | None, ...]:
+    """How the files are now; None for one that can't be looked at."""
+    return tuple(map(_stamp, settings.files))
+
+
+def _stamp(path: str) -> Stamp | None:
+    try:
+        state = Path(path).stat()
+    except OSError:
+        return None
+    return state.st_mtime_ns, state.st_ino, state.st_size
+
+
+def load(settings: TlsSettings) -> Loaded:
+    """Read the files, and make a context that shakes hands. Raises ConfigError.
+
+    For a thread: it waits for the disk, and a key may take long to be decrypted.
+    """
+    stamps = stamps_of(settings)
+    key, chain = _identity(settings)
+    authorities = _authorities(settings)
+    try:
+        shown = read_certificate(ssl.PEM_cert_to_DER_cert(chain[0]))
+    except (CertificateError, ValueError) as error:
+        where = settings.keystore or HIDDEN
+        raise _chain_error(settings, where, "the first certificate can't be read") from error
+    context = _context(settings, key, chain, authorities)
+    _try_out(settings, context)
+    return Loaded(settings, stamps, context, shown)
+
+
+def _identity(settings: TlsSettings) -> tuple[str, list[str]]:
+    """The private key and the chain, each in PEM."""
+    if settings.keystore:
+        text = _read(_KEYSTORE, "keystore", settings.keystore)
+        keys, chain = private_keys(text), certificates(text)
+    else:
+        keys, chain = private_keys(settings.key), certificates(settings.chain)
+    where = settings.keystore or HIDDEN
+    if len(keys) != 1:
+        found = "Private key not provided"
+        if keys:
+            found = f"Expected one private key, but found {len(keys)}"
+        raise ConfigError(_KEYSTORE if settings.keystore else _KEY, where, found)
+    if not chain:
+        raise _chain_error(settings, where, "At least one certificate expected, but none found")
+    return keys[0], chain
+
+
+def _chain_error(settings: TlsSettings, where: str, reason: str) -> ConfigError:
+    return ConfigError(_KEYSTORE if settings.keystore else _CHAIN, where, reason)
+
+
+def _authorities(settings: TlsSettings) -> list[str]:
+    if not settings.truststore and not settings.authorities:
+        return []
+    key, where = _AUTHORITIES, HIDDEN
+    if settings.truststore:
+        key, where = _TRUSTSTORE, settings.truststore
+        found = certificates(_read(key, "truststore", where))
+    else:
+        found = certificates(settings.authorities)
+    if not found:
+        raise ConfigError(key, where, "At least one certificate expected, but none found")
+    return found
+
+
+def _read(key: str, store: str, path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_STORE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(key, path, f"it can't be read: {error.strerror}") from None
+    if len(content) > MAX_STORE_BYTES:
+        raise ConfigError(key, path, f"it is longer than {MAX_STORE_BYTES} bytes")
+    form = store_type(content)
+    if form is not None:
+        line = CONVERSIONS[store][form].format(file=path)
+        raise ConfigError(key, path, f"it is {form}, and PEM is read; this makes it: {line}")
+    return content.decode("utf-8", "replace")
+
+
+def _context(
+    settings: TlsSettings, key: str, chain: list[str], authorities: list[str]
+) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[settings.versions[0]]
+    context.maximum_version = _VERSIONS[settings.versions[-1]]
+    # A session that is resumed would outlive the certificate that its client has shown, and the
+    # authority that was trusted then. A table of sessions would grow with strangers.
+    context.options |= (
+        ssl.OP_NO_RENEGOTIATION
+        | ssl.OP_NO_COMPRESSION
+        | ssl.OP_CIPHER_SERVER_PREFERENCE
+        | ssl.OP_NO_TICKET
+    )
+    context.num_tickets = 0
+    _choose_suites(settings, context)
+    _show(settings, context, key, chain)
+    context.verify_mode = _VERIFY[settings.client_auth]
+    if authorities:
+        # As in Java whoever stands in the truststore is trusted, an authority of its own or not.
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            context.load_verify_locations(cadata="".join(authorities))
+        except (ssl.SSLError, ValueError):
+            key_name = _TRUSTSTORE if settings.truststore else _AUTHORITIES
+            where = settings.truststore or HIDDEN
+            raise ConfigError(key_name, where, "a certificate in it can't be read") from None
+    return context
+
+
+def _choose_suites(settings: TlsSettings, context: ssl.SSLContext) -> None:
+    if not settings.suites:
+        return
+    older, has_newer = chosen_suites(settings.suites)
+    if older:
+        try:
+            context.set_ciphers(":".join(older))
+        except ssl.SSLError:
+            older = ()
+        known = {str(one["name"]) for one in context.get_ciphers()}
+        missing = [name for name in older if name not in known]
+        if missing or not older:
+            reason = f"OpenSSL knows no suite {', '.join(missing or settings.suites)}"
+            raise ConfigError("ssl.cipher.suites", ",".join(settings.suites), reason)
+        if not has_newer:
+            context.maximum_version = ssl.TLSVersion.TLSv1_2
+    else:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if context.minimum_version > context.maximum_version:
+        reason = f"none is of {', '.join(settings.versions)}"
+        raise ConfigError("ssl.cipher.suites", ",".join(settings.suites), reason)
+
+
+def _show(settings: TlsSettings, context: ssl.SSLContext, key: str, chain: list[str]) -> None:
+    asked = False
+
+    def password() -> str:
+        # Without a function OpenSSL would ask the terminal.
+        nonlocal asked
+        asked = True
+        return settings.key_password
+
+    key_name = _KEYSTORE if settings.keystore else _KEY
+    where = settings.keystore or HIDDEN
+    try:
+        with hidden("".join((key, *chain))) as path:
+            context.load_cert_chain(path, password=password)
+    except (ssl.SSLError, ValueError, OSError) as error:
+        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+            reason = "the private key does not belong to the first certificate"
+        elif asked and not settings.key_password:
+            reason = f"the private key is encrypted, and {_KEY_PASSWORD} is not set"
+        elif asked:
+            reason = f"the private key can't be decrypted: {_KEY_PASSWORD} is wrong"
+        else:
+            reason = "the private key or the certificate chain can't be read"
+        raise ConfigError(key_name, where, reason) from None
+
+
+def _try_out(settings: TlsSettings, context: ssl.SSLContext) -> None:
+    """Shake hands with ourselves: a key that no suite is for is found before a client does."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    verifies, context.verify_mode = context.verify_mode, ssl.CERT_NONE
+    ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (client.wrap_bio(theirs, ours), context.wrap_bio(ours, theirs, server_side=True))
+    try:
+        for end in ends * 2:
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLError as error:
+        reason = f"nobody can shake hands with it: {reason_of(error)}"
+        raise ConfigError(_KEYSTORE, settings.keystore or HIDDEN, reason) from None
+    finally:
+        context.verify_mode = verifies
+
+
+def reason_of(error: ssl.SSLError) -> str:
+    """What OpenSSL says went wrong, in its words and without its numbers."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {error.verify_message}"
+    return (error.reason or "unknown").replace("_", " ").lower()
+
+
+# --- what holds now ------------------------------------------------------------------------------
+
+
+class ListenerTls:
+    """What new connections of one listener are encrypted with; old ones keep what they have."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.take(loaded)
+        self.handshake_failures = 0
+        """Clients with which no handshake was made."""
+        self.reloads = 0
+        self.failed_reloads = 0
+        self.is_stale = False
+        """Whether the files or settings are others by now, and can't be used."""
+
+    def take(self, loaded: Loaded) -> None:
+        """Let this be what new connections get."""
+        self.loaded = loaded
+        self.context = loaded.context
+        self._mapping = PrincipalMapping(loaded.settings.rules)
+
+    @property
+    def not_after_s(self) -> float:
+        """Until when the certificate is good, in seconds since 1970."""
+        return self.loaded.certificate.not_after_s
+
+    def principal_of(self, der: bytes | None) -> Principal | None:
+        """Who shows this certificate; None where no rule says, and so nobody may come in."""
+        if der is None:
+            return ANONYMOUS
+        try:
+            name = self._mapping.name_of(read_certificate(der).subject)
+        except CertificateError:
+            return None
+        return None if name is None else Principal(USER, name)
+
+    def check(self, fresh: Loaded, now_s: float) -> None:
+        """Raise ConfigError where ``fresh`` may not take the place of what is there."""
+        settings, shown, before = fresh.settings, fresh.certificate, self.loaded.certificate
+        key = _KEYSTORE if settings.keystore else _CHAIN
+        where = settings.keystore or HIDDEN
+        if not shown.not_before_s <= now_s < shown.not_after_s:
+            word = "has expired" if now_s >= shown.not_after_s else "is not valid yet"
+            raise ConfigError(key, where, f"the certificate {word}")
+        if not settings.allows_dn_changes and shown.subject.lower() != before.subject.lower():
+            raise ConfigError(
+                key,
+                where,
+                f"Keystore DistinguishedName does not match: existing {before.subject}, new"
+                f" {shown.subject}; ssl.allow.dn.changes would allow it",
+            )
+        if not settings.allows_san_changes and before.alternative_names - shown.alternative_names:
+            raise ConfigError(
+                key,
+                where,
+                "Keystore SubjectAltNames do not match: the new certificate lacks names of the"
+                " existing one; ssl.allow.san.changes would allow it",
+            )
+        if settings.authorities or settings.truststore:
+            old = self.loaded.settings
+            if not (old.authorities or old.truststore):
+                raise ConfigError(
+                    _TRUSTSTORE,
+                    settings.truststore or HIDDEN,
+                    "Cannot add SSL truststore to an existing listener for which no truststore was"
+                    " configured",
+                )

@@ -1,0 +1,75 @@
+"""Keys and certificates in PEM, and what is something else: for brokers and for clients.
+
+Source: ``DefaultSslEngineFactory.PemParser``, RFC 7468.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+_BLOCK: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
+_JKS_MAGIC: Final = bytes.fromhex("feedfeed")
+_JCEKS_MAGIC: Final = bytes.fromhex("cececece")
+_DER_LENGTHS: Final = range(0x80, 0x85)
+
+CONVERSIONS: Final = {
+    "keystore": {
+        "PKCS12": "openssl pkcs12 -in {file} -nodes -out {file}.pem",
+        "JKS": "keytool -importkeystore -srckeystore {file} -destkeystore {file}.p12"
+        " -deststoretype PKCS12 && openssl pkcs12 -in {file}.p12 -nodes -out {file}.pem",
+    },
+    "truststore": {
+        "PKCS12": "openssl pkcs12 -in {file} -nokeys -out {file}.pem",
+        "JKS": "keytool -list -rfc -keystore {file} > {file}.pem",
+    },
+}
+"""What makes PEM of a keystore or a truststore of Java."""
+
+
+def store_type(content: bytes) -> str | None:
+    """``JKS`` or ``PKCS12`` for what begins like one, else None."""
+    if content[:4] in {_JKS_MAGIC, _JCEKS_MAGIC}:
+        return "JKS"
+    is_der = len(content) > 1 and content[0] == 0x30 and content[1] in _DER_LENGTHS
+    return "PKCS12" if is_der else None
+
+
+def certificates(text: str) -> list[str]:
+    """The certificates of a PEM text: what stands between and before them is for people."""
+    return [block for label, block in _blocks(text) if label.endswith("CERTIFICATE")]
+
+
+def private_keys(text: str) -> list[str]:
+    """Its private keys, encrypted or not."""
+    return [block for label, block in _blocks(text) if label.endswith("PRIVATE KEY")]
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    for found in _BLOCK.finditer(text):
+        yield found[1], f"{found[0]}\n"
+
+
+@contextmanager
+def hidden(text: str) -> Iterator[str]:
+    """A path for what only takes paths, of a file that nobody else can read.
+
+    It is in memory where the system has such files, and gone at the end.
+    """
+    if hasattr(os, "memfd_create"):
+        descriptor, path = os.memfd_create("fencepost", os.MFD_CLOEXEC), ""
+    else:
+        descriptor, path = tempfile.mkstemp(prefix="fencepost-")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            yield path or f"/proc/self/fd/{descriptor}"
+    finally:
+        if path:
+            Path(path).unlink()

@@ -1,0 +1,139 @@
+"""From distinguished names to users: the cases of SslPrincipalMapperTest, and Java's templates."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost.coordinator.security.principal_mapping import PrincipalMapping, split_rules
+
+CERTIFICATE = "CN=Duke,OU=ServiceUsers,O=Org,C=US"
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "DEFAULT",
+        "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/",
+        "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/L, DEFAULT",
+        "RULE:^CN=(.*?),OU=(.*?),O=(.*?),L=(.*?),ST=(.*?),C=(.*?)$/$1@$2/",
+        "RULE:^.*[Cc][Nn]=([a-zA-Z0-9.]*).*$/$1/L",
+        "RULE:^cn=(.?),ou=(.?),dc=(.?),dc=(.?)$/$1@$2/U",
+        "RULE:^CN=([^,ADEFLTU,]+)(,.*|$)/$1/",
+        "RULE:^CN=([^,DEFAULT,]+)(,.*|$)/$1/",
+    ],
+)
+def test_valid_rules(rules: str) -> None:
+    PrincipalMapping(rules)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "default",
+        "DEFAUL",
+        "DEFAULT/L",
+        "DEFAULT/U",
+        "RULE:CN=(.*?),OU=ServiceUsers.*/$1",
+        "rule:^CN=(.*?),OU=ServiceUsers.*$/$1/",
+        "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/L/U",
+        "RULE:^CN=(.*?),OU=ServiceUsers.*$/L",
+        "RULE:^CN=(.*?),OU=ServiceUsers.*$/U",
+        "RULE:^CN=(.*?),OU=ServiceUsers.*$/LU",
+        # What Java finds out when the first client comes.
+        "RULE:^CN=(.*$/$1/",
+        "RULE:^CN=.*$/$1/",
+        "RULE:^CN=(.*)$/$/",
+        "RULE:^CN=(.*)$/${no}/",
+    ],
+)
+def test_invalid_rules(rules: str) -> None:
+    with pytest.raises(ValueError, match="Invalid rule: `"):
+        PrincipalMapping(rules)
+
+
+@pytest.mark.parametrize(
+    ("name", "user"),
+    [
+        (CERTIFICATE, "duke"),
+        ("CN=Duke,OU=SME,O=mycp,L=Fulton,ST=MD,C=US", "duke@sme"),
+        ("cn=duke,ou=sme,dc=mycp,dc=com", "DUKE@SME"),
+        ("cN=duke,OU=JavaSoft,O=Sun Microsystems", "DUKE"),
+        ("OU=JavaSoft,O=Sun Microsystems,C=US", "OU=JavaSoft,O=Sun Microsystems,C=US"),
+    ],
+)
+def test_ssl_principal_mapper(name: str, user: str) -> None:
+    rules = (
+        "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/L",
+        "RULE:^CN=(.*?),OU=(.*?),O=(.*?),L=(.*?),ST=(.*?),C=(.*?)$/$1@$2/L",
+        "RULE:^cn=(.*?),ou=(.*?),dc=(.*?),dc=(.*?)$/$1@$2/U",
+        "RULE:^.*[Cc][Nn]=([a-zA-Z0-9.]*).*$/$1/U",
+        "DEFAULT",
+    )
+    assert PrincipalMapping(", ".join(rules)).name_of(name) == user
+
+
+@pytest.mark.parametrize(
+    ("rules", "found"),
+    [
+        ("", []),
+        ("DEFAULT", ["DEFAULT"]),
+        ("RULE://", ["RULE://"]),
+        ("RULE:/.*/", ["RULE:/.*/"]),
+        ("RULE:/.*/L", ["RULE:/.*/L"]),
+        ("RULE://,DEFAULT", ["RULE://", "DEFAULT"]),
+        ("  RULE:// ,  DEFAULT  ", ["RULE://", "DEFAULT"]),
+        ("  RULE:   /     / ,  DEFAULT  ", ["RULE:   /     /", "DEFAULT"]),
+        ("  RULE:  /     /U   ,DEFAULT  ", ["RULE:  /     /U", "DEFAULT"]),
+        (
+            "  RULE:([A-Z]*)/$1/U   ,RULE:([a-z]+)/$1/,   DEFAULT  ",
+            ["RULE:([A-Z]*)/$1/U", "RULE:([a-z]+)/$1/", "DEFAULT"],
+        ),
+        (",   , , ,      , , ,   ", []),
+        (",,RULE://,,,DEFAULT,,", ["RULE://", "DEFAULT"]),
+        (",  , RULE: /   /    ,,,   DEFAULT, ,   ", ["RULE: /   /", "DEFAULT"]),
+        ("     ,  , RULE:   /  /U    ,,  ,DEFAULT, ,", ["RULE:   /  /U", "DEFAULT"]),
+        ("RULE:\\/\\\\\\(\\)\\n\\t/\\/\\/\\//", ["RULE:\\/\\\\\\(\\)\\n\\t/\\/\\/\\//"]),
+        ("RULE:\\**\\/+/*/L,RULE:\\/*\\**/**/", ["RULE:\\**\\/+/*/L", "RULE:\\/*\\**/**/"]),
+        (
+            (
+                "RULE:,RULE:,/,RULE:,\\//U,RULE:,/RULE:,/,RULE:,RULE:,/L,RULE:,/L,"
+                "RULE:, DEFAULT, /DEFAULT/,DEFAULT"
+            ),
+            [
+                "RULE:,RULE:,/,RULE:,\\//U",
+                "RULE:,/RULE:,/",
+                "RULE:,RULE:,/L,RULE:,/L",
+                "RULE:, DEFAULT, /DEFAULT/",
+                "DEFAULT",
+            ],
+        ),
+    ],
+)
+def test_rules_splitting(rules: str, found: list[str]) -> None:
+    assert list(filter(None, split_rules(rules))) == found
+
+
+def test_comma_with_whitespace() -> None:
+    mapping = PrincipalMapping("RULE:^CN=((\\\\, *|\\w)+)(,.*|$)/$1/,DEFAULT")
+    assert mapping.name_of("CN=Tkac\\, Adam,OU=ITZ,DC=geodis,DC=cz") == "Tkac\\, Adam"
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "user"),
+    [
+        # Java's replaceAll goes on behind a match, where an empty one may follow.
+        ("RULE:.*/x/", "abc", "xx"),
+        ("RULE:(a)(b)?c/$1-$2-/", "ac", "a--"),
+        ("RULE:(a)(b)(c)/$12$0/", "abc", "a2abc"),
+        ("RULE:(a)(b)(c)/$4$3/", "abc", "$4c"),
+        ("RULE:(a)bc/\\$1\\\\\\/$1/", "abc", "$1\\/a"),
+        ("RULE:(?<who>a)bc/${who}!/U", "abc", "A!"),
+        ("RULE:(?<=x)abc/no/,DEFAULT", "abc", "abc"),
+        # The whole name has to be like the pattern.
+        ("RULE:CN=a/no/", "CN=ab", None),
+        ("", "CN=a", None),
+        ("RULE:(\\w+)/$1/", "ü", None),
+    ],
+)
+def test_templates_are_those_of_java(rule: str, name: str, user: str | None) -> None:
+    assert PrincipalMapping(rule).name_of(name) == user

@@ -1,0 +1,640 @@
+"""Encrypted listeners, seen by clients: Python's own TLS, and librdkafka.
+
+docs/security-tests.md says which case of Apache Kafka's SslTransportLayerTest stands where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from fencepost import Broker
+from fencepost.coordinator.config import logs
+from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.metrics import own
+from fencepost.coordinator.net import tls_stream
+from fencepost.coordinator.net.connection import Connection
+from tests.support.certificates import (
+    KEY_PASSWORD,
+    Authority,
+    replace,
+    trust_settings,
+    trusted_by_librdkafka,
+    trusting,
+)
+from tests.support.cluster import Cluster
+from tests.support.raw import ConnectionLostError, RawClient, encode
+from tests.support.waits import until
+from tests.wire.clients import confluent_consumer, confluent_producer
+
+T = TypeVar("T")
+
+LISTEN = {"listeners": "SSL://127.0.0.1:0"}
+BIG = 5_000_000
+"""Bytes of records that no socket takes in one go."""
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture
+def said() -> Iterator[list[EventDict]]:
+    """What the log says, from INFO on."""
+    logs.configure_quietly()
+    level = logs.level()
+    logs.set_level("INFO")
+    with capture_logs() as found:
+        yield found
+    logs.set_level(level)
+
+
+class Served:
+    """A broker of this process, on a loop of its own."""
+
+    def __init__(self, broker: Broker, thread: BrokerThread) -> None:
+        self.broker, self.bootstrap, self._thread = broker, thread.bootstrap, thread
+
+    def look(self, at: Callable[[Broker], T]) -> T:
+        """Ask something of the broker on its loop."""
+
+        async def asked() -> T:
+            return at(self.broker)
+
+        return self._thread.call(asked)
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        return self._thread.call(work)
+
+    @property
+    def failures(self) -> int:
+        """Handshakes that came to nothing."""
+        return self.look(
+            lambda broker: sum(t.handshake_failures for t in broker.server.tls.values())
+        )
+
+    @property
+    def connections(self) -> list[Connection]:
+        return self.look(lambda broker: list(broker.server.connections))
+
+    @property
+    def principals(self) -> set[str]:
+        """Who is connected."""
+        return {str(one.session.principal) for one in self.connections}
+
+    def on(self, listener: str) -> str:
+        """Where a listener is."""
+        host, port = self.look(lambda broker: broker.server.addresses[listener])
+        return f"{host}:{port}"
+
+
+@contextmanager
+def serving(home: Path, settings: Mapping[str, object]) -> Iterator[Served]:
+    broker = Broker(home / "data", config={**LISTEN, **settings})
+    with BrokerThread(lambda: broker) as thread:
+        yield Served(broker, thread)
+
+
+def versions(bootstrap: str, tls: ssl.SSLContext | None) -> object:
+    """A question that needs no rights, over a connection of its own."""
+    with RawClient(bootstrap, tls=tls) as client:
+        return client.call("api_versions", 2)["error_code"]
+
+
+def is_refused(bootstrap: str, tls: ssl.SSLContext | None) -> bool:
+    """Whether a client gets no answer: a server of TLS 1.3 says why after its own handshake."""
+    try:
+        versions(bootstrap, tls)
+    except (OSError, ConnectionLostError):
+        return True
+    return False
+
+
+# --- clients come in, or not ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_both_versions_without_a_certificate_of_the_client(
+    tmp_path: Path, authority: Authority, version: ssl.TLSVersion
+) -> None:
+    context = trusting(authority)
+    context.minimum_version = context.maximum_version = version
+    with (
+        serving(tmp_path, authority.server().keystore) as served,
+        RawClient(served.bootstrap, tls=context) as client,
+    ):
+        assert client.call("api_versions", 2)["error_code"] == "none"
+        assert served.principals == {"User:ANONYMOUS"}
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
+def test_what_is_older_than_tls_1_2_is_refused(tmp_path: Path, authority: Authority) -> None:
+    older = trusting(authority)
+    older.set_ciphers("DEFAULT@SECLEVEL=0")
+    older.minimum_version = older.maximum_version = ssl.TLSVersion.TLSv1_1
+    with serving(tmp_path, authority.server().keystore) as served:
+        with pytest.raises(ssl.SSLError, match="TLSV1_ALERT_PROTOCOL_VERSION"):
+            versions(served.bootstrap, older)
+        assert served.failures == 1
+
+
+@pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
+def test_a_version_that_is_not_enabled(tmp_path: Path, authority: Authority, version: str) -> None:
+    context = trusting(authority)
+    wanted = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+    settings = {**authority.server().keystore, "ssl.enabled.protocols": version}
+    with serving(tmp_path, settings) as served:
+        assert versions(served.bootstrap, context) == "none"
+        context.minimum_version = context.maximum_version = wanted.pop(version) and max(
+            wanted.values()
+        )
+        assert is_refused(served.bootstrap, context)
+
+
+def test_a_suite_that_is_not_enabled(tmp_path: Path, authority: Authority) -> None:
+    suite = "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
+    settings = {**authority.server().keystore, "ssl.cipher.suites": suite}
+    context = trusting(authority)
+    with serving(tmp_path, settings) as served:
+        with RawClient(served.bootstrap, tls=context) as client:
+            assert client.call("api_versions", 2)["error_code"] == "none"
+            chosen = client._socket.cipher()  # type: ignore[attr-defined]
+            assert chosen[:2] == ("ECDHE-ECDSA-AES256-GCM-SHA384", "TLSv1.2")
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
+        assert is_refused(served.bootstrap, context)
+
+
+@pytest.mark.parametrize(
+    ("auth", "certificate", "principal"),
+    [
+        ("required", "valid", "alice"),
+        ("required", "untrusted", None),
+        ("required", "expired", None),
+        ("required", "absent", None),
+        ("requested", "valid", "alice"),
+        ("requested", "untrusted", None),
+        ("requested", "absent", "ANONYMOUS"),
+        ("none", "valid", "ANONYMOUS"),
+        ("none", "untrusted", "ANONYMOUS"),
+        ("none", "absent", "ANONYMOUS"),
+    ],
+)
+def test_certificates_of_clients(
+    tmp_path: Path, authority: Authority, auth: str, certificate: str, principal: str | None
+) -> None:
+    context = trusting(authority)
+    if certificate != "absent":
+        signer = Authority(tmp_path, "stranger") if certificate == "untrusted" else authority
+        valid = (-3, -1) if certificate == "expired" else (-1, 1)
+        context = signer.client("alice", valid=valid).context(trusted=authority)
+    settings = {
+        **authority.server().keystore,
+        **trust_settings(authority),
+        "ssl.client.auth": auth,
+        "ssl.principal.mapping.rules": "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/",
+    }
+    with serving(tmp_path, settings) as served:
+        if principal is None:
+            assert is_refused(served.bootstrap, context)
+            assert served.failures == 1
+            until(lambda: not served.connections, "nothing is left of it")
+            return
+        with RawClient(served.bootstrap, tls=context) as client:
+            assert client.call("api_versions", 2)["error_code"] == "none"
+            assert served.principals == {f"User:{principal}"}
+            assert served.failures == 0
+
+
+def test_a_certificate_that_no_rule_is_for(tmp_path: Path, authority: Authority) -> None:
+    settings = {
+        **authority.server().keystore,
+        **trust_settings(authority),
+        "ssl.client.auth": "required",
+        "ssl.principal.mapping.rules": "RULE:^CN=(a.*?),.*$/$1/",
+    }
+    with serving(tmp_path, settings) as served:
+        assert versions(served.bootstrap, authority.client("alice").context()) == "none"
+        assert is_refused(served.bootstrap, authority.client("bob").context())
+        assert served.failures == 1
+
+
+def test_a_listener_has_its_own_settings(tmp_path: Path, authority: Authority) -> None:
+    """testListenerConfigOverride: a key of the listener wins over that of the broker."""
+    other = Authority(tmp_path, "other")
+    settings = {
+        "listeners": "SSL://127.0.0.1:0,OPEN://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
+        "listener.security.protocol.map": "OPEN:SSL",
+        **authority.server().keystore,
+        **trust_settings(authority),
+        "ssl.client.auth": "required",
+        "listener.name.open.ssl.client.auth": "none",
+        "listener.name.open.ssl.keystore.location": str(other.server("elsewhere").file),
+    }
+    with serving(tmp_path, settings) as served:
+        assert is_refused(served.on("SSL"), trusting(authority))
+        assert versions(served.on("SSL"), authority.client("alice").context()) == "none"
+        assert versions(served.on("OPEN"), trusting(other)) == "none"
+        assert versions(served.on("PLAINTEXT"), None) == "none"
+        with RawClient(served.on("OPEN"), tls=trusting(other)) as client:
+            (told,) = client.call("metadata", 12, topics=[])["brokers"]
+            assert f"{told['host']}:{told['port']}" == served.on("OPEN"), "its own address"
+
+
+def test_keys_of_every_kind(tmp_path: Path, authority: Authority) -> None:
+    """testPemFiles, testECKeyPair: with a password and without, files and text, EC and RSA."""
+    hidden = authority.server("hidden", password=KEY_PASSWORD)
+    inline = authority.server("inline")
+    settings = {
+        "listeners": "HIDDEN://127.0.0.1:0,INLINE://127.0.0.1:0,RSA://127.0.0.1:0",
+        "listener.security.protocol.map": "HIDDEN:SSL,INLINE:SSL,RSA:SSL",
+        **{f"listener.name.hidden.{key}": value for key, value in hidden.keystore.items()},
+        "listener.name.inline.ssl.keystore.key": inline.key,
+        "listener.name.inline.ssl.keystore.certificate.chain": inline.chain,
+        "listener.name.rsa.ssl.keystore.location": str(authority.issue("rsa")),
+    }
+    with serving(tmp_path, settings) as served:
+        for name in ("HIDDEN", "INLINE", "RSA"):
+            assert versions(served.on(name), trusting(authority)) == "none"
+
+
+def test_the_name_in_the_certificate_is_checked_by_clients(
+    tmp_path: Path, authority: Authority
+) -> None:
+    elsewhere = authority.server("elsewhere", hosts=["broker.example"])
+    with serving(tmp_path, elsewhere.keystore) as served:
+        assert is_refused(served.bootstrap, trusting(authority))
+        unchecked = trusting(authority)
+        unchecked.check_hostname = False
+        assert versions(served.bootstrap, unchecked) == "none"
+        # The server saw the first one go: a client with TLS 1.3 says why.
+        assert served.failures == 1
+
+
+# --- who speaks the wrong language ---------------------------------------------------------------
+
+
+def test_plaintext_and_tls_at_the_wrong_port(
+    tmp_path: Path, authority: Authority, said: list[EventDict]
+) -> None:
+    both = {"listeners": "SSL://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}
+    with serving(tmp_path, {**authority.server().keystore, **both}) as served:
+        assert is_refused(served.on("SSL"), None)
+        assert served.failures == 1
+        assert is_refused(served.on("PLAINTEXT"), trusting(authority))
+        assert served.failures == 1
+    (failed,) = (one for one in said if one["event"] == "handshake failed")
+    assert (failed["listener"], failed["log_level"]) == ("SSL", "info")
+    assert "a client that speaks PLAINTEXT?" in failed["reason"]
+    assert any("a client that speaks TLS?" in str(one.get("reason")) for one in said)
+    assert not [one for one in said if one["log_level"] == "error"]
+
+
+def hello(context: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.MemoryBIO, bytes]:
+    """The beginning of a handshake, in memory: (client, what it receives, its first bytes)."""
+    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(received, sent, server_hostname="localhost")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return client, received, sent.read()
+
+
+def connected(served: Served) -> socket.socket:
+    host, port = served.bootstrap.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), 20)
+
+
+def test_a_handshake_that_ends_at_any_byte(tmp_path: Path, authority: Authority) -> None:
+    """testIOExceptionsDuringHandshake*, …RemoteCloseDuringHandshake*: gone, reset, or both."""
+    _, _, first = hello(authority.client("alice").context())
+    counts = sorted({0, 1, 4, 5, 6, 50, len(first) - 1, len(first)})
+    with serving(tmp_path, authority.server().keystore) as served:
+        for count in counts:
+            for is_reset in (False, True):
+                with connected(served) as client:
+                    client.sendall(first[:count])
+                    if is_reset:
+                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        until(lambda: served.failures == 2 * len(counts), "all are counted")
+        until(lambda: not served.connections, "none is left")
+        assert versions(served.bootstrap, trusting(authority)) == "none"
+
+
+def test_a_handshake_byte_by_byte_and_garbage_in_it(tmp_path: Path, authority: Authority) -> None:
+    with serving(tmp_path, authority.server().keystore) as served:
+        client, received, first = hello(trusting(authority))
+        with connected(served) as wire:
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for at in range(len(first)):
+                wire.sendall(first[at : at + 1])
+            received.write(wire.recv(65_536))
+            client.do_handshake()
+        draw = random.Random(16)
+        for number in range(200):
+            broken = bytearray(first)
+            for _ in range(draw.randint(1, 8)):
+                broken[draw.randrange(1, len(broken))] = draw.randrange(256)
+            with connected(served) as wire:
+                wire.sendall(broken if number % 2 else broken[:6] + os.urandom(2_000))
+        until(lambda: not served.connections, "none is left")
+        assert versions(served.bootstrap, trusting(authority)) == "none"
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+def test_large_requests_and_answers_arrive_as_they_were_sent(
+    tmp_path: Path, authority: Authority
+) -> None:
+    payloads = [os.urandom(900_000) for _ in range(8)] + [b"x" * 10]
+    settings = {**authority.server().keystore, "listeners": LISTEN["listeners"]}
+    with serving(tmp_path, settings) as served:
+        trusted = trusted_by_librdkafka(authority)
+        with confluent_producer(served.bootstrap, **trusted) as producer:
+            for payload in payloads:
+                producer.produce("big", payload)
+        with confluent_consumer(served.bootstrap, group_id="g", **trusted) as consumer:
+            consumer.subscribe(["big"])
+            found: list[bytes] = []
+            until(
+                lambda: (
+                    found.extend(m.value() for m in consumer.consume(10, 0.2) if not m.error())
+                    or len(found) == len(payloads)
+                ),
+                "all records",
+            )
+    assert found == payloads
+
+
+def test_an_answer_that_nobody_takes_waits_in_the_kernel(
+    tmp_path: Path, authority: Authority
+) -> None:
+    both = {"listeners": "SSL://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}
+    with serving(tmp_path, {**authority.server().keystore, **both}) as served:
+        with Cluster(served.on("PLAINTEXT")) as cluster:
+            cluster.create_topic("t")
+            for _ in range(8):
+                cluster.produce("t", [os.urandom(BIG // 8)])
+            plain = cluster.fetch("t")["records"]
+        with Cluster(served.on("SSL"), tls=trusting(authority)) as client:
+            answers: list[Any] = []
+            reader = threading.Thread(target=lambda: answers.append(client.fetch("t")))
+            may_read = hold_back(client, reader)
+            (connection,) = (one for one in served.connections if one.listener.is_tls)
+            until(lambda: served.look(lambda _: not connection._writable), "the socket is full")
+            held = served.look(lambda _: connection._transport.get_write_buffer_size())
+            assert held < 2_000_000, "what is in the file stays there"
+            may_read.set()
+            reader.join()
+    assert len(plain) > BIG
+    assert answers[0]["records"] == plain
+
+
+def hold_back(client: Cluster, reader: threading.Thread) -> threading.Event:
+    """Start a thread that asks at once, and is let read when the event is set."""
+    may_read, receive = threading.Event(), client.receive_frame
+
+    def late() -> bytes:
+        may_read.wait(60)
+        return receive()
+
+    client.receive_frame = late  # type: ignore[method-assign]
+    reader.start()
+    return may_read
+
+
+def test_many_requests_in_one_write_are_answered_in_their_order(
+    tmp_path: Path, authority: Authority
+) -> None:
+    frames = [encode("api_versions", 2, number, "c", {}) for number in range(500)]
+    with (
+        serving(tmp_path, authority.server().keystore) as served,
+        RawClient(served.bootstrap, tls=trusting(authority)) as client,
+    ):
+        client.send_bytes(b"".join(len(one).to_bytes(4, "big") + one for one in frames))
+        for number in range(500):
+            assert client.receive_frame()[:4] == number.to_bytes(4, "big")
+
+
+def test_a_goodbye_is_answered_and_a_cut_is_survived(tmp_path: Path, authority: Authority) -> None:
+    """testCloseSsl: close_notify either way; and a socket that goes without one."""
+    context = trusting(authority)
+    with serving(tmp_path, authority.server().keystore) as served:
+        host, port = served.bootstrap.rsplit(":", 1)
+        with context.wrap_socket(
+            socket.create_connection((host, int(port)), 20), server_hostname="localhost"
+        ) as client:
+            client.unwrap()  # raises where the server's own goodbye does not come
+        with RawClient(served.bootstrap, tls=context) as client:
+            assert client.call("api_versions", 2)["error_code"] == "none"
+            client._socket.shutdown(socket.SHUT_RDWR)
+        until(lambda: not served.connections, "both are forgotten")
+        with RawClient(served.bootstrap, tls=context) as client:
+            client.send_bytes(b"\x7f\xff\xff\xff")
+            with pytest.raises(ConnectionLostError):
+                client.receive_frame()
+        assert served.failures == 0
+
+
+def test_a_stop_with_open_connections_is_orderly(
+    tmp_path: Path, authority: Authority, said: list[EventDict]
+) -> None:
+    with serving(tmp_path, authority.server().keystore) as served:
+        idle = RawClient(served.bootstrap, tls=trusting(authority))
+        idle.call("api_versions", 2)
+        half_open = connected(served)
+        begun = connected(served)
+        begun.sendall(hello(trusting(authority))[2][:40])
+        until(lambda: len(served.connections) == 3, "all are there")
+        failures = served.failures
+    with pytest.raises(ConnectionLostError):
+        idle.receive_frame()
+    assert half_open.recv(1) == b""
+    assert begun.recv(1) == b""
+    for one in (half_open, begun):
+        one.close()
+    idle.close()
+    assert failures == 0
+    assert not [one for one in said if one["log_level"] in {"warning", "error"}]
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+def test_half_open_handshakes_count_against_the_limits(
+    tmp_path: Path, authority: Authority
+) -> None:
+    settings = {**authority.server().keystore, "max.connections.per.ip": 3}
+    with serving(tmp_path, settings) as served:
+        waiting = [connected(served) for _ in range(3)]
+        until(lambda: len(served.connections) == 3, "they are counted")
+        with connected(served) as refused, suppress(ConnectionResetError):
+            assert refused.recv(1) == b""
+        assert served.look(lambda broker: broker.server.refusals["max.connections.per.ip"]) == 1
+        waiting.pop().close()
+        until(lambda: len(served.connections) == 2, "one has gone")
+        assert versions(served.bootstrap, trusting(authority)) == "none"
+        for one in waiting:
+            one.close()
+
+
+@pytest.mark.parametrize("sent", [0, 60])
+def test_a_handshake_has_its_time(tmp_path: Path, authority: Authority, sent: int) -> None:
+    with serving(tmp_path, authority.server().keystore) as served:
+        assert versions(served.bootstrap, trusting(authority)) == "none"
+
+        def hurry(broker: Broker) -> None:
+            handshakes = broker.server._handshakes
+            assert handshakes is not None
+            assert handshakes.timeout_ms == 10_000
+            handshakes.timeout_ms = 100
+
+        served.look(hurry)
+        with connected(served) as client:
+            client.sendall(hello(trusting(authority))[2][:sent])
+            assert client.recv(1) == b""
+        until(lambda: served.failures == 1, "it is counted")
+        # Who has shaken hands may be silent for longer.
+        with RawClient(served.bootstrap, tls=trusting(authority)) as client:
+            client.call("api_versions", 2)
+            served.call(lambda: asyncio.sleep(0.3))
+            assert client.call("api_versions", 2)["error_code"] == "none"
+
+
+def test_alpn_is_not_needed_and_renegotiation_refused(tmp_path: Path, authority: Authority) -> None:
+    context = trusting(authority)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    with (
+        serving(tmp_path, authority.server().keystore) as served,
+        RawClient(served.bootstrap, tls=context) as client,
+    ):
+        assert client.call("api_versions", 2)["error_code"] == "none"
+        assert client._socket.selected_alpn_protocol() is None  # type: ignore[attr-defined]
+        (connection,) = served.connections
+        options = served.look(
+            lambda _: connection._transport.get_extra_info("ssl_object").context.options
+        )
+    assert options & ssl.OP_NO_RENEGOTIATION
+    assert options & ssl.OP_NO_COMPRESSION
+
+
+def test_failed_handshakes_leave_nothing(tmp_path: Path, authority: Authority) -> None:
+    """python/cpython#109534: with asyncio's own TLS each of them stayed, with its buffers."""
+    count = 300
+    with serving(tmp_path, authority.server().keystore) as served:
+        gc.collect()
+        gc.disable()
+        try:
+            for number in range(count):
+                with connected(served) as client:
+                    client.sendall(b"\x16\x03\x01\x00\x05hello" if number % 2 else b"GET / HTTP/1")
+                    with suppress(ConnectionResetError):
+                        client.recv(100)
+            until(lambda: served.failures == count, "all have failed")
+            until(lambda: not served.connections, "none is left")
+            streams = [one for one in gc.get_objects() if isinstance(one, tls_stream.TlsStream)]
+        finally:
+            gc.enable()
+    assert len(streams) <= 1, "no collector was needed"
+
+
+# --- renewal -------------------------------------------------------------------------------------
+
+
+def shown_to(served: Served, authority: Authority) -> int:
+    """The serial number of the certificate that a new client gets."""
+    with RawClient(served.bootstrap, tls=trusting(authority)) as client:
+        shown = client._socket.getpeercert()  # type: ignore[attr-defined]
+    return int(shown["serialNumber"], 16)
+
+
+def refresh(served: Served) -> None:
+    certificates = served.broker.certificates
+    assert certificates is not None
+    served.call(certificates.refresh)
+
+
+def test_a_renewed_file_is_what_new_clients_get(tmp_path: Path, authority: Authority) -> None:
+    server = authority.server("renewed")
+    with serving(tmp_path, server.keystore) as served:
+        before = shown_to(served, authority)
+        with RawClient(served.bootstrap, tls=trusting(authority)) as old:
+            old.call("api_versions", 2)
+            refresh(served)
+            assert shown_to(served, authority) == before, "nothing has changed"
+            authority.server("renewed")
+            refresh(served)
+            assert shown_to(served, authority) != before
+            assert old.call("api_versions", 2)["error_code"] == "none", "it lives on"
+        (tls,) = served.look(lambda broker: list(broker.server.tls.values()))
+        assert (tls.reloads, tls.failed_reloads, tls.is_stale) == (1, 0, False)
+        now = shown_to(served, authority)
+        for content in (b"", b"half writ", authority.server("other").file.read_bytes()):
+            replace(server.file, content)
+            refresh(served)
+            refresh(served)
+            assert shown_to(served, authority) == now
+            assert tls.is_stale
+        assert tls.failed_reloads == 3, "each is told once"
+        assert scraped(served)["fencepost_certificate_stale"] == 1
+        authority.server("renewed")
+        refresh(served)
+        assert shown_to(served, authority) not in {before, now}
+        assert not tls.is_stale
+        told = scraped(served)
+        assert told["fencepost_certificate_stale"] == 0
+        assert 360 < (told["fencepost_certificate_not_after_seconds"] - time.time()) / 86_400 < 366
+        with connected(served) as client:
+            client.sendall(b"nothing of TLS")
+            assert client.recv(1) == b""
+        assert scraped(served)["fencepost_handshake_failures_total"] == 1
+
+
+def scraped(served: Served) -> dict[str, float]:
+    """What the metrics say of the only listener that encrypts."""
+    found = served.look(lambda broker: list(own.of_server(broker.server)))
+    return {
+        family.name: value
+        for family, samples in found
+        for labels, value in samples
+        if 'listener="SSL"' in labels and isinstance(value, (int, float))
+    }
+
+
+def test_other_authorities_of_clients_at_run_time(tmp_path: Path, authority: Authority) -> None:
+    """testServerTruststoreDynamicUpdate: who is trusted may come, who no longer is may not."""
+    other = Authority(tmp_path, "other")
+    file = tmp_path / "trusted.pem"
+    file.write_text(authority.pem)
+    settings = {
+        **authority.server().keystore,
+        "ssl.truststore.location": str(file),
+        "ssl.client.auth": "required",
+    }
+    ours = authority.client("alice").context()
+    theirs = other.client("bob").context(trusted=authority)
+    with serving(tmp_path, settings) as served:
+        for content, come in (
+            (authority.pem, (True, False)),
+            (authority.pem + other.pem, (True, True)),
+            (other.pem, (False, True)),
+        ):
+            replace(file, content.encode())
+            refresh(served)
+            refused = is_refused(served.bootstrap, ours), is_refused(served.bootstrap, theirs)
+            assert refused == tuple(not one for one in come)

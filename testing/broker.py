@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, Self, TypeVar
@@ -25,7 +25,8 @@ ANY_PORT: Final = "127.0.0.1:0"
 class OwnBroker:
     """One broker on one data directory, which may be stopped, killed and started again.
 
-    ``config`` holds settings by Kafka's names. With a :class:`fencepost.testing.clock.TestClock` as
+    ``config`` holds settings by Kafka's names, ``add_scram`` users as ``Broker`` takes them. With a
+    :class:`fencepost.testing.clock.TestClock` as
     ``clock`` its time is the test's. Without ``forces`` nothing is forced to a disk, which a crash
     does not show: it is the process's. The address stays the same over crashes and restarts. All
     methods are for the test's thread; a context manager.
@@ -39,6 +40,7 @@ class OwnBroker:
         *,
         clock: Clock | None = None,
         forces: bool = True,
+        add_scram: Sequence[str] = (),
     ) -> None:
         self.data_dir = Path(data_dir)
         self.config = dict(config or {})
@@ -48,6 +50,7 @@ class OwnBroker:
         """They stay over a restart."""
         self._listen = listen
         self._forces = forces
+        self._add_scram = tuple(add_scram)
         self._files = MortalFiles(forces=self._forces)
         self._broker: Broker | None = None
         self._thread = BrokerThread(self._serve)
@@ -123,7 +126,12 @@ class OwnBroker:
     async def _serve(self) -> AsyncIterator[Broker]:
         self._files = MortalFiles(forces=self._forces)
         async with Broker(
-            self.data_dir, self._listen, self.config, fs=self._files, clock=self.clock
+            self.data_dir,
+            self._listen,
+            self.config,
+            add_scram=self._add_scram,
+            fs=self._files,
+            clock=self.clock,
         ) as broker:
             self._broker = broker
             self.faults.attach(broker)

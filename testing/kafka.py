@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial, wraps
 from pathlib import Path
@@ -27,6 +27,7 @@ from fencepost.coordinator.cli.queries.open_transactions import unfinished
 from fencepost.coordinator.cli.queries.session import Session, check
 from fencepost.coordinator.wire.client.requests import produce as produce_request
 from fencepost.logcore.batch import LogRecord, encode_batch
+from fencepost.testing.access import USUAL_MECHANISM, Access, add_rules, parse_rule
 from fencepost.testing.broker import OwnBroker
 from fencepost.testing.clock import TestClock
 from fencepost.testing.faults import OWN_CLIENT_ID
@@ -80,6 +81,8 @@ class Kafka(OwnBroker):
     ``config`` has settings by Kafka's names, over :data:`SETTINGS`; a truth value becomes Kafka's
     word for it. Without a ``data_dir`` the broker has a directory of its own that goes with it.
     ``rename`` makes the names of :meth:`name` and :meth:`topic`; by default they stay as they are.
+    ``users`` (passwords by name) have to log in, ``tls`` encrypts, and with ``acls`` they may do
+    only what rules allow (see :meth:`acl`); the methods here may do everything.
     Its ``clock`` runs as the machine's does, until :attr:`clock`.auto is set to False, and may be
     moved on at any time.
     """
@@ -91,10 +94,21 @@ class Kafka(OwnBroker):
         data_dir: str | Path | None = None,
         config: Mapping[str, object] | None = None,
         *,
+        users: Mapping[str, str] | None = None,
+        tls: bool = False,
+        acls: Sequence[str] | None = None,
         rename: Callable[[str], str] = str,
     ) -> None:
-        settings = {**SETTINGS, **setting_texts(config or {})}
-        super().__init__(data_dir or "", config=settings, clock=TestClock(auto=True), forces=False)
+        self._access = Access(users, tls=tls, acls=acls)
+        settings = {**SETTINGS, **self._access.settings, **setting_texts(config or {})}
+        super().__init__(
+            data_dir or "",
+            config=settings,
+            clock=TestClock(auto=True),
+            forces=False,
+            add_scram=self._access.added,
+        )
+        self._has_rules = False
         self._is_temporary = data_dir is None
         self._rename = rename
         self._idle: list[Session] = []
@@ -107,15 +121,21 @@ class Kafka(OwnBroker):
         if self._is_temporary and not self.data_dir.name:
             self.data_dir = Path(tempfile.mkdtemp(prefix="fencepost-"))
         try:
-            return super().start()
+            super().start()
+            if not self._has_rules:
+                with self._session() as session:
+                    self._access.make_rules(session)
+                self._has_rules = True
         except BaseException:
             self.stop()
             raise
+        return self
 
     def stop(self) -> None:
         """Stop it in an orderly way; a temporary directory is removed."""
         self._hang_up()
         super().stop()
+        self._access.close()
         if self._is_temporary and self.data_dir.name:
             shutil.rmtree(self.data_dir, ignore_errors=True)
             self.data_dir = Path()
@@ -142,6 +162,39 @@ class Kafka(OwnBroker):
     def aio(self) -> Aio:
         """The same methods for coroutines, on asyncio and on trio."""
         return Aio(self)
+
+    # --- who may come in ---
+
+    def client_config(
+        self,
+        user: str | None = None,
+        style: str = "confluent",
+        *,
+        mechanism: str = USUAL_MECHANISM,
+    ) -> dict[str, Any]:
+        """What a client of this broker has to be told, in its own words.
+
+        ``style`` is ``confluent`` (also for kcat and whatever has librdkafka inside), ``aiokafka``,
+        ``kafka-python`` (both for keyword arguments) or ``java`` (properties). The only user need
+        not be named. ``mechanism`` is PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Raises ValueError.
+        """
+        return self._access.client_config(self.bootstrap, user, style, mechanism)
+
+    @property
+    def ca_file(self) -> Path:
+        """A PEM file with the authority that clients trust. RuntimeError without ``tls``."""
+        return self._access.ca_file
+
+    def acl(self, *rules: str) -> None:
+        """Add rules: ``"alice READ,DESCRIBE topic:orders"``, ``"deny bob ALL topic:secret-*"``.
+
+        Operations and resources have Kafka's names (``group``, ``transactional-id``, ``cluster``).
+        A name that ends in an asterisk is a prefix, the asterisk alone is any. Raises ValueError,
+        and ApiError if the broker has no ``acls``.
+        """
+        wanted = [parse_rule(rule) for rule in rules]
+        with self._session() as session:
+            add_rules(session, wanted)
 
     # --- topics and records ---
 
@@ -405,7 +458,9 @@ class Kafka(OwnBroker):
         try:
             session = self._idle.pop()
         except IndexError:
-            session = Session(self.bootstrap, TIMEOUT_S, client_id=OWN_CLIENT_ID)
+            session = Session(
+                self.bootstrap, TIMEOUT_S, client_id=OWN_CLIENT_ID, security=self._access.own()
+            )
         try:
             yield session
         except BaseException:

@@ -25,6 +25,8 @@ MAX_TEST_NAME = 80
 """Characters of a test's name in names made unique; Kafka bears 249 in all."""
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
+_OF_A_BROKER = ("config", "users", "tls", "acls")
+"""What a marker says of the broker as a whole."""
 _TOPIC_KEYS = frozenset({"partitions", "config"})
 
 
@@ -59,9 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RUN] = _Run()
     config.addinivalue_line(
         "markers",
-        "kafka(topics=None, config=None): topics that the test's broker has, {'orders': 3} by their"
-        " partitions, and its settings by Kafka's names (see the fixtures kafka, kafka_module,"
-        " kafka_session)",
+        "kafka(topics=None, config=None, users=None, tls=False, acls=None): topics that the test's"
+        " broker has, {'orders': 3} by their partitions, its settings by Kafka's names, and who may"
+        " do what: {'alice': 'secret'}, ['alice READ topic:orders'] (see the fixtures kafka,"
+        " kafka_module, kafka_session)",
     )
 
 
@@ -74,6 +77,9 @@ class _Asked:
 
     topics: dict[str, tuple[int | None, Mapping[str, object]]] = field(default_factory=dict)
     config: dict[str, object] = field(default_factory=dict)
+    users: dict[str, str] = field(default_factory=dict)
+    tls: bool = False
+    acls: list[str] | None = None
 
 
 def _asked(node: pytest.Item | pytest.Collector) -> _Asked:
@@ -95,9 +101,18 @@ def _failure(message: str) -> BaseException:
 def _read(marker: pytest.Mark, into: _Asked) -> None:
     if marker.args:
         raise TypeError(f"topics= and config= are given by name, not {marker.args[0]!r}")
-    unknown = sorted(marker.kwargs.keys() - {"topics", "config"})
+    unknown = sorted(marker.kwargs.keys() - {"topics", *_OF_A_BROKER})
     if unknown:
-        raise TypeError(f"there is no {unknown[0]}=, only topics= and config=")
+        raise TypeError(f"there is no {unknown[0]}=, only topics=, {'=, '.join(_OF_A_BROKER)}=")
+    users, acls = marker.kwargs.get("users") or {}, marker.kwargs.get("acls")
+    if not isinstance(users, Mapping):
+        raise TypeError(f"users are passwords by name, not {type(users).__name__}")
+    into.users.update(users)
+    into.tls = bool(marker.kwargs.get("tls", into.tls))
+    if acls is not None:
+        if not isinstance(acls, (list, tuple)):
+            raise TypeError(f"acls are a list of rules, not {acls!r}")
+        into.acls = [*(into.acls or ()), *acls]
     topics, config = marker.kwargs.get("topics") or {}, marker.kwargs.get("config") or {}
     if not isinstance(config, Mapping):
         raise TypeError(f"config is a mapping of settings, not {config!r}")
@@ -138,10 +153,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def _kafka_marked_topics(request: pytest.FixtureRequest) -> None:
     for node, marker in request.node.iter_markers_with_node(MARKER):
         is_own = not isinstance(node, (pytest.Module, pytest.Package, pytest.Session))
-        if is_own and marker.kwargs.get("config") and "kafka" not in request.fixturenames:
+        told = [key for key in _OF_A_BROKER if marker.kwargs.get(key)]
+        if is_own and told and "kafka" not in request.fixturenames:
             raise _failure(
-                "@pytest.mark.kafka: config= is for a broker of the test's own (fixture kafka), or"
-                " in the pytestmark of a module for that of kafka_module"
+                f"@pytest.mark.kafka: {told[0]}= is for a broker of the test's own (fixture kafka),"
+                " or in the pytestmark of a module for that of kafka_module"
             )
     asked = _asked(request.node)
     for name in SHARED:
@@ -189,8 +205,9 @@ def _serve(
     directory = paths.mktemp("kafka")
     settings = _settings(request.config) | asked.config
     try:
-        kafka = Kafka(directory, settings, rename=rename).start()
-    except (ConfigError, TypeError) as error:
+        access = {"users": asked.users, "tls": asked.tls, "acls": asked.acls}
+        kafka = Kafka(directory, settings, rename=rename, **access).start()  # type: ignore[arg-type]
+    except (ConfigError, TypeError, ValueError, ImportError) as error:
         raise _failure(f"the broker's settings: {error}") from None
     run.brokers.append(kafka)
     try:

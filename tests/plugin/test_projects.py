@@ -101,7 +101,7 @@ def test_what_fails_tells_why(tmp_path: Path) -> None:
         "test_no_such_key": "topic 'orders' has partitions and config, not 'partition'",
         "test_config_of_a_shared_one": "config= is for a broker of the test's own (fixture kafka)",
         "test_by_position": "topics= and config= are given by name, not {'orders': 1}",
-        "test_no_such_argument": "there is no topic=, only topics= and config=",
+        "test_no_such_argument": "there is no topic=, only topics=, config=, users=",
         "test_no_such_setting": "num.partition",
         "test_no_such_value": "num.partitions",
     }.items():
@@ -112,6 +112,18 @@ def test_what_fails_tells_why(tmp_path: Path) -> None:
     kept = sorted(path.name for path in (tmp_path / "base").glob("kafka*") if path.is_dir())
     named = {Path(found).name for found in re.findall(r"data directory: (.*)", output)}
     assert named <= set(kept), (named, kept)
+
+
+def test_brokers_that_ask_who_comes(tmp_path: Path) -> None:
+    counted, output = run(tmp_path, "guarded")
+    assert counted == {"passed": 2, "errors": 4}, output
+    for complaint in (
+        "users= is for a broker of the test's own (fixture kafka)",
+        "users are passwords by name, not list",
+        "acls are a list of rules, not 'alice READ topic:orders'",
+        "there is no resource 'table'; there are topic, group, cluster",
+    ):
+        assert complaint in output
 
 
 def test_a_bad_setting_of_the_project_is_told(tmp_path: Path) -> None:

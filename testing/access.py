@@ -1,0 +1,298 @@
+"""Users, certificates and rules of a broker for tests, and what clients have to be told of them.
+
+Certificates are made on the spot, by an authority that nobody else knows. They need trustme, which
+``pip install 'fencepost[tls-testing]'`` brings.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import secrets
+import ssl
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fencepost.coordinator.cli.queries.session import Session, check
+from fencepost.coordinator.security.acl import (
+    ANYTHING,
+    CLUSTER_NAME,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from fencepost.coordinator.wire.client.security import Security
+from fencepost.coordinator.wire.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_password
+
+OWN_USER: Final = "fencepost-testing"
+"""As whom the broker's own methods ask; it may do everything."""
+
+MECHANISMS: Final = ("PLAIN", *SCRAM_MECHANISMS)
+USUAL_MECHANISM: Final = "SCRAM-SHA-512"
+
+STYLES: Final = ("confluent", "aiokafka", "kafka-python", "java")
+"""Whose words :meth:`Access.client_config` can speak."""
+
+_RULE = re.compile(
+    r"(?:(?P<permission>allow|deny) )?(?P<user>\S+) (?P<operations>[A-Za-z_,]+)"
+    r" (?P<type>[a-z-]+)(?::(?P<name>\S+))?",
+    re.IGNORECASE,
+)
+_OPERATIONS = [one.name for one in Operation if one > Operation.ANY]
+_JAAS = "org.apache.kafka.common.security"
+
+
+class Certificates(NamedTuple):
+    """PEM texts: of the authority, and of a broker on this machine with its key."""
+
+    authority: str
+    chain: str
+    key: str
+
+
+@cache
+def certificates() -> Certificates:
+    """Those of this process. Raises ImportError without trustme."""
+    try:
+        import trustme  # noqa: PLC0415 - an extra
+        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - of trustme
+    except ModuleNotFoundError as error:
+        raise ImportError("tls=True needs: pip install 'fencepost[tls-testing]'") from error
+    authority = trustme.CA(organization_name="fencepost tests")
+    issued = authority.issue_cert("localhost", "127.0.0.1", "::1")
+    key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
+    return Certificates(
+        authority.cert_pem.bytes().decode(),
+        "".join(one.bytes().decode() for one in issued.cert_chain_pems),
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ).decode(),
+    )
+
+
+class Access:
+    """What a broker asks of its clients.
+
+    ``users`` are passwords by name. ``tls`` encrypts. ``acls`` are rules in words (see
+    :func:`parse_rule`): with them, and with an empty list too, nobody may do what no rule allows.
+    Raises TypeError, ValueError, ImportError.
+    """
+
+    def __init__(
+        self,
+        users: Mapping[str, str] | None = None,
+        *,
+        tls: bool = False,
+        acls: Sequence[str] | None = None,
+    ) -> None:
+        self.users = dict(users or {})
+        self.tls = tls
+        if not all(isinstance(one, str) and one for pair in self.users.items() for one in pair):
+            raise TypeError("users are passwords by name, {'alice': 'secret'}")
+        if isinstance(acls, str):
+            raise TypeError("acls are a list of rules")
+        if acls is not None and not self.users:
+            raise ValueError("acls= needs users=: who does not log in is nobody to have a right")
+        self.rules = None if acls is None else [parse_rule(one) for one in acls]
+        self._everybody = {**self.users, OWN_USER: secrets.token_urlsafe(16)} if self.users else {}
+        self._certificates = certificates() if tls else None
+        self._home: tempfile.TemporaryDirectory[str] | None = None
+        self.added = [
+            _added(name, password, mechanism)
+            for name, password in self._everybody.items()
+            for mechanism in SCRAM_MECHANISMS
+        ]
+        """For ``Broker(add_scram=…)``."""
+
+    @property
+    def protocol(self) -> str:
+        """Kafka's ``security.protocol``."""
+        return ("SASL_" if self.users else "") + ("SSL" if self.tls else "PLAINTEXT")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The broker's."""
+        if self.protocol == "PLAINTEXT":
+            return {}
+        found = {"listeners": f"{self.protocol}://127.0.0.1:0"}
+        if self._certificates is not None:
+            found["ssl.keystore.type"] = "PEM"
+            found["ssl.keystore.certificate.chain"] = self._certificates.chain
+            found["ssl.keystore.key"] = self._certificates.key
+        if self.users:
+            found["sasl.enabled.mechanisms"] = ",".join(MECHANISMS)
+            found["super.users"] = f"User:{OWN_USER}"
+        if self.rules is not None:
+            found["authorizer.class.name"] = (
+                "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+            )
+        return found
+
+    @property
+    def ca_file(self) -> Path:
+        """A PEM file with the authority of the broker's certificate. RuntimeError without TLS."""
+        if self._certificates is None:
+            raise RuntimeError("the broker has no certificate: tls=True gives it one")
+        if self._home is None:
+            self._home = tempfile.TemporaryDirectory(prefix="fencepost-ca-")
+        path = Path(self._home.name) / "ca.pem"
+        if not path.exists():
+            path.write_text(self._certificates.authority)
+        return path
+
+    def close(self) -> None:
+        """Remove that file."""
+        if self._home is not None:
+            self._home.cleanup()
+            self._home = None
+
+    def own(self) -> Security:
+        """How the broker's own methods connect."""
+        found = {"security.protocol": self.protocol}
+        if self._certificates is not None:
+            found["ssl.truststore.certificates"] = self._certificates.authority
+        if self.users:
+            found["sasl.mechanism"] = "SCRAM-SHA-256"
+            found["sasl.username"] = OWN_USER
+            found["sasl.password"] = self._everybody[OWN_USER]
+        return Security.of(found)
+
+    def client_config(
+        self, bootstrap: str, user: str | None, style: str, mechanism: str
+    ) -> dict[str, Any]:
+        """What a client has to be told, in its own words. Raises ValueError."""
+        if style not in STYLES:
+            raise ValueError(f"style is one of {', '.join(STYLES)}, not {style!r}")
+        if mechanism not in MECHANISMS:
+            raise ValueError(f"mechanism is one of {', '.join(MECHANISMS)}, not {mechanism!r}")
+        if user is None and len(self.users) == 1:
+            (user,) = self.users
+        if self.users and user not in self.users:
+            known = ", ".join(sorted(self.users))
+            raise ValueError(f"user={user!r} is none of the broker's: {known}")
+        if user is not None and not self.users:
+            raise ValueError("the broker has no users: users={'alice': 'secret'} gives it some")
+        login = None if user is None else (mechanism, user, self.users[user])
+        if style in {"aiokafka", "kafka-python"}:
+            return self._of_python(bootstrap, login, style)
+        found: dict[str, Any] = {"bootstrap.servers": bootstrap, "security.protocol": self.protocol}
+        if self.tls and style == "java":
+            found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(self.ca_file)}
+        elif self.tls:
+            found["ssl.ca.location"] = str(self.ca_file)
+        if login is not None and style == "java":
+            found |= {"sasl.mechanism": mechanism, "sasl.jaas.config": _jaas(*login)}
+        elif login is not None:
+            found |= dict(
+                zip(("sasl.mechanism", "sasl.username", "sasl.password"), login, strict=True)
+            )
+        return found
+
+    def _of_python(
+        self, bootstrap: str, login: tuple[str, str, str] | None, style: str
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {"bootstrap_servers": bootstrap, "security_protocol": self.protocol}
+        if self.tls and style == "aiokafka":
+            found["ssl_context"] = ssl.create_default_context(cafile=str(self.ca_file))
+        elif self.tls:
+            found["ssl_cafile"] = str(self.ca_file)
+        if login is not None:
+            names = ("sasl_mechanism", "sasl_plain_username", "sasl_plain_password")
+            found |= dict(zip(names, login, strict=True))
+        return found
+
+    def make_rules(self, session: Session) -> None:
+        """Create the rules. Raises ApiError."""
+        add_rules(session, self.rules or ())
+
+
+class Rule(NamedTuple):
+    """One rule, or the same for several operations."""
+
+    permission: Permission
+    principal: str
+    operations: tuple[Operation, ...]
+    resource_type: ResourceType
+    pattern_type: PatternType
+    resource_name: str
+
+
+def parse_rule(text: str) -> Rule:
+    """Read ``alice READ,DESCRIBE topic:orders``, ``deny bob ALL topic:secret-*``. ValueError.
+
+    Operations have Kafka's names. A name that ends in an asterisk is a prefix, the asterisk alone
+    is any name; ``cluster`` needs none. A user may be ``*``, and is of the type User.
+    """
+    found = _RULE.fullmatch(" ".join(text.split())) if isinstance(text, str) else None
+    if found is None:
+        raise ValueError(f"{text!r} is no rule like 'alice READ,WRITE topic:orders'")
+    kind = found["type"].upper().replace("-", "_")
+    types = [one.name for one in ResourceType if one > ResourceType.ANY]
+    if kind not in types:
+        known = ", ".join(one.lower().replace("_", "-") for one in types)
+        raise ValueError(f"{text!r}: there is no resource {found['type']!r}; there are {known}")
+    operations = [one.upper() for one in found["operations"].split(",")]
+    for one in operations:
+        if one not in _OPERATIONS:
+            known = ", ".join(_OPERATIONS)
+            raise ValueError(f"{text!r}: there is no operation {one!r}; there are {known}")
+    name = found["name"] or (CLUSTER_NAME if kind == "CLUSTER" else "")
+    if not name:
+        raise ValueError(f"{text!r}: which {found['type']}? {found['type']}:* is any")
+    is_prefix = name.endswith("*") and name != ANYTHING
+    return Rule(
+        Permission.DENY if (found["permission"] or "").lower() == "deny" else Permission.ALLOW,
+        f"User:{found['user'].removeprefix('User:')}",
+        tuple(Operation[one] for one in operations),
+        ResourceType[kind],
+        PatternType.PREFIXED if is_prefix else PatternType.LITERAL,
+        name[:-1] if is_prefix else name,
+    )
+
+
+def add_rules(session: Session, rules: Iterable[Rule]) -> None:
+    """Create rules. Raises ApiError."""
+    wanted = list(rules)
+    if not wanted:
+        return
+    answer = session.client.call(
+        "CreateAcls",
+        check=False,
+        entity=lambda f: f.message(
+            creations=[
+                f.AclCreation(
+                    resource_type=one.resource_type,
+                    resource_name=one.resource_name,
+                    resource_pattern_type=one.pattern_type,
+                    principal=one.principal,
+                    host=ANYTHING,
+                    operation=operation,
+                    permission_type=one.permission,
+                )
+                for one in wanted
+                for operation in one.operations
+            ]
+        ),
+    )
+    for result in answer.results:
+        check(result.error_code, "CreateAcls", None, result.error_message)
+
+
+def _added(name: str, password: str, mechanism: str) -> str:
+    """As ``--add-scram`` wants it; hashed here: there a password can not hold every character."""
+    salt = secrets.token_bytes(16)
+    salted = salted_password(SCRAM_MECHANISMS[mechanism], password, salt, MIN_ITERATIONS)
+    texts = (base64.b64encode(one).decode() for one in (salt, salted))
+    return '{}=[name="{}",salt="{}",saltedpassword="{}"]'.format(mechanism, name, *texts)
+
+
+def _jaas(mechanism: str, user: str, password: str) -> str:
+    module = "plain.Plain" if mechanism == "PLAIN" else "scram.Scram"
+    texts = (one.replace("\\", "\\\\").replace('"', '\\"') for one in (user, password))
+    return '{}.{}LoginModule required username="{}" password="{}";'.format(_JAAS, module, *texts)

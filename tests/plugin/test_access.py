@@ -1,0 +1,176 @@
+"""Brokers whose clients log in, encrypt, and may do what rules allow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import aiokafka
+import aiokafka.errors
+import confluent_kafka
+import kafka as kafka_python
+import pytest
+from kafka import errors as kafka_python_errors
+
+from fencepost.coordinator.security.acl import PatternType, Permission
+from fencepost.coordinator.wire.client.client import ApiError
+from fencepost.testing import Kafka
+from fencepost.testing.access import STYLES, parse_rule
+
+USERS = {"alice": 'pa"ss, w\\;o]rd=', "bob": "b"}
+RULES = [
+    "alice READ,WRITE,CREATE topic:orders-*",
+    "alice READ group:*",
+    "bob ALL topic:*",
+    "deny bob READ topic:orders-secret",
+]
+
+
+@pytest.fixture(scope="module", params=[False], ids=["plain"])
+def guarded(request: pytest.FixtureRequest) -> Iterator[Kafka]:
+    with Kafka(users=USERS, acls=RULES, tls=request.param) as broker:
+        yield broker
+
+
+def confluent(config: dict[str, Any], topic: str) -> None:
+    producer = confluent_kafka.Producer(config)
+    told: list[str] = []
+    producer.produce(topic, b"v", on_delivery=lambda error, _: told.append(str(error or "")))
+    producer.flush(20)
+    if told != [""]:
+        raise PermissionError(told)
+
+
+async def aio(config: dict[str, Any], topic: str) -> None:
+    async with aiokafka.AIOKafkaProducer(**config) as producer:
+        await producer.send_and_wait(topic, b"v")
+
+
+def python(config: dict[str, Any], topic: str) -> None:
+    producer = kafka_python.KafkaProducer(**config)
+    try:
+        producer.send(topic, b"v").get(20)
+    finally:
+        producer.close()
+
+
+async def write(style: str, config: dict[str, Any], topic: str) -> None:
+    if style == "aiokafka":
+        await aio(config, topic)
+    else:
+        {"confluent": confluent, "kafka-python": python}[style](config, topic)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("style", ["confluent", "aiokafka", "kafka-python"])
+async def test_real_clients_get_in_as_they_are_told(
+    guarded: Kafka, style: str, mechanism: str
+) -> None:
+    topic = guarded.topic(f"orders-{uuid.uuid4()}")
+    told = guarded.client_config(user="alice", style=style, mechanism=mechanism)
+    await write(style, told, topic)
+    assert [record.value for record in guarded.records(topic, at_least=1)] == [b"v"]
+
+
+@pytest.mark.parametrize("style", ["confluent", "aiokafka", "kafka-python"])
+async def test_without_a_right_they_do_not(guarded: Kafka, style: str) -> None:
+    topic = guarded.topic(f"bills-{uuid.uuid4()}")
+    told = guarded.client_config(user="alice", style=style)
+    with pytest.raises(
+        (
+            PermissionError,
+            aiokafka.errors.TopicAuthorizationFailedError,
+            kafka_python_errors.TopicAuthorizationFailedError,
+        )
+    ):
+        await write(style, told, topic)
+    guarded.acl(f"alice WRITE topic:{topic}")
+    await write(style, guarded.client_config(user="alice", style=style), topic)
+    assert len(guarded.records(topic, at_least=1)) == 1
+
+
+def test_java_is_told_in_properties(guarded: Kafka) -> None:
+    told = guarded.client_config(user="alice", style="java")
+    assert told["bootstrap.servers"] == guarded.bootstrap
+    assert told["sasl.jaas.config"] == (
+        "org.apache.kafka.common.security.scram.ScramLoginModule required"
+        ' username="alice" password="pa\\"ss, w\\\\;o]rd=";'
+    )
+    plain = guarded.client_config(user="bob", style="java", mechanism="PLAIN")
+    assert plain["sasl.jaas.config"].startswith(
+        "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    )
+
+
+def test_users_and_rules_stay_over_a_crash(guarded: Kafka) -> None:
+    topic = guarded.topic(f"orders-{uuid.uuid4()}")
+    guarded.crash()
+    guarded.restart()
+    confluent(guarded.client_config(user="alice"), topic)
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [
+        ({}, "user=None is none of the broker's: alice, bob"),
+        ({"user": "carol"}, "user='carol' is none"),
+        ({"user": "bob", "style": "rdkafka"}, "style is one of confluent, aiokafka"),
+        ({"user": "bob", "mechanism": "GSSAPI"}, "mechanism is one of PLAIN"),
+    ],
+)
+def test_what_nobody_has_is_told(guarded: Kafka, ask: dict[str, str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        guarded.client_config(**ask)
+
+
+def test_without_users_clients_are_told_the_address(kafka: Kafka) -> None:
+    for style in STYLES:
+        told = kafka.client_config(style=style)
+        assert set(told.values()) == {kafka.bootstrap, "PLAINTEXT"}
+    with pytest.raises(ValueError, match="the broker has no users"):
+        kafka.client_config(user="alice")
+    with pytest.raises(RuntimeError, match="tls=True gives it one"):
+        kafka.ca_file  # noqa: B018 - asking is what fails
+    with pytest.raises(ApiError, match="SECURITY_DISABLED"):
+        kafka.acl("alice READ topic:orders")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"users": {"alice": 1}}, "passwords by name"),
+        ({"users": {"": "x"}}, "passwords by name"),
+        ({"acls": []}, "acls= needs users="),
+        ({"users": {"a": "b"}, "acls": "a READ topic:t"}, "a list of rules"),
+        ({"users": {"a": "b"}, "acls": ["a READ"]}, "is no rule like"),
+        ({"users": {"a": "b"}, "acls": ["a LOOK topic:t"]}, "no operation 'LOOK'"),
+        ({"users": {"a": "b"}, "acls": ["a READ table:t"]}, "no resource 'table'"),
+        ({"users": {"a": "b"}, "acls": ["a READ topic"]}, "which topic"),
+    ],
+)
+def test_what_can_not_be_is_refused(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=reason):
+        Kafka(**arguments)
+
+
+def test_rules_are_read() -> None:
+    rule = parse_rule("Deny User:bob read,Write transactional-id:app-*")
+    assert (rule.permission, rule.principal) == (Permission.DENY, "User:bob")
+    assert [one.name for one in rule.operations] == ["READ", "WRITE"]
+    assert (rule.pattern_type, rule.resource_name) == (PatternType.PREFIXED, "app-")
+    anybody = parse_rule("* DESCRIBE cluster")
+    assert (anybody.principal, anybody.resource_name) == ("User:*", "kafka-cluster")
+    assert parse_rule("a READ topic:*")[4:] == (PatternType.LITERAL, "*")
+
+
+def test_without_trustme_it_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['trustme'] = None\n"
+        "from fencepost.testing import Kafka\n"
+        "try:\n    Kafka(tls=True)\nexcept ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "tls=True needs: pip install 'fencepost[tls-testing]'\n"

@@ -6,10 +6,11 @@ random lives come upon stands at the end, by its kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -656,3 +657,44 @@ NOT_DRAWN = (
     ),
 )
 """Differences that are known and that a life on both brokers keeps clear of."""
+
+
+# --- what clients may do --------------------------------------------------------------------------
+
+RIGHTS: tuple[Kind, ...] = ()
+"""Kinds of difference in the authorisation matrix (test_authorisation.py)."""
+
+
+# --- which kind a difference is of ---------------------------------------------------------------
+
+
+class Found(Protocol):
+    """A leaf of an answer in which the brokers differ."""
+
+    @property
+    def api(self) -> str: ...
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def ours(self) -> Any: ...
+
+    @property
+    def theirs(self) -> Any: ...
+
+    @property
+    def request(self) -> Any: ...
+
+
+def kind_of(found: Found, kinds: Iterable[Kind] = KINDS) -> Kind | None:
+    """The listed kind that a difference is of, if any."""
+    where = re.sub(r"\[\d+\]", "[]", found.where)
+    for kind in kinds:
+        listed = kind.api, kind.where, kind.ours, kind.theirs
+        told = found.api, where, found.ours, found.theirs
+        if all(one in (..., seen) for one, seen in zip(listed, told, strict=True)) and kind.when(
+            found.request
+        ):
+            return kind
+    return None

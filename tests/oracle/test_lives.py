@@ -8,7 +8,6 @@ Kinds of difference that are meant stand in deliberate.py. Any other fails the r
 from __future__ import annotations
 
 import contextlib
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 
 from tests.lives.life import Life
 from tests.lives.lockstep import Difference, LockStep
-from tests.oracle.deliberate import KINDS, NOT_DRAWN, Kind
+from tests.oracle.deliberate import NOT_DRAWN, Kind, kind_of
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, OracleMissingError, unavailable
 
@@ -28,19 +27,6 @@ SEEDS = (20, 26, 28)
 REQUESTS = 300
 LEAST = 100
 """Answers that a life of SEEDS gives, whatever ids the brokers choose."""
-
-
-def kind_of(found: Difference) -> Kind | None:
-    """The listed kind that a difference is of, if any."""
-    where = re.sub(r"\[\d+\]", "[]", found.where)
-    for kind in KINDS:
-        listed = kind.api, kind.where, kind.ours, kind.theirs
-        told = found.api, where, found.ours, found.theirs
-        if all(one in (..., seen) for one, seen in zip(listed, told, strict=True)) and kind.when(
-            found.request
-        ):
-            return kind
-    return None
 
 
 def judged(found: list[Difference], seen: Counter[Kind]) -> bool:

@@ -36,7 +36,10 @@ class Daemon:
         cwd: Path = ROOT,
         listen: str = "",
     ) -> None:
-        """``listen`` is HOST:PORT; without, a port is found that stays this daemon's."""
+        """``listen`` is HOST:PORT; without, a port is found that stays this daemon's.
+
+        It is of no account where the settings have ``listeners``.
+        """
         self.data_dir = data_dir
         self.settings = dict(settings)
         self.bootstrap = ""
@@ -59,9 +62,10 @@ class Daemon:
     def launch(self, *, env: Mapping[str, str] | None = None) -> Child:
         """Start without waiting; a test that expects an early death looks after the child."""
         self.is_listening = False
+        listen = [] if "listeners" in self.settings else ["--listen", self._listen]
         pairs = [item for pair in self.settings.items() for item in ("--config", "=".join(pair))]
         self.child = Child(
-            [*self._command, "--data-dir", str(self.data_dir), "--listen", self._listen, *pairs],
+            [*self._command, "--data-dir", str(self.data_dir), *listen, *pairs],
             env={**os.environ, "PYTHONUNBUFFERED": "1", **self._env, **(env or {})},
             cwd=self._cwd,
         )

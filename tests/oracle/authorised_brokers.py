@@ -1,0 +1,579 @@
+"""Two brokers that ask who a client is, and what the cases of the matrix need on each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import time
+import uuid
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from fencepost.coordinator.security.acl import Acl, ResourceType
+from fencepost.coordinator.tools.ports import hold_port
+from tests.lives.lockstep import CLOSED, LifeMasks
+from tests.oracle.authorisation import (
+    INTERNALS,
+    ME,
+    SLOTS,
+    STEM,
+    Body,
+    Case,
+    Request,
+    all_but_one,
+    rule,
+)
+from tests.oracle.deliberate import Kind
+from tests.oracle.tracer import PASSING, _fitting, leaves
+from tests.support.cluster import Cluster
+from tests.support.daemon import Daemon
+from tests.support.kafka import Kafka, OracleMissingError, unavailable
+from tests.support.raw import Answer, ConnectionLostError, _entity, errors_in
+from tests.support.targets import SETTINGS
+from tests.support.waits import until
+
+T = TypeVar("T")
+
+USERS: Final = 100
+"""Clients at once; each has rules of its own."""
+
+PASSWORD: Final = "no secret"
+LISTENER: Final = "clients"
+LONG_MS: Final = 600_000
+PASSING_S: Final = 5.0
+SILENT: Final = "no answer"
+ANSWER_S: Final = 10.0
+RULES_AT_ONCE: Final = 1000
+MARKER: Final = f"{STEM}marker"
+NOBODYS: Final = uuid.UUID("aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee")
+"""The id of a topic that there is not."""
+
+ANY: Final = 1
+EVERY_RULE: Final = {
+    "resource_type_filter": ANY,
+    "pattern_type_filter": ANY,
+    "operation": ANY,
+    "permission_type": ANY,
+}
+
+GUARDED: Final[Mapping[str, str]] = {
+    **SETTINGS,
+    "auto.create.topics.enable": "true",
+    "super.users": "User:ANONYMOUS;User:admin",
+    "group.consumer.session.timeout.ms": str(LONG_MS),
+    "group.consumer.max.session.timeout.ms": str(LONG_MS),
+    "transaction.max.timeout.ms": str(LONG_MS),
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "sasl.enabled.mechanisms": "PLAIN",
+    f"listener.name.{LISTENER}.plain.sasl.jaas.config": (
+        "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        + " ".join(f'user_u{number}="{PASSWORD}"' for number in range(USERS))
+        + f' user_admin="{PASSWORD}";'
+    ),
+}
+"""Those who come by PLAINTEXT are super users: they set the scene."""
+
+
+class GuardedKafka(Kafka):
+    """An Apache Kafka with an authorizer and a second listener, for those who log in."""
+
+    def __init__(self, directory: Path, settings: Mapping[str, str] = GUARDED) -> None:
+        super().__init__(directory, settings)
+        held = hold_port()
+        weakref.finalize(self, held.close)
+        self._guarded_port = held.getsockname()[1]
+        self.guarded = f"127.0.0.1:{self._guarded_port}"
+
+    def _properties(self, port: int, controller: int) -> dict[str, str]:
+        clients = f"CLIENTS://{self.guarded}"
+        return {
+            **super()._properties(port, controller),
+            "listeners": (
+                f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller},{clients}"
+            ),
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},{clients}",
+            "listener.security.protocol.map": (
+                "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,CLIENTS:SASL_PLAINTEXT"
+            ),
+        }
+
+
+class GuardedDaemon(Daemon):
+    """A Fencepost configured the same way."""
+
+    def __init__(self, data_dir: Path, settings: Mapping[str, str] = GUARDED) -> None:
+        held = [hold_port(), hold_port()]
+        for one in held:
+            weakref.finalize(self, one.close)
+        plain, self.guarded = (f"127.0.0.1:{one.getsockname()[1]}" for one in held)
+        listeners = {
+            "listeners": f"PLAINTEXT://{plain},CLIENTS://{self.guarded}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CLIENTS:SASL_PLAINTEXT",
+        }
+        super().__init__(data_dir, {**settings, **listeners})
+
+
+class Member(Cluster):
+    """A connection of somebody."""
+
+    def login(self, user: str) -> None:
+        """Authenticate by PLAIN. An AssertionError if that is refused."""
+        answer = self.call("sasl_handshake", 1, mechanism="PLAIN")
+        assert answer["error_code"] == "none", answer
+        token = f"\0{user}\0{PASSWORD}".encode()
+        answer = self.call("sasl_authenticate", 2, auth_bytes=token)
+        assert answer["error_code"] == "none", answer
+
+    def tell(self, api: str, version: int, body: Mapping[str, Any]) -> None:
+        """Send what has no answer, and wait until that is clear."""
+        self.send(api, version, **body)
+        self._waiting.clear()
+        self.call("api_versions", 0)
+
+
+class MatrixMasks(LifeMasks):
+    """What other cases have left behind is no part of an answer."""
+
+    unordered = LifeMasks.unordered | {
+        "acls",
+        "matching_acls",
+        "brokers",
+        "entries",
+        "coordinators",
+    }
+    moved = frozenset({"base_offset", "log_start_offset", "high_watermark", "last_stable_offset"})
+    listing: Mapping[str, tuple[str, str]] = {
+        "describe_topic_partitions": ("topics", "name"),
+        "list_groups": ("groups", "group_id"),
+        "list_transactions": ("transaction_states", "transactional_id"),
+        "metadata": ("topics", "name"),
+    }
+
+    def __init__(self, broker: Broker, case: Case) -> None:
+        super().__init__(STEM)
+        self._known = {*case.names.values(), *INTERNALS.values(), "", None}
+        self._known |= {f"{STEM}{slot}" for slot in SLOTS}
+        self._ids = {str(found): name for name, found in broker.topic_ids.items()}
+        self._ids[str(NOBODYS)] = "nothing"
+        self.names = {("topic", found): f"the id of {name}" for found, name in self._ids.items()}
+
+    def answered(self, api: str, answer: Answer | str | None) -> Any:
+        """An answer, or what there was instead of one."""
+        if api in self.listing and isinstance(answer, dict):
+            rows, name = self.listing[api]
+            kept = [row for row in answer[rows] if row[name] in self._known]
+            answer = {**answer, rows: sorted(kept, key=lambda row: str(row[name]))}
+        return super().answered(api, answer)
+
+    def _is_ours(self, row: Mapping[str, Any]) -> bool:
+        return row["name"] in self._known
+
+    def shown(self, value: Any, name: str | None = None) -> Any:
+        if name in self.moved and isinstance(value, int):
+            return "an offset" if value >= 0 else "none"
+        if name == "key" and isinstance(value, str):
+            for found, topic in self._ids.items():
+                value = value.replace(found, topic)
+            return value
+        return super().shown(value, name)
+
+
+class OnOneBroker:
+    """The names of one case, with what one broker calls them by."""
+
+    def __init__(self, broker: Broker, names: Mapping[str, str]) -> None:
+        self._broker = broker
+        self._names = names
+
+    def __getitem__(self, slot: str) -> str:
+        return self._names[slot]
+
+    def id(self, slot: str) -> uuid.UUID:
+        return self._broker.topic_ids.get(self._names[slot], NOBODYS)
+
+    def producer(self, slot: str) -> tuple[int, int]:
+        return self._broker.producers.get(self._names[slot], (4711, 0))
+
+    @property
+    def member(self) -> str:
+        return self._broker.member
+
+
+class Broker:
+    """One of the two: by whom it is asked, and who asks."""
+
+    def __init__(self, plain: str, guarded: str) -> None:
+        self.guarded = guarded
+        self.admin = Cluster(plain)
+        self.topic_ids: dict[str, uuid.UUID] = {}
+        self.producers: dict[str, tuple[int, int]] = {}
+        self.member = ""
+        self._connections: dict[str, Member] = {}
+        self._markers = itertools.count()
+
+    def close(self) -> None:
+        for one in (self.admin, *self._connections.values()):
+            one.close()
+
+    def connect(self, user: str) -> Member:
+        """A connection of its own, logged in."""
+        found = Member(self.guarded, client_id=user, deadline_s=ANSWER_S)
+        found.login(user)
+        return found
+
+    def of(self, user: str) -> Member:
+        """The connection that a user keeps over the whole run, whatever becomes of its rights."""
+        if user not in self._connections:
+            self._connections[user] = self.connect(user)
+        return self._connections[user]
+
+    # --- rules ---
+
+    def set_rules(self, rules: Iterable[Acl]) -> None:
+        """Let these be all rules."""
+        self.admin.call("delete_acls", 3, filters=[EVERY_RULE])
+        self._create_rules(list(rules))
+        self.await_rules()
+
+    def _create_rules(self, rules: Sequence[Acl]) -> None:
+        for at in range(0, len(rules), RULES_AT_ONCE):
+            rows = [
+                {
+                    "resource_type": one.resource_type,
+                    "resource_name": one.resource_name,
+                    "resource_pattern_type": one.pattern_type,
+                    "principal": one.principal,
+                    "host": one.host,
+                    "operation": one.operation,
+                    "permission_type": one.permission,
+                }
+                for one in rules[at : at + RULES_AT_ONCE]
+            ]
+            answer = self.admin.call("create_acls", 3, creations=rows)
+            assert set(errors_in(answer)) == {"none"}, answer
+
+    def await_rules(self) -> None:
+        """Wait until the rules of before hold.
+
+        Apache Kafka answers before its brokers know; what it published last, they know last.
+        """
+        marker = f"User:marker-{next(self._markers)}"
+        self._create_rules([replace(rule("read", ResourceType.GROUP, MARKER), principal=marker)])
+        wanted = {**EVERY_RULE, "resource_name_filter": MARKER, "principal_filter": marker}
+        until(lambda: self.admin.call("describe_acls", 3, **wanted)["resources"], "the rules")
+
+    # --- resources ---
+
+    def prepare(self) -> None:
+        """What all cases share."""
+        admin = self.admin
+        for topic, partitions in (("t", 2), ("u", 1), ("v", 1), ("w", 1)):
+            admin.create_topic(f"{STEM}{topic}", partitions)
+            self._learn(f"{STEM}{topic}")
+        admin.produce(f"{STEM}t", [b"1", b"2", b"3"])
+        admin.coordinator(f"{STEM}g", 0)
+        for group in "gh":
+            self._commit(f"{STEM}{group}")
+        for one in "xy":
+            self._begin(f"{STEM}{one}")
+        admin.call(
+            "add_partitions_to_txn",
+            3,
+            **_in_transaction(f"{STEM}x", self.producers[f"{STEM}x"]),
+            v3_and_below_topics=[{"name": f"{STEM}{t}", "partitions": [0]} for t in "vw"],
+        )
+        self._join_classic(f"{STEM}c")
+        self._join(f"{STEM}k")
+        for internal in ("__consumer_offsets", "__transaction_state"):
+            self._learn(internal)
+
+    def _learn(self, topic: str) -> None:
+        self.topic_ids[topic] = self.admin.topic_id(topic)
+
+    def _commit(self, group: str) -> None:
+        rows = [
+            {
+                "name": f"{STEM}{topic}",
+                "partitions": [{"partition_index": 0, "committed_offset": 1}],
+            }
+            for topic in "tu"
+        ]
+        answer = self._patiently(
+            "offset_commit", 8, group_id=group, generation_id_or_member_epoch=-1, topics=rows
+        )
+        assert set(errors_in(answer)) == {"none"}, answer
+
+    def _begin(self, transactional_id: str) -> None:
+        self.producers[transactional_id] = self.admin.init_producer(
+            transactional_id, timeout_ms=LONG_MS
+        )
+
+    def _join_classic(self, group: str) -> None:
+        asked = {"group_id": group, "session_timeout": LONG_MS, "rebalance_timeout": LONG_MS}
+        asked |= {"protocol_type": "consumer", "protocols": [{"name": "p", "metadata": b"m"}]}
+        member = self._patiently("join_group", 4, **asked)["member_id"]
+        joined = self._patiently("join_group", 4, **asked, member_id=member)
+        self._patiently(
+            "sync_group",
+            3,
+            group_id=group,
+            generation_id=joined["generation_id"],
+            member_id=member,
+            assignments=[{"member_id": member, "assignment": b"a"}],
+        )
+
+    def _join(self, group: str) -> None:
+        self.member = str(uuid.uuid4())
+        answer = self._patiently(
+            "consumer_group_heartbeat",
+            1,
+            group_id=group,
+            member_id=self.member,
+            rebalance_timeout=LONG_MS,
+            subscribed_topic_names=[f"{STEM}t", f"{STEM}u"],
+            topic_partitions=[],
+        )
+        assert answer["error_code"] == "none", answer
+
+    def _patiently(self, api: str, version: int, **body: Any) -> Answer:
+        return until(
+            lambda: (
+                None
+                if PASSING.intersection(errors_in(answer := self.admin.call(api, version, **body)))
+                else answer
+            ),
+            f"{api} of {body}",
+        )
+
+    def make_fresh(self, cases: Sequence[Case]) -> None:
+        """What cases have of their own."""
+        topics, others = [], []
+        for case in cases:
+            if case.request.is_fresh:
+                for slot, kind in case.kinds.items():
+                    if kind == "here":
+                        (topics if slot in "tuvw" else others).append((slot, case.names[slot]))
+        if topics:
+            self._create([name for _, name in topics])
+        for slot, name in others:
+            if slot in "gh":
+                self._commit(name)
+            elif slot in "xy":
+                self._begin(name)
+
+    def _create(self, names: Sequence[str]) -> None:
+        rows = [{"name": one, "num_partitions": 1, "replication_factor": 1} for one in names]
+        answer = self.admin.call("create_topics", 7, timeout=60_000, topics=rows)
+        assert set(errors_in(answer)) == {"none"}, answer
+        self.topic_ids |= {row["name"]: uuid.UUID(row["topic_id"]) for row in answer["topics"]}
+        asked = [
+            {
+                "name": one,
+                "partitions": [{"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}],
+            }
+            for one in names
+        ]
+        until(
+            lambda: (
+                set(errors_in(self.admin.call("list_offsets", 7, replica_id=-1, topics=asked)))
+                == {"none"}
+            ),
+            f"leaders of {len(names)} topics",
+        )
+
+    # --- asking ---
+
+    def answer(self, case: Case, user: str) -> Any:
+        """What the broker answers a case, made comparable."""
+        answer = self._asked(case, user, self.body(case))
+        return MatrixMasks(self, case).answered(case.request.api, answer)
+
+    def body(self, case: Case) -> Body:
+        """The request, as this broker gets it."""
+        api = case.request.api
+        body = case.request.body(OnOneBroker(self, case.names))
+        fitted: Body = _fitting(api, _entity(api, case.version, "request"), body)
+        return fitted
+
+    def _asked(self, case: Case, user: str, body: Mapping[str, Any]) -> Answer | str:
+        end = time.monotonic() + PASSING_S
+        while True:
+            try:
+                connection = self.of(user)
+                if case.request.is_silent:
+                    connection.tell(case.request.api, case.version, body)
+                    return SILENT
+                answer = connection.call(case.request.api, case.version, **body)
+            except (ConnectionLostError, BrokenPipeError, TimeoutError) as end_of_it:
+                self._connections.pop(user).close()
+                return SILENT if isinstance(end_of_it, TimeoutError) else CLOSED
+            if not PASSING.intersection(errors_in(answer)) or time.monotonic() > end:
+                return answer
+            time.sleep(0.02)
+
+    def seen(self, cases: Sequence[Case]) -> dict[str, Any]:
+        """What is there of the cases' own resources."""
+        found: dict[str, Any] = {}
+        for case in cases:
+            if not case.request.is_fresh:
+                continue
+            for slot, name in case.names.items():
+                found[f"{slot} of {case}"] = self._seen(slot, name)
+        return found
+
+    def _seen(self, slot: str, name: str) -> Any:
+        admin = self.admin
+        if slot in "tuvw":
+            row = admin.call("metadata", 8, topics=[{"name": name}])["topics"][0]
+            return row["error_code"], len(row["partitions"])
+        if slot in "ghkc":
+            described = admin.call("describe_groups", 5, groups=[name])["groups"][0]
+            kept = admin.call("offset_fetch", 7, group_id=name, topics=None)["topics"]
+            return (
+                described["error_code"],
+                described["group_state"],
+                sorted(
+                    (topic["name"], part["partition_index"], part["committed_offset"])
+                    for topic in kept
+                    for part in topic["partitions"]
+                ),
+            )
+        row = admin.call("describe_transactions", 0, transactional_ids=[name])
+        one = row["transaction_states"][0]
+        return one["error_code"], one["transaction_state"], len(one["topics"])
+
+
+def _in_transaction(name: str, producer: tuple[int, int]) -> dict[str, Any]:
+    return {
+        "v3_and_below_transactional_id": name,
+        "v3_and_below_producer_id": producer[0],
+        "v3_and_below_producer_epoch": producer[1],
+    }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One leaf in which the answers to a case differ."""
+
+    api: str
+    case: str
+    where: str
+    ours: Any
+    theirs: Any
+    request: Body
+    """As it was sent to us."""
+
+    def __str__(self) -> str:
+        return f"{self.case}{self.where}: {self.ours!r} instead of {self.theirs!r}"
+
+
+class Pair:
+    """Both brokers, and what was compared."""
+
+    def __init__(self, ours: Broker, theirs: Broker) -> None:
+        self.ours, self.theirs = ours, theirs
+        self.compared: Counter[str] = Counter()
+        self.meant: Counter[Kind] = Counter()
+        self._threads = ThreadPoolExecutor(2)
+        self.at_once(Broker.prepare)
+
+    @property
+    def both(self) -> tuple[Broker, Broker]:
+        return self.ours, self.theirs
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        for one in self.both:
+            one.close()
+
+    def at_once(self, play: Callable[[Broker], T]) -> tuple[T, T]:
+        """Have both do something. What each made of it."""
+        ours, theirs = self._threads.map(play, self.both)
+        return ours, theirs
+
+    def idle_rights(self, request: Request, number: Iterator[int]) -> Iterator[Case]:
+        """Cases in which Apache Kafka does not mind that a right is missing."""
+        cases = list(all_but_one(request, number))
+        answers = _led(self.theirs, cases)
+        whole, *others = (
+            re.sub(r"-\d+-", "-", repr(one))
+            for one in answers  # names of a case's own
+        )
+        for case, answer in zip(cases[1:], others, strict=True):
+            if answer == whole:
+                yield case
+
+    def _left(self, cases: Sequence[Case]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is there now. Apache Kafka creates topics, and writes markers, after its answer."""
+        end = time.monotonic() + PASSING_S
+        while True:
+            here, there = self.at_once(partial(Broker.seen, cases=cases))
+            if here == there or time.monotonic() > end:
+                return here, there
+
+    def differences(self, cases: Iterable[Case]) -> Iterator[Difference]:
+        """Ask both brokers all of these."""
+        every = list(cases)
+        for at in range(0, len(every), USERS):
+            some = every[at : at + USERS]
+            ours, theirs = self.at_once(partial(_led, cases=some))
+            for case, our, their in zip(some, ours, theirs, strict=True):
+                self.compared[case.request.api] += 1
+                for where, left, right in leaves(our, their):
+                    yield Difference(
+                        case.request.api, str(case), where, left, right, self.ours.body(case)
+                    )
+            here, there = self._left(some)
+            for name in here:
+                if here[name] != there[name]:
+                    yield Difference(
+                        some[0].request.api, name, " then", here[name], there[name], {}
+                    )
+
+
+def _led(broker: Broker, cases: Sequence[Case]) -> list[Any]:
+    broker.make_fresh(cases)
+    users = [f"u{number}" for number in range(len(cases))]
+    asked = list(zip(cases, users, strict=True))
+    broker.set_rules(_by(one, user) for case, user in asked for one in case.rules)
+    return [broker.answer(case, user) for case, user in asked]
+
+
+def _by(one: Acl, user: str) -> Acl:
+    principal = one.principal
+    if principal.endswith(ME.removeprefix("User")):
+        principal = principal.replace("me", user)
+    return replace(one, principal=principal.replace("ME", user.upper()))
+
+
+@contextlib.contextmanager
+def pair_of_brokers(root: Path, settings: Mapping[str, str] = GUARDED) -> Iterator[Pair]:
+    """Both of them, with an authorizer and a listener that asks for a password."""
+    (root / "kafka").mkdir()
+    kafka = GuardedKafka(root / "kafka", settings)
+    try:
+        kafka.start()
+    except OracleMissingError as missing:
+        unavailable(str(missing))
+    try:
+        daemon = GuardedDaemon(root / "fencepost", settings)
+        daemon.start()
+        try:
+            pair = Pair(
+                Broker(daemon.bootstrap, daemon.guarded), Broker(kafka.bootstrap, kafka.guarded)
+            )
+            try:
+                yield pair
+            finally:
+                pair.close()
+        finally:
+            daemon.stop()
+    finally:
+        kafka.stop()

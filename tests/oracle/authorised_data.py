@@ -1,0 +1,477 @@
+"""Requests of the matrix: topics, records and offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tests.oracle.authorisation import ABSENT, HERE, INTERNAL, Body, Names, Request
+from tests.support.batches import batch
+
+TOPIC_KINDS: Final = (HERE, ABSENT, INTERNAL)
+PLAIN_KINDS: Final = (HERE, ABSENT)
+FOLLOWER: Final = 1
+
+
+def _produced(
+    n: Names, topics: str, records: bytes, *, acks: int = -1, transactional_id: str | None = None
+) -> Body:
+    rows = [
+        {
+            "name": n[one],
+            "topic_id": n.id(one),
+            "partition_data": [{"index": 0, "records": records}],
+        }
+        for one in topics
+    ]
+    return {
+        "acks": acks,
+        "timeout": 5000,
+        "transactional_id": transactional_id,
+        "topic_data": rows,
+    }
+
+
+def _by(n: Names, slot: str, *, transactional: bool = False) -> bytes:
+    producer_id, epoch = n.producer(slot)
+    return batch(
+        [b"v"],
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        sequence=0,
+        transactional=transactional,
+    )
+
+
+def _fetch(n: Names, topics: str, **how: Any) -> Body:
+    part = {"current_leader_epoch": -1, "partition_max_bytes": 10_000, "log_start_offset": -1}
+    return {
+        "max_wait": 0,
+        "max_bytes": 100_000,
+        "session_epoch": -1,
+        **how,
+        "topics": [
+            {"topic": n[one], "topic_id": n.id(one), "partitions": [part]} for one in topics
+        ],
+    }
+
+
+def _fetch_as_consumer(n: Names, topics: str) -> Body:
+    return {**_fetch(n, topics), "replica_id": -1, "replica_state": {"replica_id": -1}}
+
+
+def _list_offsets(n: Names, topics: str) -> Body:
+    rows = [
+        {
+            "name": n[one],
+            "partitions": [
+                {"partition_index": index, "timestamp": -1, "current_leader_epoch": -1}
+                for index in (0, 1)
+            ],
+        }
+        for one in topics
+    ]
+    return {"replica_id": -1, "timeout": 5000, "topics": rows}
+
+
+def _epochs(n: Names, topics: str, replica_id: int = -1) -> Body:
+    rows = [
+        {
+            "topic": n[one],
+            "partitions": [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}],
+        }
+        for one in topics
+    ]
+    return {"replica_id": replica_id, "topics": rows}
+
+
+def _metadata(n: Names, topics: str, **how: Any) -> Body:
+    return {
+        "topics": [{"name": n[one], "topic_id": None} for one in topics],
+        "allow_auto_topic_creation": False,
+        "include_cluster_authorized_operations": True,
+        "include_topic_authorized_operations": True,
+        **how,
+    }
+
+
+def _creation(n: Names, topics: str, **how: Any) -> Body:
+    rows = [
+        {
+            "name": n[one],
+            "num_partitions": 1,
+            "replication_factor": 1,
+            "configs": [{"name": "retention.ms", "value": "77777"}],
+        }
+        for one in topics
+    ]
+    return {"timeout": 10_000, "topics": rows, **how}
+
+
+def _deletion(n: Names, topics: str) -> Body:
+    return {
+        "timeout": 10_000,
+        "topic_names": [n[one] for one in topics],
+        "topics": [{"name": n[one], "topic_id": None} for one in topics],
+    }
+
+
+def _deletion_by_id(n: Names, topics: str) -> Body:
+    return {
+        "timeout": 10_000,
+        "topics": [{"name": None, "topic_id": n.id(one)} for one in topics],
+    }
+
+
+def _growth(n: Names, topics: str, *, validate_only: bool) -> Body:
+    rows = [{"name": n[one], "count": 3, "assignments": None} for one in topics]
+    return {"timeout": 10_000, "validate_only": validate_only, "topics": rows}
+
+
+def _topic_partitions(n: Names, topics: str) -> Body:
+    return {"topics": [{"name": n[one]} for one in topics], "response_partition_limit": 2000}
+
+
+PRODUCE: Sequence[Request] = (
+    Request(
+        "produce",
+        (3, 7, 9, 13),
+        "write w",
+        lambda n: _produced(n, "w", batch([b"v"])),
+        kinds={"w": PLAIN_KINDS},
+    ),
+    Request(
+        "produce",
+        (9, 13),
+        "write w, write v",
+        lambda n: _produced(n, "wv", batch([b"v"])),
+        "to two topics",
+    ),
+    Request(
+        "produce",
+        (9,),
+        "write t",
+        lambda n: _produced(n, "t", batch([b"v"])),
+        "to the coordinators' topic",
+        kinds={"t": (INTERNAL,)},
+    ),
+    Request(
+        "produce",
+        (9,),
+        "write w",
+        lambda n: _produced(n, "w", batch([b"v"]), acks=1),
+        "acks=1",
+    ),
+    Request(
+        "produce",
+        (9, 13),
+        "write w, write v",
+        lambda n: _produced(n, "wv", batch([b"v"]), acks=0),
+        "acks=0",
+        kinds={"w": PLAIN_KINDS},
+        is_silent=True,
+    ),
+    Request(
+        "produce",
+        (9, 13),
+        "write x, write t",
+        lambda n: _produced(
+            n, "t", _by(n, "x", transactional=True), transactional_id=n["x"], acks=0
+        ),
+        "in a transaction, acks=0",
+        is_fresh=True,
+        is_silent=True,
+    ),
+    Request(
+        "produce",
+        (9, 11, 13),
+        "write x, write t",
+        lambda n: _produced(n, "t", _by(n, "x", transactional=True), transactional_id=n["x"]),
+        "in a transaction",
+        kinds={"t": PLAIN_KINDS, "x": PLAIN_KINDS},
+        is_fresh=True,
+    ),
+    Request(
+        "produce",
+        (9,),
+        "write x, write t",
+        lambda n: _produced(n, "t", _by(n, "x", transactional=True)),
+        "in a transaction of nobody",
+        is_fresh=True,
+        is_idle=True,
+    ),
+    Request(
+        "produce",
+        (9,),
+        "write t",
+        lambda n: _produced(n, "t", _by(n, "x"), transactional_id=n["x"]),
+        "plain records under a transactional id",
+        others="write x",
+        is_fresh=True,
+    ),
+    Request(
+        "produce",
+        (9, 12),
+        "write t",
+        lambda n: _produced(n, "t", _by(n, "x")),
+        "idempotent",
+        kinds={"x": (HERE,)},
+        is_fresh=True,
+        others="idempotent_write cluster",
+    ),
+)
+
+FETCH: Sequence[Request] = (
+    Request(
+        "fetch",
+        (4, 12, 13, 18),
+        "read t",
+        lambda n: _fetch_as_consumer(n, "t"),
+        kinds={"t": PLAIN_KINDS},
+    ),
+    Request(
+        "fetch",
+        (12, 17),
+        "read t, read u",
+        lambda n: _fetch_as_consumer(n, "tu"),
+        "of two topics",
+        kinds={"u": PLAIN_KINDS},
+    ),
+    Request(
+        "fetch",
+        (12,),
+        "read t",
+        lambda n: {**_fetch_as_consumer(n, "t"), "session_epoch": 0},
+        "in a session",
+    ),
+    Request(
+        "fetch",
+        (11, 14),
+        "cluster_action cluster",
+        lambda n: {**_fetch(n, "t"), "replica_id": FOLLOWER},
+        "by a follower",
+        kinds={"t": PLAIN_KINDS},
+        others="read t",
+    ),
+    Request(
+        "fetch",
+        (17,),
+        "cluster_action cluster",
+        lambda n: {**_fetch(n, "t"), "replica_state": {"replica_id": FOLLOWER, "replica_epoch": 0}},
+        "by a follower with its epoch",
+        others="read t",
+    ),
+)
+
+OFFSETS: Sequence[Request] = (
+    Request(
+        "list_offsets",
+        (1, 6, 11),
+        "describe t",
+        lambda n: _list_offsets(n, "t"),
+        kinds={"t": PLAIN_KINDS},
+    ),
+    Request(
+        "list_offsets",
+        (7,),
+        "describe t, describe u",
+        lambda n: _list_offsets(n, "tu"),
+        "of two topics",
+        kinds={"u": PLAIN_KINDS},
+    ),
+    Request(
+        "offset_for_leader_epoch",
+        (2, 3, 4),
+        "describe t",
+        lambda n: _epochs(n, "t"),
+        kinds={"t": PLAIN_KINDS},
+        others="cluster_action cluster",
+    ),
+    Request(
+        "offset_for_leader_epoch",
+        (4,),
+        "describe t, describe u",
+        lambda n: _epochs(n, "tu"),
+        "of two topics",
+        kinds={"u": PLAIN_KINDS},
+    ),
+    Request(
+        "describe_producers",
+        (0,),
+        "read t, read u",
+        lambda n: {"topics": [{"name": n[one], "partition_indexes": [0]} for one in "tu"]},
+        kinds={"t": PLAIN_KINDS, "u": PLAIN_KINDS},
+    ),
+    Request(
+        "delete_records",
+        (0, 1, 2),
+        "delete t, delete u",
+        lambda n: {
+            "timeout": 5000,
+            "topics": [
+                {"name": n[one], "partitions": [{"partition_index": 0, "offset": 0}]}
+                for one in "tu"
+            ],
+        },
+        kinds={"u": PLAIN_KINDS},
+    ),
+)
+
+METADATA: Sequence[Request] = (
+    Request(
+        "metadata",
+        (4, 8, 10, 11, 13),
+        "describe t",
+        lambda n: _metadata(n, "t"),
+        kinds={"t": TOPIC_KINDS},
+        others="describe cluster, create cluster",
+    ),
+    Request(
+        "metadata",
+        (0, 1),
+        "describe t",
+        lambda n: _metadata(n, "t"),
+        "of old clients",
+        kinds={"t": (HERE, INTERNAL)},
+    ),
+    Request(
+        "metadata",
+        (8, 12),
+        "describe t, describe u",
+        lambda n: _metadata(n, "tu"),
+        "of two topics",
+        kinds={"u": PLAIN_KINDS},
+    ),
+    Request(
+        "metadata",
+        (1, 9, 12),
+        "describe t, describe u",
+        lambda n: {**_metadata(n, ""), "topics": None},
+        "of all topics",
+        others="describe cluster",
+    ),
+    Request(
+        "metadata",
+        (12, 13),
+        "describe t, describe u",
+        lambda n: {
+            **_metadata(n, ""),
+            "topics": [{"name": None, "topic_id": n.id(one)} for one in "tu"],
+        },
+        "by id",
+        kinds={"t": PLAIN_KINDS},
+    ),
+    Request(
+        "metadata",
+        (4, 12),
+        "describe t, create t",
+        lambda n: _metadata(n, "t", allow_auto_topic_creation=True),
+        "that creates topics",
+        kinds={"t": PLAIN_KINDS},
+        others="create cluster",
+        is_fresh=True,
+    ),
+    Request(
+        "metadata",
+        (12,),
+        "describe t, create t, describe u, create u",
+        lambda n: _metadata(n, "tu", allow_auto_topic_creation=True),
+        "that creates two topics",
+        kinds={"t": (ABSENT,), "u": (ABSENT,)},
+        is_fresh=True,
+    ),
+    Request(
+        "describe_topic_partitions",
+        (0,),
+        "describe t, describe u",
+        lambda n: _topic_partitions(n, "tu"),
+        kinds={"t": PLAIN_KINDS, "u": PLAIN_KINDS},
+        others="describe cluster",
+    ),
+    Request(
+        "describe_topic_partitions",
+        (0,),
+        "describe t, describe u",
+        lambda n: _topic_partitions(n, ""),
+        "of all topics",
+    ),
+)
+
+CREATION: Sequence[Request] = (
+    Request(
+        "create_topics",
+        (2, 4, 5, 7),
+        "create t, describe_configs t",
+        lambda n: _creation(n, "t"),
+        kinds={"t": (ABSENT, HERE, INTERNAL)},
+        others="create cluster",
+        is_fresh=True,
+    ),
+    Request(
+        "create_topics",
+        (4, 7),
+        "create t, create u, describe_configs u",
+        lambda n: _creation(n, "tu", validate_only=True),
+        "validate_only",
+        kinds={"t": (ABSENT,), "u": (ABSENT, HERE)},
+        others="create cluster",
+        is_fresh=True,
+    ),
+    Request(
+        "create_partitions",
+        (0, 2, 3),
+        "alter t, alter u",
+        lambda n: _growth(n, "tu", validate_only=False),
+        kinds={"u": PLAIN_KINDS},
+        others="alter cluster",
+        is_fresh=True,
+    ),
+    Request(
+        "create_partitions",
+        (3,),
+        "alter t",
+        lambda n: _growth(n, "t", validate_only=True),
+        "validate_only",
+        kinds={"t": PLAIN_KINDS},
+    ),
+)
+
+DELETION: Sequence[Request] = (
+    Request(
+        "delete_topics",
+        (1, 4, 6),
+        "delete t",
+        lambda n: _deletion(n, "t"),
+        kinds={"t": PLAIN_KINDS},
+        others="describe t, delete cluster",
+        is_fresh=True,
+    ),
+    Request(
+        "delete_topics",
+        (6,),
+        "delete t",
+        lambda n: _deletion_by_id(n, "t"),
+        "by id",
+        kinds={"t": PLAIN_KINDS},
+        others="describe t, delete cluster",
+        is_fresh=True,
+    ),
+    Request(
+        "delete_topics",
+        (5,),
+        "delete t, delete u",
+        lambda n: _deletion(n, "tu"),
+        "two of them",
+        kinds={"u": PLAIN_KINDS},
+        is_fresh=True,
+    ),
+)
+
+REQUESTS: Sequence[Request] = (
+    *PRODUCE,
+    *FETCH,
+    *OFFSETS,
+    *METADATA,
+    *CREATION,
+    *DELETION,
+)

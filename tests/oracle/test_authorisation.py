@@ -1,0 +1,128 @@
+"""The authorisation matrix: who may do what, asked of Apache Kafka and of Fencepost alike.
+
+The same frames, by clients with the same rules, and whole answers compared. Each request of
+``authorised_*.py`` makes its cases (authorisation.py); what differs on purpose stands in
+deliberate.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from fencepost.coordinator.wire.api import APIS
+from tests.oracle import authorised_admin, authorised_data, authorised_groups
+from tests.oracle.authorisation import Request, cases_of, drawn_cases
+from tests.oracle.authorised_brokers import GUARDED, Broker, Difference, Pair, pair_of_brokers
+from tests.oracle.authorised_scenes import SCENES
+from tests.oracle.deliberate import KINDS, RIGHTS, Kind, kind_of
+
+pytestmark = [pytest.mark.oracle, pytest.mark.timeout(900)]
+
+REQUESTS: Final[Sequence[Request]] = (
+    *authorised_data.REQUESTS,
+    *authorised_groups.REQUESTS,
+    *authorised_admin.REQUESTS,
+)
+LEAST: Final = 1500
+SEEDS: Final = (1, 2, 3)
+DRAWN: Final = 300
+"""Cases of a seed."""
+
+OPEN: Final = {**GUARDED, "allow.everyone.if.no.acl.found": "true"}
+OPEN_APIS: Final = {
+    *("create_acls", "create_topics", "delete_topics", "describe_cluster", "describe_groups"),
+    *("fetch", "init_producer_id", "list_groups", "metadata", "offset_fetch", "produce"),
+}
+MOST_SHOWN: Final = 30
+NUMBER: Final = itertools.count()
+
+
+def by_api() -> Mapping[str, list[Request]]:
+    found: dict[str, list[Request]] = {}
+    for request in REQUESTS:
+        found.setdefault(request.api, []).append(request)
+    return found
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Both brokers, for all that follows. In the end it is told what was compared."""
+    with pair_of_brokers(tmp_path_factory.mktemp("brokers")) as both:
+        yield both
+    told = ", ".join(f"{api} {count}" for api, count in sorted(both.compared.items()))
+    print(f"\n{both.compared.total()} cases of {len(both.compared)} APIs compared: {told}")
+    for kind, count in both.meant.most_common():
+        print(f"{count:5}  {kind}")
+
+
+def unmeant(found: Sequence[Difference], meant: Counter[Kind]) -> list[str]:
+    """The differences that are of no listed kind; the others are counted."""
+    strange = []
+    for one in found:
+        kind = kind_of(one, (*RIGHTS, *KINDS))
+        if kind is None:
+            strange.append(str(one))
+        else:
+            meant[kind] += 1
+    return strange
+
+
+@pytest.mark.parametrize("api", by_api())
+def test_answers_are_the_same(api: str, pair: Pair) -> None:
+    """With and without each right, whether the resource is there or not."""
+    for request in by_api()[api]:
+        strange = unmeant(list(pair.differences(cases_of(request, NUMBER))), pair.meant)
+        assert not strange, f"{len(strange)} differences:\n" + "\n".join(strange[:MOST_SHOWN])
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_scenes_are_told_the_same(
+    scene: Callable[[Broker], Iterator[tuple[str, Any]]], pair: Pair
+) -> None:
+    """Rights that come and go, and odd rules."""
+    ours, theirs = pair.at_once(lambda broker: list(scene(broker)))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_any_rules_and_any_request(seed: int, pair: Pair, request: pytest.FixtureRequest) -> None:
+    """Random sets of rules, and random requests by those whom they are about, or are not."""
+    asked = request.config.getoption("--seed") or seed
+    count = request.config.getoption("--requests") or DRAWN
+    drawn = drawn_cases(REQUESTS, asked, count)
+    strange = unmeant(list(pair.differences(drawn)), pair.meant)
+    assert not strange, f"{len(strange)} differences of seed {asked}:\n" + "\n".join(
+        strange[:MOST_SHOWN]
+    )
+
+
+def test_where_no_rule_is_everybody_may(tmp_path: Path) -> None:
+    """With allow.everyone.if.no.acl.found a resource is open until there is a rule about it."""
+    with pair_of_brokers(tmp_path, OPEN) as pair:
+        chosen = [one for one in REQUESTS if one.api in OPEN_APIS]
+        cases = [case for one in chosen for case in cases_of(one, NUMBER)][::3]
+        strange = unmeant(list(pair.differences(cases)), pair.meant)
+        print(f"\n{pair.compared.total()} cases with allow.everyone.if.no.acl.found compared")
+    assert not strange, f"{len(strange)} differences:\n" + "\n".join(strange[:MOST_SHOWN])
+
+
+def test_every_right_matters(pair: Pair) -> None:
+    """To Apache Kafka: with all rights but one, whichever, the answer is another."""
+    idle = []
+    for request in REQUESTS:
+        if not request.is_idle:
+            idle += [str(case) for case in pair.idle_rights(request, NUMBER)]
+    assert not idle, idle
+
+
+def test_every_api_has_its_cases() -> None:
+    sasl = {"sasl_handshake", "sasl_authenticate"}
+    assert {one.module for one in APIS.values()} - sasl == set(by_api())
+    cases = sum(1 for request in REQUESTS for _ in cases_of(request, itertools.count()))
+    assert cases >= LEAST, cases

@@ -219,8 +219,7 @@ def of_server(server: Server) -> Iterator[Series]:
         "fencepost_connections_refused_total",
         *((labels(limit=limit), count) for limit, count in refused.items()),
     )
-    if server.logins is not None:
-        yield from _of_logins(server.logins)
+    yield from _of_logins(server.logins)
     encrypted = [(labels(listener=name), tls) for name, tls in server.tls.items()]
     yield some(
         "fencepost_handshake_failures_total",
@@ -253,8 +252,10 @@ def of_server(server: Server) -> Iterator[Series]:
         yield one(f"fencepost_{what}_memory_waiting", budget.waiting)
 
 
-def _of_logins(logins: Logins) -> Iterator[Series]:
-    for name, counts in (("logins", logins.succeeded), ("login_failures", logins.failed)):
+def _of_logins(logins: Logins | None) -> Iterator[Series]:
+    kinds = {"logins": "succeeded", "login_failures": "failed"}
+    for name, kind in kinds.items():
+        counts: Counter[tuple[str, str]] = Counter() if logins is None else getattr(logins, kind)
         yield some(
             f"fencepost_{name}_total",
             *(
@@ -262,8 +263,8 @@ def _of_logins(logins: Logins) -> Iterator[Series]:
                 for (listener, mechanism), count in sorted(counts.items())
             ),
         )
-    yield one("fencepost_logins_under_way", logins.trying)
-    yield one("fencepost_logins_expired_total", logins.expired)
+    yield one("fencepost_logins_under_way", 0 if logins is None else logins.trying)
+    yield one("fencepost_logins_expired_total", 0 if logins is None else logins.expired)
 
 
 def of_broker(services: Services, version: str) -> Iterator[Series]:

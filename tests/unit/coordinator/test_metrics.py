@@ -144,6 +144,8 @@ async def test_every_definition_has_a_series_and_every_series_a_definition(tmp_p
         "fencepost_certificate_not_after_seconds",
         "fencepost_certificate_stale",
         "fencepost_handshake_failures_total",
+        "fencepost_login_failures_total",
+        "fencepost_logins_total",
         "fencepost_partition_hanging_transactions",
         "fencepost_producer_fences_total",
     }

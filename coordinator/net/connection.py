@@ -43,7 +43,7 @@ from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.throttle import LoopTime
 from fencepost.coordinator.wire.api import APIS
 from fencepost.coordinator.wire.codec import Request
-from fencepost.coordinator.wire.errors import EncodeError, MalformedRequest, UnsupportedVersion
+from fencepost.coordinator.wire.errors import MalformedRequest, UnsupportedVersion
 from fencepost.coordinator.wire.frames import KEPT_BUFFER_BYTES
 from fencepost.coordinator.wire.limits import FIRST_BUFFER_BYTES, ConnectionLimits
 from fencepost.coordinator.wire.messages import response_factory
@@ -516,7 +516,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             yield from self._stream.answer(request, entity)
-        except EncodeError:
+        except Exception:
+            # Whatever it was, the client must not wait for it for ever.
             log.exception("response cannot be written", api=APIS[context.api_key].name)
             self.close("a response could not be written")
             return

@@ -252,8 +252,11 @@ def _write(entity: Entity) -> Steps[tuple[int, list[Chunk | InFile]]]:
         rest = total_size(parts)
     except (struct.error, TypeError, AttributeError, ValueError) as error:
         raise EncodeError(f"cannot write a {cls.__name__}: {error}") from error
-    # A value in a file is never as short as that.
-    chunks += [b"".join(cast("list[Chunk]", parts))] if rest < SMALL_FRAME_BYTES else _joined(parts)
+    try:
+        small = [b"".join(cast("list[Chunk]", parts))] if rest < SMALL_FRAME_BYTES else None
+    except TypeError:
+        small = None  # A value is in a file, as short as it is: the answer has many of them.
+    chunks += _joined(parts) if small is None else small
     return size + rest, chunks
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -212,6 +212,26 @@ def test_answers_go_out_in_pieces_and_only_what_is_in_memory_counts(
     pieces = written(stream)
     assert b"".join(pieces) == whole
     assert max(len(piece) for piece in pieces) <= WRITE_BYTES
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 700, 701, 1_400])
+def test_records_in_a_file_may_be_few_bytes(partitions: int) -> None:
+    """A Fetch copies a bounded number of short reads; what is beyond that stays in its files."""
+    stream = RequestStream(SERVED, LIMITS)
+    for _ in feed(stream, request(ApiKey.FETCH, 11, 1)):
+        one = stream.next_request()
+    assert isinstance(one, Request)
+    make = response_factory(ApiKey.FETCH, 11)
+
+    def entity(value: Callable[[], Any]) -> Any:
+        parts = [
+            make.PartitionData(partition_index=at, records=value()) for at in range(partitions)
+        ]
+        return make.message(responses=[make.FetchableTopicResponse(topic="t", partitions=parts)])
+
+    whole = b"".join(encode_response(ApiKey.FETCH, 11, 1, entity(lambda: b"abc")))  # type: ignore[arg-type]
+    finish(stream.answer(one, entity(lambda: InSomeFile(b"abc"))))
+    assert b"".join(written(stream)) == whole
 
 
 def test_what_nobody_takes_is_forgotten() -> None:

@@ -31,7 +31,7 @@ ALLOWED_IMPORTS = {
     "txn": ("txn", "logcore.machine", "logcore.errors", "logcore.fields"),
     "logcore": ("logcore",),
     # Client-side assignors are pure functions, which are needed on the user's side as well.
-    "pipelines": ("pipelines", "groups.assignors", *_BATCHES),
+    "pipelines": ("pipelines", "groups.assignors", "coordinator.cli.profiles", *_BATCHES),
     # Spark's side works without aiokafka, which the rest needs.
     "pipelines/spark": ("pipelines.spark", *_BATCHES),
     "pyspark_fencepost": ("pipelines.spark",),

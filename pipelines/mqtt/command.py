@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import click
 import structlog
 from aiokafka.errors import KafkaError
 
-from fencepost.coordinator.wire.client.client import ApiError
+from fencepost.coordinator.cli.profiles import Profile, ProfileError, read_settings
+from fencepost.coordinator.wire.client.client import ApiError, AuthenticationError
+from fencepost.coordinator.wire.client.security import PLAINTEXT, Security, SecurityError
 from fencepost.pipelines.failures import PipelineError
 from fencepost.pipelines.mqtt.bridge import (
     MAX_RECORD_BYTES,
@@ -26,7 +29,19 @@ from fencepost.pipelines.mqtt.session import Address
 
 MAX_PORT = 65_535
 
-ENDS = (RouteError, LedgerError, PipelineError, aiomqtt.MqttError, ApiError, KafkaError, OSError)
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
+ENDS = (
+    RouteError,
+    LedgerError,
+    PipelineError,
+    AuthenticationError,
+    SecurityError,
+    aiomqtt.MqttError,
+    ApiError,
+    KafkaError,
+    OSError,
+)
 """What ends a bridge, and is told in a line: no repetition would heal it."""
 
 _log = structlog.get_logger()
@@ -47,8 +62,30 @@ def _mapped(config: Path | None, routes: tuple[str, ...], qos: int, message_id: 
         raise click.UsageError(str(error)) from error
 
 
+def _settings(path: Path | None) -> Profile:
+    return Profile() if path is None else read_settings(path)
+
+
+def _warn(files: Iterable[Path], securities: Iterable[Security]) -> None:
+    for path in files:
+        if _settings(path).is_open:
+            _log.warning("others can read a file that holds a secret: chmod 600", path=str(path))
+    for security in securities:
+        for warning in security.warnings():
+            _log.warning(warning)
+
+
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+
 @click.command()
-@click.option("--bootstrap", default="127.0.0.1:9092", show_default=True, help="of Kafka")
+@click.option("--bootstrap", show_default=DEFAULT_BOOTSTRAP, help="of Kafka")
+@click.option(
+    "--command-config",
+    type=_FILE,
+    help="how to connect to Kafka, by its own names (security.protocol, sasl.*, ssl.*), as"
+    " properties or TOML; read again before each connection",
+)
 @click.option("--mqtt", "mqtt", default="127.0.0.1:1883", show_default=True, help="HOST:PORT")
 @click.option(
     "--client-id",
@@ -57,11 +94,22 @@ def _mapped(config: Path | None, routes: tuple[str, ...], qos: int, message_id: 
     help="names the MQTT session, the transactional id and the ledger; one bridge for each",
 )
 @click.option("--mqtt-version", type=click.Choice(["3.1.1", "5"]), default="5", show_default=True)
-@click.option("--username")
-@click.option("--password", envvar="MQTT_PASSWORD", help="or in MQTT_PASSWORD")
+@click.option(
+    "--mqtt-config",
+    type=_FILE,
+    help="how to connect to the MQTT broker, by the same names: SSL, or SASL_SSL with PLAIN for a"
+    " user name and a password",
+)
+@click.option("--username", help="of MQTT")
+@click.option(
+    "--password",
+    envvar="MQTT_PASSWORD",
+    help="of MQTT; better in MQTT_PASSWORD or --mqtt-config: all users of the machine see what"
+    " stands on command lines",
+)
 @click.option(
     "--config",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=_FILE,
     help="TOML: [[route]] …, instead of the next three",
 )
 @click.option("--route", "routes", multiple=True, metavar="FILTER=TOPIC", help="may come again")
@@ -88,10 +136,12 @@ def _mapped(config: Path | None, routes: tuple[str, ...], qos: int, message_id: 
     help="seconds between two lines of counters in the log; 0 for none",
 )
 def main(
-    bootstrap: str,
+    bootstrap: str | None,
+    command_config: Path | None,
     mqtt: str,
     client_id: str,
     mqtt_version: str,
+    mqtt_config: Path | None,
     username: str | None,
     password: str | None,
     config: Path | None,
@@ -111,17 +161,31 @@ def main(
         raise click.UsageError(f"--mqtt wants HOST:PORT, not {mqtt!r}")
     if not client_id:
         raise click.UsageError("--client-id must not be empty: it names the session")
-    address = Address(
-        host,
-        int(port),
-        client_id,
-        5 if mqtt_version == "5" else 4,
-        username,
-        password,
+
+    def renewed() -> tuple[Address, Security]:
+        try:
+            theirs, ours = _settings(mqtt_config), _settings(command_config)
+        except ProfileError as error:
+            raise SecurityError(str(error)) from None
+        version = 5 if mqtt_version == "5" else 4
+        secured = theirs.security or PLAINTEXT
+        address = Address(host, int(port), client_id, version, username, password, security=secured)
+        return address, ours.security or PLAINTEXT
+
+    try:
+        address, security = renewed()
+    except SecurityError as error:
+        raise click.UsageError(str(error)) from error
+    files = [path for path in (mqtt_config, command_config) if path is not None]
+    _warn(files, (address.security, security))
+    bootstrap = bootstrap or _settings(command_config).bootstrap or DEFAULT_BOOTSTRAP
+    options = BridgeOptions(
+        dead_letter=dead_letter,
+        max_record_bytes=max_record_bytes,
+        security=security,
+        renewed=renewed if files else None,
     )
     mapped = _mapped(config, routes, qos, message_id)
-
-    options = BridgeOptions(dead_letter=dead_letter, max_record_bytes=max_record_bytes)
     bridge = Bridge(bootstrap, address, mapped, options)
     try:
         asyncio.run(_run(bridge, report_s))

@@ -25,7 +25,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
+from fencepost.coordinator.wire.client.security import PLAINTEXT, Security, SecurityError
 from fencepost.coordinator.wire.client.tls import ssl_context
 from fencepost.coordinator.wire.client.tls_errors import refusal
 from fencepost.pipelines.mqtt.routes import Mapped
@@ -101,7 +101,17 @@ class Address:
     max_queued_bytes: int = 64 * 1024 * 1024
     """At so many bytes it is not read either: 2,000 messages under way may be of any size."""
     security: Security = PLAINTEXT
-    """With the protocol ``SSL``, the connection is encrypted; MQTT has no SASL."""
+    """By Kafka's names: ``SSL`` encrypts, ``SASL_SSL`` with the mechanism ``PLAIN`` gives the
+    broker a user name and a password as well, unless they are given above."""
+
+    def __post_init__(self) -> None:
+        if self.security.has_login and self.security.mechanism != "PLAIN":
+            raise SecurityError("sasl.mechanism: MQTT knows user names and passwords, so PLAIN")
+
+    @property
+    def user(self) -> str | None:
+        """As whom it connects."""
+        return self.username or self.security.username or None
 
 
 class Session:
@@ -132,8 +142,8 @@ class Session:
             "hostname": address.host,
             "port": address.port,
             "identifier": address.client_id,
-            "username": address.username,
-            "password": address.password,
+            "username": address.user,
+            "password": address.password or address.security.password or None,
             "keepalive": address.keepalive_s,
             "tls_context": ssl_context(address.security),
         }
@@ -202,10 +212,18 @@ class Session:
         """
         connect, receive = self._client._client_connect, self._paho._sock_recv
 
+        is_encrypted = self._address.security.has_tls
+
         def noted(work: Any) -> Any:
             def done(*arguments: Any) -> Any:
                 try:
                     return work(*arguments)
+                except ConnectionResetError as error:
+                    if not is_encrypted or work is receive:
+                        raise
+                    raise ConnectionResetError(
+                        "closed during the TLS handshake: does that port speak TLS?"
+                    ) from error
                 except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
                     raise  # cut off, by whatever
                 except ssl.SSLError as error:
@@ -363,7 +381,7 @@ class Session:
             return refusal(self._tls_failure, self._address.host)
         code = getattr(getattr(error, "rc", None), "value", None)
         if isinstance(error, aiomqtt.MqttCodeError) and code in REFUSALS:
-            user = self._address.username
+            user = self._address.user
             told = f"user {user!r}" if user else "no user name was given"
             return f"the broker refuses the login ({told}): {error}"
         return None

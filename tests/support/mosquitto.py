@@ -34,21 +34,26 @@ class Mosquitto:
     """One broker; its port is its own over restarts."""
 
     def __init__(
-        self, home: Path, *, max_inflight_messages: int = 1_000, listener: str = ""
+        self, home: Path, *, max_inflight_messages: int = 1_000, secured: str = ""
     ) -> None:
-        """``listener``: more lines of its configuration, instead of letting everybody in."""
+        """``secured``: lines that make a second listener, at ``secured_port``, one to be shy of."""
         self._executable = executable()
         home.mkdir(parents=True)
-        held = hold_port()
-        weakref.finalize(self, held.close)
-        self.port: int = held.getsockname()[1]
+        ports = []
+        for held in (hold_port(), hold_port()):
+            weakref.finalize(self, held.close)
+            ports.append(held.getsockname()[1])
+        self.port: int = ports[0]
+        self.secured_port: int = ports[1]
+        shy = f"listener {self.secured_port} 127.0.0.1\n{secured}\n" if secured else ""
         self._database = home / "mosquitto.db"
         self._config = home / "mosquitto.conf"
         user = "user root\n" if os.geteuid() == 0 else ""
         self._config.write_text(
-            f"listener {self.port} 127.0.0.1\n{listener or 'allow_anonymous true'}\n{user}"
+            f"per_listener_settings true\n{user}"
             f"persistence true\npersistence_location {home}/\nautosave_interval 3600\n"
             f"max_inflight_messages {max_inflight_messages}\nmax_queued_messages 0\n"
+            f"listener {self.port} 127.0.0.1\nallow_anonymous true\n{shy}"
         )
         self.child: Child | None = None
 

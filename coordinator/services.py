@@ -6,11 +6,13 @@ Made inside the event loop that they belong to, on opened
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.coordinators.groups import GroupCoordinator
 from fencepost.coordinator.coordinators.txns import TxnCoordinator
 from fencepost.coordinator.data.appends import Appends
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 
 Address = tuple[str, int]
 """Host and port."""
+
+
+CheckCertificates = Callable[[BrokerConfig], asyncio.Future[ConfigError | None]]
+"""Gives the reason why certificates can't be used as a configuration says, or None."""
 
 
 class Services:
@@ -59,6 +65,8 @@ class Services:
         """The rules that it goes by."""
         self.quotas = ClientQuotas(QuotaTable(storage.metadata), storage.config, storage.clock)
         """How much users and clients may take, and addresses."""
+        self.check_certificates: CheckCertificates | None = None
+        """Tries a configuration out before it holds; None where no listener encrypts."""
         self.fetches = Fetches(storage)
         """The work of Fetch requests."""
         self.history = History(storage.metadata, storage.logs, storage.config, storage.clock)

@@ -324,6 +324,18 @@ class BrokerConfig:
             key.parse(text)
             if not key.updatable:
                 raise InvalidRequestError(f"Cannot update these configs dynamically: {name}")
+            if name in OF_LISTENERS and name.startswith("ssl."):
+                raise InvalidRequestError(
+                    "These security configs can be dynamically updated only per-listener using the"
+                    f" listener prefix: {name}"
+                )
+
+    def proposed(self, source: ConfigSource, settings: Mapping[str, str]) -> BrokerConfig:
+        """What would hold with these dynamic settings of one level, which were checked."""
+        made = BrokerConfig(self._static)
+        made._dynamic = {**self._dynamic, source: dict(settings)}
+        made._refresh()
+        return made
 
     def set_dynamic(self, source: ConfigSource, settings: Mapping[str, str]) -> None:
         """Replace the dynamic settings of one level and tell the listeners."""

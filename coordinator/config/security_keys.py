@@ -15,25 +15,25 @@ from collections.abc import Mapping
 from fencepost.coordinator.config.key import ConfigKey, read_keys
 
 _LISTENERS = """
-ssl.keystore.type STRING PEM
+ssl.keystore.type STRING PEM dynamic
     The only form that is read is PEM, which Apache Kafka calls JKS by default.
-ssl.keystore.location STRING -
+ssl.keystore.location STRING - dynamic
     A PEM file with the private key and the certificate chain of a listener.
-ssl.keystore.key PASSWORD -
+ssl.keystore.key PASSWORD - dynamic
     The private key itself, in PEM; with ssl.keystore.certificate.chain, instead of a file.
-ssl.keystore.certificate.chain PASSWORD -
+ssl.keystore.certificate.chain PASSWORD - dynamic
     The certificate chain itself, in PEM.
-ssl.keystore.password PASSWORD -
+ssl.keystore.password PASSWORD - dynamic
     Not for PEM, whose key has ssl.key.password.
-ssl.key.password PASSWORD -
+ssl.key.password PASSWORD - dynamic
     What the private key is encrypted with.
-ssl.truststore.type STRING PEM
+ssl.truststore.type STRING PEM dynamic
     As ssl.keystore.type.
-ssl.truststore.location STRING -
+ssl.truststore.location STRING - dynamic
     A PEM file with the certificates that clients' ones are signed with.
-ssl.truststore.certificates PASSWORD -
+ssl.truststore.certificates PASSWORD - dynamic
     Those certificates themselves.
-ssl.truststore.password PASSWORD -
+ssl.truststore.password PASSWORD - dynamic
     Not for PEM.
 ssl.client.auth STRING none of=none,requested,required
     Whether clients show a certificate. A listener with SASL goes by its own setting only.

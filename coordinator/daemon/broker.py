@@ -429,6 +429,7 @@ class Broker:
             except ConfigError as error:
                 raise BrokerError(str(error)) from error
             certificates.start()
+            self.services.check_certificates = certificates.check
         for one in self._listen.values():
             tls = None if certificates is None else certificates.tls.get(one.name)
             try:

@@ -126,11 +126,27 @@ class Certificates:
         self._warned_s.pop(name, None)
         _log.info("certificate read again", listener=name, subject=loaded.certificate.subject)
 
-    async def check(self, config: BrokerConfig) -> None:
-        """Raise ConfigError where what ``config`` says could not take the place of what is there.
+    def check(self, config: BrokerConfig) -> asyncio.Future[ConfigError | None]:
+        """Why what ``config`` says could not take the place of what is there; None if it could.
 
         Nothing changes. What says the same as now is not looked at.
         """
+        found: asyncio.Future[ConfigError | None] = asyncio.get_running_loop().create_future()
+
+        async def tell() -> None:
+            try:
+                await self._check(config)
+            except ConfigError as error:
+                refusal: ConfigError | None = error
+            else:
+                refusal = None
+            if not found.done():  # whoever asked may have gone
+                found.set_result(refusal)
+
+        spawn(tell(), "check certificates")
+        return found
+
+    async def _check(self, config: BrokerConfig) -> None:
         for name, tls in self.tls.items():
             settings = tls_settings(config, self._listeners[name])
             if settings != tls.loaded.settings:

@@ -12,9 +12,9 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.answers import forced
+from fencepost.coordinator.handlers.certificate_check import check_certificates
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 Apply = Callable[[Any], None]
@@ -26,17 +26,18 @@ def each_resource(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:
     return forced(ctx, _changed(ctx, apply))
 
 
-def _changed(ctx: Context, apply: Apply) -> Steps[tuple[Entity, ...]]:
+def _changed(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:
     named: Counter[tuple[int, str]] = Counter()
     for one in ctx.body.resources:
         named[one.resource_type, one.resource_name] += 1
-        yield
+        yield None
     answers = []
     for one in ctx.body.resources:
         code, message = ErrorCode.none, None
         try:
             if named[one.resource_type, one.resource_name] > 1:
                 raise InvalidRequestError("Each resource must appear at most once.")
+            yield from check_certificates(ctx, one)
             with ctx.broker.metadata.unforced():
                 apply(one)
         except DomainError as error:
@@ -49,5 +50,5 @@ def _changed(ctx: Context, apply: Apply) -> Steps[tuple[Entity, ...]]:
                 resource_name=one.resource_name,
             )
         )
-        yield
+        yield None
     return tuple(answers)

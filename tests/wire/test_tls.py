@@ -9,6 +9,7 @@ import asyncio
 import gc
 import os
 import random
+import signal
 import socket
 import ssl
 import threading
@@ -24,6 +25,8 @@ from structlog.typing import EventDict
 
 from fencepost import Broker
 from fencepost.coordinator.config import logs
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.daemon.broker import BrokerError
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.metrics import own
 from fencepost.coordinator.net import tls_stream
@@ -37,6 +40,7 @@ from tests.support.certificates import (
     trusting,
 )
 from tests.support.cluster import Cluster
+from tests.support.daemon import Daemon
 from tests.support.raw import ConnectionLostError, RawClient, encode
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer
@@ -638,3 +642,124 @@ def test_other_authorities_of_clients_at_run_time(tmp_path: Path, authority: Aut
             refresh(served)
             refused = is_refused(served.bootstrap, ours), is_refused(served.bootstrap, theirs)
             assert refused == tuple(not one for one in come)
+
+
+def test_a_certificate_is_renewed_by_a_signal(tmp_path: Path, authority: Authority) -> None:
+    server = authority.server("signal")
+    daemon = Daemon(tmp_path / "data", {"listeners": "SSL://127.0.0.1:0", **server.keystore})
+    daemon.start()
+
+    def shown() -> object:
+        with RawClient(daemon.bootstrap, tls=trusting(authority)) as client:
+            return client._socket.getpeercert()["serialNumber"]  # type: ignore[attr-defined]
+
+    before = shown()
+    authority.server("signal")
+    assert daemon.child is not None
+    os.kill(daemon.child.pid, signal.SIGHUP)
+    until(lambda: shown() != before, "the renewed one")
+    assert '"certificate read again"' in daemon.child.tail()
+    daemon.stop()
+
+
+def test_the_end_of_a_certificate_is_told(
+    tmp_path: Path, authority: Authority, said: list[EventDict]
+) -> None:
+    settings = {
+        "listeners": "SOON://127.0.0.1:0,OVER://127.0.0.1:0,FAR://127.0.0.1:0",
+        "listener.security.protocol.map": "SOON:SSL,OVER:SSL,FAR:SSL",
+    }
+    for name, days in (("soon", 29), ("over", -1), ("far", 31)):
+        file = authority.server(name, valid=(-9, days)).file
+        settings[f"listener.name.{name}.ssl.keystore.location"] = str(file)
+
+    def told() -> list[tuple[object, ...]]:
+        events = {"certificate expires", "certificate has expired"}
+        found = (one for one in said if one["event"] in events)
+        return [(one["listener"], one["log_level"], one.get("days_left")) for one in found]
+
+    with serving(tmp_path, settings) as served:
+        assert told() == [("SOON", "warning", 28), ("OVER", "error", None)]
+        refresh(served)
+        assert len(told()) == 2, "not more than once a day"
+        assert versions(served.on("SOON"), trusting(authority)) == "none"
+        # As with Apache Kafka its clients decide.
+        assert is_refused(served.on("OVER"), trusting(authority))
+        careless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        careless.check_hostname, careless.verify_mode = False, ssl.CERT_NONE
+        assert versions(served.on("OVER"), careless) == "none"
+
+
+def test_a_broker_without_what_it_encrypts_with_does_not_start(
+    tmp_path: Path, authority: Authority
+) -> None:
+    with pytest.raises(ConfigError, match=r"ssl\.keystore\.location: .* shows a certificate"):
+        Broker(tmp_path, config=LISTEN)
+    with (
+        pytest.raises(BrokerError, match="it can't be read: No such file"),
+        serving(tmp_path, {"ssl.keystore.location": str(tmp_path / "none")}),
+    ):
+        pytest.fail("it serves")
+    with serving(tmp_path, authority.server().keystore) as served:
+        assert versions(served.bootstrap, trusting(authority)) == "none"
+
+
+def altered(client: Cluster, broker: str, *changes: tuple[str, str | None]) -> dict[str, Any]:
+    """Set keys of a broker, or take them away (None); the answer about it."""
+    entries = [
+        {"name": name, "config_operation": 1 if value is None else 0, "value": value}
+        for name, value in changes
+    ]
+    answer = client.call(
+        "incremental_alter_configs",
+        1,
+        resources=[{"resource_type": 4, "resource_name": broker, "configs": entries}],
+    )
+    (found,) = answer["responses"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_certificate_is_renewed_by_request(tmp_path: Path, authority: Authority) -> None:
+    """testServerKeystoreDynamicUpdate: what can't be used is refused before it is stored."""
+    server = authority.server("asked")
+    key = "listener.name.ssl.ssl.keystore.location"
+    settings = {key: str(server.file)}
+    with (
+        serving(tmp_path, settings) as served,
+        Cluster(served.bootstrap, tls=trusting(authority)) as client,
+    ):
+        first = shown_to(served, authority)
+        fresh = server.file.with_name("fresh.pem")
+        other = authority.server("of another name").file
+        fewer = authority.server("asked", hosts=["localhost"]).file.rename(tmp_path / "fewer.pem")
+        replace(server.file, authority.server("asked").file.read_bytes())
+        for value, reason in (
+            (str(fresh), "it can't be read: No such file or directory"),
+            (str(tmp_path), "it can't be read: Is a directory"),
+            (str(other), "Keystore DistinguishedName does not match"),
+            (str(fewer), "Keystore SubjectAltNames do not match"),
+        ):
+            answer = altered(client, "1", (key, value))
+            assert answer["error_code"] == "invalid_config"
+            assert reason in answer["error_message"]
+        answer = altered(client, "1", (key.removeprefix("listener.name.ssl."), str(fresh)))
+        assert answer["error_code"] == "invalid_request"
+        assert "only per-listener using the listener prefix" in answer["error_message"]
+        answer = altered(client, "1", ("listener.name.ssl.ssl.client.auth", "none"))
+        assert "Cannot update these configs dynamically" in answer["error_message"]
+        # To the same value again: the file is looked at.
+        assert altered(client, "1", (key, str(server.file)))["error_code"] == "none"
+        until(lambda: shown_to(served, authority) != first, "the renewed one")
+        second = shown_to(served, authority)
+        authority.server("asked").write(fresh)
+        assert altered(client, "1", (key, str(fresh)))["error_code"] == "none"
+        until(lambda: shown_to(served, authority) != second, "that of another file")
+        third = shown_to(served, authority)
+        inline = authority.server("asked")
+        secret = ("listener.name.ssl.ssl.keystore.key", inline.key)
+        chain = ("listener.name.ssl.ssl.keystore.certificate.chain", inline.chain)
+        answer = altered(client, "1", secret, chain)
+        assert "Both SSL key store location and" in answer["error_message"]
+        assert "PRIVATE KEY" not in answer["error_message"]
+        assert shown_to(served, authority) == third

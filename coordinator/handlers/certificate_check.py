@@ -1,0 +1,45 @@
+"""Settings of certificates are tried out before they are stored.
+
+Source: ``DynamicBrokerConfig.validate``, ``SslFactory.validateReconfiguration``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fencepost.coordinator.config.broker_config import LISTENER_PREFIX, ConfigSource
+from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.handlers.resources import Operation as AlterOperation
+from fencepost.coordinator.handlers.resources import ResourceType
+from fencepost.coordinator.metadata.log import DEFAULT_SETTINGS
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation
+
+
+def check_certificates(ctx: Context, resource: Any) -> Work[None]:
+    """Try out what a change of this broker's settings makes of certificates. Raises ConfigError.
+
+    Here and not where settings are stored, for that waits for files. Whoever may not change them
+    learns nothing of those.
+    """
+    check, config = ctx.broker.check_certificates, ctx.broker.config
+    about = [entry for entry in resource.configs if entry.name.startswith(LISTENER_PREFIX)]
+    if check is None or resource.resource_type != ResourceType.BROKER or not about:
+        return
+    if not ctx.may_on_cluster(Operation.ALTER_CONFIGS, audited=False):
+        return
+    is_whole = not hasattr(about[0], "config_operation")
+    settings = {} if is_whole else dict(ctx.broker.metadata.settings(resource.resource_name))
+    for entry in about:
+        if is_whole or entry.config_operation == AlterOperation.SET:
+            settings[entry.name] = entry.value or ""
+        else:
+            settings.pop(entry.name, None)
+    config.check_dynamic(settings)
+    is_default = resource.resource_name == DEFAULT_SETTINGS
+    source = ConfigSource.DYNAMIC_DEFAULT_BROKER if is_default else ConfigSource.DYNAMIC_BROKER
+    checked = check(config.proposed(source, settings))
+    yield checked
+    refusal = checked.result()
+    if refusal is not None:
+        raise refusal

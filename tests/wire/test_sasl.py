@@ -1,0 +1,539 @@
+"""Logins over real connections: frames, real clients, delays, bounds, and logging in again."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
+
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.security.logins import Logins
+from fencepost.coordinator.wire.scram import SCRAM_SHA_256
+from tests.support.clock import ManualClock
+from tests.support.daemon import ROOT, Daemon
+from tests.support.raw import ConnectionLostError, RawClient
+from tests.support.waits import until
+from tests.unit.coordinator.logging_in import ScramClient
+
+LISTENERS = "SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"
+MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
+CONFIG = {
+    "listeners": LISTENERS,
+    "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+    "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{MODULE} required user_bob="bobs";',
+    "connection.failed.authentication.delay.ms": "0",
+}
+USERS = ["SCRAM-SHA-256=[name=alice,password=right]", "SCRAM-SHA-512=[name=alice,password=right]"]
+VERSIONS = {"client_software_name": "x", "client_software_version": "1"}
+
+
+class Served:
+    """A broker whose first listener asks for a login, and whose second does not."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.server = broker.server
+        self.bootstrap = broker.bootstrap
+        host, port = self.server.addresses["PLAINTEXT"]
+        self.open = f"{host}:{port}"
+
+    @property
+    def logins(self) -> Logins:
+        found = self.server.logins
+        assert found is not None
+        return found
+
+
+@contextmanager
+def serving(home: Path, clock: ManualClock | None = None, **config: str) -> Iterator[Served]:
+    settings = {**CONFIG, **{name.replace("__", "."): value for name, value in config.items()}}
+    broker = Broker(home, config=settings, add_scram=USERS, clock=clock)
+    with BrokerThread(lambda: broker):
+        yield Served(broker)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("sasl")) as made:
+        yield made
+
+
+def librdkafka(bootstrap: str, mechanism: str, user: str, password: str) -> dict[str, object]:
+    return {
+        "bootstrap.servers": bootstrap,
+        "security.protocol": "sasl_plaintext",
+        "sasl.mechanisms": mechanism,
+        "sasl.username": user,
+        "sasl.password": password,
+        "log_level": 0,
+    }
+
+
+def log_in(
+    client: RawClient, user: str = "alice", password: str = "right", version: int = 2
+) -> dict[str, object]:
+    """By SCRAM-SHA-256; the last answer."""
+    told = client.call("sasl_handshake", 1, mechanism="SCRAM-SHA-256")
+    assert told["error_code"] == "none"
+    return scram_tokens(client, user, password, version)
+
+
+def scram_tokens(client: RawClient, user: str, password: str, version: int) -> dict[str, object]:
+    scram_client = ScramClient(user, password, SCRAM_SHA_256)
+    token = scram_client.first.encode()
+    told = client.call("sasl_authenticate", version, auth_bytes=token)
+    assert told["error_code"] == "none"
+    final = scram_client.final(told["auth_bytes"])
+    return dict(client.call("sasl_authenticate", version, auth_bytes=final))
+
+
+def is_closed(client: RawClient) -> bool:
+    with pytest.raises(ConnectionLostError):
+        client.receive_frame()
+    return True
+
+
+def is_closed_after_answer(client: RawClient) -> bool:
+    while client._socket.recv(4096):
+        pass
+    return True
+
+
+# --- real clients ---
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "user", "password"),
+    [
+        ("PLAIN", "alice", "right"),
+        ("PLAIN", "bob", "bobs"),
+        ("SCRAM-SHA-256", "alice", "right"),
+        ("SCRAM-SHA-512", "alice", "right"),
+    ],
+)
+def test_records_go_there_and_back(
+    served: Served, mechanism: str, user: str, password: str
+) -> None:
+    login = librdkafka(served.bootstrap, mechanism, user, password)
+    topic = f"{mechanism}-{user}"
+    producer = Producer(login)
+    producer.produce(topic, b"value")
+    assert producer.flush(30) == 0
+    consumer = Consumer({**login, "group.id": topic, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    message = until(lambda: consumer.poll(0.5), "a record")
+    assert message.value() == b"value"
+    consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "user"),
+    [("PLAIN", "alice"), ("PLAIN", "nobody"), ("SCRAM-SHA-256", "alice"), ("SCRAM-SHA-512", "x")],
+)
+def test_a_client_hears_that_it_may_not(served: Served, mechanism: str, user: str) -> None:
+    heard: list[KafkaError] = []
+    login = librdkafka(served.bootstrap, mechanism, user, "wrong")
+    client = AdminClient({**login, "error_cb": heard.append})
+
+    def refused() -> bool:
+        client.poll(0.1)
+        return any(one.code() == KafkaError._AUTHENTICATION for one in heard)
+
+    until(refused, "the error of a failed login")
+
+
+def test_users_by_a_real_client(served: Served) -> None:
+    """The new user may log in, until it is taken away."""
+    admin = AdminClient(librdkafka(served.bootstrap, "PLAIN", "alice", "right"))
+    info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 8192)
+    name = "dan,=\N{LATIN SMALL LETTER E}"
+    made = admin.alter_user_scram_credentials([UserScramCredentialUpsertion(name, info, b"pw")])
+    assert made[name].result(30) is None
+    found = admin.describe_user_scram_credentials([name])[name].result(30)
+    (kept,) = found.scram_credential_infos
+    assert (kept.mechanism, kept.iterations) == (ScramMechanism.SCRAM_SHA_512, 8192)
+    with RawClient(served.bootstrap) as open_one:
+        open_one.call("sasl_handshake", 1, mechanism="PLAIN")
+        token = f"\0{name}\0pw".encode()
+        assert open_one.call("sasl_authenticate", 1, auth_bytes=token)["error_code"] == "none"
+        gone = UserScramCredentialDeletion(name, ScramMechanism.SCRAM_SHA_512)
+        assert admin.alter_user_scram_credentials([gone])[name].result(30) is None
+        assert open_one.call("metadata", 1, topics=[])["brokers"], "an open connection lives on"
+    with pytest.raises(KafkaException):
+        admin.describe_user_scram_credentials([name])[name].result(30)
+    with RawClient(served.bootstrap) as refused:
+        refused.call("sasl_handshake", 1, mechanism="PLAIN")
+        told = refused.call("sasl_authenticate", 1, auth_bytes=token)
+        assert told["error_code"] == "sasl_authentication_failed"
+
+
+# --- frames ---
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_a_login_and_a_request(served: Served, version: int) -> None:
+    with RawClient(served.bootstrap) as client:
+        assert client.call("api_versions", 3, **VERSIONS)["error_code"] == "none"
+        assert log_in(client, version=version)["error_code"] == "none"
+        assert client.call("metadata", 1, topics=[])["brokers"]
+        session = next(
+            one.session
+            for one in served.server.connections
+            if one.peer_port == client._socket.getsockname()[1]
+        )
+        assert str(session.principal) == "User:alice"
+        assert (session.mechanism, session.expires_at_ms) == ("SCRAM-SHA-256", None)
+
+
+def test_bare_tokens(served: Served) -> None:
+    with RawClient(served.bootstrap) as client:
+        assert client.call("sasl_handshake", 0, mechanism="PLAIN")["error_code"] == "none"
+        token = b"\0alice\0right"
+        client.send_bytes(struct.pack(">i", len(token)) + token)
+        assert client.receive_frame() == b""
+        assert client.call("metadata", 1, topics=[])["brokers"]
+
+
+def test_all_at_once(served: Served) -> None:
+    """A client that does not wait is served in order, whatever comes with the login."""
+    with RawClient(served.bootstrap) as client:
+        client.send("api_versions", 0)
+        client.send("sasl_handshake", 1, mechanism="PLAIN")
+        client.send("sasl_authenticate", 1, auth_bytes=b"\0alice\0right")
+        client.send("metadata", 1, topics=[])
+        told = [client.receive() for _ in range(4)]
+        assert [one.get("error_code") for one in told] == ["none", "none", "none", None]
+
+
+def test_byte_by_byte(served: Served) -> None:
+    whole: list[bytes] = []
+
+    class Noted(RawClient):
+        def send_bytes(self, data: bytes) -> None:
+            whole.append(data)
+
+    noted = Noted(served.bootstrap)
+    noted.send("sasl_handshake", 1, mechanism="PLAIN")
+    noted.send("sasl_authenticate", 1, auth_bytes=b"\0alice\0right")
+    for one in b"".join(whole):
+        noted._socket.sendall(bytes([one]))
+    assert [noted.receive()["error_code"] for _ in range(2)] == ["none", "none"]
+    noted.close()
+
+
+def test_what_was_refused_is_the_end(served: Served) -> None:
+    with RawClient(served.bootstrap) as client:
+        told = log_in(client, password="wrong")
+        assert told["error_code"] == "sasl_authentication_failed"
+        assert "invalid credentials with SASL mechanism SCRAM-SHA-256" in str(told["error_message"])
+        assert is_closed(client)
+
+
+def test_nothing_is_served_without_a_login(served: Served) -> None:
+    for body in ({"topics": []}, {"topics": None}):
+        with RawClient(served.bootstrap) as client:
+            client.send("metadata", 1, **body)
+            assert is_closed(client)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_listener_without_logins(served: Served, version: int) -> None:
+    """ILLEGAL_SASL_STATE, and the connection stays."""
+    with RawClient(served.open) as client:
+        told = client.call("sasl_handshake", version, mechanism="PLAIN")
+        assert told == {"error_code": "illegal_sasl_state", "mechanisms": []}
+        told = client.call("sasl_authenticate", version, auth_bytes=b"\0alice\0right")
+        assert told["error_code"] == "illegal_sasl_state"
+        assert client.call("metadata", 1, topics=[])["brokers"]
+
+
+def test_a_second_login_where_the_first_does_not_end(served: Served) -> None:
+    with RawClient(served.bootstrap) as client:
+        log_in(client)
+        told = client.call("sasl_handshake", 1, mechanism="PLAIN")
+        assert told["error_code"] == "illegal_sasl_state"
+        assert client.call("metadata", 1, topics=[])["brokers"]
+
+
+# --- bounds ---
+
+
+@pytest.mark.parametrize("size", [65_537, 524_289, 104_857_600, 2**31 - 1, -1])
+def test_a_frame_that_is_too_large(served: Served, size: int) -> None:
+    """Nothing is read of it, let alone kept."""
+    with RawClient(served.bootstrap) as client:
+        client.send_bytes(struct.pack(">i", size))
+        assert is_closed(client)
+
+
+def test_the_largest_frame_is_read(tmp_path: Path) -> None:
+    key = "sasl.server.max.receive.size"
+    with serving(tmp_path, **{key: "4096"}) as served:
+        for fill, comes in ((4096, True), (4097, False)):
+            with RawClient(served.bootstrap) as client:
+                client.call("sasl_handshake", 1, mechanism="PLAIN")
+                head = struct.pack(">hhihi", 36, 1, 7, -1, fill - 14)
+                frame = head + b"x" * (fill - len(head))
+                client.send_bytes(struct.pack(">i", len(frame)) + frame)
+                if comes:
+                    assert b"expected 3 tokens" in client.receive_frame()
+                assert is_closed(client)
+
+
+def test_what_is_held_of_a_client_that_has_not_logged_in(served: Served) -> None:
+    """Its buffer grows with what has come, and stays small."""
+    with RawClient(served.bootstrap) as client:
+        client.call("sasl_handshake", 1, mechanism="PLAIN")
+        client.send_bytes(struct.pack(">i", 65_536) + b"x" * 65_000)
+        port = client._socket.getsockname()[1]
+        connection = next(one for one in served.server.connections if one.peer_port == port)
+        until(lambda: connection._frames.pending == 65_004, "the bytes")
+        assert len(connection._frames._buffer) <= 131_072
+
+
+def test_a_client_that_says_nothing(tmp_path: Path) -> None:
+    key = "fencepost.authentication.timeout.ms"
+    with serving(tmp_path, **{key: "50"}) as served:
+        with RawClient(served.bootstrap) as silent, RawClient(served.bootstrap) as slow:
+            slow.call("sasl_handshake", 1, mechanism="PLAIN")
+            assert is_closed(silent)
+            assert is_closed(slow)
+        assert served.logins.failed == {
+            ("SASL_PLAINTEXT", ""): 1,
+            ("SASL_PLAINTEXT", "PLAIN"): 1,
+        }
+        with RawClient(served.bootstrap) as client:
+            log_in(client)
+            until(lambda: served.logins.trying == 0, "the login's end")
+
+
+def test_connections_of_an_address_that_have_not_logged_in(tmp_path: Path) -> None:
+    key = "fencepost.unauthenticated.connections.per.ip"
+    with serving(tmp_path, **{key: "3"}) as served, RawClient(served.bootstrap) as friend:
+        log_in(friend)
+        waiting = [RawClient(served.bootstrap) for _ in range(3)]
+        until(lambda: served.logins.trying == 3, "three clients")
+        with RawClient(served.bootstrap) as refused:
+            assert is_closed(refused)
+        assert served.logins.refused == 1
+        with RawClient(served.open) as other:
+            assert other.call("metadata", 1, topics=[])["brokers"]
+        assert friend.call("metadata", 1, topics=[])["brokers"]
+        for one in waiting:
+            one.close()
+        until(lambda: served.logins.trying == 0, "their end")
+        with RawClient(served.bootstrap) as client:
+            assert log_in(client)["error_code"] == "none"
+
+
+# --- failures are slow (SaslAuthenticatorFailureDelayTest) ---
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda client: client.send("sasl_handshake", 1, mechanism="NONE"),
+        lambda client: client.send("metadata", 1, topics=[]),
+        lambda client: client.send_bytes(struct.pack(">i", -1)),
+    ],
+)
+def test_an_answer_of_no_is_held_back(tmp_path: Path, fail: Callable[[RawClient], None]) -> None:
+    """The first byte of it, or the end where there is none."""
+    key = "connection.failed.authentication.delay.ms"
+    with serving(tmp_path, **{key: "300"}) as served, RawClient(served.bootstrap) as client:
+        began = time.monotonic()
+        fail(client)
+        heard = client._socket.recv(1)
+        assert time.monotonic() - began >= 0.29
+        assert heard == b"" or is_closed_after_answer(client)
+
+
+def test_a_client_that_does_not_wait_for_it(tmp_path: Path) -> None:
+    key = "connection.failed.authentication.delay.ms"
+    with serving(tmp_path, **{key: "200"}) as served:
+        with RawClient(served.bootstrap) as client:
+            client.send("sasl_handshake", 1, mechanism="NONE")
+            until(lambda: served.logins.failed.total() == 1, "the failure")
+        server = served.server
+        until(lambda: not server.connections and not served.logins.trying, "no connection")
+
+
+# --- logging in again (KIP-368) ---
+
+
+def test_a_login_that_ends(tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    with serving(tmp_path, clock, **{"connections.max.reauth.ms": "60000"}) as served:
+        with RawClient(served.bootstrap) as client:
+            told = log_in(client)
+            assert told["session_lifetime"] == 60_000
+            clock.advance(60_000)
+            assert client.call("metadata", 1, topics=[])["brokers"]
+            clock.advance(1)
+            client.send("metadata", 1, topics=[])
+            assert is_closed(client)
+        assert served.logins.expired == 1
+
+
+def test_a_wall_clock_that_is_set_ends_nothing(tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    with (
+        serving(tmp_path, clock, **{"connections.max.reauth.ms": "60000"}) as served,
+        RawClient(served.bootstrap) as client,
+    ):
+        log_in(client)
+        clock.jump(3_600_000)
+        assert client.call("metadata", 1, topics=[])["brokers"]
+
+
+def test_a_login_that_begins_anew(tmp_path: Path) -> None:
+    """Also when it has ended; but not twice in a second."""
+    clock = ManualClock(1_700_000_000_000)
+    with serving(tmp_path, clock, **{"connections.max.reauth.ms": "60000"}) as served:
+        with RawClient(served.bootstrap) as client:
+            log_in(client)
+            for wait_ms in (10, 1_000, 70_000):
+                clock.advance(wait_ms)
+                assert log_in(client)["session_lifetime"] == 60_000
+                assert client.call("metadata", 1, topics=[])["brokers"]
+            clock.advance(999)
+            told = client.call("sasl_handshake", 1, mechanism="SCRAM-SHA-256")
+            assert told["error_code"] == "illegal_sasl_state"
+            assert client.call("metadata", 1, topics=[])["brokers"]
+            clock.advance(60_000)
+            assert log_in(client)["error_code"] == "none"
+        assert served.logins.succeeded["SASL_PLAINTEXT", "SCRAM-SHA-256"] == 5
+        assert served.logins.expired == 0
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_another_user_or_mechanism_can_not_go_on(tmp_path: Path, version: int) -> None:
+    with serving(tmp_path, **{"connections.max.reauth.ms": "60000"}) as served:
+        with RawClient(served.bootstrap) as client:
+            log_in(client)
+            assert client.call("sasl_handshake", 1, mechanism="PLAIN")["error_code"] == "none"
+            client.send("sasl_authenticate", version, auth_bytes=b"\0alice\0right")
+            assert is_closed(client)
+        with RawClient(served.bootstrap) as client:
+            client.call("sasl_handshake", 1, mechanism="PLAIN")
+            client.call("sasl_authenticate", version, auth_bytes=b"\0alice\0right")
+            client.call("sasl_handshake", 1, mechanism="PLAIN")
+            told = client.call("sasl_authenticate", version, auth_bytes=b"\0bob\0bobs")
+            assert told["error_code"] == "sasl_authentication_failed"
+            assert told["error_message"].startswith("Cannot change principals")
+            assert is_closed(client)
+
+
+def test_what_was_asked_before_is_answered_first(tmp_path: Path) -> None:
+    """testServerSidePendingSendDuringReauthentication: a handshake behind requests."""
+    with (
+        serving(tmp_path, **{"connections.max.reauth.ms": "60000"}) as served,
+        RawClient(served.bootstrap) as client,
+    ):
+        log_in(client)
+        for _ in range(20):
+            client.send("metadata", 1, topics=[])
+        client.send("sasl_handshake", 1, mechanism="SCRAM-SHA-256")
+        for _ in range(20):
+            assert client.receive()["brokers"]
+        assert client.receive()["error_code"] == "none"
+        assert scram_tokens(client, "alice", "right", 2)["error_code"] == "none"
+
+
+@pytest.mark.slow
+def test_a_real_client_logs_in_again_and_again(tmp_path: Path) -> None:
+    with serving(tmp_path, **{"connections.max.reauth.ms": "1500"}) as served:
+        producer = Producer(librdkafka(served.bootstrap, "SCRAM-SHA-512", "alice", "right"))
+        name = "SASL_PLAINTEXT", "SCRAM-SHA-512"
+
+        def went_on() -> bool:
+            producer.produce("t", b"x")
+            assert producer.flush(10) == 0
+            return served.logins.succeeded[name] >= 4
+
+        until(went_on, "logins that begin anew")
+        assert served.logins.expired == 0
+
+
+# --- floods ---
+
+
+def test_a_flood_of_failed_logins(tmp_path: Path) -> None:
+    """Whoever has logged in is served meanwhile, and whoever wants to can."""
+    with serving(tmp_path) as served, RawClient(served.bootstrap) as friend:
+        log_in(friend)
+        rounds = itertools.count()
+        is_over = threading.Event()
+
+        def attack() -> None:
+            while not is_over.is_set() and next(rounds) < 600:
+                with RawClient(served.bootstrap) as client:
+                    client.send("sasl_handshake", 1, mechanism="PLAIN")
+                    client.send("sasl_authenticate", 1, auth_bytes=b"\0alice\0wrong")
+                    client.receive()
+                    client.receive()
+
+        threads = [threading.Thread(target=attack) for _ in range(4)]
+        for one in threads:
+            one.start()
+        for _ in range(20):
+            assert friend.call("metadata", 1, topics=[])["brokers"]
+            with RawClient(served.bootstrap) as client:
+                assert log_in(client)["error_code"] == "none"
+        is_over.set()
+        for one in threads:
+            one.join(60)
+        until(lambda: served.logins.trying == 0, "their end")
+        assert served.logins.failed["SASL_PLAINTEXT", "PLAIN"] > 0
+
+
+# --- the command ---
+
+
+def test_serve_adds_users(tmp_path: Path) -> None:
+    file = tmp_path / "users"
+    file.write_text("# of the file\nSCRAM-SHA-256=[name=alice,password=right]\n")
+    port = "SASL_PLAINTEXT://127.0.0.1:0"
+    daemon = Daemon(
+        tmp_path / "data",
+        {"listeners": port, "sasl.enabled.mechanisms": "SCRAM-SHA-256"},
+        command=(sys.executable, "-m", "fencepost", "serve", "--add-scram", f"@{file}"),
+        env={"FENCEPOST_ADD_SCRAM": "SCRAM-SHA-256=[name=eve,password=hers]"},
+    )
+    daemon.start()
+    for user, password in (("alice", "right"), ("eve", "hers")):
+        with RawClient(daemon.bootstrap) as client:
+            assert log_in(client, user, password)["error_code"] == "none"
+    daemon.kill()
+
+
+def test_serve_says_what_is_wrong_with_a_user(tmp_path: Path) -> None:
+    wrong = "SCRAM-SHA-256=[name=alice,password=geheim,iterations=1]"
+    words = ["serve", "--data-dir", str(tmp_path), "--add-scram", wrong]
+    done = subprocess.run(
+        [sys.executable, "-m", "fencepost", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "iterations" in done.stderr
+    assert "geheim" not in done.stderr
